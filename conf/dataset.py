@@ -1,0 +1,117 @@
+"""The data manifest: which feature partitions one run of build_features made for which split.
+
+Published as `datasets/dt=<run date>`; training, evaluation and scoring find everything else from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conf import feature_spec, storage
+from conf.errors import DataError
+from conf.feature_spec import FeatureSpec
+from conf.lake import Lake, Partition
+from conf.manifest import Manifest, combined_digest, data_files, digest_of, read_manifest, replace_manifest
+from conf.types import Split
+
+
+@dataclass(frozen=True)
+class Member:
+    """One feature partition's part in a split. `label` picks its files of that split; None takes all of them."""
+
+    dt: str
+    digest: str
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What one run of build_features made.
+
+    Attributes:
+        run_date: the logical day.
+        workflow_version: the version its features were made with.
+        splits: split → feature partitions, in date order; their rows are disjoint.
+        mode: `fit`, `extend` or `apply`: what became of the workflow in that run.
+    """
+
+    run_date: str
+    workflow_version: str
+    splits: dict[str, tuple[Member, ...]]
+    mode: str
+
+    @property
+    def digest(self) -> str:
+        """Identifies the data, whatever its files are called: enters the model's version."""
+        members = [[split, m.dt, m.digest, m.label or ""] for split, found in self.splits.items() for m in found]
+        return digest_of([self.workflow_version, sorted(members)])
+
+    @property
+    def days(self) -> list[str]:
+        return sorted({member.dt for members in self.splits.values() for member in members})
+
+
+def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
+    """Writes `datasets/dt=<run date>`: the last step of build_features."""
+    splits = {
+        split: [{"dt": m.dt, "digest": m.digest, "label": m.label} for m in found]
+        for split, found in dataset.splits.items()
+    }
+    manifest = Manifest(
+        table="datasets",
+        partition=dataset.run_date,
+        files=(),
+        schema=(),
+        inputs={"features": combined_digest(m.digest for found in dataset.splits.values() for m in found)},
+        facts={"workflow_version": dataset.workflow_version, "mode": dataset.mode, "splits": splits},
+        created_at=created_at,
+    )
+    replace_manifest(lake.datasets.partition(dataset.run_date), manifest)
+
+
+def read_dataset(lake: Lake, run_date: str) -> Dataset:
+    """The dataset of a run date.
+
+    Raises:
+        DataError: build_features has not run for that date.
+    """
+    facts = read_manifest(lake.datasets.partition(run_date)).facts
+    splits = {split: tuple(Member(**each) for each in found) for split, found in facts["splits"].items()}
+    return Dataset(run_date, facts["workflow_version"], splits, facts["mode"])
+
+
+def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
+    path = lake.feature_spec(workflow_version)
+    try:
+        return feature_spec.loads(storage.read_text(path))
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist", "run build_features: it writes the workflow and its spec") from error
+
+
+def split_partitions(lake: Lake, dataset: Dataset, split: Split) -> list[tuple[Partition, Manifest, str | None]]:
+    """(feature partition, its manifest, file label) for each member of a split, in date order.
+
+    Raises:
+        DataError: a partition was replaced by other rows since the dataset was published.
+    """
+    found = []
+    for member in dataset.splits.get(split, ()):
+        partition = lake.features(dataset.workflow_version).partition(member.dt)
+        manifest = read_manifest(partition)
+        if manifest.digest != member.digest:
+            raise DataError(
+                f"{partition.path} holds other rows ({manifest.digest}) than dataset {dataset.run_date} was made of "
+                f"({member.digest})",
+                f"run build_features for {dataset.run_date} again",
+            )
+        found.append((partition, manifest, member.label))
+    return found
+
+
+def split_files(lake: Lake, dataset: Dataset, split: Split) -> list[str]:
+    """Full paths of the Parquet files of one split, in date order."""
+    return [
+        path
+        for partition, manifest, label in split_partitions(lake, dataset, split)
+        for path in data_files(partition, manifest, label)
+    ]

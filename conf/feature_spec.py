@@ -1,0 +1,108 @@
+"""The FeatureSpec: the one contract between ETL, loader, models and scorer about columns and their order."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from conf.errors import DataError
+from conf.types import Scope
+
+# Reserved ids of every categorical column; valid ids lie in [0, cardinality).
+PAD_ID, NULL_ID, OOV_ID = range(3)
+NUM_RESERVED_IDS = 3
+
+LABEL = "label"
+ROW_ID = "row_id"
+USER_KEY = "user_key"
+ITEM_KEY = "item_key"
+EVENT_TIME = "event_time"
+
+FILE_NAME = "feature_spec.json"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One model input. `cardinality` counts embedding rows, reserved ids included; None for dense features."""
+
+    name: str
+    kind: Literal["dense", "categorical"]
+    dtype: Literal["float32", "int32"]
+    scope: Scope
+    cardinality: int | None = None
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Ordered features, keys and the workflow that made them.
+
+    A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition),
+    `user_key` and `item_key` (strings, the raw ids; only where the config names keys), `event_time` (int64, µs UTC;
+    only where the config names it), `label` (float32, 0 or 1) and one non-null column a feature.
+    """
+
+    features: tuple[Feature, ...]
+    key_columns: tuple[str, ...]
+    workflow_version: str
+    label: str = LABEL
+    pad_id: int = PAD_ID
+    null_id: int = NULL_ID
+    oov_id: int = OOV_ID
+
+    @cached_property
+    def dense(self) -> tuple[Feature, ...]:
+        return tuple(each for each in self.features if each.kind == "dense")
+
+    @cached_property
+    def categorical(self) -> tuple[Feature, ...]:
+        return tuple(each for each in self.features if each.kind == "categorical")
+
+    @property
+    def cardinalities(self) -> list[int]:
+        """Embedding rows of each categorical feature, in order."""
+        return [int(each.cardinality or 0) for each in self.categorical]
+
+    def scoped(self, scope: Scope) -> tuple[Feature, ...]:
+        return tuple(each for each in self.features if each.scope == scope)
+
+    @property
+    def table_columns(self) -> list[str]:
+        """Every column of a feature table, in order."""
+        return [*self.key_columns, self.label, *(each.name for each in self.features)]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> FeatureSpec:
+        return cls(
+            **{
+                **values,
+                "features": tuple(Feature(**each) for each in values["features"]),
+                "key_columns": tuple(values["key_columns"]),
+            }
+        )
+
+    def require_same(self, other: FeatureSpec, mine: str, theirs: str) -> None:
+        """Raises DataError, naming the first difference, unless both specs are equal."""
+        if self == other:
+            return
+        if self.workflow_version != other.workflow_version:
+            difference = f"workflow_version {self.workflow_version} against {other.workflow_version}"
+        else:
+            pairs = zip(self.features, other.features, strict=False)
+            difference = next((f"{a} against {b}" for a, b in pairs if a != b), "the number of features or the keys")
+        raise DataError(
+            f"{mine} and {theirs} have different features: {difference}",
+            "use features and model of one workflow version: run build_features for the model's version",
+        )
+
+
+def dumps(spec: FeatureSpec) -> str:
+    return json.dumps(spec.to_json(), indent=1, sort_keys=True)
+
+
+def loads(text: str) -> FeatureSpec:
+    return FeatureSpec.from_json(json.loads(text))

@@ -1,0 +1,121 @@
+"""Where everything lies below the lake's root. No other module builds these paths.
+
+    raw/dt=…                        raw day files of the generator
+    quarantine/dt=…                 rows that did not parse
+    workflow/<version>/             fitted operators, feature_spec.json, vocabularies
+    features|users|items/<workflow version>/dt=…
+    datasets/dt=…                   what a run of build_features made: workflow version, days of each split
+    models/<name>/<version>/        weights and model.json
+    models/<name>/promotions/       one decision of the gate a run date
+    candidates|candidate_items/<workflow version>/dt=…
+    recommendations|scores|evaluations|measures/dt=…
+    checkpoints/<version>/          of trainings in progress
+    reports/, logs/, mlflow.db
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One date of one table: the unit that is replaced. `path` is its folder, `dt` an ISO date."""
+
+    table: str
+    dt: str
+    path: str
+
+    def file(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table kept by date. `name` is its path below the root."""
+
+    name: str
+    path: str
+
+    def partition(self, dt: str) -> Partition:
+        return Partition(self.name, dt, f"{self.path}/dt={dt}")
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The tables below one root (a local path or a URI)."""
+
+    root: str
+
+    def _table(self, *parts: str) -> Table:
+        name = "/".join(parts)
+        return Table(name, f"{self.root.rstrip('/')}/{name}")
+
+    @property
+    def raw(self) -> Table:
+        return self._table("raw")
+
+    @property
+    def quarantine(self) -> Table:
+        return self._table("quarantine")
+
+    @property
+    def datasets(self) -> Table:
+        return self._table("datasets")
+
+    @property
+    def recommendations(self) -> Table:
+        return self._table("recommendations")
+
+    @property
+    def scores(self) -> Table:
+        return self._table("scores")
+
+    @property
+    def evaluations(self) -> Table:
+        """Of evaluate_model: champion against challenger."""
+        return self._table("evaluations")
+
+    @property
+    def measures(self) -> Table:
+        """Of measure_recommendations: lists of a date against the clicks they were made for."""
+        return self._table("measures")
+
+    def features(self, workflow_version: str) -> Table:
+        return self._table("features", workflow_version)
+
+    def users(self, workflow_version: str) -> Table:
+        return self._table("users", workflow_version)
+
+    def items(self, workflow_version: str) -> Table:
+        return self._table("items", workflow_version)
+
+    def candidates(self, workflow_version: str) -> Table:
+        return self._table("candidates", workflow_version)
+
+    def candidate_items(self, workflow_version: str) -> Table:
+        return self._table("candidate_items", workflow_version)
+
+    def workflow(self, version: str) -> str:
+        return self._table("workflow", version).path
+
+    def feature_spec(self, workflow_version: str) -> str:
+        """The spec of a workflow version: its `feature_spec.json`, which stands beside the feature table too."""
+        return f"{self.workflow(workflow_version)}/feature_spec.json"
+
+    def models(self, name: str) -> str:
+        return self._table("models", name).path
+
+    def checkpoints(self, version: str) -> str:
+        return self._table("checkpoints", version).path
+
+    def report(self, dt: str) -> str:
+        return f"{self._table('reports').path}/{dt}.html"
+
+    @property
+    def logs(self) -> str:
+        return self._table("logs").path
+
+    @property
+    def mlflow_uri(self) -> str:
+        return f"sqlite:///{self.root.rstrip('/')}/mlflow.db"

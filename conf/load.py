@@ -1,0 +1,108 @@
+"""Reads a YAML file into a Config: `extends`, the model's file, `--set` overrides, and errors that name the key."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from conf.errors import ConfigError
+from conf.types import Config
+
+
+def load_config(path: str, overrides: list[str] | None = None) -> Config:
+    """The Config of a YAML file.
+
+    `extends: other.yaml` (relative to the file) is read first and merged key by key; `model: file.yaml` (also
+    relative) is replaced by that file's mapping; then each override `a.b=value` (value parsed as YAML) is set.
+
+    Raises:
+        ConfigError: a file is missing or not YAML, a key is unknown, a value breaks its rule.
+    """
+    values = _read_mapping(Path(path))
+    for override in overrides or []:
+        _set(values, override)
+    if isinstance(values.get("model"), str):
+        values["model"] = _read_yaml(Path(path).parent / values["model"])
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(_describe(each) for each in error.errors())
+        raise ConfigError(f"{path}: {problems}", "correct these keys in the file or in --set") from error
+
+
+def _describe(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or "config"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {where}={error['input']!r}"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    shown = "" if isinstance(error["input"], dict | list) else f"={error['input']!r}"
+    return f"{where}{shown}: {message}"
+
+
+def config_digest(config: Config, *sections: str) -> str:
+    """Hex digest of the named sections (all when none is named), equal for equal values whatever their origin."""
+    values = config.model_dump(mode="json")
+    chosen = {name: values[name] for name in sections} if sections else values
+    return sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    values = _read_yaml(path)
+    parent = values.pop("extends", None)
+    if parent is None:
+        return values
+    base_path = path.parent / parent
+    base = _read_mapping(base_path)
+    if isinstance(base.get("model"), str):  # relative to the file that says it
+        base["model"] = str((base_path.parent / base["model"]).resolve())
+    return _merge(base, values)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "give the path of a YAML file that exists") from error
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}", "correct the file's syntax") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds {type(values).__name__}, not a mapping", "start it with `name: …`")
+    return values
+
+
+def _set(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override!r} is not of the form a.b=value", "write --set section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not YAML: {error}", "quote the value") from error
+    *parents, last = key.split(".")
+    target = values
+    for parent in parents:
+        if target.get(parent) is None:
+            target[parent] = {}
+        target = target[parent]
+        if not isinstance(target, dict):
+            raise ConfigError(
+                f"--set {override!r}: {parent} is {target!r}, not a section", "name a key of an existing section"
+            )
+    target[last] = value

@@ -1,0 +1,139 @@
+"""The manifest: what a published partition consists of. Every reader takes its file list from here, never from a listing.
+
+The manifest file is the one atomic step of publishing: files are written under names no manifest holds yet, and the
+replacement of `_MANIFEST.json` makes them the partition.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from conf import storage
+from conf.errors import DataError
+from conf.lake import Partition
+
+MANIFEST_NAME = "_MANIFEST.json"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One data file. `path` is relative to the partition; `row_groups` holds rows per row group, in file order.
+
+    `split` says which split the file's rows belong to, in partitions cut into splits; otherwise it is None.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    row_groups: tuple[int, ...]
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One published partition.
+
+    Attributes:
+        table, partition: the table's path below the lake's root, and the ISO date.
+        files: the data files, sorted by path.
+        schema: (column, Arrow type) in order.
+        inputs: name → digest of everything the rows were computed from.
+        rows_in: rows read to make it; rows_in = rows + sum(dropped), where the table maps rows one to one.
+        dropped: reason → rows that were left out.
+        facts: what else the job wants its readers to know (JSON values; enters no digest).
+        created_at: when it was published (UTC; enters no digest).
+    """
+
+    table: str
+    partition: str
+    files: tuple[FileEntry, ...]
+    schema: tuple[tuple[str, str], ...]
+    inputs: Mapping[str, str]
+    rows_in: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    created_at: str = ""
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.files)
+
+    def split_files(self, split: str | None) -> tuple[FileEntry, ...]:
+        """The files of one split; all of them for None."""
+        return tuple(each for each in self.files if split is None or each.split == split)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the content: equal for a rerun over equal inputs, whatever the files are called."""
+        rows_of_split: dict[str, int] = {}
+        for each in self.files:
+            name = each.split or ""
+            rows_of_split[name] = rows_of_split.get(name, 0) + each.rows
+        return digest_of(
+            {
+                "table": self.table,
+                "partition": self.partition,
+                "schema": [list(pair) for pair in self.schema],
+                "inputs": dict(self.inputs),
+                "rows": rows_of_split,
+                "dropped": dict(self.dropped),
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "rows": self.rows, "digest": self.digest}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Manifest:
+        known = {key: value for key, value in values.items() if key not in ("rows", "digest")}
+        files = tuple(FileEntry(**{**each, "row_groups": tuple(each["row_groups"])}) for each in values["files"])
+        schema = tuple((name, kind) for name, kind in values["schema"])
+        return cls(**{**known, "files": files, "schema": schema})
+
+
+def digest_of(value: Any) -> str:
+    """16 hex digits of the SHA-256 of a JSON value, independent of key order."""
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_published(partition: Partition) -> bool:
+    return storage.exists(partition.file(MANIFEST_NAME))
+
+
+def read_manifest(partition: Partition) -> Manifest:
+    """The manifest of a published partition.
+
+    Raises:
+        DataError: the partition is not published, or its manifest is damaged.
+    """
+    path = partition.file(MANIFEST_NAME)
+    try:
+        values = storage.read_json(path)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{partition.table} has no published partition dt={partition.dt} ({path} does not exist)",
+            f"run the job that writes {partition.table.split('/')[0]} for {partition.dt} first",
+        ) from error
+    try:
+        return Manifest.from_json(values)
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a manifest: {error}", "delete it and rerun the job that writes it") from error
+
+
+def data_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
+    """Full paths of a partition's data files, in manifest order; of one split where one is named."""
+    return [partition.file(each.path) for each in manifest.split_files(split)]
+
+
+def replace_manifest(partition: Partition, manifest: Manifest) -> None:
+    """Publishes: the one atomic step. Everything the manifest names must be on disk and verified already."""
+    storage.replace_json(partition.file(MANIFEST_NAME), manifest.to_json())
+
+
+def combined_digest(digests: Iterable[str]) -> str:
+    """One digest of several, independent of their order."""
+    return digest_of(sorted(digests))

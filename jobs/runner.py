@@ -1,0 +1,162 @@
+"""What every job shares: arguments, phases with their seconds, the closing JSON line, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, NightrankError
+from conf.lake import Lake
+from conf.load import load_config
+from conf.types import Config
+from jobs.session import build_session
+
+log = logging.getLogger("nightrank")
+
+
+@dataclass
+class Job:
+    """One run of one job: its configuration, its day, and the seconds of its phases."""
+
+    name: str
+    config: Config
+    run_date: str
+    phases: dict[str, float] = field(default_factory=dict)
+    _spark: SparkSession | None = None
+
+    @property
+    def lake(self) -> Lake:
+        return Lake(self.config.lake)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, built when it is first asked for: bad input fails before a JVM of executors starts."""
+        if self._spark is None:
+            with self.phase("session"):
+                self._spark = build_session(f"nightrank {self.name} {self.run_date}")
+        return self._spark
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a phase and says on standard error that it began and ended."""
+        log.info("%s …", name)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = round(self.phases.get(name, 0.0) + time.monotonic() - start, 2)
+        log.info("%s: %.1f s", name, self.phases[name])
+
+    def stop(self) -> None:
+        if self._spark is not None:
+            self._spark.stop()
+            self._spark = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job's closing line reports. `facts` holds what is particular to the job."""
+
+    output: str
+    rows_in: int = 0
+    rows_out: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    """The command line every job has."""
+    made = argparse.ArgumentParser(
+        prog=f"{name}.py",
+        description=description,
+        epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure (worth a retry). "
+        "The last line on standard output is one JSON object.",
+    )
+    made.add_argument("--config", required=True, metavar="YAML", help="configuration of the log, e.g. conf/datasets/generated.yaml")
+    made.add_argument("--run-date", required=True, metavar="YYYY-MM-DD", help="the logical day to work on")
+    made.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="a.b=value",
+        dest="overrides",
+        help="override one key of the configuration; may be given several times",
+    )
+    return made
+
+
+def run(name: str, description: str, body: Callable[[Job], Result], argv: list[str] | None = None) -> None:
+    """Runs a job and ends the process with the exit code its outcome asks for."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S", force=True
+    )
+    for noisy in ("py4j", "petastorm", "alembic", "mlflow"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    sys.exit(_run(name, body, parser(name, description).parse_args(argv)))
+
+
+def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace) -> int:
+    start = time.monotonic()
+    job = None
+    try:
+        config = load_config(arguments.config, arguments.overrides)
+        job = Job(name, config, parse_date(arguments.run_date))
+        result = body(job)
+    except NightrankError as error:
+        log.error("%s failed: %s", name, error)
+        return error.exit_code
+    except (PySparkException, OSError, MemoryError) as error:
+        log.exception("%s failed in Spark or the system around it", name)
+        log.error("what to do: read the cause above; a retry may help. %s", type(error).__name__)
+        return EXIT_INFRASTRUCTURE
+    finally:
+        if job is not None:
+            job.stop()
+    print(closing_line(job, result, time.monotonic() - start), flush=True)
+    return EXIT_OK
+
+
+def closing_line(job: Job, result: Result, seconds: float) -> str:
+    """The JSON object that ends standard output."""
+    return json.dumps(
+        {
+            "job": job.name,
+            "run_date": job.run_date,
+            "rows_in": result.rows_in,
+            "rows_out": result.rows_out,
+            "dropped": dict(result.dropped),
+            "seconds": {**job.phases, "total": round(seconds, 2)},
+            "output": result.output,
+            **result.facts,
+        },
+        allow_nan=False,
+    )
+
+
+def parse_date(text: str) -> str:
+    """An ISO date, returned as given; ConfigError otherwise."""
+    try:
+        parsed = date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"--run-date {text!r} is not a date: {error}", "write it as YYYY-MM-DD") from error
+    if parsed.isoformat() != text:
+        raise ConfigError(f"--run-date {text!r} is not of the form YYYY-MM-DD", f"write {parsed.isoformat()}")
+    return text
+
+
+def require(config: Config, *sections: str) -> None:
+    """ConfigError unless the optional sections a job needs are there."""
+    missing = [name for name in sections if getattr(config, name) is None]
+    if missing:
+        raise ConfigError(f"this job needs the sections {missing} in the configuration", "add them to the file")
