@@ -1,0 +1,239 @@
+"""Replacing one date partition: write under new names, verify, replace the manifest, sweep what no manifest names.
+
+Killed before the manifest is replaced, a job leaves the previous partition as it was; killed after, the new one.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from conf import storage
+from conf.errors import DataError
+from conf.lake import Partition
+from conf.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    data_files,
+    is_published,
+    read_manifest,
+    replace_manifest,
+)
+from etl.parquet_files import describe, spark_schema, written_files
+
+# Above any file we write: Parquet would otherwise cut a file into row groups by its own estimate of bytes.
+_ONE_ROW_GROUP_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What must hold for every written row: columns without nulls, and column → [low, high) of its values."""
+
+    not_null: Sequence[str] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def publish(
+    rows: DataFrame,
+    partition: Partition,
+    *,
+    inputs: Mapping[str, str],
+    row_group_rows: int,
+    expected_rows: int | None = None,
+    rows_in: int | None = None,
+    dropped: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    rules: Rules | None = None,
+    sort_by: Sequence[str] = (),
+    split_column: str | None = None,
+    grace_hours: float = 24.0,
+) -> Manifest:
+    """Replaces one partition by `rows`.
+
+    Layout: with `sort_by`, rows are sorted over all files; with `expected_rows`, they are dealt evenly over as few
+    files as `row_group_rows` allows; otherwise they stay in the order and partitions they come in. Every file is one
+    row group of at most `row_group_rows` rows.
+
+    Args:
+        inputs: name → digest of everything the rows were computed from.
+        expected_rows: how many rows there must be, where the caller knows.
+        rows_in, dropped: rows read, and reason → rows left out, for the manifest.
+        facts: JSON values for readers of the manifest.
+        rules: what is verified on the written files' statistics.
+        split_column: column with the split of each row; it becomes the files' label and is not written.
+        grace_hours: age from which files that no manifest names are deleted.
+
+    Raises:
+        DataError: the written rows break a rule; the previous partition stays.
+    """
+    attempt = f"a{uuid.uuid4().hex[:12]}"
+    entries, schema = write_files(rows, partition, attempt, row_group_rows, expected_rows, sort_by, split_column)
+    verify(partition, entries, schema, expected_rows, rules or Rules())
+    written = sum(each.entry.rows for each in entries)
+    manifest = Manifest(
+        table=partition.table,
+        partition=partition.dt,
+        files=tuple(each.entry for each in entries if each.entry.rows),
+        schema=schema,
+        inputs=dict(inputs),
+        rows_in=written if rows_in is None else rows_in,
+        dropped=dict(dropped or {}),
+        facts=dict(facts or {}),
+        created_at=storage.utc_now(),
+    )
+    previous = read_manifest(partition) if is_published(partition) else None
+    replace_manifest(partition, manifest)
+    sweep(partition, [manifest, previous], grace_hours)
+    return manifest
+
+
+def publish_facts(partition: Partition, *, inputs: Mapping[str, str], facts: Mapping[str, Any]) -> Manifest:
+    """Replaces a partition that has no data files: only its manifest, with facts."""
+    manifest = Manifest(
+        table=partition.table,
+        partition=partition.dt,
+        files=(),
+        schema=(),
+        inputs=dict(inputs),
+        facts=dict(facts),
+        created_at=storage.utc_now(),
+    )
+    replace_manifest(partition, manifest)
+    return manifest
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file on disk and, per column, (nulls, lowest, highest) from its Parquet statistics."""
+
+    entry: FileEntry
+    statistics: Mapping[str, tuple[int, Any, Any]]
+
+
+def write_files(
+    rows: DataFrame,
+    partition: Partition,
+    attempt: str,
+    row_group_rows: int,
+    expected_rows: int | None,
+    sort_by: Sequence[str],
+    split_column: str | None,
+) -> tuple[list[WrittenFile], tuple[tuple[str, str], ...]]:
+    """Writes Parquet files into a folder of this attempt's own and describes them; nothing is published."""
+    if split_column is None:
+        _write(_laid_out(rows, row_group_rows, expected_rows, sort_by), partition.file(attempt), row_group_rows)
+        labelled = {attempt: None}
+    else:
+        labelled = {}
+        counted = {row[split_column]: row["count"] for row in rows.groupBy(split_column).count().collect()}
+        for split, count in sorted(counted.items()):
+            folder = f"{attempt}/{split}"
+            part = rows.where(rows[split_column] == split).drop(split_column)
+            _write(_laid_out(part, row_group_rows, count, sort_by), partition.file(folder), row_group_rows)
+            labelled[folder] = split
+    found: list[WrittenFile] = []
+    schema: tuple[tuple[str, str], ...] = ()
+    for folder, label in labelled.items():
+        for path in written_files(partition.file(folder)):
+            columns, file_rows, file_bytes, groups, statistics = describe(path)
+            if schema and columns != schema:
+                raise DataError(f"{path} has the columns {columns}, others {schema}", "rerun the job")
+            schema = columns
+            name = f"{folder}/{path.rsplit('/', 1)[1]}"
+            found.append(WrittenFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
+    return found, schema
+
+
+def _laid_out(rows: DataFrame, row_group_rows: int, expected_rows: int | None, sort_by: Sequence[str]) -> DataFrame:
+    files = None if expected_rows is None else max(1, -(-expected_rows // row_group_rows))
+    if sort_by and files == 1:
+        return rows.coalesce(1).sortWithinPartitions(*sort_by)
+    if sort_by:
+        ranged = rows.repartitionByRange(files, *sort_by) if files else rows.repartitionByRange(*sort_by)
+        return ranged.sortWithinPartitions(*sort_by)
+    if files is None:
+        return rows
+    return rows.repartition(files)
+
+
+def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
+    writer = rows.write.option("parquet.block.size", _ONE_ROW_GROUP_BYTES)
+    # Dealing rows over files is even to within one row a source task: a margin keeps that from adding tiny files.
+    writer.option("maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64).parquet(
+        folder
+    )
+
+
+def verify(
+    partition: Partition,
+    files: Sequence[WrittenFile],
+    schema: tuple[tuple[str, str], ...],
+    expected_rows: int | None,
+    rules: Rules,
+) -> None:
+    """Holds the written files against what was promised.
+
+    Raises:
+        DataError: naming the column, what is wrong with it and the remedy.
+    """
+    written = sum(each.entry.rows for each in files)
+    if expected_rows is not None and written != expected_rows:
+        raise DataError(
+            f"{partition.path}: {written} rows were written, {expected_rows} expected",
+            "the input changed while the job ran, or it is our defect: rerun the job",
+        )
+    names = {name for name, _ in schema}
+    for column in [*rules.not_null, *rules.ranges]:
+        if column not in names:
+            raise DataError(f"{partition.path}: the column {column} was not written", "rerun the job")
+    for column in rules.not_null:
+        nulls = sum(each.statistics[column][0] for each in files)
+        if nulls:
+            raise DataError(
+                f"{partition.path}: {column} is null in {nulls} of {written} rows",
+                f"give {column} a fill (and clip before log1p) in features, or correct the raw log",
+            )
+    for column, (low, high) in rules.ranges.items():
+        bounds = [each.statistics[column][1:] for each in files if each.entry.rows]
+        lowest = min((least for least, _ in bounds if least is not None), default=low)
+        highest = max((most for _, most in bounds if most is not None), default=low)
+        if lowest < low or highest >= high:
+            raise DataError(
+                f"{partition.path}: {column} lies in [{lowest}, {highest}], allowed is [{low}, {high})",
+                "the workflow and the data do not belong together: run build_features again",
+            )
+
+
+def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
+    """Deletes files in the partition that none of the manifests names and that are past the grace; how many."""
+    named = {partition.file(each.path) for manifest in manifests if manifest for each in manifest.files}
+    _, folder = storage.filesystem(partition.path)
+    kept = {storage.filesystem(path)[1] for path in named} | {f"{folder}/{MANIFEST_NAME}"}
+    limit = time.time() - grace_hours * 3600
+    deleted = 0
+    for info in storage.list_files(partition.path, recursive=True):
+        if info.is_file and info.path not in kept and info.mtime is not None and info.mtime.timestamp() < limit:
+            storage.filesystem(partition.path)[0].delete_file(info.path)
+            deleted += 1
+    return deleted
+
+
+def read_published(
+    spark: SparkSession, partition: Partition, split: str | None = None, columns: Sequence[str] | None = None
+) -> DataFrame:
+    """The rows of a published partition (of one split, where named), by its manifest and never by a listing.
+
+    Raises:
+        DataError: the partition is not published.
+    """
+    manifest = read_manifest(partition)
+    files = data_files(partition, manifest, split)
+    schema = spark_schema(manifest.schema)
+    rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+    return rows.select(*columns) if columns is not None else rows
