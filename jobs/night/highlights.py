@@ -1,0 +1,92 @@
+"""The few facts of a stage's closing line that somebody who watches the night wants to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Closing = Mapping[str, Any]
+
+
+def remark(closing: Closing) -> str:
+    """About sixty characters on what a stage did, from its closing JSON object; facts that are not there are left out."""
+    special = _SPECIAL.get(str(closing.get("job")), _rows)
+    return ", ".join(part for part in special(closing) if part)
+
+
+def _build_features(closing: Closing) -> list[str]:
+    return [*_rows(closing), _joined("workflow", closing.get("mode"), closing.get("workflow_version"))]
+
+
+def _train_model(closing: Closing) -> list[str]:
+    return [
+        _counted(closing.get("steps"), "steps"),
+        _number("validation AUC", closing.get("validation_auc")),
+        _joined("model", closing.get("model_version") or closing.get("version")),
+    ]
+
+
+def _evaluate_model(closing: Closing) -> list[str]:
+    promoted = closing.get("promoted")
+    decision = "" if promoted is None else ("promoted" if promoted else "champion kept")
+    return [
+        _number("AUC", closing.get("challenger_auc")),
+        _number("champion's", closing.get("champion_auc")),
+        _number("best", closing.get("best_auc")),
+        decision,
+    ]
+
+
+def _score_daily(closing: Closing) -> list[str]:
+    coverage = closing.get("coverage")
+    return [
+        _counted(closing.get("users"), "users"),
+        _counted(closing.get("rows_out"), "recommendations"),
+        "" if coverage is None else f"{coverage:.0%} of items",
+    ]
+
+
+def _measure(closing: Closing) -> list[str]:
+    k = closing.get("k", "k")
+    return [
+        f"for {closing['recommendations_date']}" if "recommendations_date" in closing else "",
+        _number(f"HR@{k}", closing.get("hit_rate")),
+        _number("lift", closing.get("lift"), 2),
+    ]
+
+
+def _report(closing: Closing) -> list[str]:
+    return [str(closing.get("output", ""))]
+
+
+def _rows(closing: Closing) -> list[str]:
+    rows_in, rows_out = closing.get("rows_in"), closing.get("rows_out")
+    dropped = sum(closing.get("dropped", {}).values())
+    return [
+        _counted(rows_in, "rows in"),
+        _counted(rows_out, "out"),
+        f"{dropped:,} dropped" if dropped else "",
+    ]
+
+
+def _counted(count: Any, noun: str) -> str:
+    return f"{count:,} {noun}" if count else ""
+
+
+def _number(name: str, value: Any, digits: int = 4) -> str:
+    return "" if value is None else f"{name} {value:.{digits}f}"
+
+
+def _joined(noun: str, *words: Any) -> str:
+    present = [str(word) for word in words if word]
+    return " ".join([noun, *present]) if present else ""
+
+
+_SPECIAL: dict[str, Callable[[Closing], list[str]]] = {
+    "build_features": _build_features,
+    "train_model": _train_model,
+    "evaluate_model": _evaluate_model,
+    "score_daily": _score_daily,
+    "measure_recommendations": _measure,
+    "report": _report,
+}
