@@ -33,12 +33,15 @@ class Dataset:
         workflow_version: the version its features were made with.
         splits: split → feature partitions, in date order; their rows are disjoint.
         mode: `fit`, `extend` or `apply`: what became of the workflow in that run.
+        parent_workflow: the version that `workflow_version` extends. Ids keep their meaning only along this line, so
+            a model may be warm-started from another one only if that was made with one of these two versions.
     """
 
     run_date: str
     workflow_version: str
     splits: dict[str, tuple[Member, ...]]
     mode: str
+    parent_workflow: str | None = None
 
     @property
     def digest(self) -> str:
@@ -63,7 +66,12 @@ def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
         files=(),
         schema=(),
         inputs={"features": combined_digest(m.digest for found in dataset.splits.values() for m in found)},
-        facts={"workflow_version": dataset.workflow_version, "mode": dataset.mode, "splits": splits},
+        facts={
+            "workflow_version": dataset.workflow_version,
+            "parent_workflow": dataset.parent_workflow,
+            "mode": dataset.mode,
+            "splits": splits,
+        },
         created_at=created_at,
     )
     replace_manifest(lake.datasets.partition(dataset.run_date), manifest)
@@ -77,7 +85,7 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
     """
     facts = read_manifest(lake.datasets.partition(run_date)).facts
     splits = {split: tuple(Member(**each) for each in found) for split, found in facts["splits"].items()}
-    return Dataset(run_date, facts["workflow_version"], splits, facts["mode"])
+    return Dataset(run_date, facts["workflow_version"], splits, facts["mode"], facts["parent_workflow"])
 
 
 def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +45,19 @@ class FittedWorkflow:
     operators: tuple[Fitted, ...]
     counted: Mapping[str, str]
 
-    def apply(self, rows: DataFrame) -> DataFrame:
-        """Typed raw rows (keys, label and raw columns) → rows of `spec.table_columns`, one for one."""
-        for run in _runs(self.operators):
+    def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
+        """Typed raw rows (keys, label and raw columns) → rows of `spec.table_columns` and `keep`, one for one."""
+        encoded = self.encode(rows, [each.name for each in self.spec.features])
+        label = F.col(self.spec.label).cast("float")
+        names = [each.name for each in self.spec.features]
+        return encoded.select(*self.spec.key_columns, label.alias(self.spec.label), *names, *keep)
+
+    def encode(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
+        """The rows with the named raw columns encoded, in the dtype of their feature; other columns stay."""
+        for run in _runs([each for each in self.operators if each.column in columns]):
             rows = _project(rows, run) if isinstance(run[0], RowWise) else run[0].apply(rows)
-        features = [F.col(each.name).cast("int" if each.dtype == "int32" else "float") for each in self.spec.features]
-        return rows.select(*self.spec.key_columns, F.col(self.spec.label).cast("float"), *features)
+        types = {each.name: "int" if each.dtype == "int32" else "float" for each in self.spec.features}
+        return rows.withColumns({name: F.col(name).cast(types[name]) for name in columns})
 
     def encode_values(self, spark: SparkSession, values: Mapping[str, Any]) -> dict[str, float | int]:
         """Encoded values of single raw values, column by column: what the scorer's context is made of.
@@ -64,15 +71,11 @@ class FittedWorkflow:
         if not values:
             return {}
         single = [F.lit(value).alias(name) for name, value in values.items()]
-        row = spark.range(1).select(*single)
-        for operator in self.operators:
-            if operator.column in values:
-                row = operator.apply(row)
-        encoded = row.first()
+        encoded = self.encode(spark.range(1).select(*single), list(values)).first()
         return {name: encoded[name] for name in values} if encoded else {}
 
 
-def _runs(operators: tuple[Fitted, ...]) -> list[list[Fitted]]:
+def _runs(operators: Sequence[Fitted]) -> list[list[Fitted]]:
     """Consecutive row-wise operators together, every other operator alone."""
     runs: list[list[Fitted]] = []
     for operator in operators:

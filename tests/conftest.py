@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.session import build_session
+from jobs.session import build_session, read_profile
 
 ROOT = Path(__file__).parent.parent
 
@@ -17,12 +17,8 @@ ROOT = Path(__file__).parent.parent
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2] with the settings of conf/spark/local.conf, warehouse and scratch in a temporary folder."""
     scratch = tmp_path_factory.mktemp("spark")
-    builder = SparkSession.builder
-    for line in (ROOT / "conf/spark/local.conf").read_text().splitlines():
-        if line.strip() and not line.startswith("#"):
-            key, value = line.split(None, 1)
-            builder = builder.config(key, value.strip())
-    builder.config("spark.local.dir", str(scratch)).config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-    session = build_session("tests")
+    settings = read_profile(ROOT / "conf/spark/local.conf")
+    settings |= {"spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
+    session = build_session("tests", settings)
     yield session
     session.stop()

@@ -1,0 +1,150 @@
+"""build_features as a library: days → quarantine → workflow → feature partitions → users and items → dataset."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf import storage
+from conf.dataset import Dataset, Member, publish_dataset
+from conf.errors import ConfigError
+from conf.lake import Lake
+from conf.manifest import Manifest, data_files, is_published, read_manifest
+from conf.types import SPLITS, Config, Split
+from etl.fit import fit_workflow
+from etl.latest import publish_latest
+from etl.publish import Rules, publish
+from etl.quarantine import DayCounts, layout_digest, quarantine_day
+from etl.raw_files import RawFiles, find_raw, require_raw
+from etl.rows import prepared_rows
+from etl.split import SPLIT, plan_days
+from etl.workflow import FittedWorkflow, load_workflow
+
+log = logging.getLogger("nightrank.etl")
+
+Phase = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a run of build_features made: the dataset, its workflow, and the counts of the run's days."""
+
+    dataset: Dataset
+    workflow: FittedWorkflow
+    counts: Mapping[str, DayCounts]
+    features: Mapping[str, Manifest]
+
+
+def window(config: Config, run_date: str) -> dict[Split, list[RawFiles]]:
+    """The raw days of each split; for a log that is one undated table, all splits share its one partition.
+
+    Raises:
+        DataError: a day that is needed has no raw log.
+    """
+    if config.split.by != "day":
+        raw = require_raw(config, config.log, run_date)
+        return {split: [raw] for split in SPLITS}
+    require_raw(config, config.log, run_date)
+    days = plan_days(config.split, run_date, lambda day: find_raw(config, config.log, day) is not None)
+    return {split: [require_raw(config, config.log, day) for day in found] for split, found in days.items()}
+
+
+def build(
+    spark: SparkSession, config: Config, lake: Lake, run_date: str, parent_version: str | None, phase: Phase
+) -> Built:
+    """Everything build_features does for a run date, ending in the published dataset.
+
+    Args:
+        parent_version: the workflow version of the champion before this run date, if there is one.
+        phase: times the named part of the work.
+
+    Raises:
+        ConfigError, DataError: see the parts; nothing of the dataset is published then.
+    """
+    splits = window(config, run_date)
+    days = {day.dt: day for found in splits.values() for day in found}
+    with phase("quarantine"):
+        counts = {dt: quarantine_day(spark, config, lake, raw) for dt, raw in sorted(days.items())}
+    with phase("workflow"):
+        workflow, mode = _workflow(spark, config, lake, splits["train"], parent_version)
+    with phase("features"):
+        features = {
+            dt: _publish_features(spark, config, lake, workflow, raw, counts[dt]) for dt, raw in sorted(days.items())
+        }
+    with phase("users and items"):
+        publish_latest(spark, config, lake, workflow, run_date, list(features.values()))
+    label = config.split.by != "day"
+    members = {
+        split: tuple(Member(day.dt, features[day.dt].digest, split if label else None) for day in found)
+        for split, found in splits.items()
+    }
+    dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent)
+    publish_dataset(lake, dataset, storage.utc_now())
+    return Built(dataset, workflow, counts, features)
+
+
+def encode_split(spark: SparkSession, config: Config, workflow: FittedWorkflow, run_date: str, split: Split) -> DataFrame:
+    """The raw rows of one split of a run date through a workflow: rows of its `spec.table_columns`. Writes nothing."""
+    frames = []
+    for raw in window(config, run_date)[split]:
+        rows = prepared_rows(spark, config, raw)
+        frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _workflow(
+    spark: SparkSession, config: Config, lake: Lake, train: list[RawFiles], parent_version: str | None
+) -> tuple[FittedWorkflow, str]:
+    mode = config.workflow.mode
+    if mode in ("extend", "apply") and parent_version is None:
+        raise ConfigError(f"workflow.mode={mode} needs a champion, and there is none", "set workflow.mode=fit")
+    if mode == "auto":
+        mode = "apply" if parent_version else "fit"
+    if mode == "retrain":
+        mode = "extend" if parent_version else "fit"
+    parent = None
+    if parent_version and mode != "fit":
+        parent = load_workflow(lake, parent_version, config.output.broadcast_max_rows)
+    if parent and mode == "apply":
+        return parent, mode
+    workflow = fit_workflow(spark, config, lake, train, parent)
+    log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
+    return workflow, mode
+
+
+def _publish_features(
+    spark: SparkSession, config: Config, lake: Lake, workflow: FittedWorkflow, raw: RawFiles, counts: DayCounts
+) -> Manifest:
+    """One feature partition; left alone when it was made of the same log by the same workflow and is whole."""
+    partition = lake.features(workflow.version).partition(raw.dt)
+    inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow.version}
+    if is_published(partition):
+        known = read_manifest(partition)
+        if dict(known.inputs) == inputs and all(storage.exists(path) for path in data_files(partition, known)):
+            log.info("features of %s are up to date", raw.dt)
+            return known
+    prepared = prepared_rows(spark, config, raw)
+    cut = SPLIT in prepared.columns
+    rows = workflow.apply(prepared, keep=[SPLIT] if cut else [])
+    spec = workflow.spec
+    ranges: dict[str, tuple[float, float]] = {each.name: (0, each.cardinality or 0) for each in spec.categorical}
+    added: dict[str, Any] = {"expected_rows": counts.good} if config.negatives is None and not cut else {}
+    return publish(
+        rows,
+        partition,
+        inputs=inputs,
+        row_group_rows=config.output.row_group_rows,
+        rows_in=counts.rows_in,
+        dropped=counts.dropped,
+        rules=Rules(not_null=spec.table_columns, ranges=ranges),
+        split_column=SPLIT if cut else None,
+        grace_hours=config.output.grace_hours,
+        **added,
+    )

@@ -1,0 +1,91 @@
+"""The users and items tables: each key's features as of the run date."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
+from conf.lake import Lake
+from conf.manifest import Manifest, combined_digest
+from conf.types import Config, JoinedTable
+from etl.publish import Rules, publish, read_published
+from etl.read import read_attributes
+from etl.workflow import FittedWorkflow
+
+
+def publish_latest(
+    spark: SparkSession, config: Config, lake: Lake, workflow: FittedWorkflow, run_date: str, features: Sequence[Manifest]
+) -> dict[str, Manifest]:
+    """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row a key, sorted by key.
+
+    Where the config names a table of attributes, its rows are the keys; otherwise each key's latest row in the
+    window's feature partitions counts (later day, then later row).
+
+    Args:
+        features: the manifests of the window's feature partitions.
+    """
+    if config.keys is None:
+        return {}
+    inputs = {"workflow": workflow.version, "features": combined_digest(each.digest for each in features)}
+    published = {}
+    for side, key, name, attributes, table in (
+        ("user", USER_KEY, config.keys.user, config.users, lake.users(workflow.version)),
+        ("item", ITEM_KEY, config.keys.item, config.items, lake.items(workflow.version)),
+    ):
+        columns = [each.name for each in workflow.spec.features if each.scope == side]
+        if attributes:
+            rows = _from_attributes(spark, config, workflow, attributes, key, name, f"{side}s", columns, run_date)
+        else:
+            rows = _from_window(spark, lake, workflow, features, key, columns)
+        rows = rows.persist()
+        published[side] = publish(
+            rows,
+            table.partition(run_date),
+            inputs=inputs,
+            row_group_rows=config.output.row_group_rows,
+            expected_rows=rows.count(),
+            rules=Rules(not_null=[key, *columns]),
+            sort_by=[key],
+            grace_hours=config.output.grace_hours,
+        )
+        rows.unpersist()
+    return published
+
+
+def _from_attributes(
+    spark: SparkSession,
+    config: Config,
+    workflow: FittedWorkflow,
+    table: JoinedTable,
+    key: str,
+    name: str,
+    section: str,
+    columns: Sequence[str],
+    run_date: str,
+) -> DataFrame:
+    rows = read_attributes(spark, config, table, name, section, run_date)
+    return workflow.encode(rows.withColumn(key, F.col(name).cast("string")), columns).select(key, *columns)
+
+
+def _from_window(
+    spark: SparkSession,
+    lake: Lake,
+    workflow: FittedWorkflow,
+    features: Sequence[Manifest],
+    key: str,
+    columns: Sequence[str],
+) -> DataFrame:
+    table = lake.features(workflow.version)
+    days = [
+        read_published(spark, table.partition(each.partition), columns=[key, ROW_ID, *columns]).withColumn(
+            "_dt", F.lit(each.partition)
+        )
+        for each in features
+    ]
+    latest = F.max_by(F.struct(*(F.col(name) for name in columns), F.col(ROW_ID)), F.struct("_dt", ROW_ID))
+    grouped = reduce(DataFrame.unionByName, days).groupBy(key).agg(latest.alias("latest"))
+    return grouped.select(key, *(F.col(f"latest.{name}").alias(name) for name in columns))

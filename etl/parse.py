@@ -1,0 +1,149 @@
+"""Raw lines to typed columns. Every field is split as text first, so that a bad one costs its row and not the read."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf import storage
+from conf.errors import DataError
+from conf.types import RawTable
+from etl.positions import number_lines
+
+_INTEGER = r"^[+-]?[0-9]{1,19}$"
+
+# Names of our own beside the table's columns; a leading underscore keeps them apart.
+FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
+
+
+def read_text_fields(spark: SparkSession, table: RawTable, paths: Sequence[str]) -> DataFrame:
+    """tsv and csv: (row_id, _file, _line_number, _line, _fields array of strings or null where the line does not split)."""
+    lines = number_lines(spark, paths).select(
+        "row_id", F.col("file").alias(FILE), F.col("line_number").alias(LINE_NUMBER), F.col("line").alias(LINE)
+    )
+    if table.format == "tsv":
+        fields = F.split(LINE, re.escape(table.separator), -1)
+        whole = F.size(fields) == len(table.columns)
+        return lines.withColumn("_fields", F.when(whole, fields))
+    header = common_header(paths, table)
+    missing = [column.source_name for column in table.columns if column.source_name not in header]
+    if missing:
+        raise DataError(
+            f"{paths[0]} has no columns {missing}; its header is {header}", "correct log.columns (source) or the file"
+        )
+    schema = ", ".join([*(f"f{i} string" for i in range(len(header))), "broken string"])
+    options = {"sep": table.separator, "quote": '"', "escape": '"', "columnNameOfCorruptRecord": "broken"}
+    row = F.from_csv(LINE, schema, options)
+    chosen = F.array(*(F.col(f"_row.f{header.index(column.source_name)}") for column in table.columns))
+    return (
+        lines.where(F.col(LINE_NUMBER) > 1)
+        .withColumn("_row", row)
+        .withColumn("_fields", F.when(F.col("_row.broken").isNull(), chosen))
+        .drop("_row")
+    )
+
+
+def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
+    """The header all csv files share.
+
+    Raises:
+        DataError: a file is empty, or its header differs from the first one's.
+    """
+    headers = {path: _first_line(path) for path in paths}
+    first = next(iter(headers.values()))
+    for path, header in headers.items():
+        if header != first:
+            raise DataError(f"{path} has the header {header!r}, {paths[0]} has {first!r}", "deliver files of one layout")
+    return next(csv.reader([first], delimiter=table.separator), [])
+
+
+def _first_line(path: str) -> str:
+    files, inner = storage.filesystem(path)
+    with files.open_input_stream(inner) as raw:
+        data = raw.read(1 << 16)
+    if path.endswith(".gz") and data[:2] == b"\x1f\x8b":  # the stream may have decompressed already
+        with files.open_input_stream(inner, compression=None) as raw:
+            data = gzip.GzipFile(fileobj=raw).read(1 << 16)
+    return data.split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", errors="replace")
+
+
+def typed(fields: DataFrame, table: RawTable) -> DataFrame:
+    """Adds the table's columns, typed (int → bigint, float → double), and `_reason`: null, or why the row is bad.
+
+    An empty field is null. Reasons: `field_count`, `integer:<column>`, `number:<column>`; the first one counts.
+    """
+    values = {column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)}
+    reasons: list[Column] = [F.when(F.col("_fields").isNull(), F.lit("field_count"))]
+    columns: dict[str, Column] = {}
+    for column in table.columns:
+        raw = values[column.name]
+        if column.type == "int":
+            columns[column.name] = F.when(raw.rlike(_INTEGER), raw.cast("bigint"))
+            reasons.append(F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"integer:{column.name}")))
+        elif column.type == "float":
+            number = raw.cast("double")
+            finite = ~F.isnan(number) & (F.abs(number) < float("inf"))
+            columns[column.name] = F.when(finite, number)
+            reasons.append(F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"number:{column.name}")))
+        else:
+            columns[column.name] = raw
+    return fields.withColumns({**columns, REASON: F.coalesce(*reasons)}).drop("_fields")
+
+
+def _empty_to_null(text: Column) -> Column:
+    return F.when(text != "", text)
+
+
+def read_parquet_rows(spark: SparkSession, table: RawTable, paths: Sequence[str], first_rows: Sequence[int]) -> DataFrame:
+    """Parquet: the same columns as `typed`; `_line` is the row as JSON.
+
+    Args:
+        first_rows: row_id of each file's first row.
+
+    Raises:
+        DataError: a column is missing.
+    """
+    raw = spark.read.parquet(*paths)
+    missing = [column.source_name for column in table.columns if column.source_name not in raw.columns]
+    if missing:
+        raise DataError(f"{paths[0]} has no columns {missing}; it has {raw.columns}", "correct log.columns (source)")
+    starts = spark.createDataFrame(
+        [(path.rsplit("/", 1)[1], first) for path, first in zip(paths, first_rows, strict=True)],
+        "_name string, _first long",
+    )
+    columns: dict[str, Column] = {}
+    reasons: list[Column] = [F.lit(None).cast("string")]
+    kinds = {"int": ("bigint", "integer"), "float": ("double", "number"), "string": ("string", "")}
+    for column in table.columns:
+        value = F.col(f"_raw.{column.source_name}")
+        spark_type, reason = kinds[column.type]
+        columns[column.name] = value.cast(spark_type)
+        if reason:
+            exact = columns[column.name].cast("double").eqNullSafe(value.cast("double")) & ~F.isnan(value.cast("double"))
+            reasons.append(F.when(value.isNotNull() & ~exact, F.lit(f"{reason}:{column.name}")))
+        else:
+            columns[column.name] = _empty_to_null(columns[column.name])
+    wrapped = raw.select(
+        F.struct(*(F.col(name) for name in raw.columns)).alias("_raw"),
+        F.col("_metadata.file_path").alias(FILE),
+        F.col("_metadata.file_name").alias("_name"),
+        F.col("_metadata.row_index").alias("_index"),
+    )
+    return (
+        wrapped.join(F.broadcast(starts), "_name")
+        .withColumns(
+            {
+                "row_id": F.col("_first") + F.col("_index"),
+                LINE_NUMBER: F.col("_index") + 1,
+                LINE: F.to_json("_raw"),
+                **columns,
+                REASON: F.coalesce(*reasons),
+            }
+        )
+        .drop("_raw", "_name", "_index", "_first")
+    )

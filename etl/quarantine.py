@@ -1,0 +1,89 @@
+"""Rows that do not parse: kept with reason, file, line number and raw text, counted, and held against a limit."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import DataError
+from conf.feature_spec import ROW_ID
+from conf.lake import Lake
+from conf.manifest import Manifest, digest_of, is_published, read_manifest
+from conf.types import Config, RawTable
+from etl.parse import REASON
+from etl.publish import publish
+from etl.raw_files import RawFiles
+from etl.read import bad_rows, read_log
+
+log = logging.getLogger("nightrank.etl")
+
+
+@dataclass(frozen=True)
+class DayCounts:
+    """What a day's raw log holds: rows in all, rows that parsed, and reason → rows that did not."""
+
+    rows_in: int
+    good: int
+    dropped: dict[str, int]
+
+
+def layout_digest(config: Config) -> str:
+    """Identifies how raw lines become rows: everything about the log but where it lies."""
+    tables: list[RawTable | None] = [config.log, config.users, config.items]
+    keys = config.keys.model_dump() if config.keys else None
+    return digest_of([*(table and table.model_dump(exclude={"path"}) for table in tables), keys])
+
+
+def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:
+    """Publishes `quarantine/dt=…` for one day and returns its counts; a day already counted is not read again.
+
+    The quarantine is published even when the limit is broken: it is what the reader of the error needs.
+
+    Raises:
+        DataError: the day has no row, or more than `quality.max_bad_share` of its rows do not parse.
+    """
+    partition = lake.quarantine.partition(raw.dt)
+    inputs = {"raw": raw.digest, "layout": layout_digest(config)}
+    known = read_manifest(partition) if is_published(partition) else None
+    if known is None or dict(known.inputs) != inputs:
+        known = _count_and_publish(spark, config, lake, raw, inputs)
+    counts = DayCounts(known.rows_in, known.rows_in - known.rows, dict(known.dropped))
+    _check(config, raw, counts, partition.path)
+    return counts
+
+
+def _count_and_publish(
+    spark: SparkSession, config: Config, lake: Lake, raw: RawFiles, inputs: dict[str, str]
+) -> Manifest:
+    rows = read_log(spark, config, raw)
+    counted = {row[REASON]: row["rows"] for row in rows.groupBy(REASON).agg(F.count(F.lit(1)).alias("rows")).collect()}
+    dropped = {reason: count for reason, count in sorted(counted.items(), key=str) if reason is not None}
+    return publish(
+        bad_rows(rows),
+        lake.quarantine.partition(raw.dt),
+        inputs=inputs,
+        row_group_rows=config.output.row_group_rows,
+        expected_rows=sum(dropped.values()),
+        rows_in=sum(counted.values()),
+        dropped=dropped,
+        sort_by=[ROW_ID],
+        grace_hours=config.output.grace_hours,
+    )
+
+
+def _check(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str) -> None:
+    if counts.rows_in == 0:
+        raise DataError(f"the raw log of {raw.dt} holds no row: {raw.paths[0]}", "deliver the log of that day again")
+    bad = counts.rows_in - counts.good
+    share = bad / counts.rows_in
+    if share > config.quality.max_bad_share:
+        raise DataError(
+            f"{bad} of {counts.rows_in} rows of {raw.dt} do not parse ({share:.1%}; quality.max_bad_share="
+            f"{config.quality.max_bad_share:.1%}), by reason {counts.dropped}, first file {raw.paths[0]}",
+            f"look at the lines in {quarantine}; deliver the day again, or raise quality.max_bad_share if they may go",
+        )
+    if bad:
+        log.info("%s: %d of %d rows quarantined (%.2f%%)", raw.dt, bad, counts.rows_in, 100 * share)

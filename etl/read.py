@@ -1,0 +1,101 @@
+"""One day's raw log as typed rows: good ones with label and keys, bad ones with a reason."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf import storage
+from conf.errors import DataError
+from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from conf.types import Config, JoinedTable, RawTable
+from etl.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_fields, typed
+from etl.raw_files import RawFiles, require_raw
+
+_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
+    """Every row of a day's raw log, good or bad, once.
+
+    Columns: row_id (position of the row in the day's files), _file, _line_number, _line, _reason (null for a good
+    row), the raw columns, label (float 0/1), user_key and item_key (strings, where the config names keys), event_time
+    (µs UTC, where the config names it).
+    """
+    rows = _rows(spark, config.log, raw)
+    label, label_ok = _label(config)
+    columns: dict[str, Column] = {LABEL: label}
+    reasons = [F.col(REASON), F.when(~label_ok, F.lit(f"label:{config.log.label.column}"))]
+    if config.keys:
+        for key, name in ((USER_KEY, config.keys.user), (ITEM_KEY, config.keys.item)):
+            columns[key] = F.col(name).cast("string")
+            reasons.append(F.when(F.col(name).isNull(), F.lit(f"missing_key:{name}")))
+    if config.log.event_time:
+        time = config.log.event_time
+        columns[EVENT_TIME] = F.col(time.column).cast("bigint") * _MICROSECONDS[time.unit]
+        reasons.append(F.when(F.col(time.column).isNull(), F.lit(f"missing_time:{time.column}")))
+    return rows.withColumns(columns).withColumn(REASON, F.coalesce(*reasons))
+
+
+def good_rows(rows: DataFrame) -> DataFrame:
+    """The rows that parsed, without the raw line."""
+    return rows.where(F.col(REASON).isNull()).drop(FILE, LINE, LINE_NUMBER, REASON)
+
+
+def bad_rows(rows: DataFrame) -> DataFrame:
+    """The rows that did not: (row_id, source_file, line_number, reason, line)."""
+    return rows.where(F.col(REASON).isNotNull()).select(
+        ROW_ID,
+        F.col(FILE).alias("source_file"),
+        F.col(LINE_NUMBER).alias("line_number"),
+        F.col(REASON).alias("reason"),
+        F.col(LINE).alias("line"),
+    )
+
+
+def read_attributes(spark: SparkSession, config: Config, table: JoinedTable, key: str, section: str, dt: str) -> DataFrame:
+    """A table of user or item attributes: its columns typed, one row a key.
+
+    Raises:
+        DataError: rows that do not parse, null keys or keys that occur twice (a join would multiply rows).
+    """
+    raw = require_raw(config, table, dt, f"{section}.path")
+    rows = _rows(spark, table, raw)
+    checked = rows.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count(REASON).alias("bad"),
+        F.min(F.struct(REASON, LINE_NUMBER)).alias("first_bad"),
+        F.countDistinct(key).alias("keys"),
+    ).first()
+    if checked is None or checked["bad"]:
+        raise DataError(
+            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse, first: {checked and checked['first_bad']}",
+            f"correct the file or {section}.columns",
+        )
+    if checked["keys"] != checked["rows"]:
+        raise DataError(
+            f"{raw.paths[0]}: {checked['rows']} rows hold {checked['keys']} different values of {key}",
+            f"deliver exactly one row a {key}, none of them null",
+        )
+    return rows.select(*table.names)
+
+
+def _rows(spark: SparkSession, table: RawTable, raw: RawFiles) -> DataFrame:
+    if table.format == "parquet":
+        first, first_rows = 0, []
+        for path in raw.paths:
+            files, inner = storage.filesystem(path)
+            with files.open_input_file(inner) as source:
+                first_rows.append(first)
+                first += pq.read_metadata(source).num_rows
+        return read_parquet_rows(spark, table, raw.paths, first_rows)
+    return typed(read_text_fields(spark, table, raw.paths), table)
+
+
+def _label(config: Config) -> tuple[Column, Column]:
+    value = F.col(config.log.label.column).cast("double")
+    least = config.log.label.positive_at_least
+    if least is None:
+        return value.cast("float"), F.coalesce(value.isin(0.0, 1.0), F.lit(False))
+    return (value >= least).cast("float"), value.isNotNull()

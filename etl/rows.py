@@ -1,0 +1,26 @@
+"""From good raw rows to the rows a workflow is fitted on and applied to: split, negatives, attributes."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.types import Config
+from etl.negatives import add_negatives
+from etl.raw_files import RawFiles
+from etl.read import good_rows, read_attributes, read_log
+from etl.split import assign_split
+
+
+def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
+    """One day's good rows: keys, label, raw columns and attributes; with `split` for logs cut inside one partition."""
+    rows = good_rows(read_log(spark, config, raw))
+    if config.split.by != "day":
+        rows = assign_split(rows, config.split)
+    if config.negatives and config.keys:
+        rows = add_negatives(rows, config.negatives, config.keys.item)
+    if config.keys:
+        for section, table, key in (("users", config.users, config.keys.user), ("items", config.items, config.keys.item)):
+            if table:
+                attributes = read_attributes(spark, config, table, key, section, raw.dt)
+                rows = rows.join(attributes, key, "left")
+    return rows

@@ -1,0 +1,39 @@
+"""Raw click log → quarantine, workflow, feature partitions, users and items, and the dataset of the run date."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from conf import storage
+from etl.build import build
+from jobs.runner import Job, Result, run
+from training.registry import champion_as_of, model_path
+
+
+def build_features(job: Job) -> Result:
+    """Reads the window of raw days that ends on the run date and publishes what training and scoring read."""
+    champion = champion_as_of(job.lake, job.config.name, job.run_date, before=True)
+    parent = None
+    if champion:
+        parent = storage.read_json(f"{model_path(job.lake, job.config.name, champion)}/model.json")["workflow_version"]
+    built = build(job.spark, job.config, job.lake, job.run_date, parent, job.phase)
+    dropped: Counter[str] = Counter()
+    for counts in built.counts.values():
+        dropped.update(counts.dropped)
+    return Result(
+        output=job.lake.features(built.workflow.version).path,
+        rows_in=sum(counts.rows_in for counts in built.counts.values()),
+        rows_out=sum(manifest.rows for manifest in built.features.values()),
+        dropped=dropped,
+        facts={
+            "workflow_version": built.workflow.version,
+            "mode": built.dataset.mode,
+            "days": built.dataset.days,
+            "features": len(built.workflow.spec.features),
+            "embedding_rows": sum(built.workflow.spec.cardinalities),
+        },
+    )
+
+
+if __name__ == "__main__":
+    run("build_features", __doc__ or "", build_features)
