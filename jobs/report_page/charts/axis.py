@@ -1,0 +1,78 @@
+"""An axis: the range of its values, round ticks in it, and where a value lies on paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear axis from `low` to `high` (low < high), with its ticks and how they are written."""
+
+    label: str
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    written: Format
+
+    def place(self, value: float, start: float, end: float) -> float:
+        """Where a value lies between the paper positions `start` (for low) and `end` (for high)."""
+        return start + (value - self.low) / (self.high - self.low) * (end - start)
+
+
+def axis(
+    values: Iterable[float],
+    label: str,
+    *,
+    from_zero: bool = False,
+    exact: bool = False,
+    written: Format | None = None,
+    most_ticks: int = 6,
+) -> Axis:
+    """An axis around finite values. Its ends are ticks unless `exact`, where they are the outermost values.
+
+    Raises:
+        ValueError: there is no finite value.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        raise ValueError(f"axis {label!r} has no finite value")
+    low, high = min(finite), max(finite)
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if low == high:  # one value: give it room
+        room = abs(low) * 0.1 or 1.0
+        low, high = (0.0, room) if from_zero and low == 0 else (low - room, high + room)
+    step = tick_step(high - low, most_ticks)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = [round(index * step, 12) for index in range(first, last + 1)]
+    if exact:
+        ticks = [tick for tick in ticks if low - step * 1e-9 <= tick <= high + step * 1e-9]
+    else:
+        low, high = ticks[0], ticks[-1]
+    return Axis(label, low, high, tuple(ticks), written or plain(step))
+
+
+def tick_step(span: float, most_ticks: int) -> float:
+    """The smallest of 1, 2, 2.5, 5 × 10ⁿ that leaves at most `most_ticks` intervals in the span (which is > 0)."""
+    raw = span / most_ticks
+    magnitude = 10.0 ** math.floor(math.log10(raw))
+    return next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * (1 - 1e-9))
+
+
+def plain(step: float) -> Format:
+    """Writes ticks with the decimals their step needs, thousands as k, millions as M."""
+    if step >= 1e6:
+        return lambda value: f"{value / 1e6:g}M"
+    if step >= 1e3:
+        return lambda value: f"{value / 1e3:g}k" if value else "0"
+    decimals = next(digits for digits in range(13) if abs(round(step, digits) - step) <= step * 1e-6)
+    return lambda value: f"{value:,.{decimals}f}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.4g}%"

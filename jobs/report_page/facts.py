@@ -1,0 +1,157 @@
+"""Everything the report shows of one night, read from the lake's manifests; what has not been made is None or empty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+from conf import storage
+from conf.dataset import read_dataset
+from conf.lake import Lake, Partition
+from conf.manifest import Manifest, is_published, read_manifest
+from conf.types import Config
+
+_NIGHTS = 14
+
+
+@dataclass(frozen=True)
+class Day:
+    """The rows one day gave to one split. `positives` is None where it was not counted for these rows alone."""
+
+    split: str
+    dt: str
+    rows_in: int
+    rows: int
+    dropped: Mapping[str, int]
+    positives: int | None
+
+    @property
+    def click_rate(self) -> float | None:
+        return self.positives / self.rows if self.positives is not None and self.rows else None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Facts of measure_recommendations for the lists of `dt`."""
+
+    dt: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Night:
+    """The facts of one run date.
+
+    Attributes:
+        mode: what became of the workflow (fit, extend, apply); None without a dataset.
+        evaluation: facts of this date's evaluate_model; None on a night without training.
+        model: model.json of the challenger trained this date, else of the model that made the lists.
+        measure: of this date's lists, or of the day before when those of this date cannot be measured yet.
+    """
+
+    name: str
+    run_date: str
+    mode: str | None
+    days: tuple[Day, ...]
+    evaluation: Mapping[str, Any] | None
+    model: Mapping[str, Any] | None
+    recommendations: Manifest | None
+    measure: Measure | None
+
+    @property
+    def promoted(self) -> bool | None:
+        return None if self.evaluation is None else bool(self.evaluation["promoted"])
+
+    @property
+    def judged(self) -> Mapping[str, Any] | None:
+        """The test figures of the model that serves after this night's gate; None on a night without training."""
+        if self.evaluation is None:
+            return None
+        champion = self.evaluation["champion"]
+        return self.evaluation["challenger"] if self.promoted or champion is None else champion
+
+
+def read_night(config: Config, run_date: str) -> Night:
+    """The facts of a run date, as far as its jobs have run."""
+    lake = Lake(config.lake)
+    evaluation = published_facts(lake.evaluations.partition(run_date))
+    recommendations = _published(lake.recommendations.partition(run_date))
+    mode, days = _days(lake, run_date)
+    return Night(
+        name=config.name,
+        run_date=run_date,
+        mode=mode,
+        days=days,
+        evaluation=evaluation,
+        model=_model(lake, config.name, _version(evaluation, recommendations)),
+        recommendations=recommendations,
+        measure=_measure(lake, run_date),
+    )
+
+
+def earlier_nights(config: Config, run_date: str) -> list[str]:
+    """Run dates up to and with this one that published lists or an evaluation: the last fourteen, oldest first."""
+    lake = Lake(config.lake)
+    found = set()
+    for table in (lake.recommendations, lake.evaluations):
+        for entry in storage.list_files(table.path):
+            dt = Path(entry.path).name.removeprefix("dt=")
+            if dt <= run_date and is_published(table.partition(dt)):
+                found.add(dt)
+    return sorted(found)[-_NIGHTS:]
+
+
+def published_facts(partition: Partition) -> Mapping[str, Any] | None:
+    """The facts of a partition's manifest; None when it is not published."""
+    manifest = _published(partition)
+    return None if manifest is None else manifest.facts
+
+
+def _published(partition: Partition) -> Manifest | None:
+    return read_manifest(partition) if is_published(partition) else None
+
+
+def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
+    """What became of the workflow, and the days of the run's splits in date order."""
+    if not is_published(lake.datasets.partition(run_date)):
+        return None, ()
+    dataset = read_dataset(lake, run_date)
+    days = []
+    for split, members in dataset.splits.items():
+        for member in members:
+            manifest = _published(lake.features(dataset.workflow_version).partition(member.dt))
+            if manifest is not None:
+                days.append(_day(split, member.dt, member.label, manifest))
+    return dataset.mode, tuple(sorted(days, key=lambda day: (day.dt, day.split)))
+
+
+def _day(split: str, dt: str, label: str | None, manifest: Manifest) -> Day:
+    if label is None:
+        return Day(
+            split, dt, manifest.rows_in, manifest.rows, manifest.dropped, manifest.facts.get("positives")
+        )
+    rows = sum(file.rows for file in manifest.split_files(label))
+    return Day(split, dt, manifest.rows_in, rows, manifest.dropped, None)
+
+
+def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:
+    if evaluation is not None:
+        return str(evaluation["challenger"]["version"])
+    return None if recommendations is None else recommendations.facts.get("model_version")
+
+
+def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | None:
+    path = f"{lake.models(name)}/{version}/model.json"
+    return storage.read_json(path) if version and storage.exists(path) else None
+
+
+def _measure(lake: Lake, run_date: str) -> Measure | None:
+    before = (date.fromisoformat(run_date) - timedelta(days=1)).isoformat()
+    for dt in (run_date, before):
+        values = published_facts(lake.measures.partition(dt))
+        if values is not None:
+            return Measure(dt, values)
+    return None

@@ -1,0 +1,39 @@
+"""How numbers are written in the report: one way a kind, a dash where there is none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+NONE = "–"
+
+
+def _absent(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def count(value: Any) -> str:
+    return NONE if _absent(value) else f"{value:,.0f}"
+
+
+def decimal(value: Any, digits: int = 4) -> str:
+    return NONE if _absent(value) else f"{value:.{digits}f}"
+
+
+def percent(value: Any, digits: int = 1) -> str:
+    return NONE if _absent(value) else f"{100 * value:.{digits}f}%"
+
+
+def seconds(value: Any) -> str:
+    return NONE if _absent(value) else f"{value:,.1f} s"
+
+
+def times(value: Any) -> str:
+    return NONE if _absent(value) else f"{value:.2f}×"
+
+
+def share_reached(auc: float | None, best_auc: float | None) -> float | None:
+    """Share of the way from guessing (AUC 0.5) to the best AUC the log allows; None where either is unknown."""
+    if auc is None or best_auc is None or best_auc <= 0.5:
+        return None
+    return (auc - 0.5) / (best_auc - 0.5)

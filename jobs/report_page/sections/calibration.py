@@ -1,0 +1,84 @@
+"""Do predicted probabilities mean what they say? Predicted against observed click rates, and how they spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jobs.report_page import numbers
+from jobs.report_page.charts.axis import percent
+from jobs.report_page.charts.bars import histogram
+from jobs.report_page.charts.scatter import scatter
+from jobs.report_page.facts import Night
+from jobs.report_page.markup import Html, figure, grid, lead, missing, section, table
+
+
+def render(night: Night) -> Html:
+    """The reliability diagram and the scores, of the model that serves after the night's gate."""
+    title = "Calibration and scores"
+    charts, sentence, bins = [], missing("Calibration", "evaluate_model"), None
+    if night.judged is not None:
+        filled = [each for each in night.judged["calibration"] if each["rows"]]
+        sentence = _lead(filled)
+        bins = _bins(filled)
+        points = [(each["mean_probability"], each["click_rate"], each["rows"]) for each in filled]
+        drawn = scatter("Reliability", points, x_label="predicted click rate", y_label="observed click rate")
+        charts.append(
+            figure(
+                drawn,
+                "Reliability",
+                "a dot is a bin of test rows, its area their number; the diagonal is perfect.",
+            )
+        )
+        charts.append(
+            _histogram(
+                "Test rows", "predicted probability of every test row.", night.judged["histogram"], "rows"
+            )
+        )
+    if night.recommendations is not None and "score_histogram" in night.recommendations.facts:
+        found = night.recommendations.facts["score_histogram"]
+        charts.append(
+            _histogram(
+                "Recommended", "predicted probability of what stands in tonight's lists.", found, "entries"
+            )
+        )
+    return section("calibration", title, sentence, grid(*charts, bins))
+
+
+def _histogram(title: str, caption: str, found: Mapping[str, Any], unit: str) -> Html:
+    drawn = histogram(
+        title,
+        found["edges"],
+        found["counts"],
+        x_label="predicted probability",
+        y_label=unit,
+        x_written=percent,
+    )
+    return figure(drawn, title, caption)
+
+
+def _lead(filled: Sequence[Mapping[str, Any]]) -> Html:
+    rows = sum(each["rows"] for each in filled)
+    if not rows:
+        return lead("The test day has no rows.")
+    error = sum(each["rows"] * abs(each["mean_probability"] - each["click_rate"]) for each in filled) / rows
+    predicted = sum(each["rows"] * each["mean_probability"] for each in filled)
+    observed = sum(each["rows"] * each["click_rate"] for each in filled)
+    ratio = predicted / observed if observed else None
+    return lead(
+        f"Expected calibration error {numbers.percent(error, 2)} on the test day: the mean distance between predicted and "
+        f"observed click rate. Predicted over observed clicks: {numbers.decimal(ratio, 3)}."
+    )
+
+
+def _bins(filled: Sequence[Mapping[str, Any]]) -> Html:
+    rows = [
+        [
+            f"{numbers.percent(each['low'])} to {numbers.percent(each['high'])}",
+            numbers.count(each["rows"]),
+            numbers.percent(each["mean_probability"]),
+            numbers.percent(each["click_rate"]),
+        ]
+        for each in filled
+    ]
+    return table(["Predicted", "Rows", "Mean", "Observed"], rows, "Bins of the reliability diagram")

@@ -1,0 +1,57 @@
+"""How long the night took, stage by stage, from the closing lines in the stages' logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf import storage
+from conf.lake import Lake
+from jobs.night.submit import closing_object
+from jobs.report_page import numbers
+from jobs.report_page.charts.bars import rows
+from jobs.report_page.markup import Html, figure, grid, lead, missing, section, table
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of one job by its own clock, and of its phases."""
+
+    job: str
+    total_s: float
+    phases_s: Mapping[str, float]
+
+
+def read_stage_times(lake: Lake, run_date: str) -> list[StageTime]:
+    """The stages of a night that ended well, in the order they ended; none where the logs are kept elsewhere."""
+    if not storage.is_local(lake.logs):
+        return []
+    folder = Path(storage.filesystem(lake.logs)[1]) / f"dt={run_date}"
+    found = []
+    for log in sorted(folder.glob("*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
+        seconds = dict(closing_object(log, log.stem).get("seconds", {}))
+        if seconds and log.stem != "report":  # the report's own line is from an earlier run, if there is one
+            found.append(StageTime(log.stem, float(seconds.pop("total")), seconds))
+    return found
+
+
+def render(times: list[StageTime]) -> Html:
+    """Bars and a table of the stages before the report."""
+    if not times:
+        return section("stages", "Stages", missing("The seconds of the stages", "nightly"))
+    total = sum(each.total_s for each in times)
+    sentence = lead(
+        f"{len(times)} stages took {numbers.seconds(total)} by their own clocks; starting a Spark process comes on top."
+    )
+    drawn = rows("Seconds by stage", [each.job for each in times], [each.total_s for each in times], unit="s")
+    listed = [
+        [
+            each.job,
+            numbers.seconds(each.total_s),
+            ", ".join(f"{name} {value:.1f}" for name, value in each.phases_s.items()),
+        ]
+        for each in times
+    ]
+    shown = table(["Stage", "Total", "Phases, seconds"], listed, "Seconds by phase", text=(0, 2))
+    return section("stages", "Stages", sentence, grid(figure(drawn, "Seconds by stage", ""), shown))

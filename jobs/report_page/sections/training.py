@@ -1,0 +1,91 @@
+"""How the model was trained: loss, learning rate and rows a second, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.report_page import numbers
+from jobs.report_page.charts.line import Reference, Series, line_chart
+from jobs.report_page.facts import Night
+from jobs.report_page.markup import Html, facts_list, figure, grid, lead, missing, section, tag
+
+
+def render(night: Night) -> Html:
+    """From model.json of tonight's challenger, or of the serving model on a night without training."""
+    if night.model is None:
+        return section("training", "Training", missing("The training curve", "train_model"))
+    model = night.model
+    trained = "tonight" if model.get("run_date") == night.run_date else f"on {model.get('run_date')}"
+    sentence = lead(
+        "Model ",
+        tag("code", model["version"]),
+        f" was trained {trained} on {numbers.count(model.get('train_rows'))} rows in "
+        f"{numbers.count(model.get('steps'))} steps by {numbers.count(model.get('num_ranks'))} ranks.",
+    )
+    return section("training", "Training", sentence, grid(*_charts(model), _facts(model)))
+
+
+def _charts(model: Mapping[str, Any]) -> list[Html]:
+    validation = model.get("metrics", {}).get("validation", {}).get("log_loss")
+    references = [] if validation is None else [Reference("validation, after training", validation)]
+    loss = line_chart(
+        "Training loss",
+        [Series("training", _points(model, "loss"))],
+        x_label="step",
+        y_label="log loss",
+        references=references,
+    )
+    rate = line_chart(
+        "Learning rate",
+        [Series("learning rate", _points(model, "learning_rate"))],
+        x_label="step",
+        y_label="learning rate",
+        from_zero=True,
+    )
+    speed = line_chart(
+        "Rows a second",
+        [Series("rows a second", _points(model, "rows_per_s"))],
+        x_label="step",
+        y_label="rows/s, all ranks",
+        from_zero=True,
+    )
+    return [
+        figure(loss, "Training loss", "mean log loss since the point before."),
+        figure(rate, "Learning rate", "of the dense parameters."),
+        figure(speed, "Throughput", "rows a second over all ranks."),
+    ]
+
+
+def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
+    return [(each["step"], each[key]) for each in model.get("history", []) if each.get(key) is not None]
+
+
+def _facts(model: Mapping[str, Any]) -> Html:
+    validation = model.get("metrics", {}).get("validation", {})
+    waits = [
+        each["loader_wait_share"]
+        for each in model.get("history", [])
+        if each.get("loader_wait_share") is not None
+    ]
+    parent = model.get("parent")
+    return facts_list(
+        [
+            ("Architecture", _architecture(model)),
+            ("Started from", f"model {parent}" if parent else "random values"),
+            ("Workflow", model.get("workflow_version")),
+            ("Training took", numbers.seconds(model.get("seconds"))),
+            ("Waiting for data", numbers.percent(sum(waits) / len(waits)) if waits else None),
+            ("Validation AUC", numbers.decimal(validation.get("auc"))),
+            ("Validation log loss", numbers.decimal(validation.get("log_loss"))),
+            ("Validation normalised entropy", numbers.decimal(validation.get("normalized_entropy"))),
+        ]
+    )
+
+
+def _architecture(model: Mapping[str, Any]) -> str | None:
+    found = model.get("architecture")
+    if not isinstance(found, Mapping):
+        return None if found is None else str(found)
+    sizes = [f"{name.replace('_', ' ')} {value}" for name, value in found.items() if name != "architecture"]
+    return ", ".join([str(found.get("architecture", "")), *sizes])
