@@ -1,0 +1,325 @@
+"""Builds Horovod from its PyPI sdist against the torch in .venv, and keeps the wheel outside the checkout.
+
+Horovod's last release predates torch 2.1, which asks for C++17; nothing else in it needs a change. With a CUDA build of
+torch, its CMake wants a whole CUDA toolkit: the Python packages that torch and requirements/build.in bring are one once
+they are laid out as the compiler expects. No GPU and no CUDA installation is needed to build or to import the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from setup.console import SetupError, cache_folder, capture, run, say
+from setup.preflight import python_headers
+
+# file -> (text in the sdist, what replaces it)
+PATCHES = {
+    "CMakeLists.txt": (
+        "set(CMAKE_CXX_STANDARD 14)\n",
+        "set(CMAKE_CXX_STANDARD 17)\n"
+        # By default the library remembers the absolute paths of the environment it was built in, but the wheel is
+        # installed into others: look for torch's and NVIDIA's libraries beside it instead.
+        "set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)\n"
+        'set(CMAKE_INSTALL_RPATH "$ORIGIN/../../torch/lib;$ORIGIN/../../nvidia/nccl/lib;$ORIGIN/../../nvidia/cu13/lib")\n',
+    ),
+    "horovod/torch/CMakeLists.txt": ("set(CMAKE_CXX_STANDARD 14)\n", "set(CMAKE_CXX_STANDARD 17)\n"),
+}
+
+# The variables that Horovod's build reads, whatever the torch.
+OPTIONS = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITH_GLOO": "1",
+}
+CUDA_OPTIONS = {
+    "HOROVOD_GPU_OPERATIONS": "NCCL",
+    "HOROVOD_BUILD_CUDA_CC_LIST": "80,90",  # compute capabilities: 8.0 is A100, 9.0 is H100 and H200
+}
+
+# What a line of the log means for the user, the most telling first.
+EXPLANATIONS = (
+    (
+        r"No space left on device",
+        "the disk is full: the build needs about 1 GB in the folder for temporary files (TMPDIR)",
+    ),
+    (r"Python\.h: No such file", "Python's headers are missing: apt-get install python3.11-dev"),
+    (
+        r"Killed signal terminated|c\+\+: fatal error: Killed",
+        "the compiler was killed, most likely for want of memory: 4 GB are needed",
+    ),
+    (
+        r"No CMAKE_CXX_COMPILER could be found|CMAKE_CXX_COMPILER.*not able to compile",
+        "no working g++: apt-get install g++",
+    ),
+    (
+        r"unsupported GNU version",
+        "this g++ is newer than nvcc supports: install an older one and set CXX to it",
+    ),
+    (
+        r"Could NOT find (NCCL|CUDAToolkit)|nvcc fatal|ptxas fatal",
+        "the CUDA packages of requirements/build.in do not fit torch's",
+    ),
+    (r"Could NOT find Pytorch|No module named 'torch'", "torch cannot be imported from .venv"),
+)
+
+VERIFY = """
+import torch
+import horovod.torch as hvd
+hvd.init()
+total = hvd.allreduce(torch.arange(4.0), op=hvd.Sum)
+assert torch.equal(total, torch.arange(4.0) * hvd.size()), total
+assert hvd.gloo_built(), "built without Gloo"
+assert bool(hvd.nccl_built()) == (torch.version.cuda is not None), "NCCL does not match torch"
+hvd.shutdown()
+"""
+
+
+def digest_of(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class BuildInputs:
+    """All that the wheel depends on. Its digest names the wheel's folder in the cache."""
+
+    requirement: str  # Horovod's version and the hashes of its sdist
+    torch: str  # with the local part, such as 2.13.0+cu130
+    cuda: str | None  # None for a CPU build of torch
+    nccl: str | None
+    python_abi: str
+    platform: str
+    compiler: str
+    recipe: str  # digest of PATCHES and the options
+
+    def digest(self) -> str:
+        return digest_of(asdict(self))
+
+
+def inputs_of(venv: Path, requirement_file: Path) -> BuildInputs:
+    found = json.loads(capture([venv / "bin/python", "-c", _DESCRIBE]))
+    lines = requirement_file.read_text().splitlines()
+    return BuildInputs(
+        requirement=" ".join(line.strip(" \\") for line in lines if not line.lstrip().startswith("#")),
+        compiler=capture([compiler(), "-dumpfullversion", "-dumpmachine"]).strip(),
+        recipe=digest_of([PATCHES, OPTIONS, CUDA_OPTIONS]),
+        **found,
+    )
+
+
+_DESCRIBE = """
+import importlib.metadata, json, platform, sysconfig, torch
+cuda = torch.version.cuda
+nccl = [d.version for d in importlib.metadata.distributions() if d.metadata["Name"].startswith("nvidia-nccl-cu")]
+print(json.dumps({
+    "torch": torch.__version__,
+    "cuda": cuda,
+    "nccl": nccl[0] if cuda and nccl else None,
+    "python_abi": sysconfig.get_config_var("SOABI"),
+    "platform": " ".join([platform.machine(), *platform.libc_ver()]),
+}))
+"""
+
+
+def compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
+def cached_wheel(venv: Path, bootstrap: Path, requirement_file: Path) -> Path:
+    """The wheel that fits this environment, from the cache or built now (2 to 4 minutes on 2 cores).
+
+    Raises SetupError saying what is missing, with the end of the log, if the build fails.
+    """
+    inputs = inputs_of(venv, requirement_file)
+    kept = cache_folder() / "horovod" / inputs.digest()
+    for wheel in kept.glob("*.whl"):
+        say(f"    using the wheel built before: {wheel}")
+        return wheel
+    log = cache_folder() / "horovod" / "logs" / f"{inputs.digest()}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
+        wheel = _build(Path(scratch), venv, bootstrap, requirement_file, inputs, log)
+        return _keep(wheel, kept, inputs)
+
+
+def _build(
+    scratch: Path, venv: Path, bootstrap: Path, requirement_file: Path, inputs: BuildInputs, log: Path
+) -> Path:
+    source = fetch_source(scratch, bootstrap, requirement_file)
+    patch(source)
+    environment = build_environment(scratch, venv, inputs)
+    out = scratch / "wheel"
+    pip = [*pip_of(bootstrap), "--python", str(venv / "bin/python")]
+    options = ["--verbose", "--no-build-isolation", "--no-deps", "--no-cache-dir", "--wheel-dir", str(out)]
+    kind = f"CUDA {inputs.cuda} and NCCL {inputs.nccl}" if inputs.cuda else "CPU only"
+    say(f"    compiling Horovod against torch {inputs.torch} ({kind}), 2 to 4 minutes on 2 cores; log: {log}")
+    compile_logged([*pip, "wheel", *options, source], environment, log)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def pip_of(bootstrap: Path) -> list[str]:
+    return [str(bootstrap / "bin/python"), "-m", "pip", "--disable-pip-version-check"]
+
+
+def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path:
+    """The unpacked sdist, its hash checked."""
+    # pip asks the sdist for its metadata even when it only fetches; the bootstrap environment has what that takes.
+    options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
+    run([*pip_of(bootstrap), "--quiet", "download", *options, "--dest", scratch, "-r", requirement_file])
+    (archive,) = scratch.glob("horovod-*.tar.gz")
+    shutil.unpack_archive(archive, scratch)
+    return scratch / archive.name.removesuffix(".tar.gz")
+
+
+def patch(source: Path) -> None:
+    """Applies PATCHES. Raises SetupError where a file is not the one they were written for."""
+    for name, (old, new) in PATCHES.items():
+        path = source / name
+        text = path.read_text()
+        if text.count(old) != 1:
+            raise SetupError(
+                f"{path.name} of this Horovod is not the one to patch: {old.strip()!r} is in it {text.count(old)} times"
+            )
+        path.write_text(text.replace(old, new))
+
+
+def build_environment(scratch: Path, venv: Path, inputs: BuildInputs) -> dict[str, str]:
+    """The variables Horovod's build reads. Anything of Horovod's or CUDA's that the user has set is left out."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "CUDA", "NCCL"))
+    }
+    environment |= {
+        "PATH": f"{venv / 'bin'}:{environment['PATH']}",
+        "CXX": compiler(),
+        "MAKEFLAGS": f"-j{parallel_jobs()}",
+        **OPTIONS,
+    }
+    headers = python_headers()
+    if headers is not None:
+        environment["CPLUS_INCLUDE_PATH"] = f"{headers / 'python3.11'}:{headers}"
+    if inputs.cuda is not None:
+        environment |= cuda_environment(scratch, venv, environment["PATH"])
+    return environment
+
+
+def cuda_environment(scratch: Path, venv: Path, path: str) -> dict[str, str]:
+    nvidia = nvidia_packages(venv)
+    toolkit = lay_out_toolkit(nvidia, scratch / "cuda")
+    nccl = scratch / "nccl"
+    nccl.mkdir()
+    (nccl / "libnccl.so").symlink_to(nvidia / "nccl/lib/libnccl.so.2")
+    return {
+        "PATH": f"{toolkit / 'bin'}:{path}",
+        "CUDACXX": str(toolkit / "bin/nvcc"),
+        "CUDAToolkit_ROOT": str(toolkit),
+        "CUDA_HOME": str(toolkit),
+        "HOROVOD_CUDA_HOME": str(toolkit),
+        "HOROVOD_NCCL_INCLUDE": str(nvidia / "nccl/include"),
+        "HOROVOD_NCCL_LIB": str(nccl),
+        **CUDA_OPTIONS,
+    }
+
+
+def nvidia_packages(venv: Path) -> Path:
+    (folder,) = venv.glob("lib/python3.*/site-packages/nvidia")
+    return folder
+
+
+def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
+    """Makes a CUDA toolkit from the files the Python packages bring.
+
+    Its folders are real and its files are links: nvcc looks for its libraries in bin/../lib64 of where its own folder
+    really is, so a linked bin would lead it astray.
+    """
+    shutil.copytree(nvidia / "cu13", toolkit, copy_function=os.symlink)
+    (toolkit / "lib64").symlink_to("lib")
+    runtime = toolkit / "lib/libcudart.so"
+    if not runtime.exists():
+        runtime.symlink_to("libcudart.so.13")
+    return toolkit
+
+
+def parallel_jobs() -> int:
+    """One compiler a core, and 2 GB of memory for each: torch's headers are large."""
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1000**3
+    return max(1, min(len(os.sched_getaffinity(0)), memory_gb // 2))
+
+
+def compile_logged(command: Sequence[str | Path], environment: dict[str, str], log: Path) -> None:
+    """Runs the build with its output in the log, showing the percentage that make reports."""
+    words = [str(word) for word in command]
+    with (
+        log.open("wb") as output,
+        _ended_with_us(
+            subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        ) as build,
+    ):
+        shown = 0
+        while build.poll() is None:
+            time.sleep(1)
+            percent = last_percentage(log)
+            if percent >= shown + 20:
+                shown = percent
+                say(f"    compiling: {percent} %")
+    if build.returncode != 0:
+        raise SetupError(explain(log.read_text(errors="replace"), log))
+
+
+@contextmanager
+def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Leaves no compiler running when set-up is interrupted."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def last_percentage(log: Path) -> int:
+    """The last `[ 48%]` near the end of the log, 0 where there is none."""
+    with log.open("rb") as text:
+        text.seek(max(0, log.stat().st_size - 20_000))
+        found = re.findall(rb"\[\s*(\d+)%\]", text.read())
+    return int(found[-1]) if found else 0
+
+
+def explain(log_text: str, log: Path) -> str:
+    """What to tell the user about a failed build: the cause if it is a known one, the end of the log, and its path."""
+    causes = [advice for pattern, advice in EXPLANATIONS if re.search(pattern, log_text)]
+    cause = (
+        causes[0] if causes else "the cause is none of the known ones; the first error in the log tells most"
+    )
+    tail = "\n".join(f"    {line[:200]}" for line in log_text.splitlines()[-25:])
+    return f"Horovod did not compile: {cause}\n  the end of {log}:\n{tail}"
+
+
+def _keep(wheel: Path, kept: Path, inputs: BuildInputs) -> Path:
+    """Moves the wheel into the cache in one step, with a note of what it was built against."""
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="keeping-") as folder:
+        staged = Path(folder) / "wheel"
+        staged.mkdir()
+        shutil.copy(wheel, staged)
+        (staged / "built-against.json").write_text(json.dumps(asdict(inputs), indent=2) + "\n")
+        if not kept.exists():  # another set-up may have built the same meanwhile
+            staged.rename(kept)
+    return kept / wheel.name
+
+
+def verify(venv: Path) -> None:
+    """Imports Horovod and reduces a tensor in one process. Raises SetupError with what went wrong."""
+    capture([venv / "bin/python", "-W", "ignore", "-c", VERIFY])
+    say("    Horovod imports, and reduces in one process")

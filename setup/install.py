@@ -1,0 +1,138 @@
+"""Makes .venv: the locked packages, our own folders on its path, and a Horovod built against its torch.
+
+Run as `python -m setup.install` from the checkout. Does nothing, in well under a second, when the lock files and these
+scripts are the ones that made the environment there is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+from setup import build_horovod, preflight
+from setup.console import SetupError, capture, fail, run, say, step
+
+ROOT = Path(__file__).resolve().parent.parent
+BOOTSTRAP = ROOT / ".bootstrap"
+VENV = ROOT / ".venv"
+STAMP = VENV / "setup.stamp"
+LOCK = ROOT / ".setup.lock"  # two calls of make must not install into one environment at once
+LOCKS = ("runtime.txt", "tools.txt", "benchmark.txt")
+
+# The packages take 6.5 GB, Horovod's build 1 GB for a while. The package cache shares its files with the environment by
+# hard links where both are on one file system.
+ENVIRONMENT_BYTES = 9 * 1024**3
+
+# `setup` is this package: where it imports from another folder, our other packages do too.
+CHECK_IMPORTS = (
+    "import pyspark, petastorm, pyarrow, pandas, mlflow, pydantic, safetensors, matplotlib, setup.install"
+)
+
+
+def fingerprint(root: Path) -> str:
+    """Digest of all that decides what the environment holds.
+
+    The path is part of it, because installed scripts name their interpreter by absolute path: a moved checkout needs
+    a new environment.
+    """
+    digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
+    for path in sorted([*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]):
+        digest.update(f"{path.name}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def make_venv(folder: Path, *options: str) -> None:
+    """A virtual environment at this folder, unless a working one is there already."""
+    python = folder / "bin" / "python"
+    if python.exists() and _lives_at(python, folder):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    run([sys.executable, "-m", "venv", *options, folder])
+
+
+def _lives_at(python: Path, folder: Path) -> bool:
+    """Whether the environment works, is of this Python, and was made at this place rather than moved here."""
+    try:
+        version = capture([python, "-c", "import sys; print(sys.version)"]).strip()
+    except (SetupError, OSError):
+        return False
+    made_by = (folder / "pyvenv.cfg").read_text().split("command = ", 1)[-1].strip()
+    return version == sys.version and made_by.endswith(str(folder))
+
+
+def install_bootstrap() -> None:
+    make_venv(BOOTSTRAP)
+    options = ["--quiet", "--require-hashes", "-r", str(ROOT / "requirements/bootstrap.txt")]
+    run([*build_horovod.pip_of(BOOTSTRAP), "install", *options])
+
+
+def uv_pip(command: str, *words: str | Path) -> None:
+    run([BOOTSTRAP / "bin/uv", "pip", command, "--python", VENV / "bin/python", *words])
+
+
+def install_packages() -> None:
+    make_venv(VENV, "--without-pip")
+    uv_pip("sync", "--require-hashes", *(ROOT / "requirements" / name for name in LOCKS))
+
+
+def install_own_packages() -> None:
+    """Puts the checkout on the environment's path, so that Spark's Python workers import our packages too.
+
+    A .pth file and no editable install: an editable install maps the packages it saw, and misses one that is added later.
+    """
+    (site_packages(VENV) / "nightrank.pth").write_text(f"{ROOT}\n")
+
+
+def site_packages(venv: Path) -> Path:
+    return venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def install_horovod() -> None:
+    wheel = build_horovod.cached_wheel(VENV, BOOTSTRAP, ROOT / "requirements/horovod.txt")
+    uv_pip("install", "--quiet", "--no-deps", "--no-index", "--reinstall-package", "horovod", wheel)
+    build_horovod.verify(VENV)
+
+
+def install(root: Path) -> None:
+    with step("checking this machine"):
+        preflight.check_machine(root, needed_bytes=0 if VENV.exists() else ENVIRONMENT_BYTES)
+        preflight.python_headers()
+    with step("installing the installer (.bootstrap)"):
+        install_bootstrap()
+    with step("installing the locked packages (.venv, 6.5 GB)"):
+        install_packages()
+        install_own_packages()
+    with step("installing Horovod"):
+        install_horovod()
+    with step("importing what was installed"):
+        run([VENV / "bin/python", "-W", "ignore", "-c", CHECK_IMPORTS], cwd=Path("/"))
+
+
+def main() -> int:
+    wanted = fingerprint(ROOT)
+    if is_current(wanted):
+        return 0
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_current(wanted):  # another make finished it while this one waited
+            return 0
+        try:
+            STAMP.unlink(missing_ok=True)
+            install(ROOT)
+        except SetupError as error:
+            return fail(error)
+        STAMP.write_text(wanted)
+    say(f"the environment is ready: {VENV}")
+    return 0
+
+
+def is_current(wanted: str) -> bool:
+    return STAMP.is_file() and STAMP.read_text() == wanted
+
+
+if __name__ == "__main__":
+    sys.exit(main())

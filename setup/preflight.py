@@ -1,0 +1,89 @@
+"""What the machine must have, checked before anything large is downloaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+from setup.console import SetupError, cache_folder, capture, say
+
+
+def check_machine(root: Path, needed_bytes: int) -> None:
+    """Raises one SetupError listing everything that is missing, so that one round of fixing is enough."""
+    problems = [*_platform_problems(), *_tool_problems(), *_folder_problems(root, needed_bytes)]
+    if problems:
+        raise SetupError(
+            "this machine lacks something:\n" + "\n".join(f"  - {problem}" for problem in problems)
+        )
+
+
+def _platform_problems() -> list[str]:
+    problems = []
+    if sys.version_info[:2] != (3, 11):
+        problems.append(
+            f"Python {platform.python_version()} runs this; 3.11 is needed (make PYTHON=/path/to/python3.11)"
+        )
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        problems.append(
+            f"the lock files are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
+        )
+    return problems
+
+
+def _tool_problems() -> list[str]:
+    problems = []
+    if importlib.util.find_spec("ensurepip") is None:
+        problems.append("Python has no venv: apt-get install python3.11-venv")
+    if shutil.which("g++") is None:
+        problems.append("no g++, which compiles Horovod: apt-get install g++")
+    if shutil.which("make") is None:
+        problems.append("no make, which Horovod's build calls: apt-get install make")
+    return problems
+
+
+def _folder_problems(root: Path, needed_bytes: int) -> list[str]:
+    problems = []
+    if any(character.isspace() for character in str(root)):
+        problems.append(
+            f"the checkout's path has white space in it, which Spark's scripts do not survive: {str(root)!r}"
+        )
+    free_bytes = shutil.disk_usage(root).free
+    if free_bytes < needed_bytes:
+        free, needed = (f"{size / 1024**3:.1f} GiB" for size in (free_bytes, needed_bytes))
+        problems.append(f"the disk that holds {root} has {free} free, {needed} are needed")
+    return problems
+
+
+def python_headers() -> Path | None:
+    """The folder to put before the compiler's include path, or None where Python's own headers are installed.
+
+    Debian keeps Python's headers in a package of its own. Where it is missing, its files are unpacked into the cache:
+    that needs no root and changes nothing on the machine.
+    """
+    if (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return None
+    unpacked = cache_folder() / "python-headers" / sysconfig.get_config_var("LDVERSION")
+    if not (unpacked / "usr/include/python3.11/Python.h").is_file():
+        _unpack_debian_headers(unpacked)
+    return unpacked / "usr/include"
+
+
+def _unpack_debian_headers(target: Path) -> None:
+    advice = "Python's headers (Python.h) are missing, and Horovod is compiled with them: apt-get install python3.11-dev"
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise SetupError(advice)
+    say("    Python.h is not installed: unpacking Debian's libpython3.11-dev into the cache")
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        capture(["apt-get", "download", "libpython3.11-dev"], cwd=target)
+        for package in target.glob("libpython3.11-dev_*.deb"):
+            capture(["dpkg-deb", "-x", package, target])
+            package.unlink()
+    except SetupError as error:
+        raise SetupError(
+            f"{advice}\n(fetching them without installing did not work either: {error})"
+        ) from error
