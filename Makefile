@@ -1,0 +1,49 @@
+# Every target runs in the environment that `make setup` makes; nothing needs to be activated by hand.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The interpreter the environment is made from.
+PYTHON ?= python3.11
+
+PACKAGES := conf etl training scoring jobs setup
+# airflow_dags imports Airflow, which has an environment of its own: ruff reads it, mypy cannot.
+LINTED := $(PACKAGES) $(wildcard airflow_dags) tests $(wildcard benchmarks)
+IN_ENV := . setup/env.sh &&
+# Given by hand: make test ARGS='-k topk', make demo ARGS=--help
+ARGS ?=
+
+.PHONY: help setup demo test check lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv from the lock files and build Horovod (up to 10 minutes once, then nothing)
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m setup.install
+
+demo: setup ## one night end to end on a small generated click log
+	@$(IN_ENV) python jobs/demo.py $(ARGS)
+
+test: setup ## the test suite
+	@$(IN_ENV) pytest $(ARGS)
+
+check: setup ## lint, formatting and types
+	@$(IN_ENV) ruff check $(LINTED)
+	@$(IN_ENV) ruff format --check $(LINTED)
+	@$(IN_ENV) mypy $(PACKAGES)
+
+UV_COMPILE = UV_CUSTOM_COMPILE_COMMAND='make lock' ../.bootstrap/bin/uv pip compile --quiet --generate-hashes --no-annotate \
+	--no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS)
+
+lock: setup ## resolve requirements/*.in anew into the lock files (ARGS=--upgrade for newer versions)
+	@cd requirements && $(UV_COMPILE) --override overrides.txt runtime.in -o runtime.txt
+	@cd requirements && $(UV_COMPILE) -c runtime.txt build.in dev.in -o tools.txt
+	@cd requirements && $(UV_COMPILE) -c runtime.txt benchmark.in -o benchmark.txt
+	@cd requirements && $(UV_COMPILE) bootstrap.in -o bootstrap.txt
+	@cd requirements && $(UV_COMPILE) --no-deps horovod.in -o horovod.txt
+
+clean: ## remove what runs leave behind; the environment stays
+	rm -rf demo_out lake spark-warehouse metastore_db derby.log work build .gradle .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(LINTED) -name __pycache__ -type d -prune -exec rm -rf {} +
