@@ -1,0 +1,236 @@
+"""nightly, with a small program in spark-submit's place: order, exit codes, logs, and ends that leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.lake import Lake
+from jobs import nightly
+from jobs.night import submit
+from tests.jobs.report_lake import RUN_DATE, publish_facts
+
+# Writes down how it was called, then does what plan.json says for the job it was given.
+FAKE = """#!{python} -S
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+folder = Path({folder!r})
+job = next(Path(word).stem for word in sys.argv if word.endswith(".py"))
+with open(folder / "calls.jsonl", "a") as calls:
+    calls.write(json.dumps({{"job": job, "words": sys.argv[1:], "spark_home": os.environ.get("SPARK_HOME")}}) + "\\n")
+plan = json.loads((folder / "plan.json").read_text()).get(job, {{}})
+print(plan.get("said", ""), file=sys.stderr)
+if "hang" in plan:
+    child = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600 & wait; wait"])
+    (folder / "pids").write_text(f"{{os.getpid()}} {{child.pid}}")
+    time.sleep(600)
+if "signal" in plan:
+    os.kill(os.getpid(), plan["signal"])
+if plan.get("exit", 0):
+    sys.exit(plan["exit"])
+print(json.dumps({{"job": job, "rows_in": 10, "rows_out": 9, "dropped": {{"bad": 1}}, "seconds": {{"total": 0.5}}, "output": "out"}}))
+print("shutdown noise", file=sys.stderr)
+"""
+
+
+class Fake:
+    """The program in spark-submit's place and what it was called with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lake = folder / "lake"
+        self.program = folder / "spark-submit"
+        self.program.write_text(FAKE.format(python=sys.executable, folder=str(folder)))
+        self.program.chmod(0o755)
+        self.plan({})
+
+    def plan(self, jobs: dict[str, Any]) -> None:
+        (self.folder / "plan.json").write_text(json.dumps(jobs))
+
+    def calls(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
+
+    def arguments(self, *more: str) -> list[str]:
+        base = [
+            "--config",
+            "conf/datasets/generated.yaml",
+            "--run-date",
+            RUN_DATE,
+            "--set",
+            f"lake={self.lake}",
+        ]
+        return [*base, *more]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    made = Fake(tmp_path)
+    monkeypatch.setattr(submit, "spark_submit", lambda: made.program)
+    return made
+
+
+def test_ordinary_night_runs_its_stages_in_order_and_ends_with_json(fake: Fake, capsys: Any) -> None:
+    assert nightly.main(fake.arguments("--set", "score.k=7")) == 0
+    calls = fake.calls()
+    assert [call["job"] for call in calls] == ["build_features", "build_candidates", "score_daily", "report"]
+    for call in calls:
+        assert call["words"][:2] == ["--properties-file", "conf/spark/local.conf"]
+        assert call["words"][-8:-4] == ["--config", "conf/datasets/generated.yaml", "--run-date", RUN_DATE]
+        assert call["words"][-1] == "score.k=7"
+    closing = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert closing["job"] == "nightly"
+    assert closing["run_date"] == RUN_DATE
+    assert closing["dropped"] == {"bad": 1}
+    assert set(closing["seconds"]) == {"build_features", "build_candidates", "score_daily", "report", "total"}
+
+
+def test_retraining_adds_training_and_the_gate_and_sets_the_mode_for_build_features_alone(fake: Fake) -> None:
+    assert nightly.main(fake.arguments("--retrain")) == 0
+    calls = fake.calls()
+    jobs = ["build_features", "train_model", "evaluate_model", "build_candidates", "score_daily", "report"]
+    assert [call["job"] for call in calls] == jobs
+    assert ["workflow.mode=retrain" in call["words"] for call in calls] == [True] + [False] * 5
+
+
+def test_lists_of_the_day_before_are_measured_when_there_are_any(fake: Fake) -> None:
+    publish_facts(Lake(str(fake.lake)).recommendations.partition("2026-01-07"), {})
+    assert nightly.main(fake.arguments()) == 0
+    calls = fake.calls()
+    assert [call["job"] for call in calls][-2:] == ["measure_recommendations", "report"]
+    assert calls[-2]["words"][calls[-2]["words"].index("--run-date") + 1] == "2026-01-07"
+    assert (fake.lake / f"logs/dt={RUN_DATE}/measure_recommendations.log").exists()
+
+
+def test_lists_measured_on_the_test_split_belong_to_the_same_night(fake: Fake) -> None:
+    assert nightly.main(fake.arguments("--set", "measure.against=test_split")) == 0
+    words = fake.calls()[-2]["words"]
+    assert words[words.index("--run-date") + 1] == RUN_DATE
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 134, 137])
+def test_first_failure_stops_the_night_with_its_exit_code(fake: Fake, capsys: Any, code: int) -> None:
+    fake.plan({"train_model": {"exit": code}})
+    assert nightly.main(fake.arguments("--retrain")) == code
+    assert [call["job"] for call in fake.calls()] == ["build_features", "train_model"]
+    assert f"train_model ended with exit code {code}" in capsys.readouterr().err
+
+
+def test_stage_killed_outright_counts_as_137(fake: Fake, capsys: Any) -> None:
+    fake.plan({"build_features": {"signal": int(signal.SIGKILL)}})
+    assert nightly.main(fake.arguments()) == 137
+    assert "killed by SIGKILL: worth a retry" in capsys.readouterr().err
+
+
+def test_failure_shows_the_typed_error_and_where_the_log_is(fake: Fake, capsys: Any) -> None:
+    said = "12:00:00 nightrank: build_features failed: raw/dt=x is empty\n  what to do: give it rows\nat java.lang.Thread"
+    fake.plan({"build_features": {"exit": 3, "said": said}})
+    assert nightly.main(fake.arguments()) == 3
+    error = capsys.readouterr().err
+    assert "raw/dt=x is empty" in error
+    assert "what to do: give it rows" in error
+    assert "java.lang.Thread" not in error
+    assert str(fake.lake / f"logs/dt={RUN_DATE}/build_features.log") in error
+
+
+def test_stray_spark_home_is_dropped(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/somewhere/else")
+    assert nightly.main(fake.arguments()) == 0
+    assert {call["spark_home"] for call in fake.calls()} == {None}
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--set", "no_such_key=1"], "no_such_key"),
+        (["--profile", "missing.conf"], "missing.conf"),
+        (["--run-date", "2026-1-8"], "2026-1-8"),
+        (["--set", "lake=s3://bucket/lake"], "s3://bucket/lake"),
+    ],
+)
+def test_bad_arguments_end_in_2_before_anything_runs(
+    fake: Fake, capsys: Any, arguments: list[str], named: str
+) -> None:
+    assert nightly.main(fake.arguments(*arguments)) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert "what to do:" in error
+    assert not (fake.folder / "calls.jsonl").exists()
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_ends_the_whole_group_of_the_running_stage(
+    fake: Fake, number: signal.Signals, code: int
+) -> None:
+    fake.plan({"build_features": {"hang": True}})
+    program = (
+        "import sys; from pathlib import Path; from jobs import nightly; from jobs.night import submit; "
+    )
+    program += f"submit.spark_submit = lambda: Path({str(fake.program)!r}); submit._GRACE_S = 0.5; "
+    program += f"sys.exit(nightly.main({fake.arguments()!r}))"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        _wait_for(lambda: (fake.folder / "pids").exists())
+        pids = [int(pid) for pid in (fake.folder / "pids").read_text().split()]
+        process.send_signal(number)
+        _, error = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert f"{number.name} arrived; build_features was stopped" in error
+    _wait_for(lambda: not any(_alive(pid) for pid in pids))
+
+
+def test_group_of_a_failed_stage_is_ended_too(fake: Fake) -> None:
+    """A JVM that is killed leaves its Python driver behind, which would go on writing."""
+    script = fake.folder / "spark-submit"
+    script.write_text(
+        f"#!/bin/sh\nsh -c 'trap \"\" TERM; sleep 600' & echo $! > {fake.folder}/pids\nexit 1\n"
+    )
+    assert nightly.main(fake.arguments()) == 1
+    pid = int((fake.folder / "pids").read_text())
+    _wait_for(lambda: not _alive(pid))
+
+
+def test_closing_object_is_found_behind_noise(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(
+        '{"job": "x", "rows_out": 1}\n{"job": "x", "rows_out": 2}\n{"job": "other"}\n{broken\nshutdown\n'
+    )
+    assert submit.closing_object(log, "x") == {"job": "x", "rows_out": 2}
+    assert submit.closing_object(log, "y") == {}
+
+
+def test_last_words_of_a_long_failure_are_its_first_line_its_cause_and_its_remedy(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    frames = "\n".join(f"  File {index}" for index in range(20))
+    log.write_text(
+        f"start\n12:00:00 nightrank: x failed in Spark or the system around it\nTraceback:\n{frames}\n"
+        "OSError: disk is full\n12:00:00 nightrank: what to do: read the cause above\nlater noise\n"
+    )
+    assert submit.last_words(log) == [
+        "12:00:00 nightrank: x failed in Spark or the system around it",
+        "OSError: disk is full",
+        "12:00:00 nightrank: what to do: read the cause above",
+    ]
+    log.write_text("one\ntwo\n\nthree\n")
+    assert submit.last_words(log) == ["one", "two", "three"]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def _wait_for(happened: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
