@@ -63,7 +63,9 @@ def make_lake(root: Path) -> Config:
     for job, total in (("build_features", 21.5), ("train_model", 33.25)):
         log = Path(lake.logs) / f"dt={RUN_DATE}" / f"{job}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f'WARN noise\n{json.dumps({"job": job, "seconds": {"session": 4.0, "total": total}})}\n')
+        log.write_text(
+            f"WARN noise\n{json.dumps({'job': job, 'seconds': {'session': 4.0, 'total': total}})}\n"
+        )
     return config
 
 
@@ -98,7 +100,9 @@ def _features(lake: Lake) -> None:
             )
             facts = {"positives": int(sum(clicks))}
             partition = lake.features(WORKFLOW).partition(dt)
-            manifest = publish_table(partition, rows, facts, rows_in=204, dropped={"wrong number of fields": 4})
+            manifest = publish_table(
+                partition, rows, facts, rows_in=204, dropped={"wrong number of fields": 4}
+            )
             members.append(Member(dt, manifest.digest, None))
         splits[split] = tuple(members)
     publish_dataset(lake, Dataset(RUN_DATE, WORKFLOW, splits, "fit"), "2026-01-09T00:00:00Z")
@@ -119,7 +123,12 @@ def _model(lake: Lake, name: str) -> None:
     model = {
         "version": MODEL,
         "run_date": RUN_DATE,
-        "architecture": {"architecture": "dlrm", "embedding_dim": 16, "bottom_mlp": [64, 16], "top_mlp": [64, 32]},
+        "architecture": {
+            "architecture": "dlrm",
+            "embedding_dim": 16,
+            "bottom_mlp": [64, 16],
+            "top_mlp": [64, 32],
+        },
         "workflow_version": WORKFLOW,
         "parent": None,
         "metrics": {"validation": {"auc": 0.795, "log_loss": 0.452, "normalized_entropy": 0.83}},
@@ -152,7 +161,10 @@ def _evaluation(lake: Lake) -> None:
         "rows": 60_000,
         "positives": 15_000,
         "calibration": bins,
-        "histogram": {"edges": [edge / 20 for edge in range(21)], "counts": [400 * (20 - each) for each in range(20)]},
+        "histogram": {
+            "edges": [edge / 20 for edge in range(21)],
+            "counts": [400 * (20 - each) for each in range(20)],
+        },
     }
     facts = {
         "challenger": challenger,
@@ -171,7 +183,9 @@ def _recommendations(lake: Lake) -> None:
     rows = []
     for user in _USERS:
         items = draw.sample(_ITEMS[:25], 9)
-        for position, item in enumerate([HOSTILE_ITEM, *(each for each in items if each != HOSTILE_ITEM)][:9], start=1):
+        for position, item in enumerate(
+            [HOSTILE_ITEM, *(each for each in items if each != HOSTILE_ITEM)][:9], start=1
+        ):
             rows.append({"user_id": user, "position": position, "item_id": item, "score": 0.9 / position})
     facts = {
         "k": 9,
@@ -180,7 +194,10 @@ def _recommendations(lake: Lake) -> None:
         "users_with_fewer": 0,
         "items_recommended": 25,
         "coverage": 25 / 30,
-        "score_histogram": {"edges": [edge / 10 for edge in range(11)], "counts": [60, 40, 20, 20, 20, 0, 0, 0, 0, 20]},
+        "score_histogram": {
+            "edges": [edge / 10 for edge in range(11)],
+            "counts": [60, 40, 20, 20, 20, 0, 0, 0, 0, 20],
+        },
         "model_version": MODEL,
         "workflow_version": WORKFLOW,
         "scored_at": "2026-01-09T00:10:00Z",
