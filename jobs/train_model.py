@@ -1,0 +1,57 @@
+"""Trains the model of a run date on its dataset, from the champion before it on where that fits: the new challenger."""
+
+from __future__ import annotations
+
+import logging
+
+from conf.dataset import read_dataset
+from conf.types import SPLITS
+from jobs.runner import Job, Result, run
+from training import tracking
+from training.description import is_complete, read_description
+from training.launch import train_on_ranks
+from training.plan import make_plan
+from training.registry import record_run
+
+log = logging.getLogger("nightrank.train_model")
+
+
+def train_model(job: Job) -> Result:
+    """Trains unless the same version is there already, and records it as what was trained for the run date."""
+    tracking.prepare(job.lake)
+    with job.phase("plan"):
+        plan = make_plan(job.config, job.lake, read_dataset(job.lake, job.run_date))
+    if is_complete(plan.model_path):
+        log.info(
+            "version %s was trained before: same configuration, data, code and parent",
+            plan.description["version"],
+        )
+        description = read_description(plan.model_path)
+    else:
+        spark = job.spark
+        with job.phase("train"):
+            description = train_on_ranks(spark, plan)
+    record_run(job.lake, job.config.name, job.run_date, description["version"])
+    with job.phase("track"):
+        tracking.track_training(job.lake, description, job.config.model_dump(include={"model", "train"}))
+    return Result(
+        output=plan.model_path,
+        rows_in=sum(plan.rows(split) for split in SPLITS),
+        facts={
+            "version": description["version"],
+            "parent": description["parent"],
+            **{
+                key: description["metrics"]["validation"][key]
+                for key in ("auc", "log_loss", "normalized_entropy")
+            },
+            "test": description["metrics"]["test"],
+            "baselines": description["baselines"],
+            "steps": description["steps"],
+            "train_s": description["seconds"],
+            "rows_per_s": round(description["train_rows"] * job.config.train.epochs / description["seconds"]),
+        },
+    )
+
+
+if __name__ == "__main__":
+    run("train_model", __doc__ or "", train_model)

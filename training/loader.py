@@ -1,0 +1,193 @@
+"""Batches of one rank, read through Petastorm: every row of its shards exactly once an epoch.
+
+The order of rows depends on the plan, the seed and the epoch alone, so an epoch may begin at any step and two runs
+see the same batches. Files are read one at a time in a single background thread, ahead of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conf.errors import DataError
+from conf.feature_spec import PAD_ID, FeatureSpec
+from training.columns import Columns, read_columns
+from training.sharding import DataFile, Piece, ShardPlan, piece_order, row_positions
+
+# Rows that are turned from columns into rows at a time: 4096 rows of 40 columns stay within a core's cache.
+_CHUNK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's share of a global batch, L rows.
+
+    Attributes:
+        dense: (L, D) float32.
+        categorical: (L, C) int64.
+        labels: (L,) float32, 0 or 1.
+        weights: (L,) float32, 1 for a row and 0 for padding.
+        global_weight: rows in the global batch, padding not counted; equal on all ranks.
+    """
+
+    dense: Tensor
+    categorical: Tensor
+    labels: Tensor
+    weights: Tensor
+    global_weight: int
+
+    def to(self, device: torch.device) -> Batch:
+        return replace(
+            self,
+            dense=self.dense.to(device),
+            categorical=self.categorical.to(device),
+            labels=self.labels.to(device),
+            weights=self.weights.to(device),
+        )
+
+
+class Loader:
+    """Reads one split for one rank.
+
+    Args:
+        files: the split's files in manifest order, the same on every rank.
+        plan: the logical shards of these files.
+        shards: the shards this rank owns.
+        spec: the columns to read, in the model's order.
+        seed: of the order of rows; None keeps the order of the files.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[DataFile],
+        plan: ShardPlan,
+        shards: Sequence[int],
+        spec: FeatureSpec,
+        seed: int | None,
+    ) -> None:
+        self.files = files
+        self.plan = plan
+        self.shards = shards
+        self.spec = spec
+        self.seed = seed
+        self._recent: tuple[int, Columns] | None = None
+
+    def batches(self, epochs: int = 1, first_step: int = 0) -> Iterator[Batch]:
+        """The batches of all epochs, one epoch after the other, without the first `first_step` of them.
+
+        Raises:
+            DataError: a file holds other rows or columns than its manifest and the spec say.
+        """
+        for epoch in range(epochs):
+            skipped = min(max(first_step - epoch * self.plan.steps, 0), self.plan.steps)
+            cursors = [_Cursor(self, shard, epoch, skipped * self.plan.shard_rows) for shard in self.shards]
+            for step in range(skipped, self.plan.steps):
+                yield self._assemble(cursors, self.plan.weight(step))
+
+    def _assemble(self, cursors: Sequence[_Cursor], global_weight: int) -> Batch:
+        rows = self.plan.shard_rows
+        local_rows = rows * len(cursors)
+        batch = Batch(
+            torch.zeros(local_rows, len(self.spec.dense)),
+            torch.full((local_rows, len(self.spec.categorical)), PAD_ID, dtype=torch.int64),
+            torch.zeros(local_rows),
+            torch.zeros(local_rows),
+            global_weight,
+        )
+        for index, cursor in enumerate(cursors):
+            cursor.fill(batch, index * rows, (index + 1) * rows)
+        return batch
+
+    def columns(self, file: int) -> Columns:
+        """A file's columns; the file read last is at hand, for shards that share it."""
+        if self._recent is None or self._recent[0] != file:
+            self._recent = None  # lets go of the old columns before the new ones take memory
+            self._recent = (file, read_columns(self.files[file], self.spec))
+        return self._recent[1]
+
+
+class _Cursor:
+    """A place in one shard's rows of one epoch, with the rows of the piece it stands in."""
+
+    def __init__(self, loader: Loader, shard: int, epoch: int, skip_rows: int) -> None:
+        self._loader = loader
+        self._epoch = epoch
+        pieces = list(loader.plan.shards[shard])
+        if loader.seed is not None:
+            pieces = piece_order(shard, pieces, loader.seed, epoch)
+        most = max((piece.rows for piece in pieces), default=0)
+        self._dense = np.empty((most, len(loader.spec.dense)), dtype=np.float32)
+        self._categorical = np.empty((most, len(loader.spec.categorical)), dtype=np.int32)
+        self._labels = np.empty(most, dtype=np.float32)
+        self._next = 0
+        self._rows = 0
+        while pieces and skip_rows >= pieces[0].rows:
+            skip_rows -= pieces.pop(0).rows
+        self._pieces = iter(pieces)
+        if skip_rows:
+            self._load(next(self._pieces))
+            self._next = skip_rows
+
+    def fill(self, batch: Batch, start: int, stop: int) -> None:
+        """Writes this shard's next rows into rows [start, stop) of a batch; leaves what it cannot fill as padding."""
+        while start < stop:
+            if self._next == self._rows:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    return
+                self._load(piece)
+            taken = min(stop - start, self._rows - self._next)
+            here, there = slice(self._next, self._next + taken), slice(start, start + taken)
+            batch.dense[there] = torch.from_numpy(self._dense[here])
+            batch.categorical[there] = torch.from_numpy(self._categorical[here])
+            batch.labels[there] = torch.from_numpy(self._labels[here])
+            batch.weights[there] = 1
+            self._next += taken
+            start += taken
+
+    def _load(self, piece: Piece) -> None:
+        columns = self._loader.columns(piece.file)
+        seed = self._loader.seed
+        positions = np.arange(piece.rows) if seed is None else row_positions(piece, seed, self._epoch)
+        _stack(columns.dense, piece.start, positions, self._dense)
+        _stack(columns.categorical, piece.start, positions, self._categorical)
+        self._labels[positions] = columns.label[piece.start : piece.stop]
+        self._check_ids(piece)
+        self._next, self._rows = 0, piece.rows
+
+    def _check_ids(self, piece: Piece) -> None:
+        """In the stacked table an id out of range would be a row of another column: nothing else would notice."""
+        if not piece.rows:
+            return
+        ids = self._categorical[: piece.rows]
+        for feature, low, high in zip(
+            self._loader.spec.categorical, ids.min(axis=0), ids.max(axis=0), strict=True
+        ):
+            if low < 0 or high >= int(feature.cardinality or 0):
+                raise DataError(
+                    f"{self._loader.files[piece.file].path}: {feature.name} holds ids from {low} to {high}, outside "
+                    f"[0, {feature.cardinality})",
+                    "run build_features again: features and workflow version do not belong together",
+                )
+
+
+def _stack(
+    columns: Sequence[NDArray[np.generic]],
+    start: int,
+    positions: NDArray[np.int64],
+    into: NDArray[np.generic],
+) -> None:
+    """Writes rows start, start + 1, … of the columns to the given rows of `into` (rows, columns)."""
+    if not columns:
+        return
+    chunk = np.empty((min(_CHUNK_ROWS, len(positions)), len(columns)), dtype=into.dtype)
+    for first in range(0, len(positions), _CHUNK_ROWS):
+        rows = min(_CHUNK_ROWS, len(positions) - first)
+        for index, column in enumerate(columns):
+            chunk[:rows, index] = column[start + first : start + first + rows]
+        into[positions[first : first + rows]] = chunk[:rows]

@@ -1,0 +1,107 @@
+"""Measures of predicted click probabilities: exact, weighted, in float64, on NumPy arrays of one value a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from conf.errors import DataError
+
+# A probability of exactly 0 or 1 would make one wrong row's loss infinite; float32 cannot come closer to 1 than this.
+_EPSILON = 2.0**-24
+
+Vector = NDArray[np.float64]
+
+
+def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Area under the ROC curve: how often a positive row scores above a negative one, ties counting one half.
+
+    Args:
+        labels: (N,) 0 or 1.
+        scores: (N,) any finite number that grows with the chance of a click.
+        weights: (N,) non-negative; default 1.
+
+    Raises:
+        DataError: one class has no weight, so the area is undefined; or a score is not finite.
+    """
+    label, score, weight = _vectors(labels, scores, weights)
+    positive, negative = weight * label, weight * (1 - label)
+    if not positive.sum() or not negative.sum():
+        raise DataError(
+            f"the AUC of {len(label)} rows with {int(label.sum())} positives is undefined: it needs both classes",
+            "measure on a split that holds clicks and non-clicks: take more days into it",
+        )
+    order = np.argsort(score, kind="stable")
+    first = np.flatnonzero(np.diff(score[order], prepend=-np.inf))  # where each distinct score begins
+    positives = np.add.reduceat(positive[order], first)
+    negatives = np.add.reduceat(negative[order], first)
+    below = np.cumsum(negatives) - negatives
+    return float(np.dot(positives, below + negatives / 2) / (positives.sum() * negatives.sum()))
+
+
+def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Mean cross entropy in nats. Probabilities are kept 2⁻²⁴ away from 0 and 1.
+
+    Raises:
+        DataError: there are no rows, or a probability is not finite.
+    """
+    label, probability, weight = _vectors(labels, probabilities, weights)
+    if not weight.sum():
+        raise DataError("the log loss of no rows is undefined", "measure on a split that holds rows")
+    clipped = np.clip(probability, _EPSILON, 1 - _EPSILON)
+    losses = -(label * np.log(clipped) + (1 - label) * np.log1p(-clipped))
+    return float(np.average(losses, weights=weight))
+
+
+def normalized_entropy(
+    labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None
+) -> float:
+    """Log loss divided by that of always predicting the click rate (He et al. 2014, ADKDD, section 3): below 1 is use.
+
+    Raises:
+        DataError: one class has no weight, so the divisor is 0.
+    """
+    label, _, weight = _vectors(labels, probabilities, weights)
+    rate = float(np.average(label, weights=weight)) if weight.sum() else 0.0
+    if rate in (0.0, 1.0):
+        raise DataError(
+            f"the normalised entropy of {len(label)} rows with click rate {rate} is undefined: it needs both classes",
+            "measure on a split that holds clicks and non-clicks: take more days into it",
+        )
+    entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+    return log_loss(labels, probabilities, weights) / float(entropy)
+
+
+def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
+    """`{auc, log_loss, normalized_entropy, rows, positives}`; a measure the rows leave undefined is None."""
+    label = np.asarray(labels)
+    positives = int(label.sum())
+    both = 0 < positives < len(label)
+    return {
+        "auc": auc(label, probabilities) if both else None,
+        "log_loss": log_loss(label, probabilities) if len(label) else None,
+        "normalized_entropy": normalized_entropy(label, probabilities) if both else None,
+        "rows": len(label),
+        "positives": positives,
+    }
+
+
+def _vectors(
+    labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None
+) -> tuple[Vector, Vector, Vector]:
+    label = np.asarray(labels, dtype=np.float64)
+    score = np.asarray(scores, dtype=np.float64)
+    weight = np.ones_like(label) if weights is None else np.asarray(weights, dtype=np.float64)
+    if not label.shape == score.shape == weight.shape or label.ndim != 1:
+        raise DataError(
+            f"labels {label.shape}, scores {score.shape} and weights {weight.shape} are not vectors of one length",
+            "pass one value a row",
+        )
+    if not np.isfinite(score).all():
+        raise DataError(
+            f"{int((~np.isfinite(score)).sum())} of {len(score)} scores are not finite",
+            "look for infinite features or a diverged model",
+        )
+    return label, score, weight

@@ -1,0 +1,117 @@
+"""What every rank does with a plan: build, train, measure, and on rank 0 save. Knows nothing of how ranks talk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from conf import storage
+from conf.errors import ConfigError
+from conf.feature_spec import FeatureSpec
+from conf.types import SPLITS, ModelConfig, Split
+from training.checkpoint import Checkpoints, read_weights, save_model
+from training.collectives import Collectives, LocalCollectives
+from training.description import read_description
+from training.evaluate import evaluate
+from training.loader import Loader
+from training.loop import train_model
+from training.models import build_model
+from training.plan import TrainPlan
+from training.sharding import plan_shards, shards_of_rank
+from training.warm_start import warm_start
+
+log = logging.getLogger("nightrank.training")
+
+_MEASURED: tuple[Split, ...] = ("validation", "test")
+
+
+def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) -> dict[str, Any]:
+    """Trains, measures and (on rank 0) saves the model of a plan; then its baselines, of which only measures are kept.
+
+    Returns:
+        The description that stands in model.json.
+
+    Raises:
+        ConfigError, DataError: from the model's configuration, the data or the parent.
+    """
+    leads = collectives.rank == 0
+    loaders = {split: _loader(plan, split, collectives) for split in SPLITS}
+    checkpoints = Checkpoints(plan.checkpoint_path, writes=leads)
+    model = _build(plan, plan.model, device)
+    if plan.parent_path is not None:
+        _start_from(plan.parent_path, model, plan.spec, device)
+    training = train_model(model, loaders["train"], plan.train, collectives, device, checkpoints)
+    metrics = _measure(model, loaders, collectives, device)
+    baselines = {}
+    for name in plan.train.baselines:
+        baseline = _build(plan, ModelConfig(architecture=name), device)
+        if leads:
+            log.info("baseline %s", name)
+        train_model(baseline, loaders["train"], plan.train, collectives, device, checkpoints=None)
+        baselines[name] = _measure(baseline, loaders, collectives, device)
+    description = {
+        **plan.description,
+        "metrics": metrics,
+        "baselines": baselines,
+        "history": training.history,
+        "train_rows": plan.rows("train"),
+        "steps": training.steps,
+        "seconds": training.seconds,
+        "num_ranks": collectives.size,
+        "created_at": storage.utc_now(),
+    }
+    if leads:
+        save_model(plan.model_path, model, description)
+        checkpoints.delete()
+    return description
+
+
+def train_in_process(plan: TrainPlan) -> dict[str, Any]:
+    """Trains on one rank in this very process, without Spark and Horovod: for a debugger, and for tests."""
+    return run_plan(plan, LocalCollectives(), choose_device(plan.train.device, 0))
+
+
+def choose_device(wanted: str, index: int) -> torch.device:
+    """The CPU, or the GPU of that index among those torch sees; `auto` takes a GPU where there is any.
+
+    Raises:
+        ConfigError: a GPU is wanted, or there are some, but none of that index.
+    """
+    found = torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and not found):
+        return torch.device("cpu")
+    if index >= found:
+        raise ConfigError(
+            f"train.device={wanted}: a rank needs GPU {index}, torch sees {found} on this host",
+            "run no more ranks a host than it has GPUs, or --set train.device=cpu",
+        )
+    return torch.device("cuda", index)
+
+
+def _build(plan: TrainPlan, config: ModelConfig, device: torch.device) -> nn.Module:
+    return build_model(config, plan.spec, plan.train.seed).to(device)
+
+
+def _start_from(parent_path: str, model: nn.Module, spec: FeatureSpec, device: torch.device) -> None:
+    parent = read_description(parent_path)
+    weights = read_weights(parent_path, parent, device)
+    warm_start(model, spec, weights, FeatureSpec.from_json(parent["feature_spec"]))
+
+
+def _loader(plan: TrainPlan, split: Split, collectives: Collectives) -> Loader:
+    """This rank's loader of a split; only the train split is shuffled."""
+    files, train = plan.splits[split], plan.train
+    shards = plan_shards([file.rows for file in files], train.num_shards, train.global_batch_size)
+    own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
+    return Loader(files, shards, own, plan.spec, train.seed if split == "train" else None)
+
+
+def _measure(
+    model: nn.Module, loaders: Mapping[Split, Loader], collectives: Collectives, device: torch.device
+) -> dict[str, Any]:
+    model.eval()
+    return {split: evaluate(model, loaders[split], collectives, device) for split in _MEASURED}

@@ -1,0 +1,22 @@
+"""The learning rate over a training, as a factor of the configured rates."""
+
+from __future__ import annotations
+
+from conf.types import Train
+
+
+def learning_rate_factor(step: int, steps: int, train: Train) -> float:
+    """Linear warm-up, a constant part, then decay with power 2 to zero: the shape of the DLRM authors' schedule.
+
+    Args:
+        step: steps done before this one, 0 for the first.
+        steps: of the whole training.
+        train: its `warmup_share` and `decay_start_share`, shares of `steps`.
+    """
+    warmup = train.warmup_share * steps
+    decay_start = train.decay_start_share * steps
+    if step < warmup:
+        return min((step + 1) / warmup, 1.0)
+    if step < decay_start:
+        return 1.0
+    return ((steps - step) / max(steps - decay_start, 1.0)) ** 2

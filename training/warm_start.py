@@ -1,0 +1,64 @@
+"""Starts a model from its parent's weights, over a vocabulary that has grown since.
+
+A value never changes its id and new ids follow at each column's end, so the parent's rows of a column are the first
+rows of that column. In the stacked table every column after a grown one begins further down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from conf.errors import DataError
+from conf.feature_spec import FeatureSpec
+from training.embedding import StackedEmbedding
+
+
+@torch.no_grad()
+def warm_start(
+    model: nn.Module, spec: FeatureSpec, parent_weights: Mapping[str, Tensor], parent_spec: FeatureSpec
+) -> None:
+    """Copies a parent's weights into a freshly initialised model; embedding rows the parent lacks stay as they are.
+
+    Raises:
+        DataError: the parent has other features, more ids in a column, or other layers.
+    """
+    _require_extension(spec, parent_spec)
+    tables = {
+        f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, StackedEmbedding)
+    }
+    state = model.state_dict()
+    if state.keys() != parent_weights.keys():
+        raise _misfit(f"the parent's parameters are {sorted(parent_weights)}, the model's {sorted(state)}")
+    for name, value in state.items():
+        old = parent_weights[name]
+        table = tables.get(name)
+        if table is not None and old.shape[1:] == value.shape[1:]:
+            for rows, old_rows in zip(table.columns(), old.split(parent_spec.cardinalities), strict=True):
+                rows[: len(old_rows)] = old_rows
+        elif old.shape == value.shape:
+            value.copy_(old)
+        else:
+            raise _misfit(f"{name} has shape {tuple(value.shape)}, the parent's {tuple(old.shape)}")
+
+
+def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
+    mine = [(each.name, each.kind) for each in spec.features]
+    theirs = [(each.name, each.kind) for each in parent.features]
+    if mine != theirs:
+        changed = sorted({name for name, _ in set(mine) ^ set(theirs)}) or "their order"
+        raise _misfit(f"features differ from the parent's: {changed}")
+    for feature, old in zip(spec.categorical, parent.categorical, strict=True):
+        if int(feature.cardinality or 0) < int(old.cardinality or 0):
+            raise _misfit(
+                f"{feature.name} has {feature.cardinality} ids, the parent's vocabulary {old.cardinality}: it was not extended"
+            )
+
+
+def _misfit(problem: str) -> DataError:
+    return DataError(
+        f"cannot warm-start: {problem}",
+        "run build_features with workflow.mode=extend, or train afresh with --set train.warm_start=false",
+    )
