@@ -135,11 +135,11 @@ def _lists_table(lists: Sequence[UserList]) -> str:
 
 def seconds_table(nights: Mapping[str, Sequence[Outcome]]) -> str:
     """Stages by nights, with the nights' sums. A stage that a night did not have is left blank."""
-    seconds = {dt: {each.stage.job: each.seconds for each in outcomes} for dt, outcomes in nights.items()}
-    longest = max(nights.values(), key=len)
+    seconds = {dt: {each.stage.name: each.seconds for each in outcomes} for dt, outcomes in nights.items()}
+    names = dict.fromkeys(name for found in sorted(seconds.values(), key=len, reverse=True) for name in found)
     rows = [
-        [job, *(f"{found[job]:.1f}" if job in found else "" for found in seconds.values())]
-        for job in (each.stage.job for each in longest)
+        [name, *(f"{found[name]:.1f}" if name in found else "" for found in seconds.values())]
+        for name in names
     ]
     rows.append(["all stages", *(f"{sum(found.values()):.1f}" for found in seconds.values())])
     return text_table(["Stage", *nights], rows, right=range(1, len(nights) + 1))

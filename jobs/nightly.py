@@ -14,7 +14,7 @@ from conf import storage
 from conf.errors import EXIT_OK, ConfigError, NightrankError
 from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import is_published
+from conf.manifest import is_published, read_manifest
 from conf.types import Config
 from jobs.night.highlights import remark
 from jobs.night.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
@@ -42,21 +42,42 @@ class Night:
     def lake(self) -> Lake:
         return Lake(self.config.lake)
 
-    def stages(self) -> list[Stage]:
-        """The stages in order. Lists of the day before are measured when there are any: their clicks are in now."""
-        training = ["train_model", "evaluate_model"] if self.retrain else []
-        serving = ["build_candidates", "score_daily"] if self.config.keys else ["score_rows"]
-        workflow = ("workflow.mode=retrain",) if self.retrain else ()
+    def preparing(self) -> list[Stage]:
+        """The stages up to the gate."""
+        if not self.retrain:
+            return [self.stage("build_features")]
+        features = self.stage("build_features", overrides=("workflow.mode=retrain",))
+        return [features, self.stage("train_model"), self.stage("evaluate_model")]
+
+    def serving(self) -> list[Stage]:
+        """The stages behind the gate; known once it has spoken. Lists of the day before are measured if there are any:
+        their clicks are in now.
+        """
+        again = [
+            self.stage("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
+        ]
+        listing = ["build_candidates", "score_daily"] if self.config.keys else ["score_rows"]
         return [
-            self.stage("build_features", overrides=workflow),
-            *(self.stage(job) for job in [*training, *serving]),
-            *(self.stage("measure_recommendations", day) for day in self._days_to_measure()),
+            *(again if self._champion_lacks_features() else []),
+            *(self.stage(job) for job in listing),
+            *(self.stage("measure_recommendations", day=day) for day in self._days_to_measure()),
             self.stage("report"),
         ]
 
-    def stage(self, job: str, day: str | None = None, overrides: tuple[str, ...] = ()) -> Stage:
-        """A stage of this night, working on `day` (default: the run date), logged under the run date."""
-        return Stage(job, day or self.run_date, log_path(self.lake, self.run_date, job), overrides)
+    def stage(
+        self, job: str, *, name: str | None = None, day: str | None = None, overrides: tuple[str, ...] = ()
+    ) -> Stage:
+        """A stage of this night, working on `day` (default: the run date), logged under the run date by its name."""
+        return Stage(job, day or self.run_date, log_path(self.lake, self.run_date, name or job), overrides)
+
+    def _champion_lacks_features(self) -> bool:
+        """Whether the gate kept a champion of another workflow version than the one just fitted or extended."""
+        partition = self.lake.evaluations.partition(self.run_date)
+        if not self.retrain or not is_published(partition):
+            return False
+        facts = read_manifest(partition).facts
+        champion, challenger = facts["champion"], facts["challenger"]
+        return not facts["promoted"] and champion["workflow_version"] != challenger["workflow_version"]
 
     def _days_to_measure(self) -> list[str]:
         if not self.config.keys:
@@ -67,7 +88,7 @@ class Night:
         return [before] if is_published(self.lake.recommendations.partition(before)) else []
 
 
-def log_path(lake: Lake, run_date: str, job: str) -> Path:
+def log_path(lake: Lake, run_date: str, stage: str) -> Path:
     """Where a stage's output goes.
 
     Raises:
@@ -78,7 +99,7 @@ def log_path(lake: Lake, run_date: str, job: str) -> Path:
             f"lake={lake.root} is not a local folder, where nightly keeps the logs of its stages",
             "run the jobs from a scheduler that keeps logs, or set lake to a local or mounted folder",
         )
-    return Path(lake.logs.removeprefix("file://")) / f"dt={run_date}" / f"{job}.log"
+    return Path(lake.logs.removeprefix("file://")) / f"dt={run_date}" / f"{stage}.log"
 
 
 def run_stages(
@@ -92,11 +113,11 @@ def run_stages(
     """
     outcomes = []
     for stage in stages:
-        outcome = run_stage(stage, submission, interruptions, partial(progress.tick, stage.job))
+        outcome = run_stage(stage, submission, interruptions, partial(progress.tick, stage.name))
         if outcome.exit_code != EXIT_OK:
-            progress.finished(stage.job, "FAILED", outcome.seconds, f"exit code {outcome.exit_code}")
+            progress.finished(stage.name, "FAILED", outcome.seconds, f"exit code {outcome.exit_code}")
             raise StageError(outcome)
-        progress.finished(stage.job, "done", outcome.seconds, remark(outcome.closing))
+        progress.finished(stage.name, "done", outcome.seconds, remark(outcome.closing))
         outcomes.append(outcome)
     return outcomes
 
@@ -106,7 +127,8 @@ def run_night(
 ) -> list[Outcome]:
     """Announces a night and runs its stages; raises as run_stages does."""
     progress.say(f"Night of {night.run_date}{', retraining' if night.retrain else ''}  ({submission.config})")
-    outcomes = run_stages(night.stages(), submission, interruptions, progress)
+    outcomes = run_stages(night.preparing(), submission, interruptions, progress)
+    outcomes += run_stages(night.serving(), submission, interruptions, progress)
     progress.say(f"  {len(outcomes)} stages in {sum(each.seconds for each in outcomes):.1f} s")
     return outcomes
 
@@ -129,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
             outcomes = run_night(night, submission, interruptions, progress)
     except NightrankError as error:
         return fail(error, "nightly")
-    closings = {outcome.stage.job: outcome.closing for outcome in outcomes}
+    closings = {outcome.stage.name: outcome.closing for outcome in outcomes}
     features, report = closings["build_features"], closings["report"]
     result = Result(
         output=str(report.get("output", night.lake.report(night.run_date))),
@@ -138,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         dropped=features.get("dropped", {}),
         facts={"retrain": night.retrain, "stages": list(closings)},
     )
-    seconds = {outcome.stage.job: round(outcome.seconds, 2) for outcome in outcomes}
+    seconds = {outcome.stage.name: round(outcome.seconds, 2) for outcome in outcomes}
     job = Job("nightly", config, night.run_date, seconds)
     progress.say(closing_line(job, result, time.monotonic() - start))
     return EXIT_OK

@@ -21,8 +21,8 @@ def _build_features(closing: Closing) -> list[str]:
 def _train_model(closing: Closing) -> list[str]:
     return [
         _counted(closing.get("steps"), "steps"),
-        _number("validation AUC", closing.get("validation_auc")),
-        _joined("model", closing.get("model_version") or closing.get("version")),
+        _number("validation AUC", closing.get("auc")),
+        _joined("model", closing.get("version")),
     ]
 
 

@@ -35,6 +35,11 @@ class Stage:
     log: Path
     overrides: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The job's name, unless a night runs the job twice: unique in a night, and the name of its log."""
+        return self.log.stem
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -77,7 +82,7 @@ class StageError(NightrankError):
     def __init__(self, outcome: Outcome) -> None:
         said = "\n".join(f"  {line}" for line in last_words(outcome.stage.log))
         problem = (
-            f"{outcome.stage.job} ended with exit code {outcome.exit_code} ({_meaning(outcome.exit_code)})"
+            f"{outcome.stage.name} ended with exit code {outcome.exit_code} ({_meaning(outcome.exit_code)})"
         )
         super().__init__(f"{problem}\n{said}" if said else problem, f"read {outcome.stage.log}")
         self.exit_code = outcome.exit_code
@@ -87,10 +92,11 @@ class StageError(NightrankError):
 class StoppedError(NightrankError):
     """We were told to end and ended the running stage first; carries the shell's exit code for the signal."""
 
-    def __init__(self, number: int, job: str) -> None:
+    def __init__(self, number: int, stage: str) -> None:
         name = signal.Signals(number).name
         super().__init__(
-            f"{name} arrived; {job} was stopped", "run the same night again: nothing half-written is visible"
+            f"{name} arrived; {stage} was stopped",
+            "run the same night again: nothing half-written is visible",
         )
         self.exit_code = 128 + number
 
@@ -163,9 +169,9 @@ def run_stage(
             if exit_code != 0:
                 end_group(process)  # a killed JVM leaves its Python driver behind
     if interruptions.received is not None and exit_code is None:
-        raise StoppedError(interruptions.received, stage.job)
+        raise StoppedError(interruptions.received, stage.name)
     code = 128 - process.returncode if process.returncode < 0 else process.returncode
-    return Outcome(stage, code, time.monotonic() - start, closing_object(stage.log, stage.job))
+    return Outcome(stage, code, time.monotonic() - start, closing_object(stage.log))
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -179,14 +185,14 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def closing_object(log: Path, job: str) -> dict[str, Any]:
-    """The last line of a log that is this job's closing JSON object; empty when there is none."""
+def closing_object(log: Path) -> dict[str, Any]:
+    """The last line of a log that is a job's closing JSON object; empty when there is none."""
     for line in reversed(_tail(log)):
         if line.startswith("{"):
             with suppress(json.JSONDecodeError):
-                found = json.loads(line)
-                if found.get("job") == job:
-                    return dict(found)
+                found = dict(json.loads(line))
+                if {"job", "seconds"} <= found.keys():
+                    return found
     return {}
 
 

@@ -44,7 +44,7 @@ footer { margin-top: 3rem; color: var(--muted); font-size: .8125rem; }
 .grid > * { min-width: 0; margin: 0; }
 figure { margin: 0; }
 figcaption { font-size: .875rem; color: var(--muted); margin-bottom: .5rem; }
-figcaption strong { color: var(--ink); }
+figcaption strong { display: block; color: var(--ink); }
 .chart { display: block; width: 100%; height: auto; font: 12px system-ui, -apple-system, "Segoe UI", Roboto,
   "Liberation Sans", sans-serif; font-variant-numeric: tabular-nums; }
 .chart text { fill: var(--muted); }

@@ -95,7 +95,7 @@ def test_night_without_measure_has_no_verdict(tmp_path: Path) -> None:
 
 def test_seconds_table_leaves_out_what_a_night_did_not_run(tmp_path: Path) -> None:
     def outcome(job: str, seconds: float) -> Outcome:
-        return Outcome(Stage(job, RUN_DATE, tmp_path), 0, seconds)
+        return Outcome(Stage(job, RUN_DATE, tmp_path / f"{job}.log"), 0, seconds)
 
     nights = {
         "night1": [outcome("a", 1.25), outcome("c", 2)],

@@ -100,6 +100,23 @@ def test_retraining_adds_training_and_the_gate_and_sets_the_mode_for_build_featu
     assert ["workflow.mode=retrain" in call["words"] for call in calls] == [True] + [False] * 5
 
 
+@pytest.mark.parametrize(
+    "promoted, versions, again", [(False, "ab", True), (False, "aa", False), (True, "ab", False)]
+)
+def test_features_are_applied_again_for_a_champion_kept_with_another_workflow(
+    fake: Fake, promoted: bool, versions: str, again: bool
+) -> None:
+    champion, challenger = ({"workflow_version": version} for version in versions)
+    facts = {"promoted": promoted, "champion": champion, "challenger": challenger}
+    publish_facts(Lake(str(fake.lake)).evaluations.partition(RUN_DATE), facts)
+    assert nightly.main(fake.arguments("--retrain")) == 0
+    calls = fake.calls()
+    applied = [call["job"] for call in calls if "workflow.mode=apply" in call["words"]]
+    assert applied == (["build_features"] if again else [])
+    assert [call["job"] for call in calls][3] == ("build_features" if again else "build_candidates")
+    assert (fake.lake / f"logs/dt={RUN_DATE}/build_features_again.log").exists() == again
+
+
 def test_lists_of_the_day_before_are_measured_when_there_are_any(fake: Fake) -> None:
     publish_facts(Lake(str(fake.lake)).recommendations.partition("2026-01-07"), {})
     assert nightly.main(fake.arguments()) == 0
@@ -198,11 +215,17 @@ def test_group_of_a_failed_stage_is_ended_too(fake: Fake) -> None:
 
 def test_closing_object_is_found_behind_noise(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
-    log.write_text(
-        '{"job": "x", "rows_out": 1}\n{"job": "x", "rows_out": 2}\n{"job": "other"}\n{broken\nshutdown\n'
-    )
-    assert submit.closing_object(log, "x") == {"job": "x", "rows_out": 2}
-    assert submit.closing_object(log, "y") == {}
+    lines = [
+        '{"job": "x", "seconds": {}, "n": 1}',
+        '{"job": "x", "seconds": {}, "n": 2}',
+        '{"n": 3}',
+        "{broken",
+        "noise",
+    ]
+    log.write_text("\n".join(lines))
+    assert submit.closing_object(log) == {"job": "x", "seconds": {}, "n": 2}
+    log.write_text("noise\n")
+    assert submit.closing_object(log) == {}
 
 
 def test_last_words_of_a_long_failure_are_its_first_line_its_cause_and_its_remedy(tmp_path: Path) -> None:

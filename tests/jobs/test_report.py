@@ -201,7 +201,7 @@ def test_stage_seconds_leave_out_failed_stages_and_the_report_itself(tmp_path: P
             json.dumps({"job": job, "seconds": {"session": 2.0, "total": 3.0}})
         )
     found = read_stage_times(lake, RUN_DATE)
-    assert [(each.job, each.total_s, dict(each.phases_s)) for each in found] == [
+    assert [(each.stage, each.total_s, dict(each.phases_s)) for each in found] == [
         ("score_daily", 3.0, {"session": 2.0})
     ]
 

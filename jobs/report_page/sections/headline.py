@@ -71,7 +71,7 @@ def _quality(night: Night) -> Html:
 
 
 def _baseline(night: Night) -> Html:
-    name, found = "Logistic regression AUC", logistic_regression(night.evaluation)
+    name, found = "Logistic regression", logistic_regression(night.evaluation)
     if night.evaluation is None or found is None:
         return _tile(name, numbers.NONE, "no such baseline was trained")
     reached = numbers.share_reached(found["auc"], night.evaluation.get("best_auc"))
@@ -108,10 +108,10 @@ def _served(night: Night) -> Html:
 
 def _coverage(night: Night) -> Html:
     if night.recommendations is None:
-        return _tile("Items recommended", numbers.NONE, "score_daily has not run for this night")
+        return _tile("Item coverage", numbers.NONE, "score_daily has not run for this night")
     facts = night.recommendations.facts
     note = f"{numbers.count(facts['items_recommended'])} of {numbers.count(facts['items'])} items stand in a list"
-    return _tile("Items recommended", numbers.percent(facts["coverage"]), note, meter=facts["coverage"])
+    return _tile("Item coverage", numbers.percent(facts["coverage"]), note, meter=facts["coverage"])
 
 
 def _tile(name: str, value: str, note: Child, meter: float | None = None) -> Html:

@@ -16,9 +16,9 @@ from jobs.report_page.markup import Html, figure, grid, lead, missing, section, 
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of one job by its own clock, and of its phases."""
+    """Seconds of one stage by its job's own clock, and of its phases."""
 
-    job: str
+    stage: str
     total_s: float
     phases_s: Mapping[str, float]
 
@@ -30,7 +30,7 @@ def read_stage_times(lake: Lake, run_date: str) -> list[StageTime]:
     folder = Path(storage.filesystem(lake.logs)[1]) / f"dt={run_date}"
     found = []
     for log in sorted(folder.glob("*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
-        seconds = dict(closing_object(log, log.stem).get("seconds", {}))
+        seconds = dict(closing_object(log).get("seconds", {}))
         if seconds and log.stem != "report":  # the report's own line is from an earlier run, if there is one
             found.append(StageTime(log.stem, float(seconds.pop("total")), seconds))
     return found
@@ -44,10 +44,12 @@ def render(times: list[StageTime]) -> Html:
     sentence = lead(
         f"{len(times)} stages took {numbers.seconds(total)} by their own clocks; starting a Spark process comes on top."
     )
-    drawn = rows("Seconds by stage", [each.job for each in times], [each.total_s for each in times], unit="s")
+    drawn = rows(
+        "Seconds by stage", [each.stage for each in times], [each.total_s for each in times], unit="s"
+    )
     listed = [
         [
-            each.job,
+            each.stage,
             numbers.seconds(each.total_s),
             ", ".join(f"{name} {value:.1f}" for name, value in each.phases_s.items()),
         ]

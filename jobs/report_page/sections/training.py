@@ -83,9 +83,10 @@ def _facts(model: Mapping[str, Any]) -> Html:
     )
 
 
-def _architecture(model: Mapping[str, Any]) -> str | None:
-    found = model.get("architecture")
-    if not isinstance(found, Mapping):
-        return None if found is None else str(found)
-    sizes = [f"{name.replace('_', ' ')} {value}" for name, value in found.items() if name != "architecture"]
-    return ", ".join([str(found.get("architecture", "")), *sizes])
+def _architecture(model: Mapping[str, Any]) -> str:
+    sizes = [
+        f"{name.replace('_', ' ').replace('mlp', 'MLP')} {'–'.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in sorted(model.get("model", {}).items())
+        if name != "architecture" and value
+    ]
+    return ", ".join([str(model.get("architecture", numbers.NONE)), *sizes])
