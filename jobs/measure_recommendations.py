@@ -1,0 +1,116 @@
+"""The lists of a date against the clicks that followed: hit rate, NDCG and coverage, beside those of the most popular items.
+
+Users without a row in train are measured apart: to the popular items and to the model alike they are cold.
+"""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.dataset import Dataset, read_dataset
+from conf.errors import DataError
+from conf.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from conf.load import config_digest
+from conf.manifest import Manifest, read_manifest
+from etl.publish import publish_facts, read_published
+from etl.raw_files import require_raw
+from etl.read import good_rows, read_log
+from jobs.runner import Job, Result, require, run
+from scoring.candidates import CLICK_COLUMNS, clicked_items, popular_items, popularity
+from scoring.contract import CANDIDATES, ITEM_INDEX
+from scoring.features import read_split
+from scoring.relevance import coverage, measure_lists
+
+
+def measure_recommendations(job: Job) -> Result:
+    """Measures the lists of the run date and publishes the facts."""
+    require(job.config, "keys")
+    lake, run_date, against = job.lake, job.run_date, job.config.measure.against
+    published = read_manifest(lake.recommendations.partition(run_date))
+    dataset = read_dataset(lake, run_date)
+    k, items = published.facts["k"], published.facts["items"]
+    train = read_split(job.spark, lake, dataset, ["train"], CLICK_COLUMNS)
+    warm = train.select(USER_KEY).distinct()
+    with job.phase("positives"):
+        wanted = positives(job, dataset).persist()
+        num_wanted = wanted.count()
+    if not num_wanted:
+        raise DataError(
+            f"nobody clicked anything in what the lists of {run_date} are measured against ({against})",
+            "measure another date, or set measure.against",
+        )
+    with job.phase("lists"):
+        lists = recommended(job)
+        ours, own_coverage = measure_lists(lists, wanted, warm, k), coverage(lists, items)
+    with job.phase("popular"):
+        lists = most_popular(job, dataset, train, published).persist()
+        popular, popular_coverage = measure_lists(lists, wanted, warm, k), coverage(lists, items)
+    own, base, cold = ours[True], popular[True], ours[False]
+    facts = {
+        "recommendations_date": run_date,
+        "against": against,
+        "k": k,
+        "users": own.users,
+        "hit_rate": own.hit_rate,
+        "ndcg": own.ndcg,
+        "coverage": own_coverage,
+        "popular": {"hit_rate": base.hit_rate, "ndcg": base.ndcg, "coverage": popular_coverage},
+        "lift": own.hit_rate / base.hit_rate if own.hit_rate is not None and base.hit_rate else None,
+        "cold_users": {"users": cold.users, "hit_rate": cold.hit_rate, "ndcg": cold.ndcg}
+        if cold.users
+        else None,
+    }
+    with job.phase("publish"):
+        inputs = {
+            "recommendations": published.digest,
+            "dataset": dataset.digest,
+            "config": config_digest(job.config, "measure", "candidates"),
+        }
+        publish_facts(lake.measures.partition(run_date), inputs=inputs, facts=facts)
+    return Result(lake.measures.partition(run_date).path, rows_in=num_wanted, facts=facts)
+
+
+def positives(job: Job, dataset: Dataset) -> DataFrame:
+    """Distinct (user_key, item_key) that were clicked: on the day after the lists, or in the test split.
+
+    Raises:
+        DataError: the day after has no raw log.
+    """
+    if job.config.measure.against == "test_split":
+        rows = read_split(job.spark, job.lake, dataset, ["test"], CLICK_COLUMNS)
+    else:
+        day_after = (date.fromisoformat(job.run_date) + timedelta(days=1)).isoformat()
+        rows = good_rows(read_log(job.spark, job.config, require_raw(job.config, job.config.log, day_after)))
+    return rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY).distinct()
+
+
+def recommended(job: Job) -> DataFrame:
+    """The published lists: (user_key, position, item_key)."""
+    lists = read_published(job.spark, job.lake.recommendations.partition(job.run_date))
+    return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
+
+
+def most_popular(job: Job, dataset: Dataset, train: DataFrame, published: Manifest) -> DataFrame:
+    """The k items with most clicks in train for every user, under the rules of our own lists: same users, same items,
+    without what the user clicked where the config excludes that. (user_key, position, item_key)
+    """
+    version, exclude = published.facts["workflow_version"], job.config.candidates.exclude_clicked
+    items = read_published(job.spark, job.lake.candidate_items(version).partition(job.run_date)).select(
+        ITEM_INDEX, ITEM_KEY
+    )
+    users = read_published(job.spark, job.lake.users(version).partition(job.run_date), columns=[USER_KEY])
+    clicked = (
+        clicked_items(read_split(job.spark, job.lake, dataset, exclude, CLICK_COLUMNS), items)
+        if exclude
+        else None
+    )
+    lists = popular_items(users, popularity(train, items), clicked, published.facts["k"])
+    entries = lists.select(USER_KEY, F.posexplode(CANDIDATES).alias("place", ITEM_INDEX))
+    return entries.join(items, ITEM_INDEX).select(USER_KEY, (F.col("place") + 1).alias("position"), ITEM_KEY)
+
+
+if __name__ == "__main__":
+    run("measure_recommendations", __doc__ or "", measure_recommendations)

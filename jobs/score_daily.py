@@ -1,0 +1,114 @@
+"""The champion's top-k items for every user: users × candidates scored in Spark workers, published as `recommendations`."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf import storage
+from conf.dataset import Dataset
+from conf.errors import DataError
+from conf.feature_spec import USER_KEY
+from conf.load import config_digest
+from conf.manifest import Manifest, data_files, read_manifest
+from etl.publish import Rules, publish, read_published
+from etl.workflow import load_workflow
+from jobs.champion import champion_and_dataset
+from jobs.runner import Job, Result, require, run
+from scoring.contract import ListRequest, require_context, require_listable
+from scoring.model_info import ModelInfo
+from scoring.score import score_lists
+from scoring.summary import summarize_lists
+
+# Users a scoring task streams through at most: bounds what a lost task costs.
+USERS_PER_TASK = 50_000
+
+
+def score_daily(job: Job) -> Result:
+    """Scores, summarises and publishes the lists of the run date."""
+    require(job.config, "keys")
+    model, dataset = champion_and_dataset(job)
+    require_listable(model.spec)
+    users, items, candidates = night_tables(job, dataset)
+    with job.phase("context"):
+        context = encoded_context(job, model)
+    item_files = data_files(job.lake.candidate_items(dataset.workflow_version).partition(job.run_date), items)
+    score = job.config.score
+    request = ListRequest(model.request(score), tuple(item_files), tuple(sorted(context.items())), score.k)
+    with job.phase("score"):
+        lists = score_lists(candidate_users(job, dataset, users), model.spec, request).persist()
+        facts = summarize_lists(lists, score.k, users.rows, items.rows)
+    rows = facts.pop("rows")
+    with job.phase("publish"):
+        versions = {"model_version": model.version, "workflow_version": dataset.workflow_version}
+        published = publish(
+            lists.select("*", *(F.lit(value).alias(name) for name, value in versions.items())),
+            job.lake.recommendations.partition(job.run_date),
+            inputs={
+                "model": model.version,
+                "users": users.digest,
+                "candidates": candidates.digest,
+                "config": config_digest(job.config, "score"),
+            },
+            row_group_rows=job.config.output.row_group_rows,
+            expected_rows=rows,
+            facts={**facts, **versions, "scored_at": storage.utc_now()},
+            rules=Rules(
+                not_null=["user_id", "item_id", "score"],
+                ranges={"position": (1, score.k + 1), "score": (0.0, 1.0 + 2**-20)},
+            ),
+            sort_by=["user_id", "position"],
+            grace_hours=job.config.output.grace_hours,
+        )
+    told = ("users", "users_with_fewer", "users_without", "coverage", "k")
+    return Result(
+        output=job.lake.recommendations.partition(job.run_date).path,
+        rows_in=users.rows,
+        rows_out=published.rows,
+        facts={**{name: facts[name] for name in told}, **versions},
+    )
+
+
+def night_tables(job: Job, dataset: Dataset) -> tuple[Manifest, Manifest, Manifest]:
+    """Manifests of users, candidate_items and candidates of the run date.
+
+    Raises:
+        DataError: one is missing, or the candidates were built from other users or items.
+    """
+    lake, version = job.lake, dataset.workflow_version
+    tables = (lake.users(version), lake.candidate_items(version), lake.candidates(version))
+    users, items, candidates = (read_manifest(table.partition(job.run_date)) for table in tables)
+    for name, found in (("users", users), ("candidate_items", items)):
+        if candidates.inputs[name] != found.digest:
+            raise DataError(
+                f"{candidates.table} dt={job.run_date} was built from {name} {candidates.inputs[name]}, "
+                f"now they are {found.digest}",
+                f"run build_candidates for {job.run_date} again",
+            )
+    return users, items, candidates
+
+
+def encoded_context(job: Job, model: ModelInfo) -> dict[str, float | int]:
+    """Tonight's values of the context features, encoded by the model's workflow.
+
+    Raises:
+        ConfigError: score.context does not give exactly the features of scope `context`.
+    """
+    given = job.config.score.context
+    require_context(model.spec, given)
+    if not given:
+        return {}
+    return load_workflow(job.lake, model.spec.workflow_version).encode_values(job.spark, given)
+
+
+def candidate_users(job: Job, dataset: Dataset, users: Manifest) -> DataFrame:
+    """users with their candidates, spread over enough tasks to keep every slot busy."""
+    lake, version = job.lake, dataset.workflow_version
+    known = read_published(job.spark, lake.users(version).partition(job.run_date))
+    candidates = read_published(job.spark, lake.candidates(version).partition(job.run_date))
+    tasks = max(job.spark.sparkContext.defaultParallelism, -(-users.rows // USERS_PER_TASK))
+    return known.join(candidates, USER_KEY).repartition(tasks, USER_KEY)
+
+
+if __name__ == "__main__":
+    run("score_daily", __doc__ or "", score_daily)

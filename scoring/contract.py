@@ -1,0 +1,74 @@
+"""What driver and workers of scoring agree on: column names, requests, and which features a model may be given.
+
+Knows neither Spark nor torch: a driver that only plans and publishes never loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from conf.errors import ConfigError
+from conf.feature_spec import FeatureSpec
+
+ITEM_INDEX = "item_index"
+CANDIDATES = "candidates"
+EXCLUDED = "excluded"
+PROBABILITY = "probability"
+
+DeviceKind = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """Which model to run and how: paths and numbers only, so that it travels to any process and serves as a cache key.
+
+    Attributes:
+        path: the model's folder.
+        device: where to run it.
+        step_rows: rows that go through the model at once; None lets the device decide.
+    """
+
+    path: str
+    device: DeviceKind
+    step_rows: int | None
+
+
+@dataclass(frozen=True)
+class ListRequest:
+    """What a worker needs to make top-k lists.
+
+    Attributes:
+        item_files: Parquet files of candidate_items, in the order of their manifest.
+        context: encoded value of each feature of scope `context`, by name.
+        k: how many items a user gets at most.
+    """
+
+    model: ModelRequest
+    item_files: tuple[str, ...]
+    context: tuple[tuple[str, int | float], ...]
+    k: int
+
+
+def require_listable(spec: FeatureSpec) -> None:
+    """Raises ConfigError where a feature belongs to a pair alone: lists are assembled from users, items and context."""
+    pairs = [each.name for each in spec.scoped("pair")]
+    if pairs:
+        raise ConfigError(
+            f"top-k lists cannot be scored with features of scope pair: {pairs}",
+            "give each of them a scope under `scopes`, or leave it out of `features` and train again; "
+            "score_rows scores rows that hold such features",
+        )
+
+
+def require_context(spec: FeatureSpec, values: Mapping[str, Any]) -> None:
+    """Raises ConfigError unless `values` gives exactly the features of scope `context`."""
+    wanted = {each.name for each in spec.scoped("context")}
+    missing, unknown = sorted(wanted - set(values)), sorted(set(values) - wanted)
+    if missing or unknown:
+        raise ConfigError(
+            f"score.context must give a value for each feature of scope context: missing {missing}, "
+            f"of another scope or unknown {unknown}",
+            "give the raw values that hold for tonight under score.context",
+        )

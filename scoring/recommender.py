@@ -1,0 +1,145 @@
+"""Scores batches of users against their candidates and keeps the k best of each: one worker process's part of a night."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from conf import storage
+from conf.errors import DataError
+from conf.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
+from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX, ListRequest
+from scoring.pairs import Block, CandidateLists, Side, blocks, context_side, side_of
+from scoring.predictor import Predictor, predictor_of_process
+from scoring.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
+
+RECOMMENDATIONS = pa.schema(
+    [("user_id", pa.string()), ("position", pa.int32()), ("item_id", pa.string()), ("score", pa.float32())]
+)
+
+# Keys of at least this many places are ranked together, however few rows go through the model at once.
+_MIN_BLOCK_PLACES = 131_072
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items on the device: `keys` (N,) strings by item index, `side` with the context features filled in."""
+
+    keys: pa.Array
+    side: Side
+
+
+@dataclass(frozen=True)
+class Recommender:
+    """A predictor with the items beside it."""
+
+    predictor: Predictor
+    items: Items
+    k: int
+
+    def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The k best candidates of each user: batches of RECOMMENDATIONS in the order of the users, then by position.
+
+        Order within a user: score descending, then item key ascending. A user without candidates gets no row.
+
+        Args:
+            users: user_key, candidates, excluded and the user features; one row a user.
+
+        Raises:
+            DataError: a score is NaN, or candidates are out of range or repeated; names the user.
+        """
+        side = side_of(pa.Table.from_batches([users]), self.predictor.spec, "user").to(self.predictor.device)
+        lists = CandidateLists(
+            users.column(USER_KEY), users.column(CANDIDATES), users.column(EXCLUDED), len(self.items.keys)
+        )
+        for block in blocks(lists, max(self.predictor.step_rows, _MIN_BLOCK_PLACES)):
+            if len(block.item):
+                yield self._best(block, side, lists.users)
+
+    @torch.inference_mode()
+    def _best(self, block: Block, side: Side, users: pa.Array) -> pa.RecordBatch:
+        device = self.predictor.device
+        user, item = (
+            torch.from_numpy(block.user).to(device),
+            torch.from_numpy(block.item).to(device),
+        )  # (P,) each
+        scores = self._scores(user, item, side, users)
+        matrix = torch.full(
+            (len(block.lengths), int(block.lengths.max())), NO_CANDIDATE, device=device
+        )  # (U, W)
+        matrix[user - block.first_user, torch.from_numpy(block.place).to(device)] = ranking_keys(scores, item)
+        best = top_keys(matrix, self.k).cpu()  # (U, min(k, W))
+        filled = best != NO_CANDIDATE
+        row, position = filled.nonzero(as_tuple=True)
+        score, index = split_keys(best[filled])
+        self._require_distinct(best, filled, block.first_user, users)
+        return pa.RecordBatch.from_arrays(
+            [
+                users.take(pa.array(row.numpy() + block.first_user)),
+                pa.array((position + 1).int().numpy()),
+                self.items.keys.take(pa.array(index.numpy())),
+                pa.array(score.numpy()),
+            ],
+            schema=RECOMMENDATIONS,
+        )
+
+    def _scores(self, user: Tensor, item: Tensor, side: Side, users: pa.Array) -> Tensor:
+        """(P,) probabilities; only `step_rows` pairs at a time have their features assembled."""
+        scores = torch.empty(len(item), dtype=torch.float32, device=self.predictor.device)
+        for start in range(0, len(item), self.predictor.step_rows):
+            step = slice(start, start + self.predictor.step_rows)
+            pairs = side.rows(user[step]).plus(self.items.side.rows(item[step]))
+            scores[step] = self.predictor.probabilities(pairs.dense, pairs.categorical)
+        wrong = scores.isnan()
+        if wrong.any():
+            first = int(wrong.nonzero()[0])
+            raise DataError(
+                f"model {self.predictor.version} scores user {users[int(user[first])]} with item "
+                f"{self.items.keys[int(item[first])]} as NaN ({int(wrong.sum())} of {len(scores)} pairs at once)",
+                "look for NaN or infinite features of this user and item, or a diverged model; train again",
+            )
+        return scores
+
+    def _require_distinct(self, best: Tensor, filled: Tensor, first_user: int, users: pa.Array) -> None:
+        repeated = (best[:, 1:] == best[:, :-1]) & filled[:, 1:]
+        if repeated.any():
+            user = users[first_user + int(repeated.nonzero()[0, 0])]
+            raise DataError(f"the candidates of user {user} hold an item twice", "run build_candidates again")
+
+
+@lru_cache(maxsize=1)
+def recommender_of_process(request: ListRequest, gpu: int | None, threads: int) -> Recommender:
+    """The recommender of this process, made when the first batch asks for it: model and items are read once."""
+    predictor = predictor_of_process(request.model, gpu, threads)
+    items = read_items(request.item_files, predictor.spec, dict(request.context))
+    return Recommender(predictor, Items(items.keys, items.side.to(predictor.device)), request.k)
+
+
+def read_items(files: Sequence[str], spec: FeatureSpec, context: Mapping[str, int | float]) -> Items:
+    """The candidate items, by index, on the CPU.
+
+    Raises:
+        DataError: their indices are not 0, 1, 2, …
+        ConfigError: the context does not fit the spec.
+    """
+    columns = [ITEM_INDEX, ITEM_KEY, *(each.name for each in spec.scoped("item"))]
+    table = pa.concat_tables(_read_parquet(path, columns) for path in files).combine_chunks()
+    index = table.column(ITEM_INDEX).to_numpy()
+    if not np.array_equal(index, np.arange(len(index))):
+        raise DataError(
+            f"{files[0]}: item_index does not count from 0 in steps of 1", "run build_candidates again"
+        )
+    keys = pa.array(table.column(ITEM_KEY).to_pylist(), pa.string())
+    return Items(keys, side_of(table, spec, "item").plus(context_side(context, spec)))
+
+
+def _read_parquet(path: str, columns: list[str]) -> pa.Table:
+    files, inner = storage.filesystem(path)
+    return pq.read_table(inner, filesystem=files, columns=columns, partitioning=None)

@@ -1,0 +1,90 @@
+"""Scoring in Spark: users stream through as Arrow batches and leave as top-k lists, rows leave with a probability.
+
+Model and items are loaded once a Python worker process; the user × item table never exists in Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+
+from conf.feature_spec import USER_KEY, FeatureSpec
+from scoring.contract import CANDIDATES, EXCLUDED, PROBABILITY, ListRequest, ModelRequest
+
+Batches = Iterable[pa.RecordBatch]
+
+LISTS = T.StructType(
+    [
+        T.StructField("user_id", T.StringType()),
+        T.StructField("position", T.IntegerType()),
+        T.StructField("item_id", T.StringType()),
+        T.StructField("score", T.FloatType()),
+    ]
+)
+
+
+def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> DataFrame:
+    """The k best candidates of each user: (user_id, position from 1, item_id, score), order of users kept.
+
+    Score is the click probability; within a user it descends, ties by item id. A user without candidates gets no row.
+
+    Args:
+        users: user_key, the features of scope `user`, candidates and excluded (array<int>: item indices; null
+            candidates stand for every item but `excluded`).
+        spec: the model's; features of scope `pair` must not be in it (contract.require_listable).
+
+    Raises (in the workers, when the frame is evaluated):
+        DataError: a score is NaN, or candidates are out of range or repeated; names the user.
+        ConfigError: the device asked for is not there, or a context value is missing.
+    """
+    columns = [USER_KEY, *(each.name for each in spec.scoped("user")), CANDIDATES, EXCLUDED]
+    return users.select(*columns).mapInArrow(_list_maker(request), LISTS)
+
+
+def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> DataFrame:
+    """Every feature row with its click probability: the columns `keep`, then `probability` (float32), row for row.
+
+    Raises (in the workers, when the frame is evaluated):
+        DataError: a probability is NaN; names the row by its kept columns.
+        ConfigError: the device asked for is not there.
+    """
+    names = [each.name for each in spec.features]
+    wanted = rows.select(*keep, *(name for name in names if name not in keep))
+    schema = T.StructType([*(rows.schema[name] for name in keep), T.StructField(PROBABILITY, T.FloatType())])
+    return wanted.mapInArrow(_row_scorer(model, tuple(keep)), schema)
+
+
+def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.recommender import recommender_of_process  # torch: in the workers alone
+
+        recommender = recommender_of_process(request, *_slot())
+        for batch in batches:
+            yield from recommender.recommend(batch)
+
+    return make_lists
+
+
+def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    def score(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.predictor import predictor_of_process
+        from scoring.rows import score_batch  # torch: in the workers alone
+
+        predictor = predictor_of_process(model, *_slot())
+        for batch in batches:
+            yield score_batch(predictor, batch, keep)
+
+    return score
+
+
+def _slot() -> tuple[int | None, int]:
+    """(index of the GPU, number of CPU threads) that Spark assigned to the running task."""
+    task = TaskContext.get()
+    if task is None:
+        return None, 1
+    gpu = task.resources().get("gpu")
+    return (int(gpu.addresses[0]) if gpu else None), task.cpus()
