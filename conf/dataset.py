@@ -46,7 +46,9 @@ class Dataset:
     @property
     def digest(self) -> str:
         """Identifies the data, whatever its files are called: enters the model's version."""
-        members = [[split, m.dt, m.digest, m.label or ""] for split, found in self.splits.items() for m in found]
+        members = [
+            [split, m.dt, m.digest, m.label or ""] for split, found in self.splits.items() for m in found
+        ]
         return digest_of([self.workflow_version, sorted(members)])
 
     @property
@@ -93,10 +95,14 @@ def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
     try:
         return feature_spec.loads(storage.read_text(path))
     except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist", "run build_features: it writes the workflow and its spec") from error
+        raise DataError(
+            f"{path} does not exist", "run build_features: it writes the workflow and its spec"
+        ) from error
 
 
-def split_partitions(lake: Lake, dataset: Dataset, split: Split) -> list[tuple[Partition, Manifest, str | None]]:
+def split_partitions(
+    lake: Lake, dataset: Dataset, split: Split
+) -> list[tuple[Partition, Manifest, str | None]]:
     """(feature partition, its manifest, file label) for each member of a split, in date order.
 
     Raises:

@@ -93,7 +93,9 @@ class FeatureSpec:
             difference = f"workflow_version {self.workflow_version} against {other.workflow_version}"
         else:
             pairs = zip(self.features, other.features, strict=False)
-            difference = next((f"{a} against {b}" for a, b in pairs if a != b), "the number of features or the keys")
+            difference = next(
+                (f"{a} against {b}" for a, b in pairs if a != b), "the number of features or the keys"
+            )
         raise DataError(
             f"{mine} and {theirs} have different features: {difference}",
             "use features and model of one workflow version: run build_features for the model's version",

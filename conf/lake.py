@@ -1,16 +1,16 @@
 """Where everything lies below the lake's root. No other module builds these paths.
 
-    raw/dt=…                        raw day files of the generator
-    quarantine/dt=…                 rows that did not parse
-    workflow/<version>/             fitted operators, feature_spec.json, vocabularies
-    features|users|items/<workflow version>/dt=…
-    datasets/dt=…                   what a run of build_features made: workflow version, days of each split
-    models/<name>/<version>/        weights and model.json
-    models/<name>/promotions/       one decision of the gate a run date
-    candidates|candidate_items/<workflow version>/dt=…
-    recommendations|scores|evaluations|measures/dt=…
-    checkpoints/<version>/          of trainings in progress
-    reports/, logs/, mlflow.db
+raw/dt=…                        raw day files of the generator
+quarantine/dt=…                 rows that did not parse
+workflow/<version>/             fitted operators, feature_spec.json, vocabularies
+features|users|items/<workflow version>/dt=…
+datasets/dt=…                   what a run of build_features made: workflow version, days of each split
+models/<name>/<version>/        weights and model.json
+models/<name>/promotions/       one decision of the gate a run date
+candidates|candidate_items/<workflow version>/dt=…
+recommendations|scores|evaluations|measures/dt=…
+checkpoints/<version>/          of trainings in progress
+reports/, logs/, mlflow.db
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "give the path of a YAML file that exists") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", "give the path of a YAML file that exists"
+        ) from error
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -103,6 +105,7 @@ def _set(values: dict[str, Any], override: str) -> None:
         target = target[parent]
         if not isinstance(target, dict):
             raise ConfigError(
-                f"--set {override!r}: {parent} is {target!r}, not a section", "name a key of an existing section"
+                f"--set {override!r}: {parent} is {target!r}, not a section",
+                "name a key of an existing section",
             )
     target[last] = value

@@ -90,7 +90,9 @@ class Manifest:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
         known = {key: value for key, value in values.items() if key not in ("rows", "digest")}
-        files = tuple(FileEntry(**{**each, "row_groups": tuple(each["row_groups"])}) for each in values["files"])
+        files = tuple(
+            FileEntry(**{**each, "row_groups": tuple(each["row_groups"])}) for each in values["files"]
+        )
         schema = tuple((name, kind) for name, kind in values["schema"])
         return cls(**{**known, "files": files, "schema": schema})
 
@@ -121,7 +123,9 @@ def read_manifest(partition: Partition) -> Manifest:
     try:
         return Manifest.from_json(values)
     except (KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a manifest: {error}", "delete it and rerun the job that writes it") from error
+        raise DataError(
+            f"{path} is not a manifest: {error}", "delete it and rerun the job that writes it"
+        ) from error
 
 
 def data_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:

@@ -52,7 +52,9 @@ def read_json(path: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not JSON: {error}", "delete the damaged file and rerun the job that writes it") from error
+        raise DataError(
+            f"{path} is not JSON: {error}", "delete the damaged file and rerun the job that writes it"
+        ) from error
 
 
 def list_files(path: str, recursive: bool = False) -> list[fs.FileInfo]:
@@ -81,7 +83,9 @@ def replace_text(path: str, text: str) -> None:
             with files.open_output_stream(inner) as stream:
                 stream.write(text.encode("utf-8"))
     except OSError as error:
-        raise InfrastructureError(f"cannot write {path}: {error}", "check disk space and permissions, then rerun") from error
+        raise InfrastructureError(
+            f"cannot write {path}: {error}", "check disk space and permissions, then rerun"
+        ) from error
 
 
 def replace_json(path: str, value: Any) -> None:

@@ -177,7 +177,9 @@ class SplitConfig(Strict):
         if self.train + self.validation >= 1.0:
             raise ValueError(f"train={self.train} + validation={self.validation} leaves no rows for test")
         if self.min_train_days > self.train_days:
-            raise ValueError(f"min_train_days={self.min_train_days} is more than train_days={self.train_days}")
+            raise ValueError(
+                f"min_train_days={self.min_train_days} is more than train_days={self.train_days}"
+            )
         return self
 
 
@@ -186,8 +188,12 @@ class WorkflowConfig(Strict):
 
     `fit`: a new one from this run's training days. `extend`: the champion's, with new values appended. `apply`: the
     champion's as it is. `retrain`: extend, or fit where there is no champion yet. `auto`: apply, or fit likewise.
+
+    `engine` says how vocabularies are looked up: by joins (`sql`, what RAPIDS runs on the GPU) or in Python workers on
+    Arrow batches (`arrow`, faster on CPUs); `auto` chooses by profile and size. Both give the same ids.
     """
 
+    engine: Literal["auto", "sql", "arrow"] = "auto"
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = "auto"
 
 

@@ -76,12 +76,13 @@ def build(
         workflow, mode = _workflow(spark, config, lake, splits["train"], parent_version)
     with phase("features"):
         features = {
-            dt: _publish_features(spark, config, lake, workflow, raw, counts[dt]) for dt, raw in sorted(days.items())
+            dt: _publish_features(spark, config, lake, workflow, raw, counts[dt])
+            for dt, raw in sorted(days.items())
         }
     with phase("users and items"):
         publish_latest(spark, config, lake, workflow, run_date, list(features.values()))
     label = config.split.by != "day"
-    members = {
+    members: dict[str, tuple[Member, ...]] = {
         split: tuple(Member(day.dt, features[day.dt].digest, split if label else None) for day in found)
         for split, found in splits.items()
     }
@@ -90,7 +91,9 @@ def build(
     return Built(dataset, workflow, counts, features)
 
 
-def encode_split(spark: SparkSession, config: Config, workflow: FittedWorkflow, run_date: str, split: Split) -> DataFrame:
+def encode_split(
+    spark: SparkSession, config: Config, workflow: FittedWorkflow, run_date: str, split: Split
+) -> DataFrame:
     """The raw rows of one split of a run date through a workflow: rows of its `spec.table_columns`. Writes nothing."""
     frames = []
     for raw in window(config, run_date)[split]:
@@ -104,14 +107,16 @@ def _workflow(
 ) -> tuple[FittedWorkflow, str]:
     mode = config.workflow.mode
     if mode in ("extend", "apply") and parent_version is None:
-        raise ConfigError(f"workflow.mode={mode} needs a champion, and there is none", "set workflow.mode=fit")
+        raise ConfigError(
+            f"workflow.mode={mode} needs a champion, and there is none", "set workflow.mode=fit"
+        )
     if mode == "auto":
         mode = "apply" if parent_version else "fit"
     if mode == "retrain":
         mode = "extend" if parent_version else "fit"
     parent = None
     if parent_version and mode != "fit":
-        parent = load_workflow(lake, parent_version, config.output.broadcast_max_rows)
+        parent = load_workflow(lake, parent_version, config.output.broadcast_max_rows, config.workflow.engine)
     if parent and mode == "apply":
         return parent, mode
     workflow = fit_workflow(spark, config, lake, train, parent)
@@ -120,21 +125,30 @@ def _workflow(
 
 
 def _publish_features(
-    spark: SparkSession, config: Config, lake: Lake, workflow: FittedWorkflow, raw: RawFiles, counts: DayCounts
+    spark: SparkSession,
+    config: Config,
+    lake: Lake,
+    workflow: FittedWorkflow,
+    raw: RawFiles,
+    counts: DayCounts,
 ) -> Manifest:
     """One feature partition; left alone when it was made of the same log by the same workflow and is whole."""
     partition = lake.features(workflow.version).partition(raw.dt)
     inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow.version}
     if is_published(partition):
         known = read_manifest(partition)
-        if dict(known.inputs) == inputs and all(storage.exists(path) for path in data_files(partition, known)):
+        if dict(known.inputs) == inputs and all(
+            storage.exists(path) for path in data_files(partition, known)
+        ):
             log.info("features of %s are up to date", raw.dt)
             return known
     prepared = prepared_rows(spark, config, raw)
     cut = SPLIT in prepared.columns
     rows = workflow.apply(prepared, keep=[SPLIT] if cut else [])
     spec = workflow.spec
-    ranges: dict[str, tuple[float, float]] = {each.name: (0, each.cardinality or 0) for each in spec.categorical}
+    ranges: dict[str, tuple[float, float]] = {
+        each.name: (0, each.cardinality or 0) for each in spec.categorical
+    }
     added: dict[str, Any] = {"expected_rows": counts.good} if config.negatives is None and not cut else {}
     return publish(
         rows,

@@ -27,6 +27,7 @@ from etl.workflow import (
     Chain,
     FittedWorkflow,
     chains,
+    choose_lookups,
     fit_dense,
     load_workflow,
     rare_table,
@@ -63,7 +64,7 @@ def fit_workflow(
     version = _version(config, parent, new_days)
     if workflow_exists(lake, version):
         log.info("workflow %s exists already", version)
-        return load_workflow(lake, version, config.output.broadcast_max_rows)
+        return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
     every = chains(config.features)
     if parent:
         _require_same_features(every, parent)
@@ -71,12 +72,18 @@ def fit_workflow(
     dense = [chain for chain in every if chain.kind == "dense"]
     fitted = [op for op in parent.operators if not _is_categorical(op)] if parent else fit_dense(rows, dense)
     measured = _publish_vocabulary(spark, config, lake, version, rows, every, parent)
-    spec = _spec(config, version, measured)
+    categorical = [chain for chain in every if chain.kind == "categorical"]
     found = vocabularies(spark, lake, version, measured, config.output.broadcast_max_rows) if measured else {}
-    categorical = [
-        chain.operators[-1].fit(chain.column, None, found[chain.column]) for chain in every if chain.kind == "categorical"
-    ]
-    workflow = FittedWorkflow(version, parent.version if parent else None, spec, (*fitted, *categorical), counted)
+    workflow = FittedWorkflow(
+        version=version,
+        parent=parent.version if parent else None,
+        spec=_spec(config, version, measured),
+        operators=(*fitted, *(c.operators[-1].fit(c.column, None, found[c.column]) for c in categorical)),
+        counted=counted,
+        lookups=choose_lookups(
+            spark, lake, version, measured, config.workflow.engine, config.output.broadcast_max_rows
+        ),
+    )
     save_workflow(lake, workflow, measured)
     return workflow
 
@@ -175,5 +182,9 @@ def _spec(config: Config, version: str, measured: Mapping[str, tuple[int, int]])
         else Feature(name, "dense", "float32", scopes.get(name, "pair"))
         for name in config.feature_names
     )
-    keys = [ROW_ID, *([USER_KEY, ITEM_KEY] if config.keys else []), *([EVENT_TIME] if config.log.event_time else [])]
+    keys = [
+        ROW_ID,
+        *([USER_KEY, ITEM_KEY] if config.keys else []),
+        *([EVENT_TIME] if config.log.event_time else []),
+    ]
     return FeatureSpec(features, tuple(keys), version)

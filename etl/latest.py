@@ -18,7 +18,12 @@ from etl.workflow import FittedWorkflow
 
 
 def publish_latest(
-    spark: SparkSession, config: Config, lake: Lake, workflow: FittedWorkflow, run_date: str, features: Sequence[Manifest]
+    spark: SparkSession,
+    config: Config,
+    lake: Lake,
+    workflow: FittedWorkflow,
+    run_date: str,
+    features: Sequence[Manifest],
 ) -> dict[str, Manifest]:
     """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row a key, sorted by key.
 
@@ -38,7 +43,9 @@ def publish_latest(
     ):
         columns = [each.name for each in workflow.spec.features if each.scope == side]
         if attributes:
-            rows = _from_attributes(spark, config, workflow, attributes, key, name, f"{side}s", columns, run_date)
+            rows = _from_attributes(
+                spark, config, workflow, attributes, key, name, f"{side}s", columns, run_date
+            )
         else:
             rows = _from_window(spark, lake, workflow, features, key, columns)
         rows = rows.persist()

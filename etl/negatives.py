@@ -25,9 +25,13 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
     )
     position = F.pmod(F.xxhash64(ROW_ID, "_draw", F.lit(config.seed)), F.lit(items.count()))
     drawn = positives.withColumn("_position", position).join(F.broadcast(numbered), "_position")
-    observed = rows.select(F.col(USER_KEY).alias("_seen_user"), F.col(ITEM_KEY).alias("_seen_item")).distinct()
+    observed = rows.select(
+        F.col(USER_KEY).alias("_seen_user"), F.col(ITEM_KEY).alias("_seen_item")
+    ).distinct()
     fresh = drawn.join(
-        observed, (F.col(USER_KEY) == F.col("_seen_user")) & (F.col("_item") == F.col("_seen_item")), "left_anti"
+        observed,
+        (F.col(USER_KEY) == F.col("_seen_user")) & (F.col("_item") == F.col("_seen_item")),
+        "left_anti",
     )
     negatives = fresh.withColumns(
         {

@@ -42,10 +42,14 @@ def describe(path: str) -> Description:
         footer = parquet.metadata
         columns = tuple((field.name, str(field.type)) for field in parquet.schema_arrow)
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
-        statistics = {
-            chunk.path_in_schema: _over_groups(groups, index, chunk.path_in_schema)
-            for index, chunk in enumerate(groups[0].column(i) for i in range(footer.num_columns))
-        } if groups else {name: (0, None, None) for name, _ in columns}
+        statistics = (
+            {
+                chunk.path_in_schema: _over_groups(groups, index, chunk.path_in_schema)
+                for index, chunk in enumerate(groups[0].column(i) for i in range(footer.num_columns))
+            }
+            if groups
+            else {name: (0, None, None) for name, _ in columns}
+        )
     return columns, footer.num_rows, size, tuple(group.num_rows for group in groups), statistics
 
 

@@ -24,7 +24,10 @@ FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 def read_text_fields(spark: SparkSession, table: RawTable, paths: Sequence[str]) -> DataFrame:
     """tsv and csv: (row_id, _file, _line_number, _line, _fields array of strings or null where the line does not split)."""
     lines = number_lines(spark, paths).select(
-        "row_id", F.col("file").alias(FILE), F.col("line_number").alias(LINE_NUMBER), F.col("line").alias(LINE)
+        "row_id",
+        F.col("file").alias(FILE),
+        F.col("line_number").alias(LINE_NUMBER),
+        F.col("line").alias(LINE),
     )
     if table.format == "tsv":
         fields = F.split(LINE, re.escape(table.separator), -1)
@@ -34,7 +37,8 @@ def read_text_fields(spark: SparkSession, table: RawTable, paths: Sequence[str])
     missing = [column.source_name for column in table.columns if column.source_name not in header]
     if missing:
         raise DataError(
-            f"{paths[0]} has no columns {missing}; its header is {header}", "correct log.columns (source) or the file"
+            f"{paths[0]} has no columns {missing}; its header is {header}",
+            "correct log.columns (source) or the file",
         )
     schema = ", ".join([*(f"f{i} string" for i in range(len(header))), "broken string"])
     options = {"sep": table.separator, "quote": '"', "escape": '"', "columnNameOfCorruptRecord": "broken"}
@@ -58,7 +62,9 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     first = next(iter(headers.values()))
     for path, header in headers.items():
         if header != first:
-            raise DataError(f"{path} has the header {header!r}, {paths[0]} has {first!r}", "deliver files of one layout")
+            raise DataError(
+                f"{path} has the header {header!r}, {paths[0]} has {first!r}", "deliver files of one layout"
+            )
     return next(csv.reader([first], delimiter=table.separator), [])
 
 
@@ -77,19 +83,25 @@ def typed(fields: DataFrame, table: RawTable) -> DataFrame:
 
     An empty field is null. Reasons: `field_count`, `integer:<column>`, `number:<column>`; the first one counts.
     """
-    values = {column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)}
+    values = {
+        column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)
+    }
     reasons: list[Column] = [F.when(F.col("_fields").isNull(), F.lit("field_count"))]
     columns: dict[str, Column] = {}
     for column in table.columns:
         raw = values[column.name]
         if column.type == "int":
             columns[column.name] = F.when(raw.rlike(_INTEGER), raw.cast("bigint"))
-            reasons.append(F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"integer:{column.name}")))
+            reasons.append(
+                F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"integer:{column.name}"))
+            )
         elif column.type == "float":
             number = raw.cast("double")
             finite = ~F.isnan(number) & (F.abs(number) < float("inf"))
             columns[column.name] = F.when(finite, number)
-            reasons.append(F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"number:{column.name}")))
+            reasons.append(
+                F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"number:{column.name}"))
+            )
         else:
             columns[column.name] = raw
     return fields.withColumns({**columns, REASON: F.coalesce(*reasons)}).drop("_fields")
@@ -99,7 +111,9 @@ def _empty_to_null(text: Column) -> Column:
     return F.when(text != "", text)
 
 
-def read_parquet_rows(spark: SparkSession, table: RawTable, paths: Sequence[str], first_rows: Sequence[int]) -> DataFrame:
+def read_parquet_rows(
+    spark: SparkSession, table: RawTable, paths: Sequence[str], first_rows: Sequence[int]
+) -> DataFrame:
     """Parquet: the same columns as `typed`; `_line` is the row as JSON.
 
     Args:
@@ -111,7 +125,9 @@ def read_parquet_rows(spark: SparkSession, table: RawTable, paths: Sequence[str]
     raw = spark.read.parquet(*paths)
     missing = [column.source_name for column in table.columns if column.source_name not in raw.columns]
     if missing:
-        raise DataError(f"{paths[0]} has no columns {missing}; it has {raw.columns}", "correct log.columns (source)")
+        raise DataError(
+            f"{paths[0]} has no columns {missing}; it has {raw.columns}", "correct log.columns (source)"
+        )
     starts = spark.createDataFrame(
         [(path.rsplit("/", 1)[1], first) for path, first in zip(paths, first_rows, strict=True)],
         "_name string, _first long",
@@ -124,7 +140,9 @@ def read_parquet_rows(spark: SparkSession, table: RawTable, paths: Sequence[str]
         spark_type, reason = kinds[column.type]
         columns[column.name] = value.cast(spark_type)
         if reason:
-            exact = columns[column.name].cast("double").eqNullSafe(value.cast("double")) & ~F.isnan(value.cast("double"))
+            exact = columns[column.name].cast("double").eqNullSafe(value.cast("double")) & ~F.isnan(
+                value.cast("double")
+            )
             reasons.append(F.when(value.isNotNull() & ~exact, F.lit(f"{reason}:{column.name}")))
         else:
             columns[column.name] = _empty_to_null(columns[column.name])

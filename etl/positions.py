@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-_INDEX_IN_TASK = (1 << 33) - 1  # monotonically_increasing_id puts the row's index within its task below bit 33
+_INDEX_IN_TASK = (
+    1 << 33
+) - 1  # monotonically_increasing_id puts the row's index within its task below bit 33
 
 
 def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
@@ -17,16 +19,23 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     pass over the text without parsing it, and collects one number a block.
     """
     blocks = _in_blocks(spark, paths)
-    ends = blocks.groupBy("file", "block").agg(F.min("index").alias("low"), F.count(F.lit(1)).alias("lines")).collect()
+    ends = (
+        blocks.groupBy("file", "block")
+        .agg(F.min("index").alias("low"), F.count(F.lit(1)).alias("lines"))
+        .collect()
+    )
     order = {_plain(path): position for position, path in enumerate(paths)}
-    offsets, total, of_file = [], 0, {}
+    offsets, total = [], 0
+    of_file: dict[str, int] = {}
     for end in sorted(ends, key=lambda row: (order[_plain(row["file"])], row["block"])):
         in_file = of_file.get(end["file"], 0)
         offsets.append((end["file"], end["block"], total - end["low"], in_file - end["low"]))
         total += end["lines"]
         of_file[end["file"]] = in_file + end["lines"]
     if not offsets:
-        return blocks.select("file", F.lit(0).cast("long").alias("line_number"), F.lit(0).cast("long").alias("row_id"), "line")
+        return blocks.select(
+            "file", F.lit(0).cast("long").alias("line_number"), F.lit(0).cast("long").alias("row_id"), "line"
+        )
     starts = spark.createDataFrame(offsets, "file string, block long, day_offset long, file_offset long")
     return blocks.join(F.broadcast(starts), ["file", "block"]).select(
         "file",

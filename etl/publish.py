@@ -73,7 +73,9 @@ def publish(
         DataError: the written rows break a rule; the previous partition stays.
     """
     attempt = f"a{uuid.uuid4().hex[:12]}"
-    entries, schema = write_files(rows, partition, attempt, row_group_rows, expected_rows, sort_by, split_column)
+    entries, schema = write_files(
+        rows, partition, attempt, row_group_rows, expected_rows, sort_by, split_column
+    )
     verify(partition, entries, schema, expected_rows, rules or Rules())
     written = sum(each.entry.rows for each in entries)
     manifest = Manifest(
@@ -127,7 +129,9 @@ def write_files(
 ) -> tuple[list[WrittenFile], tuple[tuple[str, str], ...]]:
     """Writes Parquet files into a folder of this attempt's own and describes them; nothing is published."""
     if split_column is None:
-        _write(_laid_out(rows, row_group_rows, expected_rows, sort_by), partition.file(attempt), row_group_rows)
+        _write(
+            _laid_out(rows, row_group_rows, expected_rows, sort_by), partition.file(attempt), row_group_rows
+        )
         labelled = {attempt: None}
     else:
         labelled = {}
@@ -150,7 +154,9 @@ def write_files(
     return found, schema
 
 
-def _laid_out(rows: DataFrame, row_group_rows: int, expected_rows: int | None, sort_by: Sequence[str]) -> DataFrame:
+def _laid_out(
+    rows: DataFrame, row_group_rows: int, expected_rows: int | None, sort_by: Sequence[str]
+) -> DataFrame:
     files = None if expected_rows is None else max(1, -(-expected_rows // row_group_rows))
     if sort_by and files == 1:
         return rows.coalesce(1).sortWithinPartitions(*sort_by)
@@ -165,9 +171,9 @@ def _laid_out(rows: DataFrame, row_group_rows: int, expected_rows: int | None, s
 def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
     writer = rows.write.option("parquet.block.size", _ONE_ROW_GROUP_BYTES)
     # Dealing rows over files is even to within one row a source task: a margin keeps that from adding tiny files.
-    writer.option("maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64).parquet(
-        folder
-    )
+    writer.option(
+        "maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64
+    ).parquet(folder)
 
 
 def verify(
@@ -218,7 +224,12 @@ def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hour
     limit = time.time() - grace_hours * 3600
     deleted = 0
     for info in storage.list_files(partition.path, recursive=True):
-        if info.is_file and info.path not in kept and info.mtime is not None and info.mtime.timestamp() < limit:
+        if (
+            info.is_file
+            and info.path not in kept
+            and info.mtime is not None
+            and info.mtime.timestamp() < limit
+        ):
             storage.filesystem(partition.path)[0].delete_file(info.path)
             deleted += 1
     return deleted

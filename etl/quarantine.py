@@ -59,7 +59,10 @@ def _count_and_publish(
     spark: SparkSession, config: Config, lake: Lake, raw: RawFiles, inputs: dict[str, str]
 ) -> Manifest:
     rows = read_log(spark, config, raw)
-    counted = {row[REASON]: row["rows"] for row in rows.groupBy(REASON).agg(F.count(F.lit(1)).alias("rows")).collect()}
+    counted = {
+        row[REASON]: row["rows"]
+        for row in rows.groupBy(REASON).agg(F.count(F.lit(1)).alias("rows")).collect()
+    }
     dropped = {reason: count for reason, count in sorted(counted.items(), key=str) if reason is not None}
     return publish(
         bad_rows(rows),
@@ -76,7 +79,9 @@ def _count_and_publish(
 
 def _check(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str) -> None:
     if counts.rows_in == 0:
-        raise DataError(f"the raw log of {raw.dt} holds no row: {raw.paths[0]}", "deliver the log of that day again")
+        raise DataError(
+            f"the raw log of {raw.dt} holds no row: {raw.paths[0]}", "deliver the log of that day again"
+        )
     bad = counts.rows_in - counts.good
     share = bad / counts.rows_in
     if share > config.quality.max_bad_share:

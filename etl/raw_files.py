@@ -62,7 +62,9 @@ def require_raw(config: Config, table: RawTable, dt: str, key: str = "log.path")
     found = find_raw(config, table, dt)
     pattern = raw_path(config, table, dt)
     if found is None:
-        raise DataError(f"no raw file at {pattern} (from {key})", f"deliver the log of {dt}, or correct {key} with --set")
+        raise DataError(
+            f"no raw file at {pattern} (from {key})", f"deliver the log of {dt}, or correct {key} with --set"
+        )
     if found.bytes == 0:
         raise DataError(f"the raw files at {pattern} are empty (0 bytes)", f"deliver the log of {dt} again")
     return found

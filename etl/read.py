@@ -54,7 +54,9 @@ def bad_rows(rows: DataFrame) -> DataFrame:
     )
 
 
-def read_attributes(spark: SparkSession, config: Config, table: JoinedTable, key: str, section: str, dt: str) -> DataFrame:
+def read_attributes(
+    spark: SparkSession, config: Config, table: JoinedTable, key: str, section: str, dt: str
+) -> DataFrame:
     """A table of user or item attributes: its columns typed, one row a key.
 
     Raises:

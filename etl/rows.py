@@ -19,7 +19,10 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
     if config.negatives and config.keys:
         rows = add_negatives(rows, config.negatives, config.keys.item)
     if config.keys:
-        for section, table, key in (("users", config.users, config.keys.user), ("items", config.items, config.keys.item)):
+        for section, table, key in (
+            ("users", config.users, config.keys.user),
+            ("items", config.items, config.keys.item),
+        ):
             if table:
                 attributes = read_attributes(spark, config, table, key, section, raw.dt)
                 rows = rows.join(attributes, key, "left")

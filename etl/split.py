@@ -27,7 +27,10 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
     train, later = days[: config.train_days], days[config.train_days :]
     missing = [day for day in later if not has_log(day)]
     if missing:
-        raise DataError(f"no raw log for {missing}, which run date {run_date} validates and tests on", "deliver these days")
+        raise DataError(
+            f"no raw log for {missing}, which run date {run_date} validates and tests on",
+            "deliver these days",
+        )
     present = [day for day in train if has_log(day)]
     if len(present) < config.min_train_days:
         raise DataError(
@@ -35,7 +38,11 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
             f"split.min_train_days={config.min_train_days}",
             "deliver the missing days, choose a later --run-date, or lower split.min_train_days",
         )
-    return {"train": present, "validation": later[: config.validation_days], "test": later[config.validation_days :]}
+    return {
+        "train": present,
+        "validation": later[: config.validation_days],
+        "test": later[config.validation_days :],
+    }
 
 
 def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
@@ -54,7 +61,9 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
     if found is None or found["cuts"] is None:
         raise DataError("the log holds no good row", "look into the quarantine for the reasons")
     first, second = found["cuts"] if timed else [found["cuts"] * share for share in shares]
-    split = F.when(F.col(order) <= first, "train").when(F.col(order) <= second, "validation").otherwise("test")
+    split = (
+        F.when(F.col(order) <= first, "train").when(F.col(order) <= second, "validation").otherwise("test")
+    )
     return rows.withColumn(SPLIT, split)
 
 
@@ -69,6 +78,9 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     total = F.sum(LABEL).over(by_user)
     later = total - F.sum(LABEL).over(until_now)  # positives strictly after this row
     split = (
-        F.when(total == 0, "train").when(later == 0, "test").when((later == 1) & (total > 1), "validation").otherwise("train")
+        F.when(total == 0, "train")
+        .when(later == 0, "test")
+        .when((later == 1) & (total > 1), "validation")
+        .otherwise("train")
     )
     return rows.withColumn(SPLIT, split)

@@ -35,7 +35,12 @@ def count_values(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
 
     The shuffle is keyed by (column, value), so a large column is spread over all tasks.
     """
-    cells = F.array(*(F.struct(F.lit(name).alias("column"), F.col(name).cast("string").alias("value")) for name in columns))
+    cells = F.array(
+        *(
+            F.struct(F.lit(name).alias("column"), F.col(name).cast("string").alias("value"))
+            for name in columns
+        )
+    )
     return (
         rows.select(F.explode(cells).alias("cell"))
         .select("cell.column", "cell.value")
@@ -71,7 +76,9 @@ def assign_ids(counts: DataFrame, min_counts: Mapping[str, int]) -> DataFrame:
         counts: (column, value, id, count); id null for values without one.
         min_counts: column → the frequency from which a value gets an id.
     """
-    threshold = F.coalesce(*(F.when(F.col("column") == name, F.lit(least)) for name, least in min_counts.items()))
+    threshold = F.coalesce(
+        *(F.when(F.col("column") == name, F.lit(least)) for name, least in min_counts.items())
+    )
     marked = counts.withColumn("arrives", F.col("id").isNull() & (F.col("count") >= threshold))
     by_column = Window.partitionBy("column")
     # Arrivals only are ranked: the window's partition holds a filtered column, never the whole raw vocabulary.
@@ -80,7 +87,9 @@ def assign_ids(counts: DataFrame, min_counts: Mapping[str, int]) -> DataFrame:
         .withColumn("rank", F.row_number().over(by_column.orderBy(F.desc("count"), F.asc("value"))))
         .drop("id", "arrives")
     )
-    highest = counts.groupBy("column").agg(F.coalesce(F.max("id"), F.lit(NUM_RESERVED_IDS - 1)).alias("highest"))
+    highest = counts.groupBy("column").agg(
+        F.coalesce(F.max("id"), F.lit(NUM_RESERVED_IDS - 1)).alias("highest")
+    )
     numbered = arrivals.join(F.broadcast(highest), "column").select(
         "column", "value", (F.col("highest") + F.col("rank")).cast("int").alias("id"), "count"
     )
@@ -89,7 +98,11 @@ def assign_ids(counts: DataFrame, min_counts: Mapping[str, int]) -> DataFrame:
 
 def sizes(vocabulary: DataFrame) -> dict[str, tuple[int, int]]:
     """column → (values with an id, highest id). One row a column: safe to collect."""
-    found = vocabulary.groupBy("column").agg(F.count("id").alias("entries"), F.max("id").alias("highest")).collect()
+    found = (
+        vocabulary.groupBy("column")
+        .agg(F.count("id").alias("entries"), F.max("id").alias("highest"))
+        .collect()
+    )
     return {row["column"]: (row["entries"], row["highest"] or NUM_RESERVED_IDS - 1) for row in found}
 
 
@@ -101,4 +114,8 @@ def encode(rows: DataFrame, column: str, vocabulary: Vocabulary) -> DataFrame:
         lookup = F.broadcast(lookup)
     raw = F.col(column).cast("string")
     identified = F.when(raw.isNull(), F.lit(NULL_ID)).otherwise(F.coalesce(F.col(found), F.lit(OOV_ID)))
-    return rows.join(lookup, raw == F.col(value), "left").withColumn(column, identified.cast("int")).drop(value, found)
+    return (
+        rows.join(lookup, raw == F.col(value), "left")
+        .withColumn(column, identified.cast("int"))
+        .drop(value, found)
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -13,9 +14,12 @@ from conf import feature_spec, storage
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake, Partition
+from conf.manifest import data_files, read_manifest
 from conf.types import Config, FeatureGroup
+from etl.arrow_lookup import encode_columns
 from etl.moments import measure_moments
 from etl.ops import OPERATORS, Fitted, Operator, RowWise, operator_from_config
+from etl.ops.categorify import FittedCategorify
 from etl.publish import read_published
 from etl.vocabulary import Vocabulary
 
@@ -32,6 +36,14 @@ class Chain:
 
 
 @dataclass(frozen=True)
+class Lookups:
+    """How vocabularies are looked up: by the `arrow` engine from these files, or by the joins of the `sql` engine."""
+
+    engine: Literal["sql", "arrow"]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class FittedWorkflow:
     """Fitted operators in application order, the FeatureSpec they produce, and where they come from.
 
@@ -44,6 +56,7 @@ class FittedWorkflow:
     spec: FeatureSpec
     operators: tuple[Fitted, ...]
     counted: Mapping[str, str]
+    lookups: Lookups
 
     def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
         """Typed raw rows (keys, label and raw columns) → rows of `spec.table_columns` and `keep`, one for one."""
@@ -55,7 +68,12 @@ class FittedWorkflow:
     def encode(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
         """The rows with the named raw columns encoded, in the dtype of their feature; other columns stay."""
         for run in _runs([each for each in self.operators if each.column in columns]):
-            rows = _project(rows, run) if isinstance(run[0], RowWise) else run[0].apply(rows)
+            if isinstance(run[0], RowWise):
+                rows = _project(rows, run)
+            elif isinstance(run[0], FittedCategorify) and self.lookups.engine == "arrow":
+                rows = encode_columns(rows, [each.column for each in run], self.lookups.files)
+            else:
+                rows = reduce(lambda frame, operator: operator.apply(frame), run, rows)
         types = {each.name: "int" if each.dtype == "int32" else "float" for each in self.spec.features}
         return rows.withColumns({name: F.col(name).cast(types[name]) for name in columns})
 
@@ -76,10 +94,11 @@ class FittedWorkflow:
 
 
 def _runs(operators: Sequence[Fitted]) -> list[list[Fitted]]:
-    """Consecutive row-wise operators together, every other operator alone."""
+    """Consecutive operators that are applied together: the row-wise ones, and those of one type."""
     runs: list[list[Fitted]] = []
     for operator in operators:
-        if runs and isinstance(operator, RowWise) and isinstance(runs[-1][0], RowWise):
+        kind = RowWise if isinstance(operator, RowWise) else type(operator)
+        if runs and isinstance(runs[-1][0], kind):
             runs[-1].append(operator)
         else:
             runs.append([operator])
@@ -90,7 +109,9 @@ def _project(rows: DataFrame, run: list[Fitted]) -> DataFrame:
     expressions: dict[str, Column] = {}
     for operator in run:
         if isinstance(operator, RowWise):
-            expressions[operator.column] = operator.expression(expressions.get(operator.column, F.col(operator.column)))
+            expressions[operator.column] = operator.expression(
+                expressions.get(operator.column, F.col(operator.column))
+            )
     return rows.withColumns(expressions)
 
 
@@ -110,7 +131,9 @@ def chains(groups: list[FeatureGroup]) -> list[Chain]:
                 "write ops: [{categorify: {min_count: 5}}]",
             )
         if group.kind == "dense" and makers:
-            raise ConfigError(f"features {group.columns[:3]}…: {makers} makes no dense feature", "set kind: categorical")
+            raise ConfigError(
+                f"features {group.columns[:3]}…: {makers} makes no dense feature", "set kind: categorical"
+            )
         found += [Chain(column, group.kind, operators) for column in group.columns]
     return found
 
@@ -130,7 +153,9 @@ def fit_dense(rows: DataFrame, dense: list[Chain]) -> list[Fitted]:
         moments = measure_moments(rows, values)
         for chain in dense:
             if chain.column in values:
-                fitted.append(chain.operators[done[chain.column]].fit(chain.column, moments[chain.column], None))
+                fitted.append(
+                    chain.operators[done[chain.column]].fit(chain.column, moments[chain.column], None)
+                )
                 done[chain.column] += 1
 
 
@@ -160,7 +185,11 @@ def rare_table(lake: Lake, version: str) -> Partition:
 
 
 def vocabularies(
-    spark: SparkSession, lake: Lake, version: str, measured: Mapping[str, tuple[int, int]], broadcast_max_rows: int
+    spark: SparkSession,
+    lake: Lake,
+    version: str,
+    measured: Mapping[str, tuple[int, int]],
+    broadcast_max_rows: int,
 ) -> dict[str, Vocabulary]:
     """One Vocabulary a column, over one shared frame that stays in memory while the columns are looked up."""
     table = read_published(spark, vocabulary_table(lake, version), columns=["column", "value", "id"])
@@ -178,6 +207,23 @@ def vocabularies(
     }
 
 
+def choose_lookups(
+    spark: SparkSession,
+    lake: Lake,
+    version: str,
+    measured: Mapping[str, tuple[int, int]],
+    engine: Literal["auto", "sql", "arrow"],
+    broadcast_max_rows: int,
+) -> Lookups:
+    """`auto` takes joins on a cluster with the RAPIDS plugin, and for vocabularies too large for a worker's memory."""
+    if engine == "auto":
+        on_gpu = "SQLPlugin" in (spark.conf.get("spark.plugins", "") or "")
+        large = sum(entries for entries, _ in measured.values()) > broadcast_max_rows
+        engine = "sql" if on_gpu or large else "arrow"
+    table = vocabulary_table(lake, version)
+    return Lookups(engine, tuple(data_files(table, read_manifest(table))) if measured else ())
+
+
 def save_workflow(lake: Lake, workflow: FittedWorkflow, measured: Mapping[str, tuple[int, int]]) -> None:
     """Writes feature_spec.json and, last, workflow.json: the version exists from then on."""
     storage.replace_text(lake.feature_spec(workflow.version), feature_spec.dumps(workflow.spec))
@@ -190,7 +236,9 @@ def save_workflow(lake: Lake, workflow: FittedWorkflow, measured: Mapping[str, t
             "version": workflow.version,
             "parent": workflow.parent,
             "spec": workflow.spec.to_json(),
-            "operators": [{"op": type(o).name, "column": o.column, "state": o.state()} for o in workflow.operators],
+            "operators": [
+                {"op": type(o).name, "column": o.column, "state": o.state()} for o in workflow.operators
+            ],
             "vocabularies": {column: list(pair) for column, pair in measured.items()},
             "counted": dict(workflow.counted),
         },
@@ -201,8 +249,13 @@ def workflow_exists(lake: Lake, version: str) -> bool:
     return storage.exists(f"{lake.workflow(version)}/{FILE_NAME}")
 
 
-def load_workflow(lake: Lake, version: str, broadcast_max_rows: int = 2_000_000) -> FittedWorkflow:
-    """A stored workflow version.
+def load_workflow(
+    lake: Lake,
+    version: str,
+    broadcast_max_rows: int = 2_000_000,
+    engine: Literal["auto", "sql", "arrow"] = "auto",
+) -> FittedWorkflow:
+    """A stored workflow version, ready to be applied by the given engine.
 
     Raises:
         DataError: there is no such version, or it is damaged.
@@ -210,11 +263,15 @@ def load_workflow(lake: Lake, version: str, broadcast_max_rows: int = 2_000_000)
     spark = SparkSession.getActiveSession()
     path = f"{lake.workflow(version)}/{FILE_NAME}"
     if spark is None:
-        raise InfrastructureError("load_workflow needs a running Spark session", "build it through jobs.session first")
+        raise InfrastructureError(
+            "load_workflow needs a running Spark session", "build it through jobs.session first"
+        )
     try:
         stored = storage.read_json(path)
     except FileNotFoundError as error:
-        raise DataError(f"workflow {version} does not exist ({path})", "run build_features to fit it") from error
+        raise DataError(
+            f"workflow {version} does not exist ({path})", "run build_features to fit it"
+        ) from error
     measured = {column: (pair[0], pair[1]) for column, pair in stored["vocabularies"].items()}
     found = vocabularies(spark, lake, version, measured, broadcast_max_rows) if measured else {}
     operators = tuple(
@@ -222,6 +279,5 @@ def load_workflow(lake: Lake, version: str, broadcast_max_rows: int = 2_000_000)
         for each in stored["operators"]
     )
     spec = FeatureSpec.from_json(stored["spec"])
-    return FittedWorkflow(stored["version"], stored["parent"], spec, operators, stored["counted"])
-
-
+    lookups = choose_lookups(spark, lake, version, measured, engine, broadcast_max_rows)
+    return FittedWorkflow(stored["version"], stored["parent"], spec, operators, stored["counted"], lookups)

@@ -15,7 +15,9 @@ def build_features(job: Job) -> Result:
     champion = champion_as_of(job.lake, job.config.name, job.run_date, before=True)
     parent = None
     if champion:
-        parent = storage.read_json(f"{model_path(job.lake, job.config.name, champion)}/model.json")["workflow_version"]
+        parent = storage.read_json(f"{model_path(job.lake, job.config.name, champion)}/model.json")[
+            "workflow_version"
+        ]
     built = build(job.spark, job.config, job.lake, job.run_date, parent, job.phase)
     dropped: Counter[str] = Counter()
     for counts in built.counts.values():

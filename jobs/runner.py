@@ -83,7 +83,12 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure (worth a retry). "
         "The last line on standard output is one JSON object.",
     )
-    made.add_argument("--config", required=True, metavar="YAML", help="configuration of the log, e.g. conf/datasets/generated.yaml")
+    made.add_argument(
+        "--config",
+        required=True,
+        metavar="YAML",
+        help="configuration of the log, e.g. conf/datasets/generated.yaml",
+    )
     made.add_argument("--run-date", required=True, metavar="YYYY-MM-DD", help="the logical day to work on")
     made.add_argument(
         "--set",
@@ -99,7 +104,11 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 def run(name: str, description: str, body: Callable[[Job], Result], argv: list[str] | None = None) -> None:
     """Runs a job and ends the process with the exit code its outcome asks for."""
     logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S", force=True
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
     )
     for noisy in ("py4j", "petastorm", "alembic", "mlflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -159,4 +168,6 @@ def require(config: Config, *sections: str) -> None:
     """ConfigError unless the optional sections a job needs are there."""
     missing = [name for name in sections if getattr(config, name) is None]
     if missing:
-        raise ConfigError(f"this job needs the sections {missing} in the configuration", "add them to the file")
+        raise ConfigError(
+            f"this job needs the sections {missing} in the configuration", "add them to the file"
+        )

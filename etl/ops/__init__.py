@@ -31,14 +31,20 @@ def operator_from_config(entry: str | dict[str, dict[str, Any] | None]) -> Opera
     """
     name, parameters = (entry, {}) if isinstance(entry, str) else _only_item(entry)
     if name not in OPERATORS:
-        raise ConfigError(f"features.ops names an unknown operator {name!r}", f"use one of {sorted(OPERATORS)}")
+        raise ConfigError(
+            f"features.ops names an unknown operator {name!r}", f"use one of {sorted(OPERATORS)}"
+        )
     try:
         return OPERATORS[name][0](**(parameters or {}))
     except TypeError as error:
-        raise ConfigError(f"features.ops: {name} does not take {parameters}: {error}", "see its docstring") from error
+        raise ConfigError(
+            f"features.ops: {name} does not take {parameters}: {error}", "see its docstring"
+        ) from error
 
 
 def _only_item(entry: dict[str, dict[str, Any] | None]) -> tuple[str, dict[str, Any] | None]:
     if len(entry) != 1:
-        raise ConfigError(f"features.ops entry {entry} names {len(entry)} operators", "write one operator an entry")
+        raise ConfigError(
+            f"features.ops entry {entry} names {len(entry)} operators", "write one operator an entry"
+        )
     return next(iter(entry.items()))

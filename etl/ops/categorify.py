@@ -26,9 +26,13 @@ class FittedCategorify(Fitted):
         return {"min_count": self.min_count}
 
     @classmethod
-    def from_state(cls, column: str, state: Mapping[str, Any], vocabulary: Vocabulary | None) -> FittedCategorify:
+    def from_state(
+        cls, column: str, state: Mapping[str, Any], vocabulary: Vocabulary | None
+    ) -> FittedCategorify:
         if vocabulary is None:
-            raise InfrastructureError(f"the vocabulary of {column} was not loaded", "report this: it is our defect")
+            raise InfrastructureError(
+                f"the vocabulary of {column} was not loaded", "report this: it is our defect"
+            )
         return cls(column, vocabulary, state["min_count"])
 
 
@@ -54,7 +58,9 @@ class Categorify(Operator):
 
     def __post_init__(self) -> None:
         if not isinstance(self.min_count, int) or self.min_count < 1:
-            raise ConfigError(f"categorify min_count={self.min_count!r} must be an integer of at least 1", "correct it")
+            raise ConfigError(
+                f"categorify min_count={self.min_count!r} must be an integer of at least 1", "correct it"
+            )
 
     def fit(self, column: str, moments: Moments | None, vocabulary: Vocabulary | None) -> FittedCategorify:
         return FittedCategorify.from_state(column, {"min_count": self.min_count}, vocabulary)
