@@ -10,7 +10,17 @@ from conf.types import Config
 from jobs.report_page.facts import Night, read_night
 from jobs.report_page.lists import count_items, sample_lists
 from jobs.report_page.markup import Html, join, tag
-from jobs.report_page.sections import calibration, coverage, data, headline, nights, sample, stages, training
+from jobs.report_page.sections import (
+    calibration,
+    coverage,
+    data,
+    headline,
+    measured,
+    nights,
+    sample,
+    stages,
+    training,
+)
 from jobs.report_page.style import CSS
 
 _SAMPLE_USERS = 4
@@ -31,6 +41,7 @@ def build(config: Config, run_date: str) -> tuple[Night, Html]:
         data.render(night),
         training.render(night),
         calibration.render(night),
+        measured.render(night),
         coverage.render(night, counts),
         sample.render(lists),
         stages.render(stages.read_stage_times(lake, run_date)),

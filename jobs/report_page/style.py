@@ -72,6 +72,8 @@ th { color: var(--muted); font-weight: 600; font-size: .8125rem; vertical-align:
 th:last-child, td:last-child { padding-right: 0; }
 .number { text-align: right; white-space: nowrap; }
 th.number { white-space: normal; }
+td:first-child { white-space: nowrap; }
+td:first-child code { white-space: normal; }
 dl { margin: 0; font-size: .875rem; }
 dl div { display: flex; gap: 1rem; justify-content: space-between; padding: .32rem 0; border-bottom: 1px solid var(--rule); }
 dt { color: var(--muted); flex: none; }

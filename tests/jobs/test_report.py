@@ -21,7 +21,7 @@ from jobs.runner import run
 from tests.jobs.report_lake import HOSTILE_ITEM, MODEL, RUN_DATE, config_of, make_lake, publish_facts
 
 _VOID = {"meta", "br"}
-_SECTIONS = ["data", "training", "calibration", "coverage", "sample", "stages"]
+_SECTIONS = ["data", "training", "calibration", "measured", "coverage", "sample", "stages"]
 
 
 class Page(HTMLParser):

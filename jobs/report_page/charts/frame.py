@@ -8,7 +8,7 @@ from jobs.report_page.charts.axis import Axis
 from jobs.report_page.markup import Html, tag
 
 WIDTH, HEIGHT = 440, 280
-LEFT, RIGHT, TOP, BOTTOM = 52, 428, 30, 236
+LEFT, RIGHT, TOP, BOTTOM = 58, 428, 30, 236
 
 
 def x_of(axis: Axis, value: float) -> float:

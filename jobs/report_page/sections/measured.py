@@ -1,0 +1,42 @@
+"""What the lists were worth: hits among the clicks they were made for, beside those of the most popular items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.report_page import numbers
+from jobs.report_page.facts import Night
+from jobs.report_page.markup import Child, Html, lead, missing, section, table
+
+_AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks of the test split"}
+
+
+def render(night: Night) -> Html:
+    """The lists of this night, or of the night before while the clicks after this one are not in."""
+    if night.measure is None:
+        words = missing("Hits of the lists", "measure_recommendations")
+        return section("measured", "Lists against clicks", words)
+    values, popular = night.measure.values, night.measure.values["popular"]
+    k, cold = values["k"], values.get("cold_users")
+    rows: list[list[Child]] = [
+        ["These lists", numbers.count(values["users"]), *_measures(values)],
+        [f"The {k} most popular items", numbers.count(values["users"]), *_measures(popular)],
+    ]
+    if cold:
+        rows.append(["These lists, users new to the log", numbers.count(cold["users"]), *_measures(cold)])
+    against = _AGAINST.get(values["against"], str(values["against"]))
+    sentence = lead(
+        f"The lists of {night.measure.dt} against {against}, for users known from the train days who clicked: "
+        f"{numbers.times(values['lift'])} the hit rate of the most popular items."
+    )
+    headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]
+    return section("measured", "Lists against clicks", sentence, table(headers, rows, "Ranking quality"))
+
+
+def _measures(found: Mapping[str, Any]) -> list[Child]:
+    return [
+        numbers.percent(found.get("hit_rate")),
+        numbers.decimal(found.get("ndcg")),
+        numbers.percent(found.get("coverage")),
+    ]
