@@ -38,7 +38,7 @@ UV_COMPILE = UV_CUSTOM_COMPILE_COMMAND='make lock' ../.bootstrap/bin/uv pip comp
 	--no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS)
 
 lock: setup ## resolve requirements/*.in anew into the lock files (ARGS=--upgrade for newer versions)
-	@cd requirements && $(UV_COMPILE) --override overrides.txt runtime.in -o runtime.txt
+	@cd requirements && $(UV_COMPILE) --override overrides.in runtime.in -o runtime.txt
 	@cd requirements && $(UV_COMPILE) -c runtime.txt build.in dev.in -o tools.txt
 	@cd requirements && $(UV_COMPILE) -c runtime.txt benchmark.in -o benchmark.txt
 	@cd requirements && $(UV_COMPILE) bootstrap.in -o bootstrap.txt

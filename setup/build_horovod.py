@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -268,14 +267,21 @@ def compile_logged(command: Sequence[str | Path], environment: dict[str, str], l
         ) as build,
     ):
         shown = 0
-        while build.poll() is None:
-            time.sleep(1)
+        while _still_runs(build, for_s=2):
             percent = last_percentage(log)
             if percent >= shown + 20:
                 shown = percent
                 say(f"    compiling: {percent} %")
     if build.returncode != 0:
         raise SetupError(explain(log.read_text(errors="replace"), log))
+
+
+def _still_runs(process: subprocess.Popen[bytes], for_s: float) -> bool:
+    try:
+        process.wait(timeout=for_s)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 @contextmanager

@@ -76,7 +76,9 @@ def uv_pip(command: str, *words: str | Path) -> None:
 
 def install_packages() -> None:
     make_venv(VENV, "--without-pip")
-    uv_pip("sync", "--require-hashes", *(ROOT / "requirements" / name for name in LOCKS))
+    # pyspark comes as source only: what builds it is held to the lock files too.
+    constraints = ["--build-constraints", str(ROOT / "requirements/tools.txt")]
+    uv_pip("sync", "--require-hashes", *constraints, *(ROOT / "requirements" / name for name in LOCKS))
 
 
 def install_own_packages() -> None:
