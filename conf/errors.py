@@ -1,5 +1,7 @@
 """The errors a job may end with. Each carries the exit code that tells a scheduler whether a retry can help."""
 
+import re
+
 EXIT_OK = 0
 EXIT_CONFIG = 2
 EXIT_DATA = 3
@@ -41,3 +43,17 @@ class InfrastructureError(NightrankError):
     """Something around us failed (disk, network, a lost rank): worth a retry (exit code 4)."""
 
     exit_code = EXIT_INFRASTRUCTURE
+
+
+_RAISED = re.compile(
+    r"^conf\.errors\.(ConfigError|DataError|InfrastructureError): (.*?)\n  what to do: (.*?)$", re.MULTILINE | re.DOTALL
+)
+
+
+def raised_in(traceback: str) -> NightrankError | None:
+    """Our error that ended another process, read from the traceback text which is all that Spark brings back of it."""
+    match = _RAISED.search(traceback)
+    if match is None:
+        return None
+    kinds = {kind.__name__: kind for kind in (ConfigError, DataError, InfrastructureError)}
+    return kinds[match[1]](match[2], match[3])

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, NightrankError
+from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, NightrankError, raised_in
 from conf.lake import Lake
 from conf.load import load_config
 from conf.types import Config
@@ -126,6 +126,10 @@ def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace
         log.error("%s failed: %s", name, error)
         return error.exit_code
     except (PySparkException, OSError, MemoryError) as error:
+        raised = raised_in(str(error)) if isinstance(error, PySparkException) else None
+        if raised is not None:
+            log.error("%s failed in a Spark worker: %s", name, raised)
+            return raised.exit_code
         log.exception("%s failed in Spark or the system around it", name)
         log.error("what to do: read the cause above; a retry may help. %s", type(error).__name__)
         return EXIT_INFRASTRUCTURE

@@ -56,7 +56,7 @@ def popular_items(users: DataFrame, popular: DataFrame, clicked: DataFrame | Non
         clicked: (user_key, item_index), distinct; None excludes nothing.
     """
     excluding = _with_clicked(users, clicked)
-    most_clicked = excluding.agg(F.coalesce(F.max(F.size(EXCLUDED)), F.lit(0)).alias("most"))
+    most_clicked = excluding.agg(F.greatest(F.max(F.size(EXCLUDED)), F.lit(0)).alias("most"))
     place = F.row_number().over(Window.orderBy(F.desc("clicks"), F.asc(ITEM_INDEX)))
     ranked = popular.select(ITEM_INDEX, place.alias("place")).crossJoin(F.broadcast(most_clicked))
     ranking = ranked.where(F.col("place") <= F.lit(n) + F.col("most")).agg(

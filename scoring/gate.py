@@ -22,7 +22,7 @@ def judge(challenger_auc: float, champion_auc: float | None, margin: float) -> V
         margin: what a challenger may lose and still replace the champion: it has seen newer data.
     """
     if not math.isfinite(challenger_auc):
-        return Verdict(False, f"the challenger's AUC is {challenger_auc}")
+        return Verdict(False, f"the challenger's AUC is {challenger_auc:.4f}")
     if champion_auc is None:
         return Verdict(True, f"first model: AUC {challenger_auc:.4f}, no champion to compare with")
     difference = challenger_auc - champion_auc

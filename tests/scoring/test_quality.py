@@ -1,0 +1,88 @@
+"""Distributed measures equal the exact ones of one process, however the rows are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import DataError
+from scoring.gate import judge
+from scoring.quality import combine, measure_predictions, reduce_rows
+from training import metrics
+
+
+def predictions(rows: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and float32 probabilities with many ties, both ends of [0, 1] included."""
+    draw = np.random.default_rng(6)
+    probability = np.round(draw.beta(1.2, 4, rows), 2).astype(np.float32)
+    probability[:3], probability[3:6] = 0.0, 1.0
+    return (draw.random(rows) < probability).astype(np.float32), probability
+
+
+def in_ranges(label: np.ndarray, probability: np.ndarray, cuts: list[float]) -> list[dict[str, Any]]:
+    place = np.searchsorted(cuts, probability, side="right")
+    return [reduce_rows(label[place == each], probability[place == each]) for each in np.unique(place)[::-1]]
+
+
+def test_measures_equal_those_of_training() -> None:
+    label, probability = predictions()
+    found = combine(in_ranges(label, probability, []))  # type: ignore[arg-type]
+    assert found["auc"] == pytest.approx(metrics.auc(label, probability), abs=1e-12)
+    assert found["log_loss"] == pytest.approx(metrics.log_loss(label, probability), abs=1e-9)
+    assert found["normalized_entropy"] == pytest.approx(
+        metrics.normalized_entropy(label, probability), abs=1e-9
+    )
+    assert (found["rows"], found["positives"]) == (len(label), int(label.sum()))
+
+
+@pytest.mark.parametrize("cuts", [[0.5], [0.01, 0.02, 0.03, 0.9], list(np.linspace(0, 1, 97))])
+def test_ranges_do_not_change_a_digit(cuts: list[float]) -> None:
+    label, probability = predictions()
+    assert combine(in_ranges(label, probability, cuts)) == combine(in_ranges(label, probability, []))  # type: ignore[arg-type]
+
+
+def test_calibration_and_histogram_describe_the_same_bins() -> None:
+    label, probability = predictions()
+    found = combine(in_ranges(label, probability, [0.3]))  # type: ignore[arg-type]
+    counts, edges = np.histogram(probability.astype(float), bins=20, range=(0, 1))
+    assert found["histogram"]["counts"] == counts.tolist()
+    np.testing.assert_allclose(found["histogram"]["edges"], edges)
+    assert sum(each["rows"] for each in found["calibration"]) == len(label)
+    second = next(each for each in found["calibration"] if each["low"] == 0.05)
+    inside = np.minimum((probability.astype(float) * 20).astype(int), 19) == 1
+    assert second["click_rate"] == pytest.approx(label[inside].mean())
+    assert second["mean_probability"] == pytest.approx(probability[inside].mean(), abs=1e-6)
+
+
+def test_through_spark(spark: SparkSession) -> None:
+    label, probability = predictions(2_000)
+    rows = [(float(a), float(b)) for a, b in zip(label, probability, strict=True)]
+    frame = spark.createDataFrame(rows, "label float, probability float").repartition(5)
+    assert measure_predictions(frame) == combine(in_ranges(label, probability, []))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_class_has_no_quality(label: float) -> None:
+    with pytest.raises(DataError, match="needs clicks and non-clicks"):
+        combine([reduce_rows(np.full(3, label), np.array([0.1, 0.2, 0.3]))])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "challenger, champion, promoted",
+    [
+        (0.6, None, True),
+        (0.700, 0.701, True),
+        (0.699, 0.700, True),
+        (0.6989, 0.700, False),
+        (0.71, 0.70, True),
+        (float("nan"), 0.5, False),
+        (float("nan"), None, False),
+    ],
+)
+def test_gate(challenger: float, champion: float | None, promoted: bool) -> None:
+    verdict = judge(challenger, champion, margin=0.00105)
+    assert verdict.promoted is promoted
+    assert f"{challenger:.4f}" in verdict.reason

@@ -1,0 +1,112 @@
+"""Scoring through Spark: the lists and probabilities that leave do not depend on how Spark cuts the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import DataError, raised_in
+from scoring.score import score_lists, score_rows
+from scoring.summary import summarize_lists
+from tests.scoring.world import CONTEXT, SPEC, World
+
+K = 5
+
+
+def users_frame(
+    spark: SparkSession, world: World, candidates: list[list[int] | None] | None = None
+) -> DataFrame:
+    listed = candidates or [None] * len(world.users)
+    rows = [
+        (key, int(who), float(age), items, None)
+        for (key, who, age), items in zip(world.users.itertuples(index=False), listed, strict=True)
+    ]
+    schema = "user_key string, who int, age float, candidates array<int>, excluded array<int>"
+    return spark.createDataFrame(rows, schema)
+
+
+def sorted_lists(lists: DataFrame) -> pd.DataFrame:
+    return lists.orderBy("user_id", "position").toPandas()
+
+
+@pytest.fixture
+def arrow_rows(spark: SparkSession) -> object:
+    """Sets rows per Arrow batch for one test."""
+    key = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(key)
+    yield lambda rows: spark.conf.set(key, rows)
+    spark.conf.set(key, before)
+
+
+@pytest.mark.parametrize("partitions, batch_rows", [(1, 10_000), (3, 4), (7, 1)])
+def test_lists_do_not_depend_on_partitions_or_batches(
+    spark: SparkSession, world: World, arrow_rows: object, partitions: int, batch_rows: int
+) -> None:
+    arrow_rows(batch_rows)  # type: ignore[operator]
+    users = users_frame(spark, world).repartition(partitions, F.xxhash64("user_key"))
+    found = sorted_lists(score_lists(users, SPEC, world.request))
+    expected = world.expected(K)
+    assert found[["user_id", "position", "item_id"]].to_numpy().tolist() == (
+        expected[["user_key", "position", "item_key"]].to_numpy().tolist()
+    )
+    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
+    assert found.dtypes.astype(str).tolist() == ["object", "int32", "object", "float32"]
+
+
+def test_users_without_candidates_have_no_rows_and_are_counted(spark: SparkSession, world: World) -> None:
+    candidates: list[list[int] | None] = [[], [7], [3, 4, 5], *([None] * 34)]
+    lists = score_lists(users_frame(spark, world, candidates), SPEC, world.request)
+    facts = summarize_lists(lists, K, users=len(world.users), items=len(world.items))
+    found = sorted_lists(lists)
+    assert facts["rows"] == len(found) == 0 + 1 + 3 + 34 * K
+    assert (facts["users"], facts["users_without"], facts["users_with_fewer"]) == (37, 1, 3)
+    assert facts["items_recommended"] == found.item_id.nunique()
+    assert facts["coverage"] == found.item_id.nunique() / 23
+    counts, _ = np.histogram(found.score.astype(float), bins=facts["score_histogram"]["edges"])
+    assert facts["score_histogram"]["counts"] == counts.tolist()
+
+
+def test_nan_comes_back_as_a_data_error_that_names_user_and_item(spark: SparkSession, world: World) -> None:
+    users = users_frame(spark, world).withColumn(
+        "age", F.when(F.col("user_key") == "u007", float("nan")).otherwise(F.col("age")).cast("float")
+    )
+    with pytest.raises(PySparkException) as caught:
+        score_lists(users, SPEC, world.request).collect()
+    raised = raised_in(str(caught.value))
+    assert isinstance(raised, DataError)
+    assert "user u007 with item i000 as NaN" in raised.problem
+    assert raised.remedy.startswith("look for NaN")
+
+
+def pairs_frame(spark: SparkSession, world: World) -> DataFrame:
+    pairs = world.users.merge(world.items, how="cross").assign(**CONTEXT).reset_index(names="row_id")
+    return spark.createDataFrame(pairs).select(
+        "row_id",
+        *(F.col(each.name).cast("int" if each.kind == "categorical" else "float") for each in SPEC.features),
+    )
+
+
+@pytest.mark.parametrize("partitions, batch_rows", [(1, 10_000), (4, 17)])
+def test_rows_have_the_probability_numpy_gives_them(
+    spark: SparkSession, world: World, arrow_rows: object, partitions: int, batch_rows: int
+) -> None:
+    arrow_rows(batch_rows)  # type: ignore[operator]
+    rows = pairs_frame(spark, world).repartition(partitions)
+    found = score_rows(rows, SPEC, world.request.model, ["row_id"]).toPandas().sort_values("row_id")
+    assert found.row_id.tolist() == list(range(37 * 23))
+    np.testing.assert_allclose(found.probability, world.probabilities.ravel(), atol=1e-6)
+
+
+def test_a_nan_row_is_named_by_what_is_kept_of_it(spark: SparkSession, world: World) -> None:
+    rows = pairs_frame(spark, world).withColumn(
+        "price", F.when(F.col("row_id") == 77, float("nan")).otherwise(0.0).cast("float")
+    )
+    with pytest.raises(PySparkException) as caught:
+        score_rows(rows, SPEC, world.request.model, ["row_id"]).collect()
+    raised = raised_in(str(caught.value))
+    assert isinstance(raised, DataError)
+    assert "{'row_id': 77}" in raised.problem
