@@ -46,7 +46,8 @@ class InfrastructureError(NightrankError):
 
 
 _RAISED = re.compile(
-    r"^conf\.errors\.(ConfigError|DataError|InfrastructureError): (.*?)\n  what to do: (.*?)$", re.MULTILINE | re.DOTALL
+    r"^conf\.errors\.(ConfigError|DataError|InfrastructureError): (.*?)\n  what to do: (.*?)$",
+    re.MULTILINE | re.DOTALL,
 )
 
 

@@ -295,20 +295,34 @@ class Measure(Strict):
 
 
 class Generate(Strict):
-    """The click-log generator: sizes, rates and the seed; see etl/synthetic for the world it draws from."""
+    """The click-log generator: sizes, rates and the seed; see etl/synthetic for the world it draws from.
+
+    A day's rows depend on everything here but `days`, `first_date`, `layout` and `compression`. `first_date` is where a chain of
+    nights over the log starts; generate_clicks itself begins with its run date. `missing_share`: chance that a field
+    other than a key is left empty. `malformed_share`: share of rows that are broken. `cold_share`: share of users and
+    of items that are new each day; as many leave.
+    """
 
     days: PositiveInt = 11
     first_date: str = "2026-01-01"
     rows_per_day: PositiveInt = 60_000
     users: PositiveInt = 4_000
     items: PositiveInt = 800
-    seed: int = 42
+    seed: Annotated[int, Field(ge=0)] = 42
     layout: Literal["criteo", "named"] = "criteo"
     files_per_day: PositiveInt = 2
     compression: Literal["none", "gzip"] = "none"
     missing_share: Share = 0.02
     malformed_share: Share = 0.002
-    cold_share: Share = 0.05
+    cold_share: Share = 0.02
+
+    @model_validator(mode="after")
+    def _every_file_has_rows(self) -> Generate:
+        if self.files_per_day > self.rows_per_day:
+            raise ValueError(
+                f"files_per_day={self.files_per_day} is more than rows_per_day={self.rows_per_day}"
+            )
+        return self
 
 
 class Config(Strict):

@@ -72,13 +72,15 @@ def build(
     days = {day.dt: day for found in splits.values() for day in found}
     with phase("quarantine"):
         counts = {dt: quarantine_day(spark, config, lake, raw) for dt, raw in sorted(days.items())}
+    rows_of = _PreparedRows(spark, config)
     with phase("workflow"):
-        workflow, mode = _workflow(spark, config, lake, splits["train"], parent_version)
+        workflow, mode = _workflow(spark, config, lake, splits["train"], rows_of, parent_version)
     with phase("features"):
         features = {
-            dt: _publish_features(spark, config, lake, workflow, raw, counts[dt])
+            dt: _publish_features(config, lake, workflow, raw, rows_of, counts[dt])
             for dt, raw in sorted(days.items())
         }
+    rows_of.release()
     with phase("users and items"):
         publish_latest(spark, config, lake, workflow, run_date, list(features.values()))
     label = config.split.by != "day"
@@ -102,8 +104,33 @@ def encode_split(
     return reduce(DataFrame.unionByName, frames)
 
 
+class _PreparedRows:
+    """Prepared rows by day. A log cut inside its one partition is kept: its split and its joins cost several passes."""
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self._spark, self._config = spark, config
+        self._kept: dict[str, DataFrame] = {}
+
+    def __call__(self, raw: RawFiles) -> DataFrame:
+        if self._config.split.by == "day":
+            return prepared_rows(self._spark, self._config, raw)
+        if raw.dt not in self._kept:
+            self._kept[raw.dt] = prepared_rows(self._spark, self._config, raw).persist()
+        return self._kept[raw.dt]
+
+    def release(self) -> None:
+        for rows in self._kept.values():
+            rows.unpersist()
+        self._kept.clear()
+
+
 def _workflow(
-    spark: SparkSession, config: Config, lake: Lake, train: list[RawFiles], parent_version: str | None
+    spark: SparkSession,
+    config: Config,
+    lake: Lake,
+    train: list[RawFiles],
+    rows_of: _PreparedRows,
+    parent_version: str | None,
 ) -> tuple[FittedWorkflow, str]:
     mode = config.workflow.mode
     if mode in ("extend", "apply") and parent_version is None:
@@ -119,17 +146,17 @@ def _workflow(
         parent = load_workflow(lake, parent_version, config.output.broadcast_max_rows, config.workflow.engine)
     if parent and mode == "apply":
         return parent, mode
-    workflow = fit_workflow(spark, config, lake, train, parent)
+    workflow = fit_workflow(spark, config, lake, train, rows_of, parent)
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
     return workflow, mode
 
 
 def _publish_features(
-    spark: SparkSession,
     config: Config,
     lake: Lake,
     workflow: FittedWorkflow,
     raw: RawFiles,
+    rows_of: _PreparedRows,
     counts: DayCounts,
 ) -> Manifest:
     """One feature partition; left alone when it was made of the same log by the same workflow and is whole."""
@@ -142,7 +169,7 @@ def _publish_features(
         ):
             log.info("features of %s are up to date", raw.dt)
             return known
-    prepared = prepared_rows(spark, config, raw)
+    prepared = rows_of(raw)
     cut = SPLIT in prepared.columns
     rows = workflow.apply(prepared, keep=[SPLIT] if cut else [])
     spec = workflow.spec

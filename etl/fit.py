@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +20,6 @@ from etl.ops.categorify import Categorify
 from etl.publish import publish, read_published
 from etl.quarantine import layout_digest
 from etl.raw_files import RawFiles
-from etl.rows import prepared_rows
 from etl.split import SPLIT
 from etl.vocabulary import add_counts, assign_ids, count_values, sizes
 from etl.workflow import (
@@ -44,12 +43,21 @@ FORMAT = 1
 
 
 def fit_workflow(
-    spark: SparkSession, config: Config, lake: Lake, days: Sequence[RawFiles], parent: FittedWorkflow | None
+    spark: SparkSession,
+    config: Config,
+    lake: Lake,
+    days: Sequence[RawFiles],
+    rows_of: Callable[[RawFiles], DataFrame],
+    parent: FittedWorkflow | None,
 ) -> FittedWorkflow:
     """The workflow version of these training days; made unless it exists.
 
     With a parent, its fitted numbers stay and its vocabularies are extended by the days it has not counted; so a model
     trained on the parent's features keeps its meaning. Without, everything is fitted anew.
+
+    Args:
+        days: the training days.
+        rows_of: the prepared rows of a day (etl.rows).
 
     Raises:
         ConfigError: the features of the config are not those of the parent.
@@ -68,7 +76,7 @@ def fit_workflow(
     every = chains(config.features)
     if parent:
         _require_same_features(every, parent)
-    rows = training_rows(spark, config, new_days)
+    rows = training_rows([rows_of(day) for day in new_days])
     dense = [chain for chain in every if chain.kind == "dense"]
     fitted = [op for op in parent.operators if not _is_categorical(op)] if parent else fit_dense(rows, dense)
     measured = _publish_vocabulary(spark, config, lake, version, rows, every, parent)
@@ -88,10 +96,9 @@ def fit_workflow(
     return workflow
 
 
-def training_rows(spark: SparkSession, config: Config, days: Sequence[RawFiles]) -> DataFrame:
-    """The training rows of these days: all of a day, or its train split for logs cut inside one partition."""
-    frames = [prepared_rows(spark, config, day) for day in days]
-    rows = reduce(DataFrame.unionByName, frames)
+def training_rows(days: Sequence[DataFrame]) -> DataFrame:
+    """The training rows of days: all of a day, or its train split for logs cut inside one partition."""
+    rows = reduce(DataFrame.unionByName, days)
     return rows.where(F.col(SPLIT) == "train") if SPLIT in rows.columns else rows
 
 

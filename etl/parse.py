@@ -104,7 +104,20 @@ def typed(fields: DataFrame, table: RawTable) -> DataFrame:
             )
         else:
             columns[column.name] = raw
-    return fields.withColumns({**columns, REASON: F.coalesce(*reasons)}).drop("_fields")
+    return _evaluated_once(fields, columns, reasons)
+
+
+def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column]) -> DataFrame:
+    """The source columns, the typed columns and `_reason`.
+
+    They pass through an array of one struct that is exploded at once: a filter on `_reason` would otherwise be pushed
+    below this projection, and every row split and cast again for each column the reason depends on.
+    """
+    cell = F.struct(
+        *(value.alias(name) for name, value in columns.items()), F.coalesce(*reasons).alias(REASON)
+    )
+    source = ["row_id", FILE, LINE_NUMBER, LINE]
+    return rows.select(*source, F.explode(F.array(cell)).alias("_cell")).select(*source, "_cell.*")
 
 
 def _empty_to_null(text: Column) -> Column:
@@ -152,16 +165,11 @@ def read_parquet_rows(
         F.col("_metadata.file_name").alias("_name"),
         F.col("_metadata.row_index").alias("_index"),
     )
-    return (
-        wrapped.join(F.broadcast(starts), "_name")
-        .withColumns(
-            {
-                "row_id": F.col("_first") + F.col("_index"),
-                LINE_NUMBER: F.col("_index") + 1,
-                LINE: F.to_json("_raw"),
-                **columns,
-                REASON: F.coalesce(*reasons),
-            }
-        )
-        .drop("_raw", "_name", "_index", "_first")
+    numbered = wrapped.join(F.broadcast(starts), "_name").withColumns(
+        {
+            "row_id": F.col("_first") + F.col("_index"),
+            LINE_NUMBER: F.col("_index") + 1,
+            LINE: F.to_json("_raw"),
+        }
     )
+    return _evaluated_once(numbered, columns, reasons)

@@ -135,12 +135,14 @@ def write_files(
         labelled = {attempt: None}
     else:
         labelled = {}
+        rows = rows.persist()  # one write a split would otherwise compute all rows as often
         counted = {row[split_column]: row["count"] for row in rows.groupBy(split_column).count().collect()}
         for split, count in sorted(counted.items()):
             folder = f"{attempt}/{split}"
             part = rows.where(rows[split_column] == split).drop(split_column)
             _write(_laid_out(part, row_group_rows, count, sort_by), partition.file(folder), row_group_rows)
             labelled[folder] = split
+        rows.unpersist()
     found: list[WrittenFile] = []
     schema: tuple[tuple[str, str], ...] = ()
     for folder, label in labelled.items():

@@ -15,7 +15,7 @@ from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
-from conf.types import Config, FeatureGroup
+from conf.types import FeatureGroup
 from etl.arrow_lookup import encode_columns
 from etl.moments import measure_moments
 from etl.ops import OPERATORS, Fitted, Operator, RowWise, operator_from_config
