@@ -1,0 +1,88 @@
+"""Generates days of raw clicks with one Spark task a file, and publishes each day by its manifest."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+from pyspark.sql import SparkSession
+
+from conf import storage
+from conf.errors import ConfigError
+from conf.lake import Lake, Partition
+from conf.manifest import FileEntry, Manifest, digest_of, replace_manifest
+from conf.types import Config, Generate
+from etl.synthetic.files import PREFIX, WrittenFile, write_file
+from etl.synthetic.layout import layout_of
+from etl.synthetic.progress import task_progress
+from etl.synthetic.summary import facts_of, total
+from etl.synthetic.world import world_of_day
+
+
+def generated_dates(config: Generate, first_day: str) -> list[str]:
+    """The `days` dates from the first one on."""
+    first = date.fromisoformat(first_day)
+    return [(first + timedelta(days=offset)).isoformat() for offset in range(config.days)]
+
+
+def generate_settings(config: Config) -> Generate:
+    """The section generate.
+
+    Raises:
+        ConfigError: there is none, or the log is not read the way it would be written.
+    """
+    generate = config.generate
+    if generate is None:
+        raise ConfigError("generating a log needs the section generate", "add `generate: {}` to the file")
+    layout = layout_of(generate)
+    if (config.log.format, config.log.separator) != (layout.format, layout.separator):
+        raise ConfigError(
+            f"generate.layout={generate.layout} writes {layout.format} separated by {layout.separator!r}, but "
+            f"log.format={config.log.format} and log.separator={config.log.separator!r}",
+            "change generate.layout or the section log so that both agree",
+        )
+    return generate
+
+
+def generate_days(spark: SparkSession, lake: Lake, config: Generate, dates: list[str]) -> list[Manifest]:
+    """Writes and publishes `raw/dt=…` for each date; the manifests, in date order.
+
+    A file's content does not depend on how tasks are spread. The files of an earlier generation are deleted once the
+    new one is published.
+    """
+    tasks = [(dt, file) for dt in dates for file in range(config.files_per_day)]
+
+    def write(task: tuple[str, int]) -> tuple[str, WrittenFile]:
+        dt, file = task
+        return dt, write_file(config, lake.raw.partition(dt), file)
+
+    with task_progress(spark, len(tasks), "files"):
+        written = spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
+    return [
+        _publish(lake.raw.partition(dt), config, [file for day, file in written if day == dt]) for dt in dates
+    ]
+
+
+def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -> Manifest:
+    layout, world = layout_of(config), world_of_day(config, date.fromisoformat(partition.dt))
+    summary = total(file.summary for file in files)
+    manifest = Manifest(
+        table=partition.table,
+        partition=partition.dt,
+        files=tuple(FileEntry(file.name, file.summary.rows, file.bytes, ()) for file in files),
+        schema=tuple((name, "string") for name in layout.names),
+        inputs={"content": digest_of([file.sha256 for file in files])},
+        rows_in=summary.rows,
+        facts={"layout": config.layout, "seed": config.seed, **facts_of(layout, world, summary)},
+        created_at=storage.utc_now(),
+    )
+    replace_manifest(partition, manifest)
+    _delete_superseded(partition, manifest)
+    return manifest
+
+
+def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
+    """Deletes our files that the manifest does not name: whoever lists the folder must not see two generations."""
+    named = {each.path for each in manifest.files}
+    for info in storage.list_files(partition.path):
+        if info.is_file and info.base_name.startswith(PREFIX) and info.base_name not in named:
+            storage.delete_file(partition.file(info.base_name))

@@ -1,0 +1,27 @@
+"""Generates a click log: `generate.days` days of raw files from the run date on, each published with its best AUC."""
+
+from __future__ import annotations
+
+from etl.synthetic.generate import generate_days, generate_settings, generated_dates
+from jobs.runner import Job, Result, run
+
+
+def body(job: Job) -> Result:
+    generate = generate_settings(job.config)
+    dates = generated_dates(generate, job.run_date)
+    spark = job.spark
+    with job.phase("generate"):
+        manifests = generate_days(spark, job.lake, generate, dates)
+    return Result(
+        output=job.lake.raw.path,
+        rows_out=sum(each.rows for each in manifests),
+        facts={
+            "days": len(manifests),
+            "malformed_rows": sum(each.facts["malformed_rows"] for each in manifests),
+            "best_auc": {each.partition: each.facts["best_auc"] for each in manifests},
+        },
+    )
+
+
+if __name__ == "__main__":
+    run("generate_clicks", "Generates a click log: days of raw files, from the run date on.", body)
