@@ -1,0 +1,132 @@
+"""The typed configuration of raw data: where it lies, how it is laid out, what its columns mean."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def expand_range(name: str) -> list[str]:
+    """`C{1..3}` → `[C1, C2, C3]`; a name without a range is returned alone."""
+    match = _RANGE.search(name)
+    if match is None:
+        return [name]
+    first, last = int(match[1]), int(match[2])
+    return [f"{name[: match.start()]}{i}{name[match.end() :]}" for i in range(first, last + 1)]
+
+
+def _expand_names(names: list[str]) -> list[str]:
+    return [each for name in names for each in expand_range(name)]
+
+
+Names = Annotated[list[str], AfterValidator(_expand_names)]
+PositiveInt = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Strict(BaseModel):
+    """A frozen section that rejects unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Column(Strict):
+    """One raw column. `source` is its name in a CSV header or Parquet schema (default: `name`)."""
+
+    name: str
+    type: Literal["int", "float", "string"]
+    source: str | None = None
+
+    @property
+    def source_name(self) -> str:
+        return self.source or self.name
+
+
+class RawTable(Strict):
+    """Where raw rows lie and how they are laid out.
+
+    `path` may hold `{lake}`, `{data}` and, for a log kept by day, `{date}` (YYYY-MM-DD); globs are allowed.
+    `tsv` is headerless and knows no quotes (Criteo's layout); `csv` has a header line and double quotes (a value
+    cannot span lines); `parquet` is matched by column name. Files ending in .gz are decompressed.
+    """
+
+    path: str
+    format: Literal["tsv", "csv", "parquet"]
+    separator: Annotated[str, Field(min_length=1, max_length=1)] = "\t"
+    columns: list[Column]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_columns(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("columns"), list):
+            expanded = []
+            for column in values["columns"]:
+                if isinstance(column, dict) and isinstance(column.get("name"), str):
+                    expanded += [{**column, "name": name} for name in expand_range(column["name"])]
+                else:
+                    expanded.append(column)
+            values = {**values, "columns": expanded}
+        return values
+
+    @model_validator(mode="after")
+    def _unique(self) -> RawTable:
+        names = [column.name for column in self.columns]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"columns appear twice: {repeated}")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+
+class Label(Strict):
+    """The click: `column` must be 0 or 1, or, with `positive_at_least`, any number compared with it."""
+
+    column: str
+    positive_at_least: float | None = None
+
+
+class EventTime(Strict):
+    """The column that holds the time of the event, as an integer of `unit` since 1970-01-01 UTC."""
+
+    column: str
+    unit: Literal["s", "ms", "us"] = "s"
+
+
+class Log(RawTable):
+    """The click log. Without `event_time`, the order of rows (by file name, then position) is time."""
+
+    label: Label
+    event_time: EventTime | None = None
+
+    @property
+    def by_day(self) -> bool:
+        return "{date}" in self.path
+
+
+class Keys(Strict):
+    """The raw columns that identify a user and an item."""
+
+    user: str
+    item: str
+
+
+class JoinedTable(RawTable):
+    """Attributes of users or of items, joined onto the log by the key column of that side."""
+
+
+class Negatives(Strict):
+    """Unobserved items added as negatives to logs that record only what users chose.
+
+    For each positive row, `per_positive` items are drawn from the log's items by a hash of (row, draw, seed); a draw
+    the user has a row with is skipped. The added rows keep the user, the time and the split of their positive.
+    """
+
+    per_positive: PositiveInt
+    seed: int = 0

@@ -1,0 +1,199 @@
+"""The typed configuration of the stages: features, split, model, training, scoring, the generator."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from conf.raw_types import Names, PositiveInt, Share, Strict
+
+Split = Literal["train", "validation", "test"]
+Scope = Literal["user", "item", "pair", "context"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class FeatureGroup(Strict):
+    """Columns that go through one chain of operators. An operator is `name` or `{name: {parameter: value}}`."""
+
+    columns: Names
+    kind: Literal["dense", "categorical"]
+    ops: list[str | dict[str, dict[str, Any] | None]]
+
+
+class Scopes(Strict):
+    """On which side of a (user, item) pair a feature lives; a feature named nowhere is of scope `pair`."""
+
+    user: Names = []
+    item: Names = []
+    context: Names = []
+
+
+class SplitConfig(Strict):
+    """How rows are divided in time.
+
+    `day`: for run date D the test days end on D, before them lie the validation days, before those the train days;
+    days without a log are left out as long as `min_train_days` remain. `fraction`: one partition is cut by event
+    order. `leave_last_out`: per user, rows from the latest positive on are test, from the one before it on
+    validation.
+    """
+
+    by: Literal["day", "fraction", "leave_last_out"]
+    train_days: PositiveInt = 7
+    validation_days: PositiveInt = 1
+    test_days: PositiveInt = 1
+    min_train_days: PositiveInt = 1
+    train: Share = 0.8
+    validation: Share = 0.1
+
+    @model_validator(mode="after")
+    def _check(self) -> SplitConfig:
+        if self.train + self.validation >= 1.0:
+            raise ValueError(f"train={self.train} + validation={self.validation} leaves no rows for test")
+        if self.min_train_days > self.train_days:
+            raise ValueError(
+                f"min_train_days={self.min_train_days} is more than train_days={self.train_days}"
+            )
+        return self
+
+
+class WorkflowConfig(Strict):
+    """What build_features does with the workflow.
+
+    `fit`: a new one from this run's training days. `extend`: the champion's, with new values appended. `apply`: the
+    champion's as it is. `retrain`: extend, or fit where there is no champion yet. `auto`: apply, or fit likewise.
+
+    `engine` says how vocabularies are looked up: by joins (`sql`, what RAPIDS runs on the GPU) or in Python workers on
+    Arrow batches (`arrow`, faster on CPUs); `auto` chooses by profile and size. Both give the same ids.
+    """
+
+    engine: Literal["auto", "sql", "arrow"] = "auto"
+    mode: Literal["auto", "fit", "extend", "apply", "retrain"] = "auto"
+
+
+class Quality(Strict):
+    """What stops a job. `max_bad_share`: share of a day's rows that may be quarantined."""
+
+    max_bad_share: Share = 0.05
+
+
+class Output(Strict):
+    """Shape of written tables. `row_group_rows`: rows a Parquet file holds, as one row group."""
+
+    row_group_rows: PositiveInt = 1_000_000
+    grace_hours: Annotated[float, Field(ge=0)] = 24.0
+    broadcast_max_rows: PositiveInt = 2_000_000
+
+
+class ModelConfig(Strict):
+    """An architecture. Layer lists name hidden sizes in order; the last layer to one logit is implied."""
+
+    architecture: str
+    embedding_dim: PositiveInt = 16
+    bottom_mlp: list[PositiveInt] = []
+    top_mlp: list[PositiveInt] = []
+
+
+class Train(Strict):
+    """The training loop. Batch sizes and rates are global: they do not depend on `num_ranks`.
+
+    The learning rate rises linearly for `warmup_steps`, is constant until `decay_start_step`, then decays with power
+    2 to zero over `decay_steps` (0 decay_steps: no decay), as in Facebook's DLRM. Steps may be shares of all steps
+    when below 1.
+    """
+
+    num_ranks: PositiveInt = 2
+    num_shards: PositiveInt = 16
+    global_batch_size: PositiveInt = 4096
+    epochs: PositiveInt = 1
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    embedding_learning_rate: Annotated[float, Field(gt=0)] = 0.05
+    warmup_share: Share = 0.05
+    decay_start_share: Share = 0.6
+    checkpoint_every_steps: PositiveInt = 500
+    log_every_steps: PositiveInt = 20
+    seed: int = 0
+    baselines: list[str] = []
+    warm_start: bool = True
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    start_timeout_s: PositiveInt = 180
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Train:
+        if self.num_shards % self.num_ranks:
+            raise ValueError(f"num_shards={self.num_shards} must be a multiple of num_ranks={self.num_ranks}")
+        if self.global_batch_size % self.num_shards:
+            raise ValueError(
+                f"global_batch_size={self.global_batch_size} must be a multiple of num_shards={self.num_shards}"
+            )
+        return self
+
+
+class Gate(Strict):
+    """The champion is replaced unless the challenger's test AUC is lower by more than `margin`."""
+
+    margin: Annotated[float, Field(ge=0)] = 0.002
+
+
+class Candidates(Strict):
+    """Which items each user is scored against.
+
+    `all_items`: every item. `popular`: the `n` items with most clicks in train, ties by item, that the user has not
+    clicked in the splits of `exclude_clicked` (which `all_items` honours too).
+    """
+
+    strategy: Literal["all_items", "popular"] = "all_items"
+    n: PositiveInt = 500
+    exclude_clicked: list[Split] = list(SPLITS)
+
+
+class Score(Strict):
+    """The nightly top-k and bulk scoring.
+
+    `context` gives tonight's raw value of every feature of scope `context`. `rows_per_step`: (user, item) pairs or
+    feature rows that go through the model at once; without it 2,048 on a CPU, whose caches they fit, and 131,072 on
+    a GPU. `rows_split`: the split whose feature rows score_rows gives a probability.
+    """
+
+    k: PositiveInt = 10
+    context: dict[str, str | int | float] = {}
+    rows_per_step: PositiveInt | None = None
+    rows_split: Split = "test"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class Measure(Strict):
+    """What recommendations are measured against: the clicks of the day after, or the test split's positives."""
+
+    against: Literal["next_day", "test_split"] = "next_day"
+
+
+class Generate(Strict):
+    """The click-log generator: sizes, rates and the seed; see etl/synthetic for the world it draws from.
+
+    A day's rows depend on everything here but `days`, `first_date`, `layout` and `compression`. `first_date` is where a chain of
+    nights over the log starts; generate_clicks itself begins with its run date. `missing_share`: chance that a field
+    other than a key is left empty. `malformed_share`: share of rows that are broken. `cold_share`: share of users and
+    of items that are new each day; as many leave.
+    """
+
+    days: PositiveInt = 11
+    first_date: str = "2026-01-01"
+    rows_per_day: PositiveInt = 60_000
+    users: PositiveInt = 4_000
+    items: PositiveInt = 800
+    seed: Annotated[int, Field(ge=0)] = 42
+    layout: Literal["criteo", "named"] = "criteo"
+    files_per_day: PositiveInt = 2
+    compression: Literal["none", "gzip"] = "none"
+    missing_share: Share = 0.02
+    malformed_share: Share = 0.002
+    cold_share: Share = 0.02
+
+    @model_validator(mode="after")
+    def _every_file_has_rows(self) -> Generate:
+        if self.files_per_day > self.rows_per_day:
+            raise ValueError(
+                f"files_per_day={self.files_per_day} is more than rows_per_day={self.rows_per_day}"
+            )
+        return self
