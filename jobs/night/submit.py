@@ -23,6 +23,9 @@ _POLL_S = 0.2
 _GRACE_S = 10.0
 _TAIL_BYTES = 256 * 1024  # a Java stack trace between the error and the end of the log fits in
 _FAILED = re.compile(r"^\S+ nightrank: \w+ failed")
+_CHATTER = re.compile(
+    r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) "
+)  # Spark's own, also after an error of ours
 _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")
 
 
@@ -198,7 +201,7 @@ def closing_object(log: Path) -> dict[str, Any]:
 
 def last_words(log: Path) -> list[str]:
     """The lines of a failed stage's log that say why: the typed error and its remedy, else the last lines."""
-    lines = [line for line in _tail(log) if line.strip()]
+    lines = [line for line in _tail(log) if line.strip() and not _CHATTER.match(line)]
     starts = [index for index, line in enumerate(lines) if _FAILED.match(line)]
     if not starts:
         return lines[-5:]

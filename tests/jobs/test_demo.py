@@ -21,7 +21,8 @@ _CONFIG = "conf/datasets/generated.yaml"
 
 
 def test_first_night_has_a_full_window_behind_it_and_the_last_a_day_before_it() -> None:
-    assert demo.night_dates(load_config(_CONFIG), 3) == ["2026-01-08", "2026-01-09", "2026-01-10"]
+    days = demo.calendar(load_config(_CONFIG), 3)
+    assert days == demo.Calendar("2026-01-01", ("2026-01-08", "2026-01-09", "2026-01-10"), "2026-01-11")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_first_night_has_a_full_window_behind_it_and_the_last_a_day_before_it() 
 )
 def test_impossible_nights_are_refused(overrides: list[str], nights: int, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        demo.night_dates(load_config(_CONFIG, overrides), nights)
+        demo.calendar(load_config(_CONFIG, overrides), nights)
 
 
 def test_folder_is_emptied_only_when_a_demo_made_it(tmp_path: Path) -> None:
