@@ -1,0 +1,215 @@
+"""Configuration: what loads, what is refused, and that a refusal names file, key and value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conf.errors import ConfigError
+from conf.load import config_digest, load_config
+from conf.types import expand_range
+
+ROOT = Path(__file__).parents[2]
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "log": {
+        "path": "{data}/log.tsv",
+        "format": "tsv",
+        "columns": [
+            {"name": "label", "type": "int"},
+            {"name": "I{1..3}", "type": "int"},
+            {"name": "user", "type": "string"},
+            {"name": "item", "type": "string"},
+        ],
+        "label": {"column": "label"},
+    },
+    "keys": {"user": "user", "item": "item"},
+    "features": [{"columns": ["I{1..3}"], "kind": "dense", "ops": ["normalize"]}],
+    "split": {"by": "fraction"},
+    "model": {"architecture": "dlrm"},
+}
+
+
+def _write(folder: Path, values: Any, name: str = "small.yaml") -> str:
+    path = folder / name
+    path.write_text(values if isinstance(values, str) else yaml.safe_dump(values), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf/datasets").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_dataset_of_ours_loads(path: Path) -> None:
+    config = load_config(str(path))
+    assert config.name == path.stem
+    assert config.feature_names
+
+
+def test_ranges_are_expanded_in_order(tmp_path: Path) -> None:
+    config = load_config(_write(tmp_path, SMALL))
+    assert config.log.names == ["label", "I1", "I2", "I3", "user", "item"]
+    assert config.feature_names == ["I1", "I2", "I3"]
+    assert expand_range("a{9..11}b") == ["a9b", "a10b", "a11b"]
+    assert expand_range("plain") == ["plain"]
+
+
+def test_extends_merges_key_by_key(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    _write(tmp_path / "models", {"architecture": "dlrm", "embedding_dim": 4}, "tiny.yaml")
+    _write(tmp_path, {**SMALL, "model": "models/tiny.yaml", "train": {"epochs": 3, "seed": 9}}, "base.yaml")
+    (tmp_path / "deeper").mkdir()
+    path = _write(tmp_path / "deeper", {"extends": "../base.yaml", "name": "child", "train": {"epochs": 5}})
+    config = load_config(path)
+    assert (config.name, config.train.epochs, config.train.seed, config.model.embedding_dim) == (
+        "child",
+        5,
+        9,
+        4,
+    )
+
+
+def test_set_overrides_parse_yaml_and_make_sections(tmp_path: Path) -> None:
+    overrides = [
+        "train.epochs=7",
+        "candidates.strategy=popular",
+        "scopes.user=[user]",
+        "output.grace_hours=0.5",
+    ]
+    features = "features=[{columns: [user], kind: categorical, ops: [categorify]}]"
+    config = load_config(_write(tmp_path, SMALL), [*overrides, features])
+    assert (config.train.epochs, config.candidates.strategy, config.output.grace_hours) == (7, "popular", 0.5)
+    assert config.scopes.user == ["user"]
+
+
+def test_digests_follow_values_and_not_their_origin(tmp_path: Path) -> None:
+    plain = load_config(_write(tmp_path, {**SMALL, "train": {"epochs": 2}}))
+    overridden = load_config(_write(tmp_path, SMALL), ["train.epochs=2"])
+    assert config_digest(plain) == config_digest(overridden)
+    assert config_digest(plain, "train") != config_digest(load_config(_write(tmp_path, SMALL)), "train")
+    assert config_digest(plain, "split") == config_digest(load_config(_write(tmp_path, SMALL)), "split")
+
+
+def _changed(*path: str | int, to: Any) -> dict[str, Any]:
+    values: Any = yaml.safe_load(yaml.safe_dump(SMALL))
+    inner = values
+    for part in path[:-1]:
+        inner = inner[part]
+    inner[path[-1]] = to
+    return values
+
+
+@pytest.mark.parametrize(
+    "values, problem",
+    [
+        (_changed("trian", to={}), r"unknown key trian"),
+        (_changed("split", "ratio", to=0.5), r"unknown key split\.ratio=0\.5"),
+        (_changed("split", "by", to="week"), r"split\.by='week'"),
+        (_changed("split", "train", to=1.5), r"split\.train=1\.5"),
+        (
+            _changed("split", to={"by": "fraction", "train": 0.9, "validation": 0.1}),
+            r"leaves no rows for test",
+        ),
+        (_changed("split", "by", to="day"), r"split\.by=day needs \{date\} in log\.path"),
+        (_changed("split", to={"by": "fraction", "train_days": 2, "min_train_days": 3}), r"min_train_days=3"),
+        (_changed("log", "separator", to="||"), r"log\.separator='\|\|'"),
+        (_changed("log", "columns", 1, "name", to="label"), r"columns appear twice: \['label'\]"),
+        (_changed("log", "columns", 0, "type", to="integer"), r"log\.columns\.0\.type='integer'"),
+        (
+            _changed("log", "label", "column", to="click"),
+            r"log\.label names columns that do not exist: \['click'\]",
+        ),
+        (_changed("keys", "user", to="uid"), r"keys names columns that do not exist: \['uid'\]"),
+        (
+            _changed("features", 0, "columns", to=["I9"]),
+            r"features\.columns names columns that do not exist: \['I9'\]",
+        ),
+        (
+            _changed("features", 0, "columns", to=["I1", "I1"]),
+            r"features\.columns names columns twice: \['I1'\]",
+        ),
+        (_changed("scopes", to={"user": ["user"]}), r"scopes names columns that do not exist: \['user'\]"),
+        (_changed("train", to={"num_ranks": 3}), r"num_shards=16 must be a multiple of num_ranks=3"),
+        (
+            _changed("train", to={"global_batch_size": 100}),
+            r"global_batch_size=100 must be a multiple of num_shards=16",
+        ),
+        (_changed("train", to={"epochs": 0}), r"train\.epochs=0"),
+        (_changed("negatives", to={"per_positive": 0}), r"negatives\.per_positive=0"),
+        (_changed("quality", to={"max_bad_share": -0.1}), r"quality\.max_bad_share=-0\.1"),
+        ({key: value for key, value in SMALL.items() if key != "model"}, r"model is missing"),
+        ({**SMALL, "keys": None, "split": {"by": "leave_last_out"}}, r"need the section keys"),
+    ],
+)
+def test_a_bad_value_is_named(tmp_path: Path, values: dict[str, Any], problem: str) -> None:
+    path = _write(tmp_path, values)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        load_config(path)
+    assert path in caught.value.problem
+    assert "--set" in caught.value.remedy
+
+
+USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user", "type": "string"}]}
+
+
+@pytest.mark.parametrize(
+    "columns, problem",
+    [
+        ([{"name": "who", "type": "string"}], r"users\.columns must hold the key 'user'"),
+        (
+            [{"name": "user", "type": "string"}, {"name": "I1", "type": "int"}],
+            r"users\.columns and log\.columns both name \['I1'\]",
+        ),
+        (
+            [{"name": "user", "type": "string"}, {"name": "age", "type": "int"}],
+            r"scopes\.user names \['I2'\], which users\.columns does not hold",
+        ),
+    ],
+)
+def test_attributes_must_fit_the_log(tmp_path: Path, columns: list[dict[str, str]], problem: str) -> None:
+    values = {**SMALL, "users": {**USERS, "columns": columns}, "scopes": {"user": ["I2"]}}
+    with pytest.raises(ConfigError, match=problem):
+        load_config(_write(tmp_path, values))
+
+
+@pytest.mark.parametrize(
+    "override, problem",
+    [
+        ("train.epochs", r"--set 'train\.epochs' is not of the form a\.b=value"),
+        ("=3", r"is not of the form"),
+        ("train.epoch=3", r"unknown key train\.epoch=3"),
+        ("name.first=3", r"name is 'small', not a section"),
+        ("train.epochs=[1", r"the value is not YAML"),
+        ("train.epochs=many", r"train\.epochs='many'"),
+    ],
+)
+def test_a_bad_override_is_named(tmp_path: Path, override: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_config(_write(tmp_path, SMALL), [override])
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [("a: [", "is not YAML"), ("- 1\n- 2\n", "holds list, not a mapping"), ("", "holds NoneType")],
+)
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = _write(tmp_path, text)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        load_config(path)
+    assert path in caught.value.problem
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*absent\.yaml: No such file"):
+        load_config(str(tmp_path / "absent.yaml"))
+    with pytest.raises(ConfigError, match=r"cannot read .*parent\.yaml"):
+        load_config(_write(tmp_path, {"extends": "parent.yaml"}))
+    with pytest.raises(ConfigError, match=r"cannot read .*model\.yaml"):
+        load_config(_write(tmp_path, {**SMALL, "model": "model.yaml"}))
+
+
+def test_a_loaded_config_is_frozen(tmp_path: Path) -> None:
+    config = load_config(_write(tmp_path, SMALL))
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.epochs = 9  # type: ignore[misc]
