@@ -40,7 +40,8 @@ def describe(path: str) -> Description:
         size = source.size()
         parquet = pq.ParquetFile(source)
         footer = parquet.metadata
-        columns = tuple((field.name, str(field.type)) for field in parquet.schema_arrow)
+        # Whether a list's elements may be null depends on the plan that wrote them, not on the table.
+        columns = tuple((field.name, str(field.type).replace(" not null", "")) for field in parquet.schema_arrow)
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         statistics = (
             {

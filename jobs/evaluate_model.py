@@ -21,6 +21,7 @@ from scoring.gate import judge
 from scoring.model_info import ModelInfo, read_model_info
 from scoring.quality import measure_predictions
 from scoring.score import score_rows
+from training import tracking
 from training.registry import Decision, challenger_of, champion_as_of, model_path, record_decision
 
 HEADLINE = ("auc", "log_loss", "normalized_entropy", "rows", "positives")
@@ -30,6 +31,7 @@ def evaluate_model(job: Job) -> Result:
     """Measures both models, publishes the comparison, and last of all records the decision."""
     lake, name, run_date = job.lake, job.config.name, job.run_date
     challenger = read_model_info(model_path(lake, name, challenger_of(lake, name, run_date)))
+    tracking.prepare(lake)
     before = champion_as_of(lake, name, run_date, before=True)
     champion = read_model_info(model_path(lake, name, before)) if before else None
     dataset = read_dataset(lake, run_date)

@@ -37,7 +37,7 @@ def sorted_lists(lists: DataFrame) -> pd.DataFrame:
 def arrow_rows(spark: SparkSession) -> object:
     """Sets rows per Arrow batch for one test."""
     key = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    before = spark.conf.get(key)
+    before = str(spark.conf.get(key))
     yield lambda rows: spark.conf.set(key, rows)
     spark.conf.set(key, before)
 

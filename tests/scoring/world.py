@@ -59,25 +59,24 @@ class World:
 
 
 def write_model(
-    folder: Path, spec: FeatureSpec = SPEC, architecture: str = "logistic_regression", **weights: object
+    folder: Path, architecture: str = "logistic_regression", version: str = "m1", sign: float = 1.0
 ) -> str:
-    """A model folder with weights drawn from a seed; `weights` replaces parameters by name (dots as `__`)."""
+    """A model folder; weights come from a seed, times `sign`."""
     layers = {"bottom_mlp": [8, 4], "top_mlp": [8]} if architecture == "dlrm" else {}
     config = ModelConfig(architecture=architecture, embedding_dim=4, **layers)
-    model = build_model(config, spec)
+    model = build_model(config, SPEC)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
-        for name, value in weights.items():
-            model.get_parameter(name.replace("__", ".")).copy_(torch.as_tensor(value))
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5 * sign)
     description = {
         "name": "toy",
-        "version": "m1",
+        "version": version,
         "architecture": architecture,
         "model": config.model_dump(),
-        "feature_spec": spec.to_json(),
-        "workflow_version": spec.workflow_version,
+        "feature_spec": SPEC.to_json(),
+        "workflow_version": SPEC.workflow_version,
+        "baselines": {"logistic_regression": {"test": {"auc": 0.5}}},
     }
     save_model(str(folder), model, description)
     return str(folder)

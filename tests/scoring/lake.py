@@ -1,0 +1,143 @@
+"""A lake made by hand around the world of world.py: features, users, items, a dataset, models, and the day after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conf import storage
+from conf.dataset import Dataset, Member, publish_dataset
+from conf.feature_spec import dumps
+from conf.lake import Lake, Partition
+from conf.manifest import FileEntry, Manifest, digest_of, replace_manifest
+from conf.types import Config
+from tests.scoring.world import CONTEXT, SPEC, World, write_model
+from training.registry import record_run
+
+DAYS = ["2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
+RUN_DATE = DAYS[-1]
+DAY_AFTER = "2026-01-06"
+WORKFLOW = SPEC.workflow_version
+LOG = ["clicked", "user", "item", *(each.name for each in SPEC.features)]
+TEXT_COLUMNS = {"user", "item"}
+
+
+def make_config(root: Path, **sections: Any) -> Config:
+    """The configuration of the hand-made log; `sections` replaces whole sections."""
+    values = {
+        "name": "toy",
+        "lake": str(root),
+        "log": {
+            "path": "{lake}/raw/dt={date}/clicks.tsv",
+            "format": "tsv",
+            "columns": [
+                {"name": name, "type": "string" if name in TEXT_COLUMNS else "float"} for name in LOG
+            ],
+            "label": {"column": "clicked"},
+        },
+        "keys": {"user": "user", "item": "item"},
+        "features": [
+            {"columns": [each.name for each in SPEC.dense], "kind": "dense", "ops": ["normalize"]},
+            {
+                "columns": [each.name for each in SPEC.categorical],
+                "kind": "categorical",
+                "ops": ["categorify"],
+            },
+        ],
+        "scopes": {
+            scope: [each.name for each in SPEC.scoped(scope)] for scope in ("user", "item", "context")
+        },
+        "split": {"by": "day", "train_days": 2},
+        "output": {"row_group_rows": 60},
+        "model": {"architecture": "logistic_regression"},
+        "candidates": {"exclude_clicked": ["train", "validation"]},
+        "score": {"k": 5, "context": CONTEXT, "device": "cpu"},
+    }
+    return Config.model_validate({**values, **sections})
+
+
+def write_table(partition: Partition, rows: pa.Table) -> Manifest:
+    """Publishes rows as two files, split in the middle."""
+    folder = Path(partition.path)
+    folder.mkdir(parents=True, exist_ok=True)
+    half, entries = rows.num_rows // 2, []
+    for number, part in enumerate((rows.slice(0, half), rows.slice(half))):
+        path = folder / f"part-{number}.parquet"
+        pq.write_table(part, path)
+        entries.append(FileEntry(path.name, part.num_rows, path.stat().st_size, (part.num_rows,)))
+    schema = tuple((field.name, str(field.type)) for field in rows.schema)
+    content = {"rows": digest_of(rows.to_pydict())}
+    manifest = Manifest(partition.table, partition.dt, tuple(entries), schema, content)
+    replace_manifest(partition, manifest)
+    return manifest
+
+
+def feature_rows(world: World, day: int, rows: int = 150) -> pa.Table:
+    """Impressions of one day, clicked as the model says; the last three users appear on the last day alone."""
+    draw = np.random.default_rng(100 + day)
+    users = len(world.users) if day == len(DAYS) - 1 else len(world.users) - 3
+    user, item = draw.integers(0, users, rows), draw.integers(0, len(world.items), rows)
+    frame = pd.concat(
+        [world.users.iloc[user].reset_index(drop=True), world.items.iloc[item].reset_index(drop=True)], axis=1
+    ).assign(
+        **CONTEXT,
+        row_id=np.arange(rows),
+        label=(draw.random(rows) < world.probabilities[user, item]).astype(np.float32),
+    )
+    types = [
+        ("row_id", pa.int64()),
+        ("user_key", pa.string()),
+        ("item_key", pa.string()),
+        ("label", pa.float32()),
+    ]
+    features = [(each.name, pa.float32() if each.kind == "dense" else pa.int32()) for each in SPEC.features]
+    schema = pa.schema([*types, *features])
+    return pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
+
+
+def next_day(world: World) -> pd.DataFrame:
+    """What is clicked on the day after: (clicked, user, item), a user nobody knows among them."""
+    draw = np.random.default_rng(55)
+    user, item = draw.integers(0, 37, 200), draw.integers(0, 23, 200)
+    clicked = (draw.random(200) < world.probabilities[user, item]).astype(int)
+    users, items = world.users.user_key.to_numpy(), world.items.item_key.to_numpy()
+    rows = pd.DataFrame({"clicked": clicked, "user": users[user], "item": items[item]})
+    return pd.concat(
+        [rows, pd.DataFrame({"clicked": [1], "user": ["stranger"], "item": ["i001"]})], ignore_index=True
+    )
+
+
+def make_lake(root: Path, world: World) -> Config:
+    """Everything that build_features and train_model leave behind for RUN_DATE, and the raw log of the day after.
+
+    Models: `m1` draws the clicks of the log and is the challenger of RUN_DATE; `m2` contradicts it and is the
+    challenger of DAY_AFTER, whose dataset is the same.
+    """
+    config = make_config(root)
+    lake = Lake(config.lake)
+    storage.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
+    features = [
+        write_table(lake.features(WORKFLOW).partition(dt), feature_rows(world, day))
+        for day, dt in enumerate(DAYS)
+    ]
+    members = [Member(dt, manifest.digest, None) for dt, manifest in zip(DAYS, features, strict=True)]
+    splits = {"train": tuple(members[:2]), "validation": (members[2],), "test": (members[3],)}
+    users = pa.Table.from_pandas(world.users, preserve_index=False)
+    items = pa.Table.from_pandas(world.items.drop(columns="item_index"), preserve_index=False)
+    for run_date in (RUN_DATE, DAY_AFTER):
+        publish_dataset(lake, Dataset(run_date, WORKFLOW, splits, "fit"), "")
+        write_table(lake.users(WORKFLOW).partition(run_date), users)
+        write_table(lake.items(WORKFLOW).partition(run_date), items)
+    for version, dt, sign in (("m1", RUN_DATE, 1.0), ("m2", DAY_AFTER, -1.0)):
+        write_model(Path(lake.models("toy")) / version, version=version, sign=sign)
+        record_run(lake, "toy", dt, version)
+    raw = Path(lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
+    raw.parent.mkdir(parents=True)
+    lines = next_day(world).assign(**{each.name: 1.0 for each in SPEC.features})
+    lines[LOG].to_csv(raw, sep="\t", header=False, index=False)
+    return config

@@ -1,0 +1,319 @@
+"""The scoring jobs over a hand-made lake: what they publish, what they decide, and how they refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from conf import storage
+from conf.dataset import Dataset, publish_dataset, read_dataset
+from conf.errors import ConfigError, DataError
+from conf.feature_spec import dumps
+from conf.lake import Lake, Partition
+from conf.manifest import data_files, read_manifest
+from conf.types import Config
+from jobs import score_daily as score_daily_job
+from jobs.build_candidates import build_candidates
+from jobs.evaluate_model import evaluate_model
+from jobs.measure_recommendations import measure_recommendations
+from jobs.runner import Job, Result
+from jobs.score_daily import score_daily
+from jobs.score_rows import score_rows
+from tests.scoring.lake import (
+    DAY_AFTER,
+    DAYS,
+    RUN_DATE,
+    WORKFLOW,
+    feature_rows,
+    make_config,
+    make_lake,
+    next_day,
+)
+from tests.scoring.world import CONTEXT, SPEC, World
+from training import metrics, tracking
+from training.registry import champion_as_of
+
+
+class EncodedContext:
+    """Stands for a workflow: context values of the hand-made log are encoded already."""
+
+    def encode_values(self, _: SparkSession, values: dict[str, Any]) -> dict[str, Any]:
+        return values
+
+
+@dataclass
+class Night:
+    config: Config
+    lake: Lake
+    results: dict[str, Result]
+
+
+def read_rows(partition: Partition) -> pd.DataFrame:
+    files = data_files(partition, read_manifest(partition))
+    return pa.concat_tables(pq.read_table(path, partitioning=None) for path in files).to_pandas()
+
+
+def job_of(spark: SparkSession, config: Config, run_date: str = RUN_DATE) -> Job:
+    return Job("test", config, run_date, _spark=spark)
+
+
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracking, "prepare", lambda *_: None)
+        patch.setattr(tracking, "set_aliases", lambda *_: None)
+        patch.setattr(score_daily_job, "load_workflow", lambda *_: EncodedContext())
+        yield
+
+
+@pytest.fixture(scope="module")
+def night(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory, quiet: None) -> Night:
+    """All five jobs of RUN_DATE, in order."""
+    config = make_lake(tmp_path_factory.mktemp("lake"), world)
+    job = job_of(spark, config)
+    bodies = (evaluate_model, build_candidates, score_daily, score_rows, measure_recommendations)
+    return Night(config, job.lake, {body.__name__: body(job) for body in bodies})
+
+
+@pytest.fixture(scope="module")
+def log(world: World) -> pd.DataFrame:
+    days = [feature_rows(world, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
+    return pd.concat(days, ignore_index=True)
+
+
+def clicked_before(log: pd.DataFrame, user: str) -> set[str]:
+    """Items the user clicked in train or validation."""
+    return set(log[(log.user_key == user) & (log.label == 1) & (log.dt < RUN_DATE)].item_key)
+
+
+def probabilities_of(world: World, rows: pd.DataFrame) -> np.ndarray:
+    """(P,) what NumPy says of the rows' users and items."""
+    users = pd.Index(world.users.user_key).get_indexer(pd.Index(rows.user_key))
+    items = pd.Index(world.items.item_key).get_indexer(pd.Index(rows.item_key))
+    return world.probabilities[users, items]
+
+
+def test_recommendations_equal_pandas(night: Night, world: World, log: pd.DataFrame) -> None:
+    left = {
+        user: [
+            index for index, item in enumerate(world.items.item_key) if item not in clicked_before(log, user)
+        ]
+        for user in world.users.user_key
+    }
+    expected = world.expected(5, left)
+    found = read_rows(night.lake.recommendations.partition(RUN_DATE))
+    columns = ["user_id", "position", "item_id"]
+    assert (
+        found[columns].to_numpy().tolist()
+        == expected[["user_key", "position", "item_key"]].to_numpy().tolist()
+    )
+    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
+    assert set(found.model_version) == {"m1"}
+    assert set(found.workflow_version) == {WORKFLOW}
+
+
+def test_manifest_of_recommendations_describes_them(night: Night, world: World) -> None:
+    manifest = read_manifest(night.lake.recommendations.partition(RUN_DATE))
+    found = read_rows(night.lake.recommendations.partition(RUN_DATE))
+    facts = manifest.facts
+    assert [name for name, _ in manifest.schema] == list(found.columns)
+    assert (facts["k"], facts["users"], facts["items"]) == (5, 37, 23)
+    assert facts["items_recommended"] == found.item_id.nunique()
+    assert sum(facts["score_histogram"]["counts"]) == len(found) == night.results["score_daily"].rows_out
+    assert facts["users_with_fewer"] == 37 - (found.position == 5).sum()
+
+
+def test_candidates_number_the_items_and_name_every_user(
+    night: Night, world: World, log: pd.DataFrame
+) -> None:
+    items = read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
+    pd.testing.assert_frame_equal(items, world.items[items.columns])
+    candidates = read_rows(night.lake.candidates(WORKFLOW).partition(RUN_DATE))
+    assert sorted(candidates.user_key) == world.users.user_key.tolist()
+    assert candidates.candidates.isna().all()
+    for user, excluded in zip(candidates.user_key, candidates.excluded, strict=True):
+        assert {items.item_key[index] for index in ([] if excluded is None else excluded)} == clicked_before(
+            log, user
+        )
+
+
+def test_first_model_is_promoted_and_measured_exactly(night: Night, world: World, log: pd.DataFrame) -> None:
+    facts = read_manifest(night.lake.evaluations.partition(RUN_DATE)).facts
+    test = log[log.dt == RUN_DATE]
+    probability = probabilities_of(world, test).astype(np.float32)
+    challenger = facts["challenger"]
+    assert challenger["auc"] == pytest.approx(metrics.auc(test.label, probability), abs=1e-6)
+    assert challenger["log_loss"] == pytest.approx(metrics.log_loss(test.label, probability), abs=1e-6)
+    assert (challenger["rows"], challenger["positives"]) == (len(test), int(test.label.sum()))
+    assert (facts["promoted"], facts["champion"], facts["best_auc"]) == (True, None, None)
+    assert facts["baselines"] == {"logistic_regression": {"test": {"auc": 0.5}}}
+    assert champion_as_of(night.lake, "toy", RUN_DATE) == "m1"
+    assert champion_as_of(night.lake, "toy", RUN_DATE, before=True) is None
+
+
+def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, night: Night) -> None:
+    result = evaluate_model(job_of(spark, night.config, DAY_AFTER))
+    facts = read_manifest(night.lake.evaluations.partition(DAY_AFTER)).facts
+    assert facts["challenger"]["auc"] == pytest.approx(1 - facts["champion"]["auc"], abs=1e-9)
+    assert (facts["champion"]["version"], facts["challenger"]["version"]) == ("m1", "m2")
+    assert facts["promoted"] is result.facts["promoted"] is False
+    assert champion_as_of(night.lake, "toy", DAY_AFTER) == "m1"
+
+
+def test_rows_of_the_test_split_have_their_probability(night: Night, world: World, log: pd.DataFrame) -> None:
+    found = read_rows(night.lake.scores.partition(RUN_DATE)).sort_values("row_id")
+    test = log[log.dt == RUN_DATE].sort_values("row_id")
+    assert found.row_id.tolist() == test.row_id.tolist()
+    assert set(found.features_dt) == {RUN_DATE}
+    np.testing.assert_allclose(found.probability, probabilities_of(world, test), atol=1e-6)
+
+
+def test_measures_equal_pandas(night: Night, world: World, log: pd.DataFrame) -> None:
+    facts = read_manifest(night.lake.measures.partition(RUN_DATE)).facts
+    raw = next_day(world)
+    wanted = raw[raw.clicked == 1].groupby("user").item.agg(set).to_dict()
+    warm = set(log[log.dt < DAYS[2]].user_key)
+    train = log[log.dt < DAYS[2]]
+    clicks = train[train.label == 1].item_key.value_counts()
+    ranking = sorted(world.items.item_key, key=lambda key: (-clicks.get(key, 0), key))
+    lists = (
+        read_rows(night.lake.recommendations.partition(RUN_DATE))
+        .groupby("user_id")
+        .item_id.agg(list)
+        .to_dict()
+    )
+    popular = {
+        user: [key for key in ranking if key not in clicked_before(log, user)][:5]
+        for user in world.users.user_key
+    }
+
+    def ndcg(own: list[str], hits: set[str]) -> float:
+        gain = sum(1 / math.log2(place + 1) for place, key in enumerate(own, 1) if key in hits)
+        return gain / sum(1 / math.log2(place + 1) for place in range(1, min(5, len(hits)) + 1))
+
+    users = [user for user in wanted if user in lists and user in warm]
+    cold = [user for user in wanted if user in lists and user not in warm]
+    assert facts["users"] == len(users) > 20
+    for name, own in (("", lists), ("popular", popular)):
+        measured = facts[name] if name else facts
+        hit_rate = sum(bool(wanted[user] & set(own[user])) for user in users) / len(users)
+        assert measured["hit_rate"] == pytest.approx(hit_rate)
+        assert measured["ndcg"] == pytest.approx(
+            np.mean([ndcg(own[user], wanted[user]) for user in users]), abs=1e-12
+        )
+        assert measured["coverage"] == len({key for keys in own.values() for key in keys}) / 23
+    assert facts["lift"] == pytest.approx(facts["hit_rate"] / facts["popular"]["hit_rate"])
+    assert facts["cold_users"]["users"] == len(cold) == 3
+    assert facts["cold_users"]["hit_rate"] == sum(bool(wanted[user] & set(lists[user])) for user in cold) / 3
+    assert facts["against"] == "next_day"
+
+
+def test_a_rerun_gives_the_same_partitions(spark: SparkSession, night: Night) -> None:
+    partitions = [
+        night.lake.candidates(WORKFLOW).partition(RUN_DATE),
+        night.lake.recommendations.partition(RUN_DATE),
+        night.lake.evaluations.partition(RUN_DATE),
+        night.lake.measures.partition(RUN_DATE),
+    ]
+    before = [read_manifest(each) for each in partitions]
+    lists = read_rows(partitions[1])
+    job = job_of(spark, night.config)
+    for body in (evaluate_model, build_candidates, score_daily, measure_recommendations):
+        body(job)
+    for old, partition in zip(before, partitions, strict=True):
+        new = read_manifest(partition)
+        assert new.digest == old.digest
+        same = {name: value for name, value in new.facts.items() if name != "scored_at"}
+        assert same == {name: value for name, value in old.facts.items() if name != "scored_at"}
+    pd.testing.assert_frame_equal(read_rows(partitions[1]), lists)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, world: World, quiet: None) -> Config:
+    """A lake in which no scoring job has run yet."""
+    return make_lake(tmp_path / "lake", world)
+
+
+@pytest.mark.parametrize("body", [score_daily, score_rows])
+def test_without_a_champion_the_remedy_is_to_train(spark: SparkSession, fresh: Config, body: Any) -> None:
+    with pytest.raises(DataError, match=r"no champion on 2026-01-05[\s\S]*train_model and evaluate_model"):
+        body(job_of(spark, fresh))
+
+
+def test_evaluating_before_training_names_train_model(spark: SparkSession, fresh: Config) -> None:
+    with pytest.raises(DataError, match=r"no model was trained for 2026-01-04[\s\S]*train_model"):
+        evaluate_model(job_of(spark, fresh, DAYS[2]))
+
+
+def test_scoring_before_candidates_names_the_missing_table(spark: SparkSession, fresh: Config) -> None:
+    evaluate_model(job_of(spark, fresh))
+    with pytest.raises(DataError, match="candidate_items/w1 has no published partition"):
+        score_daily(job_of(spark, fresh))
+
+
+def test_features_of_another_workflow_are_refused(spark: SparkSession, night: Night, tmp_path: Path) -> None:
+    lake, other = night.lake, "2026-01-09"
+    dataset = read_dataset(lake, RUN_DATE)
+    publish_dataset(lake, Dataset(other, "w2", dataset.splits, "extend"), "")
+    with pytest.raises(
+        DataError, match=r"features of workflow w1, the dataset of 2026-01-09 was made with w2[\s\S]*apply"
+    ):
+        score_daily(job_of(spark, night.config, other))
+    changed = replace(SPEC, features=(replace(SPEC.features[0], scope="user"), *SPEC.features[1:]))
+    storage.replace_text(lake.feature_spec(WORKFLOW), dumps(changed))
+    try:
+        with pytest.raises(DataError, match=r"different features: Feature\(name='price'"):
+            score_rows(job_of(spark, night.config))
+    finally:
+        storage.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
+
+
+@pytest.mark.parametrize("context, named", [({}, "device"), ({**CONTEXT, "price": 1}, "price")])
+def test_context_must_be_complete(
+    spark: SparkSession, night: Night, context: dict[str, float], named: str
+) -> None:
+    config = night.config.model_copy(
+        update={"score": night.config.score.model_copy(update={"context": context})}
+    )
+    with pytest.raises(ConfigError, match=named):
+        score_daily(job_of(spark, config))
+
+
+def test_stale_candidates_are_refused(spark: SparkSession, night: Night) -> None:
+    partition = night.lake.candidates(WORKFLOW).partition(RUN_DATE)
+    manifest = storage.read_json(partition.file("_MANIFEST.json"))
+    stale = {**manifest, "inputs": {**manifest["inputs"], "users": "older"}}
+    storage.replace_json(partition.file("_MANIFEST.json"), stale)
+    try:
+        with pytest.raises(DataError, match=r"built from users older[\s\S]*run build_candidates"):
+            score_daily(job_of(spark, night.config))
+    finally:
+        storage.replace_json(partition.file("_MANIFEST.json"), manifest)
+
+
+def test_measuring_needs_the_day_after(spark: SparkSession, night: Night) -> None:
+    (Path(night.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv").rename(Path(night.config.lake) / "aside")
+    try:
+        with pytest.raises(DataError, match=r"no raw file at .*2026-01-06"):
+            measure_recommendations(job_of(spark, night.config))
+    finally:
+        (Path(night.config.lake) / "aside").rename(
+            Path(night.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
+        )
+
+
+def test_jobs_on_keys_need_keys(spark: SparkSession, tmp_path: Path) -> None:
+    config = make_config(tmp_path, keys=None)
+    for body in (build_candidates, score_daily, measure_recommendations):
+        with pytest.raises(ConfigError, match="keys"):
+            body(job_of(spark, config))
