@@ -14,6 +14,15 @@ def remark(closing: Closing) -> str:
     return ", ".join(part for part in special(closing) if part)
 
 
+def _generate_clicks(closing: Closing) -> list[str]:
+    best = closing.get("best_auc") or {}
+    return [
+        _counted(closing.get("rows_out"), "rows"),
+        _counted(closing.get("days"), "days"),
+        f"best AUC {min(best.values()):.3f} to {max(best.values()):.3f}" if best else "",
+    ]
+
+
 def _build_features(closing: Closing) -> list[str]:
     return [*_rows(closing), _joined("workflow", closing.get("mode"), closing.get("workflow_version"))]
 
@@ -83,6 +92,7 @@ def _joined(noun: str, *words: Any) -> str:
 
 
 _SPECIAL: dict[str, Callable[[Closing], list[str]]] = {
+    "generate_clicks": _generate_clicks,
     "build_features": _build_features,
     "train_model": _train_model,
     "evaluate_model": _evaluate_model,

@@ -1,0 +1,69 @@
+"""What is said of a stage: from whole closing lines, and from such as lack everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.night.highlights import remark
+
+
+@pytest.mark.parametrize(
+    "closing, said",
+    [
+        (
+            {"job": "generate_clicks", "rows_out": 660_000, "days": 11, "best_auc": {"a": 0.81, "b": 0.823}},
+            "660,000 rows, 11 days, best AUC 0.810 to 0.823",
+        ),
+        (
+            {
+                "job": "build_features",
+                "rows_in": 1_000,
+                "rows_out": 990,
+                "dropped": {"x": 4, "y": 6},
+                "mode": "fit",
+            },
+            "1,000 rows in, 990 out, 10 dropped, workflow fit",
+        ),
+        (
+            {"job": "train_model", "steps": 350, "auc": 0.79, "version": "abc"},
+            "350 steps, validation AUC 0.7900, model abc",
+        ),
+        (
+            {
+                "job": "evaluate_model",
+                "promoted": False,
+                "challenger_auc": 0.7,
+                "champion_auc": 0.71,
+                "best_auc": None,
+            },
+            "AUC 0.7000, champion's 0.7100, champion kept",
+        ),
+        (
+            {"job": "score_daily", "users": 10, "rows_out": 100, "coverage": 0.815},
+            "10 users, 100 recommendations, 82% of items",
+        ),
+        (
+            {
+                "job": "measure_recommendations",
+                "recommendations_date": "d",
+                "k": 5,
+                "hit_rate": 0.2,
+                "lift": None,
+            },
+            "for d, HR@5 0.2000",
+        ),
+        ({"job": "build_candidates", "rows_in": 3, "rows_out": 3}, "3 rows in, 3 out"),
+    ],
+)
+def test_remark(closing: dict[str, Any], said: str) -> None:
+    assert remark(closing) == said
+
+
+@pytest.mark.parametrize(
+    "job",
+    ["generate_clicks", "build_features", "train_model", "evaluate_model", "score_daily", "report", "x"],
+)
+def test_remark_on_a_closing_line_without_facts_is_short_and_no_error(job: str) -> None:
+    assert len(remark({"job": job})) < 10
