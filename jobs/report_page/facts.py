@@ -8,29 +8,29 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from conf import storage
 from conf.dataset import read_dataset
+from conf.feature_spec import LABEL
 from conf.lake import Lake, Partition
 from conf.manifest import Manifest, is_published, read_manifest
 from conf.types import Config
+from jobs.report_page.parquet import column, even_files
 
 _NIGHTS = 14
 
 
 @dataclass(frozen=True)
 class Day:
-    """The rows one day gave to one split. `positives` is None where it was not counted for these rows alone."""
+    """The rows one day gave to one split; rows_in and dropped are those of the whole day."""
 
     split: str
     dt: str
     rows_in: int
     rows: int
     dropped: Mapping[str, int]
-    positives: int | None
-
-    @property
-    def click_rate(self) -> float | None:
-        return self.positives / self.rows if self.positives is not None and self.rows else None
+    click_rate: float | None
 
 
 @dataclass(frozen=True)
@@ -122,19 +122,22 @@ def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
     days = []
     for split, members in dataset.splits.items():
         for member in members:
-            manifest = _published(lake.features(dataset.workflow_version).partition(member.dt))
-            if manifest is not None:
-                days.append(_day(split, member.dt, member.label, manifest))
+            partition = lake.features(dataset.workflow_version).partition(member.dt)
+            if is_published(partition):
+                days.append(_day(split, partition, member.label))
     return dataset.mode, tuple(sorted(days, key=lambda day: (day.dt, day.split)))
 
 
-def _day(split: str, dt: str, label: str | None, manifest: Manifest) -> Day:
-    if label is None:
-        return Day(
-            split, dt, manifest.rows_in, manifest.rows, manifest.dropped, manifest.facts.get("positives")
-        )
-    rows = sum(file.rows for file in manifest.split_files(label))
-    return Day(split, dt, manifest.rows_in, rows, manifest.dropped, None)
+def _day(split: str, partition: Partition, label: str | None) -> Day:
+    manifest = read_manifest(partition)
+    clicks = rows = 0
+    for path in even_files(partition, manifest, label):
+        labels = column(path, LABEL)
+        clicks, rows = clicks + int(pc.sum(labels, min_count=0).as_py()), rows + len(labels)
+    of_split = sum(file.rows for file in manifest.split_files(label))
+    return Day(
+        split, partition.dt, manifest.rows_in, of_split, manifest.dropped, clicks / rows if rows else None
+    )
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
-from conf import storage
 from conf.dataset import Dataset
 from conf.feature_spec import ITEM_KEY, LABEL, USER_KEY
 from conf.lake import Lake, Partition
 from conf.manifest import Manifest, data_files, is_published, read_manifest
-
-MOST_ROWS = 5_000_000  # read on one machine in seconds; a report needs no more
+from jobs.report_page.parquet import MOST_ROWS, column, even_files, rows_where
 
 
 @dataclass(frozen=True)
@@ -51,13 +47,9 @@ class UserList:
 
 def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
     """Counts items over at most about five million list entries, whole files evenly chosen."""
-    files = data_files(partition, manifest)
-    stride = max(1, -(-manifest.rows // MOST_ROWS))
     times: Counter[str] = Counter()
-    for path in files[::stride]:
-        source, inner = storage.filesystem(path)
-        items = pq.read_table(inner, columns=["item_id"], filesystem=source).column("item_id")
-        for each in items.value_counts().to_pylist():
+    for path in even_files(partition, manifest):
+        for each in column(path, "item_id").value_counts().to_pylist():
             times[each["values"]] += each["counts"]
     return ItemCounts(times, sum(times.values()), manifest.rows)
 
@@ -73,7 +65,7 @@ def sample_lists(
         {_user_at(files, manifest, (2 * index + 1) * manifest.rows // (2 * n)) for index in range(n)}
     )
     columns = ["user_id", "position", "item_id", "score"]
-    rows = _read(files, columns, pc.field("user_id").isin(users))
+    rows = rows_where(files, columns, pc.field("user_id").isin(users))
     histories = _histories(lake, dataset, users) if dataset is not None else {}
     lists: dict[str, list[tuple[int, str, float]]] = {user: [] for user in users}
     for row in rows:
@@ -85,10 +77,7 @@ def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
     """The user of a row, counted over the files in manifest order."""
     for path, entry in zip(files, manifest.files, strict=True):
         if row < entry.rows:
-            source, inner = storage.filesystem(path)
-            return str(
-                pq.read_table(inner, columns=["user_id"], filesystem=source).column("user_id")[row].as_py()
-            )
+            return str(column(path, "user_id")[row].as_py())
         row -= entry.rows
     raise ValueError(
         f"row {row} lies behind the {manifest.rows} rows of {manifest.table} {manifest.partition}"
@@ -111,21 +100,8 @@ def _histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, Hist
         files += data_files(partition, manifest, member.label)
         left -= sum(each.rows for each in manifest.split_files(member.label))
     found: dict[str, dict[str, tuple[int, int]]] = {user: {} for user in users}
-    for row in _read(files, [USER_KEY, ITEM_KEY, LABEL], pc.field(USER_KEY).isin(users)):
+    for row in rows_where(files, [USER_KEY, ITEM_KEY, LABEL], pc.field(USER_KEY).isin(users)):
         items = found[row[USER_KEY]]
         clicks, shown = items.get(row[ITEM_KEY], (0, 0))
         items[row[ITEM_KEY]] = (clicks + int(row[LABEL]), shown + 1)
     return {user: History(items) for user, items in found.items()}
-
-
-def _read(files: Sequence[str], columns: list[str], condition: pc.Expression) -> list[dict]:
-    """Rows of Parquet files that meet a condition; row groups that cannot hold one are skipped by their statistics."""
-    if not files:
-        return []
-    source = storage.filesystem(files[0])[0]
-    inner = [storage.filesystem(path)[1] for path in files]
-    return list(
-        ds.dataset(inner, format="parquet", filesystem=source)
-        .to_table(columns=columns, filter=condition)
-        .to_pylist()
-    )

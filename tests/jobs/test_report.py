@@ -12,7 +12,7 @@ import pytest
 from conf.lake import Lake
 from conf.manifest import read_manifest
 from jobs import report
-from jobs.report_page import lists
+from jobs.report_page import lists, parquet
 from jobs.report_page.facts import read_night
 from jobs.report_page.markup import Html, join, table, tag
 from jobs.report_page.page import build
@@ -185,7 +185,7 @@ def test_item_counts_conserve_entries_and_say_when_they_are_a_part(
     manifest = read_manifest(partition)
     whole = lists.count_items(partition, manifest)
     assert (whole.rows, whole.of_rows, whole.times[HOSTILE_ITEM]) == (180, 180, 20)
-    monkeypatch.setattr(lists, "MOST_ROWS", 90)
+    monkeypatch.setattr(parquet, "MOST_ROWS", 90)
     part = lists.count_items(partition, manifest)
     assert (part.rows, part.of_rows) == (90, 180)
     assert "Counted in 90 of 180 entries" in Page(build(config, RUN_DATE)[1]).text
