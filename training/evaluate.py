@@ -13,7 +13,7 @@ from training.metrics import summarize
 from training.prefetch import Prefetch
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: Horovod resizes its output tensors in a thread of its own
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import horovod.runner.launch
 import horovod.spark
 from pyspark.sql import SparkSession
 
 from conf.errors import InfrastructureError
+from training.outcome import Outcome
 from training.plan import TrainPlan
-
-if TYPE_CHECKING:
-    from training.worker import Outcome
 
 log = logging.getLogger("nightrank.launch")
 
@@ -40,7 +38,7 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan) -> dict[str, Any]:
     """
     _require_slots(spark, plan.train.num_ranks, plan.train.start_timeout_s)
     threads = int(spark.conf.get("spark.task.cpus", "1") or 1)
-    with _signals_restored():
+    with _signals_restored(), _no_fork():
         try:
             outcomes = horovod.spark.run(
                 _rank,
@@ -49,8 +47,6 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan) -> dict[str, Any]:
                 start_timeout=plan.train.start_timeout_s,
                 use_gloo=True,
                 env={"PYTHONPATH": _python_path()},
-                stdout=sys.stderr,
-                stderr=sys.stderr,
                 verbose=0,
             )
         except Exception as error:
@@ -107,6 +103,21 @@ def _python_path() -> str:
     root: Any = files("training")
     own = f"./{Path(str(root.root.filename)).name}" if isinstance(root, zipfile.Path) else str(root.parent)
     return os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@contextmanager
+def _no_fork() -> Iterator[None]:
+    """Keeps Horovod from forking the driver, only to import torch in the child and ask whether Gloo was built.
+
+    It costs seconds, and the child shares the driver's sockets to the JVM, which it resets when it ends. A build
+    without Gloo still ends the ranks at once, in hvd.init().
+    """
+    asked = horovod.runner.launch.gloo_built
+    horovod.runner.launch.gloo_built = lambda verbose=False: True
+    try:
+        yield
+    finally:
+        horovod.runner.launch.gloo_built = asked
 
 
 @contextmanager

@@ -6,8 +6,6 @@ import logging
 import os
 import sys
 import traceback
-from dataclasses import dataclass
-from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -16,24 +14,11 @@ from horovod.spark.task import get_available_devices
 from torch import Tensor
 
 from conf.errors import NightrankError
+from training.outcome import Outcome
 from training.plan import TrainPlan
 from training.run import choose_device, run_plan
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a rank ended: with the model's description, or with what went wrong.
-
-    Attributes:
-        error: the error of our own kind that ended the rank.
-        problem: text of any other error, its traceback included.
-        lost_peer: whether that other error says only that another rank went away.
-    """
-
-    description: dict[str, Any] | None = None
-    error: NightrankError | None = None
-    problem: str = ""
-    lost_peer: bool = False
+log = logging.getLogger("nightrank.rank")
 
 
 class HorovodCollectives:
@@ -64,6 +49,7 @@ def run_rank(plan: TrainPlan, threads: int) -> Outcome:
         index = _take_gpu()
         torch.set_num_threads(threads)
         hvd.init()
+        log.info("rank %d of %d", hvd.rank(), hvd.size())
         device = choose_device(plan.train.device, hvd.local_rank() if index is None else index)
         if device.type == "cuda":
             torch.cuda.set_device(device)

@@ -71,12 +71,16 @@ def write_file(path: Path, spec: FeatureSpec, rows: Rows) -> None:
     pq.write_table(table, path, row_group_size=max(len(rows), 1))
 
 
-def publish_day(lake: Lake, spec: FeatureSpec, dt: str, rows: Rows, file_rows: int, digest: str = "") -> Member:
+def publish_day(
+    lake: Lake, spec: FeatureSpec, dt: str, rows: Rows, file_rows: int, digest: str = ""
+) -> Member:
     """Publishes `features/<workflow>/dt=…` in files of `file_rows` rows."""
     partition = lake.features(spec.workflow_version).partition(dt)
     entries = []
     for index, first in enumerate(range(0, len(rows), file_rows)):
-        part = Rows(*(each[first : first + file_rows] for each in (rows.labels, rows.dense, rows.categorical)))
+        part = Rows(
+            *(each[first : first + file_rows] for each in (rows.labels, rows.dense, rows.categorical))
+        )
         path = Path(partition.path) / f"part-{index:05d}.parquet"
         write_file(path, spec, part)
         entries.append(FileEntry(path.name, len(part), path.stat().st_size, (len(part),)))
@@ -114,7 +118,12 @@ def make_config(lake: Lake, **sections: object) -> Config:
         {
             "name": "tiny",
             "lake": lake.root,
-            "log": {"path": "{lake}/raw/{date}", "format": "tsv", "columns": columns, "label": {"column": "label"}},
+            "log": {
+                "path": "{lake}/raw/{date}",
+                "format": "tsv",
+                "columns": columns,
+                "label": {"column": "label"},
+            },
             "features": [{"columns": ["I0"], "kind": "dense", "ops": []}],
             "split": {"by": "day"},
             **sections,

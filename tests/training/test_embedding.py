@@ -1,0 +1,72 @@
+"""The stacked table and its optimiser against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.embedding import RowGradient, RowWiseAdagrad, StackedEmbedding, sum_rows
+
+
+def test_columns_do_not_share_rows() -> None:
+    table = StackedEmbedding([3, 5, 2], 1)
+    with torch.no_grad():
+        for number, rows in enumerate(table.columns()):
+            rows.copy_(torch.arange(len(rows)).view(-1, 1) + 10.0 * number)
+    ids = torch.tensor([[0, 0, 0], [2, 4, 1]])
+    assert table(ids).squeeze(2).tolist() == [[0, 10, 20], [2, 14, 21]]
+
+
+def test_a_table_of_no_columns_gives_no_vectors() -> None:
+    assert StackedEmbedding([], 4)(torch.zeros(7, 0, dtype=torch.int64)).shape == (7, 0, 4)
+
+
+@given(st.lists(st.integers(0, 5), max_size=30))
+@settings(deadline=None)
+def test_sum_rows_adds_equal_rows(rows: list[int]) -> None:
+    values = torch.arange(len(rows) * 2, dtype=torch.float32).view(-1, 2)
+    found = sum_rows(torch.tensor(rows, dtype=torch.int64), values)
+    assert found.rows.tolist() == sorted(set(rows))
+    for row, value in zip(found.rows.tolist(), found.values, strict=True):
+        expected = sum((values[i] for i, each in enumerate(rows) if each == row), torch.zeros(2))
+        assert torch.equal(value, expected)
+
+
+def test_gradient_touches_the_rows_of_the_batch_and_is_taken_once() -> None:
+    table = StackedEmbedding([4, 6], 3)
+    ids = torch.tensor([[1, 0], [1, 5]])
+    (table(ids) * torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])).sum().backward()
+    gradient = table.take_gradient()
+    assert gradient.rows.tolist() == [1, 4, 9]
+    assert gradient.values.tolist() == [[4.0] * 3, [2.0] * 3, [4.0] * 3]
+    assert len(table.take_gradient().rows) == 0
+
+
+def test_row_wise_adagrad_equals_numpy() -> None:
+    rng = np.random.default_rng(0)
+    table = StackedEmbedding([4, 6], 3)
+    with torch.no_grad():
+        table.weight.normal_(generator=torch.Generator().manual_seed(0))
+    weight, accumulator = table.weight.detach().numpy().copy(), np.zeros(10)
+    adagrad = RowWiseAdagrad(table)
+    for rate in (0.1, 0.05, 0.2):
+        rows = np.sort(rng.choice(10, size=5, replace=False))
+        gradient = rng.normal(size=(5, 3)).astype(np.float32)
+        adagrad.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)), rate)
+        for row, g in zip(rows, gradient, strict=True):
+            accumulator[row] += np.mean(g**2)
+            weight[row] -= rate * g / (np.sqrt(accumulator[row]) + 1e-8)
+    np.testing.assert_allclose(table.weight.detach().numpy(), weight, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(adagrad.accumulator.numpy(), accumulator, rtol=1e-5)
+
+
+def test_rows_without_gradient_stay() -> None:
+    table = StackedEmbedding([4], 2)
+    table.init_uniform()
+    before = table.weight.detach().clone()
+    adagrad = RowWiseAdagrad(table)
+    adagrad.step(RowGradient(torch.tensor([1]), torch.zeros(1, 2)), 0.1)  # a padding row's gradient
+    adagrad.step(RowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2)), 0.1)
+    assert torch.equal(before, table.weight)
