@@ -44,6 +44,6 @@ lock: setup ## resolve requirements/*.in anew into the lock files (ARGS=--upgrad
 	@cd requirements && $(UV_COMPILE) bootstrap.in -o bootstrap.txt
 	@cd requirements && $(UV_COMPILE) --no-deps horovod.in -o horovod.txt
 
-clean: ## remove what runs leave behind; the environment stays
-	rm -rf demo_out lake spark-warehouse metastore_db derby.log work build .gradle .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove caches and what runs leave in the checkout; .venv and lake stay
+	rm -rf demo_out spark-warehouse metastore_db derby.log work build .gradle .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(LINTED) -name __pycache__ -type d -prune -exec rm -rf {} +
