@@ -1,7 +1,8 @@
 """Exact mean and variance of many columns in one pass, whatever the order of rows and partitions.
 
 Floating-point sums depend on their order, and statistics enter digests. So values are rounded to multiples of
-2**-24 (6e-8) and summed as whole decimals, which is exact; the division comes last, on whole numbers.
+2**-24 (6e-8) and summed as whole numbers, which is exact; the division comes last, on whole numbers too. Squares need
+more digits than a decimal has, so each number is summed as two halves of 31 bits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from conf.errors import DataError
 from etl.ops.base import Moments
 
 _UNITS = 2**24
-_LIMIT = 2.0**38  # beyond it, squares of units no longer fit decimal(38)
+_LIMIT = 2.0**38  # below it, a value has fewer than 2**62 units
+_HALF_BITS = 31
+_HALF = 2**_HALF_BITS
+_PARTS = ("high", "low", "high_high", "high_low", "low_low")
 
 
 def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, Moments]:
@@ -35,12 +39,13 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
     aggregates: list[Column] = []
     for index, value in enumerate(values.values()):
         real = value.cast("double")
-        units = F.round(real * _UNITS).cast("decimal(20,0)")
+        units = F.round(real * _UNITS).cast("bigint")
+        high, low = F.shiftright(units, _HALF_BITS), units.bitwiseAND(F.lit(_HALF - 1))
+        sums = dict(zip(_PARTS, (high, low, high * high, high * low, low * low), strict=True))
         aggregates += [
             F.count(real).alias(f"rows_{index}"),
-            F.sum(units).alias(f"sum_{index}"),
-            F.sum(units * units).alias(f"squares_{index}"),
             F.sum(F.when(F.isnan(real) | (F.abs(real) >= _LIMIT), 1).otherwise(0)).alias(f"unfit_{index}"),
+            *(F.sum(each.cast("decimal(20,0)")).alias(f"{name}_{index}") for name, each in sums.items()),
         ]
     totals = rows.agg(*aggregates).first()
     found = {}
@@ -50,9 +55,10 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
                 f"{name} holds {totals and totals[f'unfit_{index}']} values that are NaN or at least 2**38",
                 "put clip or log1p before normalize",
             )
-        found[name] = _moments(
-            totals[f"rows_{index}"], int(totals[f"sum_{index}"] or 0), int(totals[f"squares_{index}"] or 0)
-        )
+        part = {each: int(totals[f"{each}_{index}"] or 0) for each in _PARTS}
+        total = part["high"] * _HALF + part["low"]
+        squares = part["high_high"] * _HALF**2 + 2 * part["high_low"] * _HALF + part["low_low"]
+        found[name] = _moments(totals[f"rows_{index}"], total, squares)
     return found
 
 
