@@ -13,21 +13,27 @@ from pyspark.sql import functions as F
 from conf import storage
 from conf.errors import DataError
 from conf.types import RawTable
-from etl.positions import number_lines
+from etl.positions import number_lines, our_names
 
 _INTEGER = r"^[+-]?[0-9]{1,19}$"
+# A cast alone would also take "1d", "1f" and surrounding blanks.
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 # Names of our own beside the table's columns; a leading underscore keeps them apart.
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 
 
 def read_text_fields(spark: SparkSession, table: RawTable, paths: Sequence[str]) -> DataFrame:
-    """tsv and csv: (row_id, _file, _line_number, _line, _fields array of strings or null where the line does not split)."""
+    """tsv and csv: (row_id, _file, _line_number, _line, _fields array of strings or null where the line does not split,
+    _reason: null, or that the line is not UTF-8; `_line` then has U+FFFD in place of each broken byte).
+    """
+    text = F.decode(F.col("line").cast("binary"), "UTF-8")
     lines = number_lines(spark, paths).select(
         "row_id",
         F.col("file").alias(FILE),
         F.col("line_number").alias(LINE_NUMBER),
-        F.col("line").alias(LINE),
+        text.alias(LINE),
+        F.when(text != F.col("line"), F.lit("not_utf8")).alias(REASON),
     )
     if table.format == "tsv":
         fields = F.split(LINE, re.escape(table.separator), -1)
@@ -81,12 +87,12 @@ def _first_line(path: str) -> str:
 def typed(fields: DataFrame, table: RawTable) -> DataFrame:
     """Adds the table's columns, typed (int → bigint, float → double), and `_reason`: null, or why the row is bad.
 
-    An empty field is null. Reasons: `field_count`, `integer:<column>`, `number:<column>`; the first one counts.
+    An empty field is null. Reasons: `not_utf8`, `field_count`, `integer:<column>`, `number:<column>`; the first counts.
     """
     values = {
         column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)
     }
-    reasons: list[Column] = [F.when(F.col("_fields").isNull(), F.lit("field_count"))]
+    reasons: list[Column] = [F.col(REASON), F.when(F.col("_fields").isNull(), F.lit("field_count"))]
     columns: dict[str, Column] = {}
     for column in table.columns:
         raw = values[column.name]
@@ -96,9 +102,8 @@ def typed(fields: DataFrame, table: RawTable) -> DataFrame:
                 F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"integer:{column.name}"))
             )
         elif column.type == "float":
-            number = raw.cast("double")
-            finite = ~F.isnan(number) & (F.abs(number) < float("inf"))
-            columns[column.name] = F.when(finite, number)
+            number = F.when(raw.rlike(_NUMBER), raw.cast("double"))
+            columns[column.name] = F.when(F.abs(number) < float("inf"), number)
             reasons.append(
                 F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"number:{column.name}"))
             )
@@ -141,10 +146,6 @@ def read_parquet_rows(
         raise DataError(
             f"{paths[0]} has no columns {missing}; it has {raw.columns}", "correct log.columns (source)"
         )
-    starts = spark.createDataFrame(
-        [(path.rsplit("/", 1)[1], first) for path, first in zip(paths, first_rows, strict=True)],
-        "_name string, _first long",
-    )
     columns: dict[str, Column] = {}
     reasons: list[Column] = [F.lit(None).cast("string")]
     kinds = {"int": ("bigint", "integer"), "float": ("double", "number"), "string": ("string", "")}
@@ -153,17 +154,22 @@ def read_parquet_rows(
         spark_type, reason = kinds[column.type]
         columns[column.name] = value.cast(spark_type)
         if reason:
-            exact = columns[column.name].cast("double").eqNullSafe(value.cast("double")) & ~F.isnan(
-                value.cast("double")
-            )
-            reasons.append(F.when(value.isNotNull() & ~exact, F.lit(f"{reason}:{column.name}")))
+            number = value.cast("double")
+            same = (columns[column.name].cast("double") == number) & (F.abs(number) < float("inf"))
+            fits = F.coalesce(same, F.lit(False))
+            reasons.append(F.when(value.isNotNull() & ~fits, F.lit(f"{reason}:{column.name}")))
         else:
             columns[column.name] = _empty_to_null(columns[column.name])
     wrapped = raw.select(
         F.struct(*(F.col(name) for name in raw.columns)).alias("_raw"),
-        F.col("_metadata.file_path").alias(FILE),
-        F.col("_metadata.file_name").alias("_name"),
+        F.col("_metadata.file_path").alias("_name"),
         F.col("_metadata.row_index").alias("_index"),
+    )
+    found = [row["_name"] for row in wrapped.select("_name").distinct().collect()]
+    first_of = dict(zip(paths, first_rows, strict=True))
+    starts = spark.createDataFrame(
+        [(name, path, first_of[path]) for name, path in our_names(paths, found).items()],
+        f"_name string, {FILE} string, _first long",
     )
     numbered = wrapped.join(F.broadcast(starts), "_name").withColumns(
         {

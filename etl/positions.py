@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -13,7 +14,7 @@ _INDEX_IN_TASK = (
 
 
 def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Lines of text files: (file, line_number from 1 in the file, row_id from 0 over all files, line).
+    """Lines of text files: (file as in `paths`, line_number from 1 in the file, row_id from 0 over all files, line).
 
     A file may be read in several blocks by several tasks, so the lines of each block are counted first; that costs one
     pass over the text without parsing it, and collects one number a block.
@@ -24,21 +25,26 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         .agg(F.min("index").alias("low"), F.count(F.lit(1)).alias("lines"))
         .collect()
     )
-    order = {_plain(path): position for position, path in enumerate(paths)}
+    names = our_names(paths, {end["file"] for end in ends})
+    order = {path: position for position, path in enumerate(paths)}
     offsets, total = [], 0
     of_file: dict[str, int] = {}
-    for end in sorted(ends, key=lambda row: (order[_plain(row["file"])], row["block"])):
+    for end in sorted(ends, key=lambda row: (order[names[row["file"]]], row["block"])):
         in_file = of_file.get(end["file"], 0)
-        offsets.append((end["file"], end["block"], total - end["low"], in_file - end["low"]))
+        offsets.append(
+            (end["file"], end["block"], names[end["file"]], total - end["low"], in_file - end["low"])
+        )
         total += end["lines"]
         of_file[end["file"]] = in_file + end["lines"]
     if not offsets:
         return blocks.select(
             "file", F.lit(0).cast("long").alias("line_number"), F.lit(0).cast("long").alias("row_id"), "line"
         )
-    starts = spark.createDataFrame(offsets, "file string, block long, day_offset long, file_offset long")
+    starts = spark.createDataFrame(
+        offsets, "file string, block long, path string, day_offset long, file_offset long"
+    )
     return blocks.join(F.broadcast(starts), ["file", "block"]).select(
-        "file",
+        F.col("path").alias("file"),
         (F.col("file_offset") + F.col("index") + 1).alias("line_number"),
         (F.col("day_offset") + F.col("index")).alias("row_id"),
         "line",
@@ -54,6 +60,12 @@ def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     )
 
 
-def _plain(path: str) -> str:
-    """A path without scheme: Spark writes file:/x or file:///x where we write /x."""
+def our_names(paths: Sequence[str], of_spark: Iterable[str]) -> dict[str, str]:
+    """Spark's name of each file → the path it was asked for: Spark adds a scheme, and escapes blanks and percent signs."""
+    known = {_without_scheme(path): path for path in paths}
+    return {name: known[_without_scheme(unquote(name))] for name in of_spark}
+
+
+def _without_scheme(path: str) -> str:
+    """/x of /x, file:/x and file:///x; /bucket/x of s3://bucket/x and s3a://bucket/x."""
     return "/" + path.split(":", 1)[1].lstrip("/") if ":" in path.split("/", 1)[0] else path

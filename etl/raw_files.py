@@ -45,7 +45,8 @@ def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
     if is_published(folder):
         manifest = read_manifest(folder)
         size = sum(each.bytes for each in manifest.files)
-        return RawFiles(dt, tuple(data_files(folder, manifest)), size, manifest.digest)
+        paths = tuple(_absolute(path) for path in data_files(folder, manifest))
+        return RawFiles(dt, paths, size, manifest.digest)
     found = _listed(pattern)
     if not found:
         return None
@@ -84,6 +85,11 @@ def _listed(pattern: str) -> list[tuple[str, fs.FileInfo]]:
         for info in inside
         if info.is_file and fnmatch.fnmatch(info.base_name, name) and not _hidden(info.path)
     ]
+
+
+def _absolute(path: str) -> str:
+    """A local path as Spark will name it: the JVM may have started in another folder."""
+    return storage.filesystem(path)[1] if storage.is_local(path) else path
 
 
 def _hidden(path: str) -> bool:

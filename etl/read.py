@@ -33,8 +33,11 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
             reasons.append(F.when(F.col(name).isNull(), F.lit(f"missing_key:{name}")))
     if config.log.event_time:
         time = config.log.event_time
-        columns[EVENT_TIME] = F.col(time.column).cast("bigint") * _MICROSECONDS[time.unit]
+        instant, scale = F.col(time.column).cast("bigint"), _MICROSECONDS[time.unit]
+        columns[EVENT_TIME] = instant * scale
         reasons.append(F.when(F.col(time.column).isNull(), F.lit(f"missing_time:{time.column}")))
+        last = (2**63 - 1) // scale  # a product beyond 64 bits would come out as another time
+        reasons.append(F.when(~instant.between(-last, last), F.lit(f"time_range:{time.column}")))
     return rows.withColumns(columns).withColumn(REASON, F.coalesce(*reasons))
 
 
@@ -67,12 +70,13 @@ def read_attributes(
     checked = rows.agg(
         F.count(F.lit(1)).alias("rows"),
         F.count(REASON).alias("bad"),
-        F.min(F.struct(REASON, LINE_NUMBER)).alias("first_bad"),
+        F.min(F.when(F.col(REASON).isNotNull(), F.struct(LINE_NUMBER, REASON))).alias("first_bad"),
         F.countDistinct(key).alias("keys"),
     ).first()
     if checked is None or checked["bad"]:
+        first = tuple(checked["first_bad"]) if checked else ()
         raise DataError(
-            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse, first: {checked and checked['first_bad']}",
+            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse, first (line, reason): {first}",
             f"correct the file or {section}.columns",
         )
     if checked["keys"] != checked["rows"]:
