@@ -83,8 +83,11 @@ class Loader:
         Raises:
             DataError: a file holds other rows or columns than its manifest and the spec say.
         """
-        for epoch in range(epochs):
-            skipped = min(max(first_step - epoch * self.plan.steps, 0), self.plan.steps)
+        if not self.plan.steps:
+            return
+        first_epoch, first_step = divmod(first_step, self.plan.steps)
+        for epoch in range(first_epoch, epochs):
+            skipped = first_step if epoch == first_epoch else 0
             cursors = [_Cursor(self, shard, epoch, skipped * self.plan.shard_rows) for shard in self.shards]
             for step in range(skipped, self.plan.steps):
                 yield self._assemble(cursors, self.plan.weight(step))

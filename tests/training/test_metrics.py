@@ -74,7 +74,7 @@ def test_normalized_entropy_of_the_click_rate_is_one() -> None:
 def test_undefined_measures_are_named_or_none() -> None:
     with pytest.raises(DataError, match="no rows"):
         log_loss([], [])
-    with pytest.raises(DataError, match="click rate 1.0"):
+    with pytest.raises(DataError, match=r"click rate 1\.0"):
         normalized_entropy([1, 1], [0.5, 0.5])
     with pytest.raises(DataError, match="1 of 2 scores are not finite"):
         auc([0, 1], [0.1, math.nan])

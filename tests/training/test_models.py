@@ -41,7 +41,7 @@ def numpy_dlrm(state: dict[str, NDArray], dense: NDArray, ids: NDArray, cardinal
 
 
 @pytest.mark.parametrize(
-    ("num_dense", "cardinalities"), [(3, [5, 7, 4]), (0, [5, 7, 4]), (3, []), (0, [6]), (1, [3])]
+    "num_dense, cardinalities", [(3, [5, 7, 4]), (0, [5, 7, 4]), (3, []), (0, [6]), (1, [3])]
 )
 def test_dlrm_equals_numpy(num_dense: int, cardinalities: list[int]) -> None:
     spec = make_spec(num_dense, cardinalities)
@@ -56,7 +56,7 @@ def test_dlrm_equals_numpy(num_dense: int, cardinalities: list[int]) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("num_dense", "cardinalities"), [(3, [5, 7]), (0, [5]), (3, [])])
+@pytest.mark.parametrize("num_dense, cardinalities", [(3, [5, 7]), (0, [5]), (3, [])])
 def test_logistic_regression_is_linear(num_dense: int, cardinalities: list[int]) -> None:
     spec = make_spec(num_dense, cardinalities)
     rows = random_rows(spec, 9, seed=1)

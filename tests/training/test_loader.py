@@ -1,0 +1,189 @@
+"""The loader on real Parquet through Petastorm: conservation, determinism, and data that is not what it should be."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from conf.errors import DataError
+from conf.feature_spec import FeatureSpec
+from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
+from training.columns import read_columns
+from training.loader import Batch, Loader
+from training.sharding import DataFile, plan_shards, shards_of_rank
+
+SPEC = make_spec(2, [50, 7, 9])
+SIZES = [120, 37, 1, 195, 90]
+SHARDS, BATCH = 8, 64
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[DataFile]:
+    """Files whose first dense column numbers all rows from 0."""
+    folder = tmp_path_factory.mktemp("dt=2026-01-01")
+    found, first = [], 0
+    for index, size in enumerate(SIZES):
+        rows = random_rows(SPEC, size, seed=index)
+        rows.dense[:, 0] = np.arange(first, first + size)
+        path = folder / f"part-{index}.parquet"
+        write_file(path, SPEC, rows)
+        found.append(DataFile(str(path), size))
+        first += size
+    return found
+
+
+def make_loader(files: list[DataFile], rank: int = 0, ranks: int = 1, seed: int | None = 3) -> Loader:
+    plan = plan_shards([file.rows for file in files], SHARDS, BATCH)
+    return Loader(files, plan, shards_of_rank(SHARDS, rank, ranks), SPEC, seed)
+
+
+def side_by_side(batches: list[Batch]) -> Batch:
+    """The global batch of the ranks' batches."""
+    fields = [
+        torch.cat([getattr(each, name) for each in batches])
+        for name in ("dense", "categorical", "labels", "weights")
+    ]
+    return Batch(*fields, batches[0].global_weight)
+
+
+def assert_equal(mine: Batch, theirs: Batch) -> None:
+    for name in ("dense", "categorical", "labels", "weights"):
+        assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+    assert mine.global_weight == theirs.global_weight
+
+
+def test_every_row_arrives_once_whole_and_in_another_order_each_epoch(files: list[DataFile]) -> None:
+    written = [read_columns(file, SPEC) for file in files]
+    categorical = np.concatenate([np.stack(each.categorical, axis=1) for each in written])
+    labels = np.concatenate([each.label for each in written])
+    loader = make_loader(files)
+    orders = []
+    steps = loader.plan.steps
+    batches = list(loader.batches(epochs=2))
+    assert len(batches) == 2 * steps
+    for epoch in (batches[:steps], batches[steps:]):
+        real = [batch.weights > 0 for batch in epoch]
+        rows = torch.cat([b.dense[mask, 0] for b, mask in zip(epoch, real, strict=True)]).long().numpy()
+        assert sorted(rows) == list(range(sum(SIZES)))
+        ids = torch.cat([b.categorical[mask] for b, mask in zip(epoch, real, strict=True)]).numpy()
+        assert np.array_equal(ids, categorical[rows])
+        assert np.array_equal(
+            torch.cat([b.labels[mask] for b, mask in zip(epoch, real, strict=True)]).numpy(), labels[rows]
+        )
+        assert [int(b.weights.sum()) for b in epoch] == [b.global_weight for b in epoch]
+        orders.append(rows)
+    assert not np.array_equal(*orders)
+    assert not np.array_equal(orders[0], np.arange(sum(SIZES)))
+
+
+def test_padding_is_zero_everywhere(files: list[DataFile]) -> None:
+    *_, last = make_loader(files).batches()
+    padding = last.weights == 0
+    assert int(padding.sum()) == BATCH - sum(SIZES) % BATCH
+    assert not last.dense[padding].any()
+    assert not last.categorical[padding].any()
+    assert not last.labels[padding].any()
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_batches_do_not_depend_on_ranks(files: list[DataFile], ranks: int) -> None:
+    alone = list(make_loader(files).batches(epochs=2))
+    together = [list(make_loader(files, rank, ranks).batches(epochs=2)) for rank in range(ranks)]
+    for expected, *parts in zip(alone, *together, strict=True):
+        assert_equal(side_by_side(parts), expected)
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 6, 7, 8, 13])
+def test_an_epoch_can_begin_at_any_step(files: list[DataFile], step: int) -> None:
+    whole = list(make_loader(files).batches(epochs=2))
+    resumed = list(make_loader(files).batches(epochs=2, first_step=step))
+    assert len(resumed) == len(whole) - step
+    for mine, theirs in zip(resumed, whole[step:], strict=True):
+        assert_equal(mine, theirs)
+
+
+def test_without_a_seed_rows_keep_their_order(files: list[DataFile]) -> None:
+    loader = Loader(files, plan_shards(SIZES, 1, 50), [0], SPEC, seed=None)
+    rows = torch.cat([batch.dense[batch.weights > 0, 0] for batch in loader.batches()])
+    assert rows.tolist() == list(range(sum(SIZES)))
+
+
+def test_one_small_file_and_more_shards_than_rows(tmp_path: Path) -> None:
+    write_file(tmp_path / "a.parquet", SPEC, random_rows(SPEC, 3, seed=0))
+    (batch,) = make_loader([DataFile(str(tmp_path / "a.parquet"), 3)]).batches()
+    assert int(batch.weights.sum()) == batch.global_weight == 3
+
+
+@pytest.mark.parametrize("num_dense, cardinalities", [(0, [5]), (2, [])])
+def test_a_spec_may_lack_one_kind(tmp_path: Path, num_dense: int, cardinalities: list[int]) -> None:
+    spec = make_spec(num_dense, cardinalities)
+    write_file(tmp_path / "a.parquet", spec, random_rows(spec, 10, seed=0))
+    files = [DataFile(str(tmp_path / "a.parquet"), 10)]
+    (batch,) = Loader(files, plan_shards([10], 1, 16), [0], spec, seed=0).batches()
+    assert batch.dense.shape == (16, num_dense)
+    assert batch.categorical.shape == (16, len(cardinalities))
+
+
+def test_several_row_groups_are_read_in_order(tmp_path: Path) -> None:
+    rows = random_rows(SPEC, 100, seed=0)
+    path = tmp_path / "a.parquet"
+    write_file(path, SPEC, rows)
+    pq.write_table(pq.read_table(path), path, row_group_size=30)
+    columns = read_columns(DataFile(str(path), 100), SPEC)
+    assert np.array_equal(columns.label, rows.labels)
+    assert np.array_equal(columns.categorical[2], rows.categorical[:, 2])
+
+
+def broken(path: Path, **columns: object) -> DataFile:
+    write_file(path, SPEC, random_rows(SPEC, 10, seed=0))
+    table = pq.read_table(path)
+    for name, values in columns.items():
+        index = table.column_names.index(name)
+        table = table.remove_column(index)
+        if values is not None:
+            table = table.add_column(index, name, values)
+    pq.write_table(table, path)
+    return DataFile(str(path), 10)
+
+
+def test_wrong_rows_columns_types_and_nulls_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    good = broken(path)
+    with pytest.raises(DataError, match=r"a.parquet gave \[10\] rows, its manifest says 11"):
+        read_columns(replace(good, rows=11), SPEC)
+    with pytest.raises(DataError, match=r"gone.parquet does not exist although a manifest names it"):
+        read_columns(DataFile(str(tmp_path / "gone.parquet"), 10), SPEC)
+    with pytest.raises(DataError, match=r"lacks the columns \['C1'\]"):
+        read_columns(broken(path, C1=None), SPEC)
+    with pytest.raises(DataError, match="column C1 arrives as float64, not int32"):
+        read_columns(broken(path, C1=pa.array([None, *range(9)], pa.int32())), SPEC)
+    with pytest.raises(DataError, match="column I0 arrives as float64, not float32"):
+        read_columns(broken(path, I0=pa.array(range(10), pa.float64())), SPEC)
+
+
+def out_of_range(spec: FeatureSpec) -> Rows:
+    rows = random_rows(spec, 10, seed=0)
+    rows.categorical[4, 1] = 7
+    return rows
+
+
+def test_ids_outside_the_cardinality_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_file(path, SPEC, out_of_range(SPEC))
+    with pytest.raises(DataError, match=r"a.parquet: C1 holds ids from \d to 7, outside \[0, 7\)"):
+        next(make_loader([DataFile(str(path), 10)]).batches())
+
+
+def test_reading_is_silent(files: list[DataFile], capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        next(make_loader(files).batches())
+    assert [each for each in caught if each.category is FutureWarning] == []
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,278 @@
+"""Whole trainings on one rank, in this process: learning, resuming, warm starts, and what a plan is made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conf import storage
+from conf.dataset import Dataset
+from conf.errors import ConfigError, DataError
+from conf.lake import Lake
+from conf.types import Config
+from tests.training.feature_tables import make_config, make_spec, publish_all, random_rows, segment_rows
+from training import loop, registry, run
+from training.checkpoint import Checkpoints, load_model, save_model
+from training.description import read_description
+from training.metrics import auc
+from training.models import build_model
+from training.plan import TrainPlan, find_parent, make_plan
+from training.run import train_in_process
+from training.warm_start import warm_start
+
+RUN_DATE = "2026-01-04"
+MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def publish_segments(lake: Lake, rows: int = 40_000) -> Dataset:
+    spec, train = segment_rows(rows, seed=1)
+    held_out = {
+        "validation": {"2026-01-03": segment_rows(8_000, 2)[1]},
+        "test": {RUN_DATE: segment_rows(8_000, 3)[1]},
+    }
+    return publish_all(lake, RUN_DATE, spec, {"train": {"2026-01-02": train}, **held_out}, file_rows=3_000)
+
+
+def segments_config(lake: Lake, **train: Any) -> Config:
+    return make_config(
+        lake, model=MODEL, train={"global_batch_size": 512, "epochs": 2, "num_ranks": 1, **train}
+    )
+
+
+def publish_random(lake: Lake, rows: int = 600) -> Dataset:
+    spec = make_spec(2, [9, 5])
+    days = {"train": "2026-01-02", "validation": "2026-01-03", "test": RUN_DATE}
+    splits = {split: {dt: random_rows(spec, rows, seed)} for seed, (split, dt) in enumerate(days.items())}
+    return publish_all(lake, RUN_DATE, spec, splits, file_rows=100)
+
+
+def random_plan(lake: Lake, **train: Any) -> TrainPlan:
+    train = {"global_batch_size": 64, "num_shards": 4, "num_ranks": 1, "log_every_steps": 1, **train}
+    return make_plan(make_config(lake, model=MODEL, train=train), lake, publish_random(lake))
+
+
+def weights_of(plan: TrainPlan) -> dict[str, torch.Tensor]:
+    return load_model(plan.model_path, torch.device("cpu")).model.state_dict()
+
+
+def test_dlrm_learns_what_no_linear_model_can(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    dataset = publish_segments(lake)
+    config = segments_config(lake, baselines=["logistic_regression"])
+    plan = make_plan(config, lake, dataset)
+    description = train_in_process(plan)
+    assert (
+        description["metrics"]["test"]["auc"] > 0.5 + 0.95 * 0.3
+    )  # 0.8 is what the true probabilities reach
+    assert description["baselines"]["logistic_regression"]["test"]["auc"] < 0.55
+    assert description["metrics"]["test"]["rows"] == 8_000
+    assert description["steps"] == 2 * -(-40_000 // 512)
+    written = read_description(plan.model_path)
+    assert {**json.loads(json.dumps(description)), "weights": written["weights"]} == written
+
+
+def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    plan = random_plan(lake)
+    description = train_in_process(plan)
+    loaded = load_model(plan.model_path, torch.device("cpu"))
+    assert loaded.spec == plan.spec
+    assert loaded.version == description["version"]
+    assert not loaded.model.training
+    rows = random_rows(plan.spec, 600, seed=2)
+    with torch.no_grad():
+        logits = loaded.model(torch.from_numpy(rows.dense), torch.from_numpy(rows.categorical).long()).numpy()
+    assert auc(rows.labels, 1 / (1 + np.exp(-logits))) == pytest.approx(
+        description["metrics"]["test"]["auc"], abs=1e-6
+    )
+
+
+class Interrupted(Exception):
+    """Stands for a killed process."""
+
+
+@pytest.mark.parametrize("killed_at", [3, 4, 11])
+def test_a_resumed_training_ends_in_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    settings = {"epochs": 2, "checkpoint_every_steps": 4}  # 10 steps an epoch: step 12 lies in the second
+    undisturbed = random_plan(Lake(str(tmp_path / "a")), **settings)
+    expected = train_in_process(undisturbed)
+    plan = random_plan(Lake(str(tmp_path / "b")), **settings)
+    steps = 0
+
+    def counting(*arguments: Any) -> float:
+        nonlocal steps
+        steps += 1
+        if steps > killed_at:
+            raise Interrupted
+        return original(*arguments)
+
+    original = loop.learning_rate_factor
+    monkeypatch.setattr(loop, "learning_rate_factor", counting)
+    with pytest.raises(Interrupted):
+        train_in_process(plan)
+    assert len(list(Path(plan.checkpoint_path).glob("*"))) == min(killed_at // 4, 2)
+    monkeypatch.setattr(loop, "learning_rate_factor", original)
+    found = train_in_process(plan)
+    mine, theirs = weights_of(plan), weights_of(undisturbed)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert [each["loss"] for each in found["history"]] == [each["loss"] for each in expected["history"]]
+    assert found["metrics"] == expected["metrics"]
+    assert not Path(plan.checkpoint_path).exists()
+
+
+def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path / "c"), writes=True)
+    assert checkpoints.latest(torch.device("cpu")) is None
+    for step in (5, 10, 15):
+        checkpoints.save({"x": torch.tensor(float(step))}, replace(loop.Position(), step=step))
+    latest = checkpoints.latest(torch.device("cpu"))
+    assert latest is not None
+    assert float(latest[0]["x"]) == latest[1].step == 15
+    assert len(list((tmp_path / "c").iterdir())) == 2
+    Checkpoints(str(tmp_path / "none"), writes=False).save({}, loop.Position())
+    assert not (tmp_path / "none").exists()
+
+
+def test_training_twice_gives_the_same_weights(tmp_path: Path) -> None:
+    plans = [random_plan(Lake(str(tmp_path / name))) for name in "ab"]
+    histories = [[each["loss"] for each in train_in_process(plan)["history"]] for plan in plans]
+    assert histories[0] == histories[1]
+    mine, theirs = (weights_of(plan) for plan in plans)
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_diverging_loss_ends_the_training(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the loss at step .* is nan"):
+        train_in_process(
+            random_plan(Lake(str(tmp_path)), learning_rate=1e30, embedding_learning_rate=1e30, epochs=5)
+        )
+
+
+def test_warm_start_keeps_rows_of_a_grown_vocabulary() -> None:
+    old_spec, new_spec = make_spec(2, [5, 7, 4]), make_spec(2, [5, 9, 6], "w2")
+    config = make_config(Lake("x"), model=MODEL).model
+    parent, model, fresh = (
+        build_model(config, old_spec, 1),
+        build_model(config, new_spec, 2),
+        build_model(config, new_spec, 2),
+    )
+    warm_start(model, new_spec, parent.state_dict(), old_spec)
+    for rows, old, new in zip(
+        model.embedding.columns(), parent.embedding.columns(), fresh.embedding.columns(), strict=True
+    ):
+        assert torch.equal(rows[: len(old)], old)
+        assert torch.equal(rows[len(old) :], new[len(old) :])
+    rows = random_rows(old_spec, 20, seed=0)
+    inputs = torch.from_numpy(rows.dense), torch.from_numpy(rows.categorical).long()
+    with torch.no_grad():
+        assert torch.equal(model(*inputs), parent(*inputs))
+
+
+def test_warm_start_rejects_what_is_no_extension() -> None:
+    config = make_config(Lake("x"), model=MODEL).model
+    spec = make_spec(2, [5, 7])
+    model = build_model(config, spec)
+    shrunk, other = make_spec(2, [5, 8]), make_spec(1, [5, 7, 3])
+    with pytest.raises(DataError, match="C1 has 7 ids, the parent's vocabulary 8"):
+        warm_start(model, spec, build_model(config, shrunk).state_dict(), shrunk)
+    with pytest.raises(DataError, match=r"features differ from the parent's: \['C2', 'I1'\]"):
+        warm_start(model, spec, build_model(config, other).state_dict(), other)
+    wider = config.model_copy(update={"top_mlp": [17]})
+    with pytest.raises(DataError, match=r"top.0.weight has shape \(16, \d+\), the parent's \(17, \d+\)"):
+        warm_start(model, spec, build_model(wider, spec).state_dict(), spec)
+
+
+def champion(lake: Lake, config: Config, dataset: Dataset) -> str:
+    """Makes an untrained model of the dataset's spec the champion of the day before the run date."""
+    plan = make_plan(config, lake, dataset)
+    version = plan.description["version"]
+    save_model(plan.model_path, build_model(plan.model, plan.spec), plan.description)
+    decision = registry.Decision(version, None, True, version, "first")
+    storage.replace_json(f"{lake.models(config.name)}/promotions/dt=2026-01-03.json", decision.__dict__)
+    return version
+
+
+def test_a_challenger_starts_from_the_champion_only_where_that_fits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    lake = Lake(str(tmp_path))
+    config = segments_config(lake)
+    dataset = publish_random(lake)
+    assert find_parent(config, lake, dataset) is None
+    version = champion(lake, config, dataset)
+    assert find_parent(config, lake, dataset) == version
+    extended = replace(dataset, workflow_version="w2", parent_workflow="w1", mode="extend")
+    assert find_parent(config, lake, extended) == version
+    refitted = replace(dataset, workflow_version="w2", parent_workflow=None)
+    assert find_parent(config, lake, refitted) is None
+    assert "ids of its workflow w1 have other meanings in w2" in caplog.text
+    wider = make_config(lake, model={**MODEL, "top_mlp": [17]})
+    assert find_parent(wider, lake, dataset) is None
+    assert "its architecture is" in caplog.text
+    assert find_parent(segments_config(lake, warm_start=False), lake, dataset) is None
+    assert "train.warm_start is false" in caplog.text
+
+
+def test_a_warm_started_training_begins_below_a_fresh_one(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    dataset = publish_segments(lake, rows=20_000)
+    first = train_in_process(make_plan(segments_config(lake), lake, dataset))
+    decision = registry.Decision(first["version"], None, True, first["version"], "first")
+    storage.replace_json(f"{lake.models('tiny')}/promotions/dt=2026-01-03.json", decision.__dict__)
+    plan = make_plan(segments_config(lake, seed=1), lake, dataset)
+    second = train_in_process(plan)
+    assert second["parent"] == first["version"]
+    assert second["history"][0]["loss"] < first["history"][0]["loss"] - 0.1
+
+
+def test_the_version_knows_data_code_parent_and_configuration_but_not_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = segments_config(Lake(str(tmp_path)))
+    version = registry.model_version(config, "data", None)
+    same = segments_config(Lake("elsewhere"), num_ranks=4, log_every_steps=7, device="cpu")
+    assert registry.model_version(same, "data", None) == version
+    others = [
+        registry.model_version(segments_config(Lake("x"), learning_rate=0.5), "data", None),
+        registry.model_version(config, "other data", None),
+        registry.model_version(config, "data", "parent"),
+    ]
+    monkeypatch.setattr(registry, "code_version", lambda: "other code")
+    others.append(registry.model_version(config, "data", None))
+    assert len({version, *others}) == 5
+
+
+def test_a_plan_names_what_is_missing(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    dataset = publish_random(lake)
+    remote = Lake("s3://bucket/lake")
+    with pytest.raises(ConfigError, match="lake='s3://bucket/lake' is not a local path"):
+        make_plan(make_config(remote, model=MODEL), remote, dataset)
+    with pytest.raises(DataError, match="the train split of dataset 2026-01-04 holds no rows"):
+        make_plan(make_config(lake, model=MODEL), lake, replace(dataset, splits={}))
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert run.choose_device("auto", 0) == torch.device("cuda", 0)
+    assert run.choose_device("cpu", 0) == torch.device("cpu")
+    with pytest.raises(ConfigError, match="a rank needs GPU 1, torch sees 1"):
+        run.choose_device("auto", 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert run.choose_device("auto", 3) == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"train\.device=cuda"):
+        run.choose_device("cuda", 0)
