@@ -1,0 +1,160 @@
+"""Bad input to the real commands: the exit code, a message that names file and key and says what to do, and no half result."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from conf.lake import Lake
+from conf.manifest import data_files, read_manifest
+from jobs.night.submit import Stage, Submission, environment
+
+ROOT = Path(__file__).parents[2]
+RUN_DATE = "2026-01-04"
+DAYS = [f"2026-01-0{day}" for day in range(1, 5)]
+
+CONFIG: dict[str, Any] = {
+    "name": "bad",
+    "log": {
+        "path": "{data}/dt={date}/*.tsv",
+        "format": "tsv",
+        "columns": [
+            {"name": "label", "type": "int"},
+            {"name": "n", "type": "int"},
+            {"name": "c", "type": "string"},
+        ],
+        "label": {"column": "label"},
+    },
+    "features": [{"columns": ["n"], "kind": "dense", "ops": ["normalize"]}],
+    "split": {"by": "day", "train_days": 2},
+    "model": {"architecture": "dlrm"},
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A good configuration over four good days; each test spoils one thing."""
+    for day in DAYS:
+        (tmp_path / f"raw/dt={day}").mkdir(parents=True)
+        (tmp_path / f"raw/dt={day}/part-0.tsv").write_text("1\t2\ta\n0\t3\tb\n" * 50)
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump({**CONFIG, "lake": str(tmp_path / "lake"), "data": str(tmp_path / "raw")}))
+    return path
+
+
+def _run(job: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The job in plain Python, as it starts before there is a Spark session."""
+    command = [sys.executable, str(ROOT / f"jobs/{job}.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=120)
+
+
+def _build(config: Path, *more: str, run_date: str = RUN_DATE) -> subprocess.CompletedProcess[str]:
+    return _run("build_features", "--config", config, "--run-date", run_date, *more)
+
+
+def _assert_refused(ended: subprocess.CompletedProcess[str], exit_code: int, *said: str) -> None:
+    """The exit code, every text, the remedy; no stack trace, no closing line, and no session was started for it."""
+    assert ended.returncode == exit_code, ended.stderr
+    for text in (*said, "what to do: "):
+        assert text in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "session" not in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_wrong_key(config: Path) -> None:
+    config.write_text(config.read_text() + "trian: {epochs: 3}\n")
+    _assert_refused(_build(config), 2, str(config), "unknown key trian", "correct these keys")
+
+
+def test_a_wrong_override(config: Path) -> None:
+    _assert_refused(_build(config, "--set", "train.epoch=3"), 2, "unknown key train.epoch=3", "--set")
+
+
+def test_an_unknown_operator(config: Path) -> None:
+    features = "features=[{columns: [n], kind: dense, ops: [sqrt]}]"
+    _assert_refused(_build(config, "--set", features), 2, "unknown operator 'sqrt'", "'normalize'")
+
+
+def test_a_missing_config(tmp_path: Path) -> None:
+    path = tmp_path / "absent.yaml"
+    _assert_refused(_build(path), 2, f"cannot read {path}", "give the path of a YAML file that exists")
+
+
+@pytest.mark.parametrize(
+    "date, remedy", [("2026-02-30", "write it as YYYY-MM-DD"), ("20260104", "write 2026-01-04")]
+)
+def test_a_bad_date(config: Path, date: str, remedy: str) -> None:
+    _assert_refused(_build(config, run_date=date), 2, f"--run-date '{date}'", remedy)
+
+
+def test_a_missing_argument(config: Path) -> None:
+    ended = _run("build_features", "--config", config)
+    assert ended.returncode == 2
+    assert "--run-date" in ended.stderr
+
+
+def test_a_missing_raw_path(config: Path, tmp_path: Path) -> None:
+    ended = _build(config, "--set", f"data={tmp_path}/elsewhere")
+    _assert_refused(
+        ended, 3, f"{tmp_path}/elsewhere/dt={RUN_DATE}/*.tsv", "log.path", f"deliver the log of {RUN_DATE}"
+    )
+
+
+def test_too_few_days(config: Path, tmp_path: Path) -> None:
+    (tmp_path / f"raw/dt={DAYS[2]}/part-0.tsv").unlink()
+    _assert_refused(_build(config), 3, f"no raw log for ['{DAYS[2]}']", "deliver these days")
+
+
+def test_an_empty_day(config: Path, tmp_path: Path) -> None:
+    (tmp_path / f"raw/dt={DAYS[1]}/part-0.tsv").write_bytes(b"")
+    _assert_refused(
+        _build(config), 3, f"dt={DAYS[1]}/*.tsv are empty (0 bytes)", f"deliver the log of {DAYS[1]} again"
+    )
+
+
+def test_training_before_there_are_features(config: Path) -> None:
+    ended = _run("train_model", "--config", config, "--run-date", RUN_DATE)
+    _assert_refused(
+        ended, 3, f"datasets has no published partition dt={RUN_DATE}", "run the job that writes datasets"
+    )
+
+
+def test_a_third_of_a_day_that_does_not_parse(config: Path, tmp_path: Path) -> None:
+    """By spark-submit: the day is refused, nothing of it reaches the features, its bad lines are kept for a look."""
+    raw = tmp_path / f"raw/dt={DAYS[1]}/part-0.tsv"
+    raw.write_text("1\t2\ta\n0\tthree\tb\n0\t3\tc\n" * 30)
+    log = tmp_path / "log"
+    command = Submission(str(ROOT / "conf/spark/local.conf"), str(config)).command(
+        Stage("build_features", RUN_DATE, log)
+    )
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=240)
+    assert ended.returncode == 3, ended.stderr[-3000:]
+    lake = Lake(str(tmp_path / "lake"))
+    partition = lake.quarantine.partition(DAYS[1])
+    for text in (
+        f"30 of 90 rows of {DAYS[1]} do not parse (33.3%; quality.max_bad_share=5.0%)",
+        "integer:n",
+        str(raw),
+        f"what to do: look at the lines in {partition.path}",
+    ):
+        assert text in ended.stderr
+    assert '"job"' not in ended.stdout
+    manifest = read_manifest(partition)
+    assert (manifest.rows_in, manifest.rows, manifest.dropped) == (90, 30, {"integer:n": 30})
+    kept = pq.read_table(data_files(partition, manifest)[0], partitioning=None).to_pylist()
+    assert kept[0] == {
+        "row_id": 1,
+        "source_file": str(raw),
+        "line_number": 2,
+        "reason": "integer:n",
+        "line": "0\tthree\tb",
+    }
+    written = {path.name for path in (tmp_path / "lake").iterdir()}
+    assert written == {"quarantine"}

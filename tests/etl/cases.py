@@ -1,0 +1,184 @@
+"""A small click log with everything that is hard about logs, and the means to build and read its tables."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from pyspark.sql import SparkSession
+
+from conf.feature_spec import FeatureSpec
+from conf.lake import Lake, Partition
+from conf.load import load_config
+from conf.manifest import data_files, read_manifest
+from conf.types import Config
+from etl.build import Built, build
+
+LOG: dict[str, Any] = {
+    "name": "hard",
+    "log": {
+        "path": "{data}/dt={date}/*",
+        "format": "tsv",
+        "columns": [
+            {"name": "label", "type": "int"},
+            {"name": "I{1..5}", "type": "int"},
+            {"name": "X", "type": "float"},
+            {"name": "user", "type": "string"},
+            {"name": "item", "type": "string"},
+            {"name": "C{1..3}", "type": "string"},
+            {"name": "N", "type": "int"},
+        ],
+        "label": {"column": "label"},
+    },
+    "keys": {"user": "user", "item": "item"},
+    "features": [
+        {
+            "columns": ["I{1..2}"],
+            "kind": "dense",
+            "ops": [{"fill": {"value": 0}}, {"clip": {"min": 0}}, "log1p", "normalize"],
+        },
+        # I3 holds numbers of any size, I4 the same one always, I5 none at all.
+        {
+            "columns": ["I3"],
+            "kind": "dense",
+            "ops": [{"clip": {"min": -10, "max": 10}}, {"fill": {"value": 5}}],
+        },
+        {"columns": ["I{4..5}"], "kind": "dense", "ops": [{"fill": {"value": 7}}, "normalize"]},
+        {"columns": ["X"], "kind": "dense", "ops": ["normalize", {"fill": {"value": 0.5}}]},
+        {"columns": ["user", "item"], "kind": "categorical", "ops": [{"categorify": {"min_count": 1}}]},
+        # C3 is empty in every row.
+        {"columns": ["C{1..3}", "N"], "kind": "categorical", "ops": [{"categorify": {"min_count": 3}}]},
+    ],
+    "scopes": {"user": ["I1", "user", "C1"], "item": ["I2", "item", "C2"]},
+    "split": {"by": "day", "train_days": 2, "validation_days": 1, "test_days": 1, "min_train_days": 1},
+    "quality": {"max_bad_share": 0.5},
+    "output": {"row_group_rows": 64},
+    "model": {"architecture": "dlrm"},
+}
+
+# In the order of their UTF-8 bytes U+FFEE comes before U+1F600, in UTF-16 after it.
+TEXTS = [
+    "a",
+    "Z",
+    "é",
+    "日本",
+    "\uffee",
+    "\U0001f600",
+    " a ",
+    "NULL",
+    "null",
+    "nan",
+    "\\N",
+    '"q"',
+    "a,b",
+    "0",
+]
+INTEGERS = [
+    "0",
+    "1",
+    "7",
+    "007",
+    "+7",
+    "-0",
+    "-3",
+    "42",
+    "99999",
+    str(2**63 - 1),
+    str(-(2**63)),
+    str(2**53 + 1),
+]
+SMALL = ["", "0", "1", "2", "3", "-2", "50", "1000000"]
+FLOATS = ["", "0", "1.5", "-2.25", "1e3", ".5", "7."]
+
+MALFORMED = {
+    "field_count": ["", "1\t2", "\t" * 40, "no tabs at all"],
+    "integer:I1": ["0\t1.5" + "\t" * 11, "1\tx" + "\t" * 11, "0\t 1" + "\t" * 11],
+    "integer:I3": ["0\t\t\t12345678901234567890" + "\t" * 9, f"0\t\t\t{2**63}" + "\t" * 9],
+    "number:X": ["0" + "\t" * 6 + "NaN" + "\t" * 6, "0" + "\t" * 6 + "1d" + "\t" * 6],
+    "label:label": ["2" + "\t" * 7 + "u\ti" + "\t" * 4, "\t" * 7 + "u\ti" + "\t" * 4],
+    "missing_key:user": ["1" + "\t" * 8 + "i" + "\t" * 4],
+    "missing_key:item": ["1" + "\t" * 7 + "u" + "\t" * 5],
+}
+
+
+def write_config(folder: Path, *changes: Mapping[str, Any]) -> Config:
+    """The configuration above, with changes, through a YAML file; lake and raw data lie in the folder."""
+    values: dict[str, Any] = {**LOG, "lake": str(folder / "lake"), "data": str(folder / "raw")}
+    for change in changes:
+        values |= change
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
+    return load_config(str(path))
+
+
+def make_lines(day: str, rows: int, seed: int) -> list[str]:
+    """Good lines with nulls, ties, extremes and values of this day alone, malformed ones between them."""
+    draw = random.Random(seed)
+    lines = [line for found in MALFORMED.values() for line in found]
+    texts = ["", *TEXTS, *(f"only {day} {n}" for n in range(3))]
+    for _ in range(rows):
+        fields = [
+            draw.choice("01"),
+            draw.choice(SMALL),
+            draw.choice(SMALL),
+            draw.choice(["", *INTEGERS]),
+            "7",
+            "",
+            draw.choice(FLOATS),
+            f"user {draw.choice([*range(9), f'of {day}'])}",
+            f"item {int(draw.paretovariate(1)) % 20}",
+            draw.choice(texts),
+            draw.choice(texts[:6]),
+            "",
+            draw.choice(["", *INTEGERS]),
+        ]
+        lines.append("\t".join(fields))
+    draw.shuffle(lines)
+    return lines
+
+
+def write_day(folder: Path, lines: Sequence[str]) -> list[Path]:
+    """The lines in four files: CR LF, gzip, an empty one, and one whose last line has no end."""
+    folder.mkdir(parents=True)
+    third = len(lines) // 3
+    (folder / "a.tsv").write_bytes("".join(line + "\r\n" for line in lines[:third]).encode())
+    with gzip.open(folder / "b.tsv.gz", "wb") as packed:
+        packed.write("".join(line + "\n" for line in lines[third : 2 * third]).encode())
+    (folder / "c.tsv").touch()
+    # An empty last line without an end would be no line at all.
+    (folder / "d.tsv").write_bytes("\n".join(sorted(lines[2 * third :])).encode())
+    return sorted(folder.iterdir())
+
+
+def run_build(spark: SparkSession, config: Config, run_date: str, parent: str | None = None) -> Built:
+    return build(spark, config, Lake(config.lake), run_date, parent, lambda _: nullcontext())
+
+
+def read_rows(partition: Partition, split: str | None = None) -> pd.DataFrame:
+    """A published partition, read by its manifest and without Spark."""
+    files = data_files(partition, read_manifest(partition), split)
+    tables = [pq.read_table(file, partitioning=None) for file in files]
+    return pa.concat_tables(tables).to_pandas() if tables else pd.DataFrame()
+
+
+def assert_features_equal(actual: pd.DataFrame, expected: pd.DataFrame, spec: FeatureSpec) -> None:
+    """Same columns in the spec's order, same rows: keys, label and ids exactly, dense values to float32's precision."""
+    assert list(actual.columns) == spec.table_columns
+    assert sorted(expected.columns) == sorted(spec.table_columns)
+    ordered = actual.sort_values("row_id", ignore_index=True)
+    exact = [*spec.key_columns, spec.label, *(each.name for each in spec.categorical)]
+    for name in exact:
+        assert ordered[name].tolist() == expected[name].tolist(), name
+    for name in (each.name for each in spec.dense):
+        np.testing.assert_allclose(
+            ordered[name].astype(float), expected[name].astype(float), rtol=1e-6, atol=1e-6, err_msg=name
+        )

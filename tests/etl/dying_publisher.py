@@ -1,0 +1,115 @@
+"""Processes for test_publish_faults: one that publishes and kills itself at a named step, and one that reads all the while.
+
+Publishing is etl.publish's own; only the Spark write is replaced by pyarrow's, so that a process costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conf.lake import Lake, Partition
+from conf.manifest import FileEntry, data_files, read_manifest
+from etl import publish as publishing
+from etl.parquet_files import describe
+
+FILES, ROWS_A_FILE = 3, 10
+
+
+@dataclass(frozen=True)
+class Death:
+    """Where SIGKILL arrives: right before or right after the n-th call of a function, named where it is looked up."""
+
+    module: str
+    function: str
+    after: bool
+    call: int = 1
+
+    def __str__(self) -> str:
+        return f"{'after' if self.after else 'before'} {self.function} {self.call}"
+
+
+def partition_of(root: str) -> Partition:
+    return Lake(root).features("w1").partition("2026-01-01")
+
+
+def publish_generation(root: str, generation: int, death: Death | None) -> None:
+    """Publishes FILES files of rows that all carry `generation`; dies on the way where told to."""
+    publishing.write_files = _write_files
+    if death is not None:
+        _arm(death)
+    rows: Any = generation
+    publishing.publish(
+        rows,
+        partition_of(root),
+        inputs={"generation": str(generation)},
+        row_group_rows=ROWS_A_FILE,
+        expected_rows=FILES * ROWS_A_FILE,
+        rules=publishing.Rules(not_null=["generation"]),
+    )
+
+
+def _write_files(
+    rows: int, partition: Partition, attempt: str, *_: Any
+) -> tuple[list[publishing.WrittenFile], tuple[tuple[str, str], ...]]:
+    os.makedirs(partition.file(attempt))
+    found, columns = [], ()
+    for place in range(FILES):
+        name = f"{attempt}/part-{place}.parquet"
+        pq.write_table(pa.table({"generation": [rows] * ROWS_A_FILE}), partition.file(name))
+        columns, count, size, groups, statistics = describe(partition.file(name))
+        found.append(publishing.WrittenFile(FileEntry(name, count, size, groups), statistics))
+    return found, columns
+
+
+def _arm(death: Death) -> None:
+    module = import_module(death.module)
+    original: Callable[..., Any] = getattr(module, death.function)
+    calls = 0
+
+    def deadly(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == death.call and not death.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*arguments, **named)
+        if calls == death.call and death.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(module, death.function, deadly)
+
+
+def read_generation(root: str) -> int:
+    """The generation a reader sees; ValueError when what it sees is not exactly one whole generation."""
+    partition = partition_of(root)
+    manifest = read_manifest(partition)
+    tables = [pq.read_table(path, partitioning=None) for path in data_files(partition, manifest)]
+    seen = pa.concat_tables(tables)["generation"].to_pylist()
+    if len(seen) != FILES * ROWS_A_FILE or set(seen) != {int(manifest.inputs["generation"])}:
+        raise ValueError(
+            f"the manifest of {dict(manifest.inputs)} led to {sorted(set(seen))}, {len(seen)} rows"
+        )
+    return seen[0]
+
+
+def read_until_told(root: str, channel: Connection) -> None:
+    """Reads over and over until something arrives; then sends the generations seen, in order, or what went wrong."""
+    seen = [read_generation(root)]
+    channel.send("reading")
+    try:
+        while not channel.poll():
+            generation = read_generation(root)
+            if generation != seen[-1]:
+                seen.append(generation)
+        channel.send(seen)
+    except Exception as error:
+        channel.send(f"{type(error).__name__}: {error}")

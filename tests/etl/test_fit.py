@@ -1,0 +1,200 @@
+"""The parts of fitting and splitting on frames of their own: whatever the order of rows and partitions, the oracle's result."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError, DataError
+from conf.types import Negatives, SplitConfig
+from etl.moments import measure_moments
+from etl.negatives import add_negatives
+from etl.ops import operator_from_config
+from etl.split import assign_split, plan_days
+from etl.vocabulary import add_counts, assign_ids, count_values
+from tests.etl import oracle
+
+FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=2)
+
+
+def _ids(counts: DataFrame) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for row in counts.where(F.col("id").isNotNull()).collect():
+        found.setdefault(row["column"], {})[row["value"]] = row["id"]
+    return found
+
+
+@FEW
+@given(
+    first=st.lists(st.tuples(st.none() | TEXT, st.sampled_from("bcd")), min_size=50, max_size=150),
+    later=st.lists(st.tuples(st.none() | TEXT, st.sampled_from("cde")), min_size=20, max_size=60),
+    partitions=st.integers(1, 5),
+)
+def test_ids_do_not_depend_on_order_and_an_extension_appends(
+    spark: SparkSession, first: list[tuple], later: list[tuple], partitions: int
+) -> None:
+    minimum = {"x": 2, "y": 3}
+    expected: dict[str, dict[str, int]] = {"x": {}, "y": {}}
+    known: Counter[tuple[str, str]] = Counter()
+    frames = [
+        spark.createDataFrame(rows, "x string, y string").repartition(partitions) for rows in (first, later)
+    ]
+    counted = count_values(frames[0], ["x", "y"]).withColumn("id", F.lit(None).cast("int"))
+    for step, rows in enumerate((first, later)):
+        known.update(
+            (column, row[place])
+            for row in rows
+            for place, column in enumerate("xy")
+            if row[place] is not None
+        )
+        for column, ids in expected.items():
+            oracle.append_ids(
+                ids, Counter({v: n for (c, v), n in known.items() if c == column}), minimum[column]
+            )
+        if step:
+            counted = add_counts(assign_ids(counted, minimum), count_values(frames[1], ["x", "y"]))
+        assert _ids(assign_ids(counted, minimum)) == {column: ids for column, ids in expected.items() if ids}
+
+
+def _exact(values: list[float]) -> tuple[float, float]:
+    """Mean and population std of values rounded to multiples of 2**-24, by exact fractions."""
+    rounded = [
+        Fraction(math.floor(abs(Fraction(v)) * 2**24 + Fraction(1, 2)), 2**24) * (1 if v >= 0 else -1)
+        for v in values
+    ]
+    mean = sum(rounded, Fraction(0)) / len(rounded)
+    return float(mean), math.sqrt(sum(((v - mean) ** 2 for v in rounded), Fraction(0)) / len(rounded))
+
+
+@FEW
+@given(
+    values=st.lists(st.floats(-1e9, 1e9) | st.floats(-2, 2), min_size=30, max_size=200),
+    partitions=st.integers(1, 6),
+)
+def test_moments_are_exact_in_any_order(spark: SparkSession, values: list[float], partitions: int) -> None:
+    rows = spark.createDataFrame([(v, None if v < 0 else v) for v in values], "a double, b double")
+    found = measure_moments(
+        rows.repartition(partitions), {"a": F.col("a"), "b": F.col("b"), "none": F.lit(None)}
+    )
+    assert (found["a"].mean, found["a"].std) == _exact(values)
+    present = [v for v in values if v >= 0]
+    assert found["b"].rows == len(present)
+    assert (found["b"].mean, found["b"].std) == (_exact(present) if present else (0.0, 0.0))
+    assert found["none"].rows == 0
+
+
+def test_moments_of_many_large_values_do_not_overflow(spark: SparkSession) -> None:
+    largest = 2.0**38 - 1
+    rows = spark.range(50_000).select((F.lit(largest) - F.col("id") % 2).alias("a"))
+    found = measure_moments(rows, {"a": F.col("a"), "minus": -F.col("a")})
+    assert (found["a"].mean, found["a"].std) == (largest - 0.5, 0.5)
+    assert (found["minus"].mean, found["minus"].std) == (0.5 - largest, 0.5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**38])
+def test_moments_refuse_what_they_cannot_sum_exactly(spark: SparkSession, value: float) -> None:
+    rows = spark.createDataFrame([(1.0,), (value,)], "a double")
+    with pytest.raises(DataError, match="a holds 1 values"):
+        measure_moments(rows, {"a": F.col("a")})
+
+
+def test_normalize_needs_a_value() -> None:
+    with pytest.raises(DataError, match="normalize cannot be fitted on a"):
+        operator_from_config("normalize").fit("a", None, None)
+
+
+@pytest.mark.parametrize(
+    "entry, problem",
+    [
+        ("sqrt", "unknown operator 'sqrt'"),
+        ({"clip": {}}, "neither min nor max"),
+        ({"clip": {"min": 2, "max": 1}}, "min=2 is above max=1"),
+        ({"clip": {"low": 1}}, "does not take"),
+        ({"categorify": {"min_count": 0}}, "min_count=0"),
+        ({"clip": {"min": 1}, "fill": {}}, "names 2 operators"),
+    ],
+)
+def test_operators_check_their_parameters(entry: str | dict, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        operator_from_config(entry)
+
+
+LOG_ROW = st.tuples(
+    st.integers(0, 30), st.sampled_from("uvw"), st.sampled_from("abcdef"), st.sampled_from([0.0, 0.0, 1.0])
+)
+
+
+def _log(rows: list[tuple]) -> pd.DataFrame:
+    named = pd.DataFrame(rows, columns=["event_time", "user_key", "item_key", "label"])
+    return named.assign(row_id=range(len(rows)))
+
+
+def _split_of(spark: SparkSession, rows: pd.DataFrame, config: SplitConfig) -> list[str]:
+    split = assign_split(spark.createDataFrame(rows.sample(frac=1, random_state=1)), config)
+    return [row["split"] for row in split.orderBy("row_id").collect()]
+
+
+@FEW
+@given(rows=st.lists(LOG_ROW, min_size=20, max_size=80))
+def test_splits_are_the_oracles(spark: SparkSession, rows: list[tuple]) -> None:
+    log = _log(rows)
+    fraction = SplitConfig(by="fraction", train=0.7, validation=0.2)
+    assert _split_of(spark, log, fraction) == oracle.split_by_fraction(log, 0.7, 0.2).tolist()
+    untimed = log.drop(columns="event_time")
+    assert _split_of(spark, untimed, fraction) == oracle.split_by_fraction(untimed, 0.7, 0.2).tolist()
+    last_out = SplitConfig(by="leave_last_out")
+    assert _split_of(spark, log, last_out) == oracle.split_leave_last_out(log).tolist()
+    assert _split_of(spark, untimed, last_out) == oracle.split_leave_last_out(untimed).tolist()
+
+
+def test_days_of_a_run_date() -> None:
+    config = SplitConfig(by="day", train_days=3, validation_days=1, test_days=1, min_train_days=2)
+    logs = {"2026-02-27", "2026-03-01", "2026-03-02", "2026-03-03"}
+    assert plan_days(config, "2026-03-03", logs.__contains__) == {
+        "train": ["2026-02-27", "2026-03-01"],
+        "validation": ["2026-03-02"],
+        "test": ["2026-03-03"],
+    }
+    with pytest.raises(DataError, match=r"no raw log for \['2026-03-02'\]"):
+        plan_days(config, "2026-03-03", (logs - {"2026-03-02"}).__contains__)
+    with pytest.raises(DataError, match=r"only 1 of the train days 2026-02-27\.\.2026-03-01"):
+        plan_days(config, "2026-03-03", (logs - {"2026-03-01"}).__contains__)
+
+
+def test_negatives_are_items_the_user_has_no_row_with(spark: SparkSession) -> None:
+    draws = [(t, f"u{t % 7}", f"i{t * t % 23}", float(t % 3 == 0)) for t in range(90)]
+    log = _log(draws).assign(split=["train" if t < 60 else "test" for t, *_ in draws])
+    log["item"] = log["item_key"]
+    config = Negatives(per_positive=4, seed=5)
+    frames = [
+        spark.createDataFrame(log.sample(frac=1, random_state=seed)).repartition(seed) for seed in (1, 3)
+    ]
+    found, again = (
+        add_negatives(frame, config, "item").toPandas().sort_values("row_id", ignore_index=True)
+        for frame in frames
+    )
+    pd.testing.assert_frame_equal(found, again)
+    assert found["row_id"].is_unique
+    logged = found[found["row_id"] % 5 == 0].assign(row_id=lambda rows: rows["row_id"] // 5)
+    pd.testing.assert_frame_equal(logged.reset_index(drop=True), log[logged.columns], check_dtype=False)
+    drawn = found[found["row_id"] % 5 != 0]
+    seen = set(zip(log["user_key"], log["item_key"], strict=True))
+    assert not seen & set(zip(drawn["user_key"], drawn["item_key"], strict=True))
+    assert set(drawn["item_key"]) <= set(log["item_key"])
+    assert (drawn["label"] == 0).all()
+    assert (drawn["item"] == drawn["item_key"]).all()
+    positives = log.loc[drawn["row_id"] // 5].reset_index(drop=True)
+    assert (positives["label"] == 1).all()
+    for kept in ("user_key", "event_time", "split"):
+        assert drawn[kept].tolist() == positives[kept].tolist()
+    assert drawn.groupby(drawn["row_id"] // 5).size().max() <= 4
+    assert len(drawn) > len(positives) / 2

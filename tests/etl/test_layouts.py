@@ -1,0 +1,201 @@
+"""build_features on logs that are cut inside one partition: Criteo's sample by position, a joined log by user or by time."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.dataset import read_dataset
+from conf.errors import DataError
+from conf.lake import Lake
+from conf.load import load_config
+from conf.manifest import read_manifest
+from conf.types import SPLITS, Config
+from etl.build import Built
+from tests.etl import cases, oracle
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT.parent / "shared/data/criteo_kaggle_sample"
+RUN_DATE = "2026-01-01"
+
+
+def _assert_splits_equal(config: Config, built: Built, rows: pd.DataFrame, fitted: oracle.Fitted) -> None:
+    """Each split's files hold the oracle's rows of that split; together they are all rows."""
+    lake = Lake(config.lake)
+    dataset = read_dataset(lake, RUN_DATE)
+    for split in SPLITS:
+        (member,) = dataset.splits[split]
+        actual = cases.read_rows(lake.features(built.workflow.version).partition(member.dt), member.label)
+        expected = oracle.encode(config, fitted, rows[rows["split"] == split])
+        assert len(expected), split
+        cases.assert_features_equal(actual, expected, built.workflow.spec)
+
+
+@pytest.mark.skipif(not SAMPLE.exists(), reason=f"the Criteo sample is not at {SAMPLE}")
+def test_the_criteo_sample_equals_the_oracle(spark: SparkSession, tmp_path: Path) -> None:
+    overrides = [f"lake={tmp_path}/lake", f"data={SAMPLE}", "output.row_group_rows=500"]
+    config = load_config(str(ROOT / "conf/datasets/criteo.yaml"), overrides)
+    built = cases.run_build(spark, config, RUN_DATE)
+    rows, bad = oracle.parse_log(config, [SAMPLE / "train.tsv"])
+    assert bad.empty
+    rows["split"] = oracle.split_by_fraction(rows, config.split.train, config.split.validation)
+    fitted = oracle.fit(config, rows[rows["split"] == "train"])
+    _assert_splits_equal(config, built, rows, fitted)
+    assert built.workflow.spec.cardinalities == [fitted.cardinality(f"C{i}") for i in range(1, 27)]
+
+
+JOINED: dict[str, Any] = {
+    "log": {
+        "path": "{data}/ratings.csv",
+        "format": "csv",
+        "separator": ";",
+        "columns": [
+            {"name": "who", "type": "int"},
+            {"name": "what", "type": "string"},
+            {"name": "stars", "type": "float"},
+            {"name": "at", "type": "int"},
+        ],
+        "label": {"column": "stars", "positive_at_least": 4},
+        "event_time": {"column": "at"},
+    },
+    "users": {
+        "path": "{data}/users.csv",
+        "format": "csv",
+        "separator": ";",
+        "columns": [
+            {"name": "who", "type": "int"},
+            {"name": "age", "type": "int"},
+            {"name": "city", "type": "string"},
+        ],
+    },
+    "items": {
+        "path": "{data}/items.csv",
+        "format": "csv",
+        "separator": ";",
+        "columns": [{"name": "what", "type": "string"}, {"name": "kind", "type": "string"}],
+    },
+    "keys": {"user": "who", "item": "what"},
+    "features": [
+        {"columns": ["age"], "kind": "dense", "ops": [{"fill": {"value": 30}}, "normalize"]},
+        {
+            "columns": ["who", "what", "city", "kind"],
+            "kind": "categorical",
+            "ops": [{"categorify": {"min_count": 2}}],
+        },
+    ],
+    "scopes": {"user": ["age", "who", "city"], "item": ["what", "kind"]},
+    "split": {"by": "leave_last_out"},
+    "output": {"row_group_rows": 100},
+}
+
+
+def _write_joined(folder: Path) -> None:
+    """Ratings of 12 users, one of them without attributes; two users and one item have no rating at all."""
+    draw = random.Random(11)
+    folder.mkdir()
+    users = [[n, draw.choice(["", 20, 40]), draw.choice(["", "Köln", "Oslo"])] for n in range(1, 14)]
+    items = [[f"film {n}", draw.choice(["", "war", "love"])] for n in range(20)]
+    rated = [
+        [draw.randrange(0, 12), f"film {draw.randrange(19)}", draw.choice("12345"), draw.randrange(60)]
+        for _ in range(150)
+    ]
+    tables = (
+        ("users", "who age city", users),
+        ("items", "what kind", items),
+        ("ratings", "who what stars at", rated),
+    )
+    for name, header, rows in tables:
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, delimiter=";").writerows([header.split(), *rows])
+
+
+def _expected(config: Config, folder: Path) -> pd.DataFrame:
+    """Good ratings with the attributes of both sides, where there are any."""
+    rows, bad = oracle.parse_log(config, [folder / "ratings.csv"])
+    assert bad.empty
+    assert config.users is not None
+    assert config.items is not None
+    for table, key in ((config.users, "who"), (config.items, "what")):
+        attributes = oracle.parse_table(table, [folder / f"{'users' if key == 'who' else 'items'}.csv"])
+        rows = rows.merge(attributes[table.names], on=key, how="left")
+    return rows.astype(object).where(rows.notna(), None)
+
+
+@pytest.mark.parametrize("by", ["leave_last_out", "fraction"])
+def test_a_joined_log_equals_the_oracle(spark: SparkSession, tmp_path: Path, by: str) -> None:
+    config = cases.write_config(tmp_path, JOINED, {"split": {"by": by}})
+    _write_joined(tmp_path / "raw")
+    built = cases.run_build(spark, config, RUN_DATE)
+    rows = _expected(config, tmp_path / "raw")
+    if by == "fraction":
+        rows["split"] = oracle.split_by_fraction(rows, config.split.train, config.split.validation)
+    else:
+        rows["split"] = oracle.split_leave_last_out(rows)
+    fitted = oracle.fit(config, rows[rows["split"] == "train"])
+    _assert_splits_equal(config, built, rows, fitted)
+    _assert_attributes(config, built, tmp_path / "raw", fitted)
+
+
+def _assert_attributes(config: Config, built: Built, folder: Path, fitted: oracle.Fitted) -> None:
+    """users and items hold every row of their table, rated or not."""
+    lake, version = Lake(config.lake), built.workflow.version
+    for table, raw, key, name in (
+        (lake.users, config.users, "user_key", "who"),
+        (lake.items, config.items, "item_key", "what"),
+    ):
+        assert raw is not None
+        attributes = oracle.parse_table(raw, [folder / f"{table(version).name.split('/')[0]}.csv"])
+        attributes[key] = attributes[name].map(str)
+        columns = [each for group in config.features for each in group.columns if each in attributes]
+        own = config.model_copy(
+            update={
+                "features": [
+                    group.model_copy(update={"columns": [each for each in group.columns if each in columns]})
+                    for group in config.features
+                ]
+            }
+        )
+        expected = oracle.latest([oracle.encode(own, fitted, attributes.assign(label=0.0))], key, columns)
+        actual = cases.read_rows(table(version).partition(RUN_DATE))
+        pd.testing.assert_frame_equal(
+            actual[[key, *columns]], expected, check_dtype=False, rtol=1e-6, atol=1e-6
+        )
+
+
+def test_negatives_stay_in_the_split_of_their_positive(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, JOINED, {"negatives": {"per_positive": 2}})
+    _write_joined(tmp_path / "raw")
+    built = cases.run_build(spark, config, RUN_DATE)
+    rows = _expected(config, tmp_path / "raw")
+    split = oracle.split_leave_last_out(rows).set_axis(rows["row_id"])
+    kinds = oracle.parse_table(config.items, [tmp_path / "raw/items.csv"]).set_index("what")["kind"]  # type: ignore[arg-type]
+    partition = Lake(config.lake).features(built.workflow.version).partition(RUN_DATE)
+    found = {name: cases.read_rows(partition, name) for name in SPLITS}
+    for name, part in found.items():
+        assert {split[row_id // 3] for row_id in part["row_id"]} == {name}
+    every = pd.concat(found.values())
+    drawn = every[every["row_id"] % 3 != 0]
+    assert len(every) - len(drawn) == len(rows)
+    assert len(drawn)
+    assert not set(zip(drawn["user_key"], drawn["item_key"], strict=True)) & set(
+        zip(rows["user_key"], rows["item_key"], strict=True)
+    )
+    # A drawn item brings its own attributes, not those of the positive it stands beside.
+    assert every.groupby(every["item_key"].map(kinds).fillna("none"))["kind"].nunique().max() == 1
+    assert read_manifest(partition).rows == len(every)
+
+
+def test_normalizing_a_column_without_any_value_says_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
+    features = [{"columns": ["age"], "kind": "dense", "ops": ["normalize"]}]
+    config = cases.write_config(tmp_path, JOINED, {"features": features, "scopes": {"user": ["age"]}})
+    _write_joined(tmp_path / "raw")
+    (tmp_path / "raw/users.csv").write_text("who;age;city\n" + "".join(f"{n};;\n" for n in range(14)))
+    with pytest.raises(DataError, match="normalize cannot be fitted on age") as caught:
+        cases.run_build(spark, config, RUN_DATE)
+    assert "add fill before normalize" in caught.value.remedy

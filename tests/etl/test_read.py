@@ -1,0 +1,249 @@
+"""Raw files to typed rows: csv and parquet layouts, hostile text, joined attributes; the oracle reads the same files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.errors import DataError
+from conf.types import Config
+from etl.raw_files import require_raw
+from etl.read import bad_rows, good_rows, read_attributes, read_log
+from tests.etl import cases, oracle
+
+DAY = "2026-01-01"
+
+SMALL: dict[str, Any] = {
+    "log": {
+        "path": "{data}/*",
+        "format": "csv",
+        "separator": ",",
+        "columns": [
+            {"name": "clicked", "type": "float", "source": "Clicked or not"},
+            {"name": "when", "type": "int"},
+            {"name": "who", "type": "int"},
+            {"name": "what", "type": "string"},
+            {"name": "price", "type": "float"},
+        ],
+        "label": {"column": "clicked", "positive_at_least": 3},
+        "event_time": {"column": "when", "unit": "ms"},
+    },
+    "keys": {"user": "who", "item": "what"},
+    "features": [{"columns": ["what"], "kind": "categorical", "ops": ["categorify"]}],
+    "scopes": {},
+    "split": {"by": "fraction"},
+}
+HEADER = ["price", "unused", "what", "who", "when", "Clicked or not"]
+
+
+def _read(spark: SparkSession, config: Config) -> tuple[DataFrame, list[Path]]:
+    raw = require_raw(config, config.log, DAY)
+    return read_log(spark, config, raw), [Path(path) for path in raw.paths]
+
+
+def _assert_equals_oracle(rows: DataFrame, config: Config, paths: list[Path]) -> pd.DataFrame:
+    """Good rows and bad ones are the oracle's, value for value; returns the good ones."""
+    # Not toPandas(): it would make floats of integers among nulls.
+    found = pd.DataFrame(rows.collect(), columns=rows.columns, dtype=object).sort_values(
+        "row_id", ignore_index=True
+    )
+    good, bad = oracle.parse_log(config, paths)
+    kept = found[found["_reason"].isna()].reset_index(drop=True)
+    assert kept["row_id"].tolist() == good["row_id"].tolist()
+    keys = [name for name in ("user_key", "item_key", "event_time") if name in good]
+    for name in ["label", *keys, *config.log.names]:
+        actual = [None if pd.isna(each) else each for each in kept[name]]
+        assert actual == [None if pd.isna(each) else each for each in good[name]], name
+    dropped = found[found["_reason"].notna()]
+    for ours, theirs in (
+        ("row_id", "row_id"),
+        ("_line_number", "line_number"),
+        ("_reason", "reason"),
+        ("_line", "line"),
+    ):
+        assert dropped[ours].tolist() == bad[theirs].tolist(), ours
+    return kept
+
+
+def test_csv_with_header_in_another_order_and_quotes(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, SMALL)
+    (tmp_path / "raw").mkdir()
+    rows = [
+        ["1.5", "x", "a, with a comma", "7", "1000", "3"],
+        ["", "x", 'a "quoted" word', "-1", "1001", "2.5"],
+        [".5", "", " blanks stay ", "7", "1002", "5"],
+        ["1", "x", "", "7", "1003", "5"],
+        ["1", "x", "no time", "7", "", "5"],
+        ["1", "x", "no label", "7", "1004", ""],
+        ["1", "x", "time is a word", "7", "noon", "1"],
+        ["1", "x", "time is beyond 64 bits in µs", "7", str(2**62), "1"],
+        ["1", "x", "日本", "9", "1005", "1"],
+        ["too", "few"],
+        ["1", "x", "too many", "9", "1005", "1", "more"],
+    ]
+    for name, part in (("a.csv", rows[:5]), ("b.csv", rows[5:])):
+        with (tmp_path / "raw" / name).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\r\n" if name == "a.csv" else "\n").writerows([HEADER, *part])
+    read, paths = _read(spark, config)
+    kept = _assert_equals_oracle(read, config, paths)
+    assert kept["what"].tolist() == ["a, with a comma", 'a "quoted" word', " blanks stay ", "日本"]
+    assert kept["label"].tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert kept["event_time"].tolist() == [1_000_000, 1_001_000, 1_002_000, 1_005_000]
+    assert kept["user_key"].tolist() == ["7", "-1", "7", "9"]
+
+
+def test_csv_without_a_column_names_it(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, SMALL)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.csv").write_text("when,who,what,price\n1,2,3,4\n")
+    with pytest.raises(DataError, match=r"a\.csv has no columns \['Clicked or not'\]") as caught:
+        _read(spark, config)
+    assert "log.columns" in caught.value.remedy
+
+
+def test_csv_files_of_two_layouts_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, SMALL)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.csv").write_text(",".join(HEADER) + "\n")
+    (tmp_path / "raw/b.csv").write_text(",".join(reversed(HEADER)) + "\n")
+    with pytest.raises(DataError, match=r"b\.csv has the header"):
+        _read(spark, config)
+
+
+def test_parquet_rows_are_numbered_and_checked(spark: SparkSession, tmp_path: Path) -> None:
+    log = {**SMALL["log"], "format": "parquet", "path": "{data}/*/*.parquet"}
+    config = cases.write_config(tmp_path, SMALL, {"log": log})
+    for folder in "xy":
+        (tmp_path / "raw" / folder).mkdir(parents=True)
+    columns = {
+        "Clicked or not": [5.0, 1.0, None, 3.0],
+        "when": [1, 2, 3, None],
+        "who": [7.0, 7.5, 8.0, 9.0],
+        "what": ["a", "b", "", "日本"],
+        "price": ["1.5", None, "2", "3"],
+        "unused": [1, 2, 3, 4],
+    }
+    pq.write_table(pa.table(columns).slice(0, 2), tmp_path / "raw/x/a.parquet")
+    pq.write_table(pa.table(columns).slice(2), tmp_path / "raw/x/b.parquet")
+    last = {**{name: values[:1] * 2 for name, values in columns.items()}, "price": ["Infinity", "cheap"]}
+    pq.write_table(pa.table(last), tmp_path / "raw/y/a.parquet")
+    read, _ = _read(spark, config)
+    kept = good_rows(read).toPandas()
+    assert kept["row_id"].tolist() == [0]
+    assert kept[["when", "user_key", "item_key", "label", "event_time"]].to_dict("records") == [
+        {"when": 1, "user_key": "7", "item_key": "a", "label": 1.0, "event_time": 1000}
+    ]
+    bad = bad_rows(read).orderBy("row_id").collect()
+    assert [(row["row_id"], row["line_number"], row["reason"]) for row in bad] == [
+        (1, 2, "integer:who"),
+        (2, 1, "label:clicked"),
+        (3, 2, "missing_time:when"),
+        (4, 1, "number:price"),
+        (5, 2, "number:price"),
+    ]
+    named = [Path(row["source_file"]).relative_to(tmp_path / "raw") for row in bad]
+    assert [str(each) for each in named] == [
+        "x/a.parquet",
+        "x/b.parquet",
+        "x/b.parquet",
+        *["y/a.parquet"] * 2,
+    ]
+    assert json.loads(bad[0]["line"])["who"] == 7.5
+
+
+def test_parquet_without_a_column_names_it(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, SMALL, {"log": {**SMALL["log"], "format": "parquet"}})
+    (tmp_path / "raw").mkdir()
+    pq.write_table(pa.table({"when": [1]}), tmp_path / "raw/a.parquet")
+    with pytest.raises(DataError, match="price"):
+        _read(spark, config)
+
+
+def test_paths_with_blanks_and_other_scripts(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, {"data": str(tmp_path / "my däta 100%"), "log": cases.LOG["log"]})
+    folder = tmp_path / f"my däta 100%/dt={DAY}"
+    paths = cases.write_day(folder, cases.make_lines(DAY, 20, 3))
+    read, _ = _read(spark, config)
+    _assert_equals_oracle(read, config, paths)
+    named = {
+        Path(row["source_file"]).name for row in bad_rows(read).select("source_file").distinct().collect()
+    }
+    assert named <= {path.name for path in paths}
+
+
+def test_a_line_that_is_not_utf8_costs_its_row_alone(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, {"split": {"by": "fraction"}})
+    folder = tmp_path / f"raw/dt={DAY}"
+    folder.mkdir(parents=True)
+    good = "1\t1\t1\t1\t1\t1\t1\tu\ti\tc\tc\tc\t1\n"
+    (folder / "a.tsv").write_bytes(good.encode() + good.replace("u", "ü").encode("latin-1") + good.encode())
+    read, _ = _read(spark, config)
+    assert sorted(good_rows(read).toPandas()["row_id"]) == [0, 2]
+    (bad,) = bad_rows(read).collect()
+    assert (bad["row_id"], bad["line_number"], bad["reason"]) == (1, 2, "not_utf8")
+    assert "\ufffd" in bad["line"]
+
+
+TOKENS = st.one_of(
+    st.sampled_from(cases.INTEGERS),
+    st.sampled_from(
+        ["1d", "0x1p3", "NaN", "Infinity", "1e400", "1_0", "+.5e-3", "٣", "12 ", "1.", ".", "-", "e5"]
+    ),
+    st.text(st.characters(exclude_characters="\r\n\t", exclude_categories=["Cs"]), max_size=4),
+)
+
+
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+@given(
+    rows=st.lists(st.lists(TOKENS, min_size=13, max_size=13), min_size=60, max_size=120),
+    cut=st.integers(0, 60),
+)
+def test_any_text_is_parsed_or_quarantined(spark: SparkSession, rows: list[list[str]], cut: int) -> None:
+    with TemporaryDirectory() as name:
+        config = cases.write_config(Path(name), {"split": {"by": "fraction"}})
+        folder = Path(name) / f"raw/dt={DAY}"
+        folder.mkdir(parents=True)
+        lines = ["\t".join([str(place % 2), *row[1:]]) for place, row in enumerate(rows)]
+        (folder / "a.tsv").write_text("".join(f"{line}\n" for line in lines[:cut]), encoding="utf-8")
+        (folder / "b.tsv").write_text("".join(f"{line}\n" for line in lines[cut:]), encoding="utf-8")
+        read, paths = _read(spark, config)
+        _assert_equals_oracle(read, config, paths)
+
+
+@pytest.mark.parametrize(
+    "lines, problem",
+    [
+        (
+            ["who,age", "1,20", "2,young"],
+            r"1 rows do not parse, first \(line, reason\): \(3, 'integer:age'\)",
+        ),
+        (["who,age", "1,20", "1,30"], "2 rows hold 1 different values of who"),
+        (["who,age", "1,20", ",30"], "2 rows hold 1 different values of who"),
+    ],
+)
+def test_attributes_must_be_one_row_a_key(
+    spark: SparkSession, tmp_path: Path, lines: list[str], problem: str
+) -> None:
+    table = {
+        "path": "{data}/users.csv",
+        "format": "csv",
+        "separator": ",",
+        "columns": [{"name": "who", "type": "int"}, {"name": "age", "type": "int"}],
+    }
+    config = cases.write_config(tmp_path, SMALL, {"users": table})
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/users.csv").write_text("\n".join(lines) + "\n")
+    assert config.users is not None
+    with pytest.raises(DataError, match=r"users\.csv: " + problem):
+        read_attributes(spark, config, config.users, "who", "users", DAY)
