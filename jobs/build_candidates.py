@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pyspark.sql import SparkSession
+
 from conf.dataset import Dataset, read_dataset
 from conf.feature_spec import ITEM_KEY, USER_KEY
 from conf.load import config_digest
@@ -18,10 +20,11 @@ def build_candidates(job: Job) -> Result:
     require(job.config, "keys")
     dataset = read_dataset(job.lake, job.run_date)
     users = read_manifest(job.lake.users(dataset.workflow_version).partition(job.run_date))
+    spark = job.spark
     with job.phase("candidate_items"):
-        items = publish_items(job, dataset)
+        items = publish_items(spark, job, dataset)
     with job.phase("candidates"):
-        candidates = publish_candidates(job, dataset, users, items)
+        candidates = publish_candidates(spark, job, dataset, users, items)
     strategy = job.config.candidates.strategy
     return Result(
         output=job.lake.candidates(dataset.workflow_version).partition(job.run_date).path,
@@ -31,12 +34,12 @@ def build_candidates(job: Job) -> Result:
     )
 
 
-def publish_items(job: Job, dataset: Dataset) -> Manifest:
+def publish_items(spark: SparkSession, job: Job, dataset: Dataset) -> Manifest:
     """`candidate_items`: the items table, numbered in the order of its key."""
     source = job.lake.items(dataset.workflow_version).partition(job.run_date)
     known = read_manifest(source)
     return publish(
-        number_items(read_published(job.spark, source)),
+        number_items(read_published(spark, source)),
         job.lake.candidate_items(dataset.workflow_version).partition(job.run_date),
         inputs={"items": known.digest},
         row_group_rows=job.config.output.row_group_rows,
@@ -47,19 +50,21 @@ def publish_items(job: Job, dataset: Dataset) -> Manifest:
     )
 
 
-def publish_candidates(job: Job, dataset: Dataset, users: Manifest, numbered: Manifest) -> Manifest:
+def publish_candidates(
+    spark: SparkSession, job: Job, dataset: Dataset, users: Manifest, numbered: Manifest
+) -> Manifest:
     """`candidates`: one row a user of the users table."""
     lake, config, version = job.lake, job.config.candidates, dataset.workflow_version
     items = read_published(
-        job.spark, lake.candidate_items(version).partition(job.run_date), columns=[ITEM_INDEX, ITEM_KEY]
+        spark, lake.candidate_items(version).partition(job.run_date), columns=[ITEM_INDEX, ITEM_KEY]
     )
-    keys = read_published(job.spark, lake.users(version).partition(job.run_date), columns=[USER_KEY])
+    keys = read_published(spark, lake.users(version).partition(job.run_date), columns=[USER_KEY])
     clicked = None
     if config.exclude_clicked:
         clicked = clicked_items(
-            read_split(job.spark, lake, dataset, config.exclude_clicked, CLICK_COLUMNS), items
+            read_split(spark, lake, dataset, config.exclude_clicked, CLICK_COLUMNS), items
         )
-    train = read_split(job.spark, lake, dataset, ["train"], CLICK_COLUMNS)
+    train = read_split(spark, lake, dataset, ["train"], CLICK_COLUMNS)
     return publish(
         make_candidates(config, keys, items, train, clicked),
         lake.candidates(version).partition(job.run_date),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from conf.dataset import Dataset, read_dataset, read_spec
 from conf.errors import DataError
@@ -35,7 +35,7 @@ def evaluate_model(job: Job) -> Result:
     before = champion_as_of(lake, name, run_date, before=True)
     champion = read_model_info(model_path(lake, name, before)) if before else None
     dataset = read_dataset(lake, run_date)
-    measured = measure_models(job, dataset, [challenger, *([champion] if champion else [])])
+    measured = measure_models(job.spark, job, dataset, [challenger, *([champion] if champion else [])])
     ours, theirs = measured[challenger.version], measured[champion.version] if champion else None
     verdict = judge(ours["auc"], theirs["auc"] if theirs else None, job.config.gate.margin)
     facts = {
@@ -78,7 +78,9 @@ def evaluate_model(job: Job) -> Result:
     )
 
 
-def measure_models(job: Job, dataset: Dataset, models: list[ModelInfo]) -> dict[str, dict[str, Any]]:
+def measure_models(
+    spark: SparkSession, job: Job, dataset: Dataset, models: list[ModelInfo]
+) -> dict[str, dict[str, Any]]:
     """version → its quality on the test rows; models of one workflow version share their encoded rows.
 
     Raises:
@@ -91,7 +93,7 @@ def measure_models(job: Job, dataset: Dataset, models: list[ModelInfo]) -> dict[
         model.require_spec(read_spec(job.lake, version))
         if version not in rows:
             with job.phase("encode"):
-                rows[version] = rows_to_judge(job, dataset, version)
+                rows[version] = rows_to_judge(spark, job, dataset, version)
         with job.phase("score"):
             predictions = score_rows(
                 rows[version], model.spec, model.request(job.config.score), [LABEL]
@@ -108,12 +110,12 @@ def measure_models(job: Job, dataset: Dataset, models: list[ModelInfo]) -> dict[
     return measured
 
 
-def rows_to_judge(job: Job, dataset: Dataset, workflow_version: str) -> DataFrame:
+def rows_to_judge(spark: SparkSession, job: Job, dataset: Dataset, workflow_version: str) -> DataFrame:
     """The test split of the run date as this workflow encodes it: the published features where it made them."""
     if workflow_version == dataset.workflow_version:
-        return read_split(job.spark, job.lake, dataset, ["test"])
+        return read_split(spark, job.lake, dataset, ["test"])
     workflow = load_workflow(job.lake, workflow_version, job.config.output.broadcast_max_rows)
-    return encode_split(job.spark, job.config, workflow, job.run_date, "test").persist()
+    return encode_split(spark, job.config, workflow, job.run_date, "test").persist()
 
 
 def best_auc(job: Job, dataset: Dataset) -> float | None:

