@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from etl.synthetic.columns import BY_NAME, MISSING
 from etl.synthetic.draws import drifting_normals
 
-Values = Mapping[str, NDArray[np.int64]]  # column name → one value a row, MISSING where the field is empty
+# Column name → one value a row, MISSING where the field is empty.
+Values = Mapping[str, NDArray[np.int64]]
 
 STEPS = 4096
 _STEPS_PER_LOGIT = 256
@@ -52,10 +53,10 @@ INTERACTIONS = (
 # Category → logit between its first level and its last, rising evenly; zero on average over the levels.
 LEVEL_SLOPES = {
     "item_popularity": 1.6,
-    "user_plan": 0.5,
-    "hour_bucket": 0.4,
-    "placement": -0.6,
-    "referrer": 0.4,
+    "user_plan": 0.8,
+    "hour_bucket": 0.6,
+    "placement": -0.9,
+    "referrer": 0.6,
 }
 # Integer → (logit for each factor of e, centre of log(1 + value)).
 LOG_SLOPES = {
@@ -65,9 +66,8 @@ LOG_SLOPES = {
     "page_position": (-0.2, 2.0),
 }
 
-Tastes = Mapping[
-    str, NDArray[np.float64]
-]  # interaction → (levels of left + 1, levels of right + 1); last: empty
+# Interaction → logits (levels of left + 1, levels of right + 1); the last row and column are those of an empty field.
+Tastes = Mapping[str, NDArray[np.float64]]
 
 
 def tastes_of_day(seed: int, day: int) -> Tastes:

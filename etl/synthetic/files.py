@@ -52,7 +52,8 @@ def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile
     files, inner = storage.filesystem(partition.file(name))
     try:
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-        with files.open_output_stream(inner) as stream:
+        # compression=None: the default compresses once more whatever is called .gz
+        with files.open_output_stream(inner, compression=None) as stream:
             for data, summary in _blocks(config, partition.dt, file):
                 packed = _packed(data) if config.compression == "gzip" else data
                 digest.update(packed)

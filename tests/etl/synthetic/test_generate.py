@@ -1,0 +1,157 @@
+"""generate_days on Spark: independent of parallelism, published, with facts that are what the files hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError
+from conf.lake import Lake
+from conf.load import load_config
+from conf.manifest import data_files, read_manifest
+from conf.types import Config
+from etl.raw_files import require_raw
+from etl.read import read_log
+from etl.synthetic.click import click_steps, tastes_of_day
+from etl.synthetic.columns import FEATURES, KEYS, MISSING
+from etl.synthetic.files import write_file
+from etl.synthetic.generate import generate_days, generate_settings, generated_dates
+from etl.synthetic.layout import hex_tokens, value_name
+from tests.etl.synthetic import decoded
+
+ROOT = Path(__file__).parents[3]
+SMALL = ["generate.rows_per_day=4000", "generate.users=400", "generate.items=100", "generate.files_per_day=3"]
+
+
+def _config(lake: Path, *overrides: str, name: str = "generated") -> Config:
+    return load_config(str(ROOT / f"conf/datasets/{name}.yaml"), [f"lake={lake}", *overrides])
+
+
+def _generate(spark: SparkSession, config: Config, dates: list[str]) -> None:
+    generate_days(spark, Lake(config.lake), generate_settings(config), dates)
+
+
+def _files(config: Config, dt: str) -> list[Path]:
+    partition = Lake(config.lake).raw.partition(dt)
+    return [Path(path) for path in data_files(partition, read_manifest(partition))]
+
+
+def test_bytes_do_not_depend_on_the_run_the_task_or_the_worker(spark: SparkSession, tmp_path: Path) -> None:
+    config = _config(tmp_path / "spark", *SMALL)
+    _generate(spark, config, ["2026-01-01", "2026-01-02"])
+    partition = Lake(str(tmp_path / "alone")).raw.partition("2026-01-02")
+    alone = {file: write_file(generate_settings(config), partition, file) for file in (2, 0, 1)}
+    for file, path in enumerate(_files(config, "2026-01-02")):
+        assert path.read_bytes() == Path(partition.file(alone[file].name)).read_bytes()
+    digest = read_manifest(Lake(config.lake).raw.partition("2026-01-02")).digest
+    rerun = _config(tmp_path / "rerun", *SMALL)
+    _generate(spark, rerun, ["2026-01-02"])
+    assert read_manifest(Lake(rerun.lake).raw.partition("2026-01-02")).digest == digest
+
+
+def test_a_rerun_leaves_one_generation_of_files_and_what_is_not_ours(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config = _config(tmp_path, *SMALL)
+    _generate(spark, config, ["2026-01-01"])
+    first = _files(config, "2026-01-01")
+    own = first[0].with_name("mine.txt")
+    own.write_text("kept")
+    _generate(spark, config, ["2026-01-01"])
+    second = _files(config, "2026-01-01")
+    assert sorted(first[0].parent.glob("*.tsv*")) == second
+    assert set(first).isdisjoint(second)
+    assert own.exists()
+
+
+def test_facts_are_what_a_reader_finds(spark: SparkSession, tmp_path: Path) -> None:
+    config = _config(tmp_path, *SMALL, "generate.malformed_share=0.03", "generate.missing_share=0.05")
+    _generate(spark, config, ["2026-01-01"])
+    manifest = read_manifest(Lake(config.lake).raw.partition("2026-01-01"))
+    facts = manifest.facts
+    rows = read_log(spark, config, require_raw(config, config.log, "2026-01-01"))
+    reasons = Counter(row["_reason"] for row in rows.select("_reason").collect())
+    good = reasons.pop(None)
+    assert dict(reasons) == facts["malformed"]
+    assert facts["malformed_rows"] == reasons.total() == pytest.approx(120, abs=40)
+    assert facts["rows"] == manifest.rows == good + reasons.total() == 4000
+    whole = decoded.criteo_rows(_files(config, "2026-01-01"))
+    assert len(whole) == good
+    assert facts["positives"] == whole["clicked"].sum()
+    assert facts["missing"] == {each.criteo: int((whole[each.name] == MISSING).sum()) for each in FEATURES}
+    for column in FEATURES:
+        expected = 0 if column.kind == "key" else 0.05 * good
+        assert facts["missing"][column.criteo] == pytest.approx(expected, abs=60), column.name
+    assert facts["users"] == whole["user_id"].nunique()
+    assert facts["items"] == whole["item_id"].nunique()
+
+
+def test_default_days_allow_the_promised_auc_and_no_more(spark: SparkSession, tmp_path: Path) -> None:
+    """The probability, computed anew from the written columns alone, has the AUC that the manifest states."""
+    config = _config(tmp_path)
+    dates = ["2026-01-07", "2026-01-08"]
+    _generate(spark, config, dates)
+    known: dict[str, set[int]] = {}
+    for dt in dates:
+        facts = read_manifest(Lake(config.lake).raw.partition(dt)).facts
+        rows = decoded.criteo_rows(_files(config, dt))
+        tastes = tastes_of_day(generate_settings(config).seed, date.fromisoformat(dt).toordinal())
+        steps = click_steps(tastes, decoded.values_of(rows))
+        assert facts["best_auc"] == pytest.approx(
+            decoded.average_rank_auc(steps, rows["clicked"].to_numpy()), abs=1e-9
+        )
+        assert 0.78 <= facts["best_auc"] <= 0.85
+        seen = {key: set(rows[key]) for key in KEYS}
+        if known:
+            assert 0 < facts["cold_users"] <= len(seen["user_id"] - known["user_id"])
+            assert 0 < facts["cold_items"] <= len(seen["item_id"] - known["item_id"])
+        known = seen
+
+
+@pytest.mark.parametrize("name", ["generated", "generated_named"])
+def test_tonights_context_is_written_as_the_log_writes_it(name: str, tmp_path: Path) -> None:
+    config = _config(tmp_path, name=name)
+    context = [each for each in FEATURES if each.side == "context"]
+    names = {(each.criteo if name == "generated" else each.name): each for each in context}
+    assert set(config.scopes.context) == set(config.score.context) == set(names)
+    for written, column in names.items():
+        value = config.score.context[written]
+        if column.kind == "integer":
+            assert isinstance(value, int)
+        elif name == "generated":
+            assert value in hex_tokens(column.criteo, np.arange(column.levels)).to_pylist()
+        else:
+            assert value in [value_name(column, code) for code in range(column.levels)]
+
+
+@pytest.mark.parametrize("name", ["generated", "generated_named"])
+def test_every_feature_has_the_scope_of_its_side(name: str, tmp_path: Path) -> None:
+    scopes = _config(tmp_path, name=name).scopes
+    for side in ("user", "item", "context"):
+        expected = {
+            (each.criteo if name == "generated" else each.name) for each in FEATURES if each.side == side
+        }
+        assert set(getattr(scopes, side)) == expected
+
+
+def test_dates_follow_the_first_day() -> None:
+    config = generate_settings(_config(Path("x"), "generate.days=3"))
+    assert generated_dates(config, "2026-02-27") == ["2026-02-27", "2026-02-28", "2026-03-01"]
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("generate=null", "needs the section generate"),
+        ("generate.layout=named", "generate.layout=named writes csv"),
+        ("generate.files_per_day=70000", "files_per_day=70000 is more than rows_per_day=60000"),
+    ],
+)
+def test_settings_that_contradict_each_other(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        generate_settings(_config(Path("x"), override))
