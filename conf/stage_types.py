@@ -63,8 +63,9 @@ class WorkflowConfig(Strict):
     `fit`: a new one from this run's training days. `extend`: the champion's, with new values appended. `apply`: the
     champion's as it is. `retrain`: extend, or fit where there is no champion yet. `auto`: apply, or fit likewise.
 
-    `engine` says how vocabularies are looked up: by joins (`sql`, what RAPIDS runs on the GPU) or in Python workers on
-    Arrow batches (`arrow`, faster on CPUs); `auto` chooses by profile and size. Both give the same ids.
+    `engine` says how lines are parsed and vocabularies looked up: by Spark expressions and joins (`sql`, what RAPIDS
+    runs on the GPU) or in Python workers on Arrow batches (`arrow`, faster on CPUs); `auto` chooses by profile and size.
+    Both give the same rows.
     """
 
     engine: Literal["auto", "sql", "arrow"] = "auto"

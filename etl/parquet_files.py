@@ -41,7 +41,9 @@ def describe(path: str) -> Description:
         parquet = pq.ParquetFile(source)
         footer = parquet.metadata
         # Whether a list's elements may be null depends on the plan that wrote them, not on the table.
-        columns = tuple((field.name, str(field.type).replace(" not null", "")) for field in parquet.schema_arrow)
+        columns = tuple(
+            (field.name, str(field.type).replace(" not null", "")) for field in parquet.schema_arrow
+        )
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         statistics = (
             {

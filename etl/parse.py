@@ -6,6 +6,7 @@ import csv
 import gzip
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -13,6 +14,7 @@ from pyspark.sql import functions as F
 from conf import storage
 from conf.errors import DataError
 from conf.types import RawTable
+from etl.arrow_parse import parse_lines
 from etl.positions import number_lines, our_names
 
 _INTEGER = r"^[+-]?[0-9]{1,19}$"
@@ -23,9 +25,16 @@ _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 
 
-def read_text_fields(spark: SparkSession, table: RawTable, paths: Sequence[str]) -> DataFrame:
-    """tsv and csv: (row_id, _file, _line_number, _line, _fields array of strings or null where the line does not split,
-    _reason: null, or that the line is not UTF-8; `_line` then has U+FFFD in place of each broken byte).
+def read_text_rows(
+    spark: SparkSession, table: RawTable, paths: Sequence[str], engine: Literal["sql", "arrow"]
+) -> DataFrame:
+    """tsv and csv: every line once, as row_id, _file, _line_number, _line, the table's columns typed, and `_reason`.
+
+    An empty field is null. Reasons: `not_utf8` (`_line` then has U+FFFD in place of each broken byte), `field_count`,
+    `integer:<column>`, `number:<column>`; the first counts.
+
+    Raises:
+        DataError: a csv file's header lacks a column or differs from the others.
     """
     text = F.decode(F.col("line").cast("binary"), "UTF-8")
     lines = number_lines(spark, paths).select(
@@ -35,24 +44,32 @@ def read_text_fields(spark: SparkSession, table: RawTable, paths: Sequence[str])
         text.alias(LINE),
         F.when(text != F.col("line"), F.lit("not_utf8")).alias(REASON),
     )
+    positions, width = list(range(len(table.columns))), len(table.columns)
+    if table.format == "csv":
+        header = common_header(paths, table)
+        missing = [column.source_name for column in table.columns if column.source_name not in header]
+        if missing:
+            raise DataError(
+                f"{paths[0]} has no columns {missing}; its header is {header}",
+                "correct log.columns (source) or the file",
+            )
+        positions, width = [header.index(column.source_name) for column in table.columns], len(header)
+        lines = lines.where(F.col(LINE_NUMBER) > 1)
+    if engine == "arrow":
+        return parse_lines(lines, table, positions, width, LINE, REASON)
+    return _typed(_with_fields(lines, table, positions, width), table)
+
+
+def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
+    """Adds `_fields`: the table's fields as strings, null where the line does not split into `width` of them."""
     if table.format == "tsv":
         fields = F.split(LINE, re.escape(table.separator), -1)
-        whole = F.size(fields) == len(table.columns)
-        return lines.withColumn("_fields", F.when(whole, fields))
-    header = common_header(paths, table)
-    missing = [column.source_name for column in table.columns if column.source_name not in header]
-    if missing:
-        raise DataError(
-            f"{paths[0]} has no columns {missing}; its header is {header}",
-            "correct log.columns (source) or the file",
-        )
-    schema = ", ".join([*(f"f{i} string" for i in range(len(header))), "broken string"])
+        return lines.withColumn("_fields", F.when(F.size(fields) == width, fields))
+    schema = ", ".join([*(f"f{i} string" for i in range(width)), "broken string"])
     options = {"sep": table.separator, "quote": '"', "escape": '"', "columnNameOfCorruptRecord": "broken"}
-    row = F.from_csv(LINE, schema, options)
-    chosen = F.array(*(F.col(f"_row.f{header.index(column.source_name)}") for column in table.columns))
+    chosen = F.array(*(F.col(f"_row.f{position}") for position in positions))
     return (
-        lines.where(F.col(LINE_NUMBER) > 1)
-        .withColumn("_row", row)
+        lines.withColumn("_row", F.from_csv(LINE, schema, options))
         .withColumn("_fields", F.when(F.col("_row.broken").isNull(), chosen))
         .drop("_row")
     )
@@ -84,11 +101,8 @@ def _first_line(path: str) -> str:
     return data.split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", errors="replace")
 
 
-def typed(fields: DataFrame, table: RawTable) -> DataFrame:
-    """Adds the table's columns, typed (int → bigint, float → double), and `_reason`: null, or why the row is bad.
-
-    An empty field is null. Reasons: `not_utf8`, `field_count`, `integer:<column>`, `number:<column>`; the first counts.
-    """
+def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
+    """`_fields` → the table's columns, typed (int → bigint, float → double), and `_reason`."""
     values = {
         column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)
     }
@@ -132,7 +146,7 @@ def _empty_to_null(text: Column) -> Column:
 def read_parquet_rows(
     spark: SparkSession, table: RawTable, paths: Sequence[str], first_rows: Sequence[int]
 ) -> DataFrame:
-    """Parquet: the same columns as `typed`; `_line` is the row as JSON.
+    """Parquet: the same columns as `read_text_rows`; `_line` is the row as JSON.
 
     Args:
         first_rows: row_id of each file's first row.

@@ -161,7 +161,9 @@ def _laid_out(
 ) -> DataFrame:
     files = None if expected_rows is None else max(1, -(-expected_rows // row_group_rows))
     if sort_by and files == 1:
-        return rows.coalesce(1).sortWithinPartitions(*sort_by)
+        return rows.repartition(1).sortWithinPartitions(
+            *sort_by
+        )  # coalesce would run what comes before in one task
     if sort_by:
         ranged = rows.repartitionByRange(files, *sort_by) if files else rows.repartitionByRange(*sort_by)
         return ranged.sortWithinPartitions(*sort_by)

@@ -10,7 +10,8 @@ from conf import storage
 from conf.errors import DataError
 from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from conf.types import Config, JoinedTable, RawTable
-from etl.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_fields, typed
+from etl.engine import choose_engine
+from etl.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
 from etl.raw_files import RawFiles, require_raw
 
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -23,7 +24,7 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
     row), the raw columns, label (float 0/1), user_key and item_key (strings, where the config names keys), event_time
     (µs UTC, where the config names it).
     """
-    rows = _rows(spark, config.log, raw)
+    rows = _rows(spark, config, config.log, raw)
     label, label_ok = _label(config)
     columns: dict[str, Column] = {LABEL: label}
     reasons = [F.col(REASON), F.when(~label_ok, F.lit(f"label:{config.log.label.column}"))]
@@ -66,7 +67,7 @@ def read_attributes(
         DataError: rows that do not parse, null keys or keys that occur twice (a join would multiply rows).
     """
     raw = require_raw(config, table, dt, f"{section}.path")
-    rows = _rows(spark, table, raw)
+    rows = _rows(spark, config, table, raw)
     checked = rows.agg(
         F.count(F.lit(1)).alias("rows"),
         F.count(REASON).alias("bad"),
@@ -87,7 +88,7 @@ def read_attributes(
     return rows.select(*table.names)
 
 
-def _rows(spark: SparkSession, table: RawTable, raw: RawFiles) -> DataFrame:
+def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -> DataFrame:
     if table.format == "parquet":
         first, first_rows = 0, []
         for path in raw.paths:
@@ -96,7 +97,7 @@ def _rows(spark: SparkSession, table: RawTable, raw: RawFiles) -> DataFrame:
                 first_rows.append(first)
                 first += pq.read_metadata(source).num_rows
         return read_parquet_rows(spark, table, raw.paths, first_rows)
-    return typed(read_text_fields(spark, table, raw.paths), table)
+    return read_text_rows(spark, table, raw.paths, choose_engine(spark, config.workflow.engine))
 
 
 def _label(config: Config) -> tuple[Column, Column]:

@@ -17,6 +17,7 @@ from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
 from conf.types import FeatureGroup
 from etl.arrow_lookup import encode_columns
+from etl.engine import Engine, choose_engine
 from etl.moments import measure_moments
 from etl.ops import OPERATORS, Fitted, Operator, RowWise, operator_from_config
 from etl.ops.categorify import FittedCategorify
@@ -39,7 +40,7 @@ class Chain:
 class Lookups:
     """How vocabularies are looked up: by the `arrow` engine from these files, or by the joins of the `sql` engine."""
 
-    engine: Literal["sql", "arrow"]
+    engine: Engine
     files: tuple[str, ...]
 
 
@@ -215,13 +216,13 @@ def choose_lookups(
     engine: Literal["auto", "sql", "arrow"],
     broadcast_max_rows: int,
 ) -> Lookups:
-    """`auto` takes joins on a cluster with the RAPIDS plugin, and for vocabularies too large for a worker's memory."""
-    if engine == "auto":
-        on_gpu = "SQLPlugin" in (spark.conf.get("spark.plugins", "") or "")
-        large = sum(entries for entries, _ in measured.values()) > broadcast_max_rows
-        engine = "sql" if on_gpu or large else "arrow"
+    """Vocabularies too large for a worker's memory are joined."""
+    small = sum(entries for entries, _ in measured.values()) <= broadcast_max_rows
     table = vocabulary_table(lake, version)
-    return Lookups(engine, tuple(data_files(table, read_manifest(table))) if measured else ())
+    return Lookups(
+        choose_engine(spark, engine, in_memory=small),
+        tuple(data_files(table, read_manifest(table))) if measured else (),
+    )
 
 
 def save_workflow(lake: Lake, workflow: FittedWorkflow, measured: Mapping[str, tuple[int, int]]) -> None:
