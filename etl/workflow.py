@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -16,7 +17,7 @@ from conf.feature_spec import FeatureSpec
 from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
 from conf.types import FeatureGroup
-from etl.arrow_lookup import encode_columns
+from etl.arrow_lookup import encode_columns, look_up, read_lookups
 from etl.engine import Engine, choose_engine
 from etl.moments import measure_moments
 from etl.ops import OPERATORS, Fitted, Operator, RowWise, operator_from_config
@@ -89,9 +90,21 @@ class FittedWorkflow:
             raise ConfigError(f"no features of workflow {self.version}: {unknown}", "correct the names")
         if not values:
             return {}
-        single = [F.lit(value).alias(name) for name, value in values.items()]
-        encoded = self.encode(spark.range(1).select(*single), list(values)).first()
-        return {name: encoded[name] for name in values} if encoded else {}
+        looked_up = self._look_up_here(values) if self.lookups.engine == "arrow" else {}
+        others = {name: value for name, value in values.items() if name not in looked_up}
+        # Over a relation without a source the optimizer evaluates expressions itself: no job runs.
+        single = spark.sql("SELECT 1").select(*(F.lit(value).alias(name) for name, value in others.items()))
+        encoded = self.encode(single, list(others)).first() if others else None
+        return looked_up | ({name: encoded[name] for name in others} if encoded else {})
+
+    def _look_up_here(self, values: Mapping[str, Any]) -> dict[str, int]:
+        """Ids of the categorical ones, without a Spark job: a worker would take longer to start than to look up."""
+        columns = [each.name for each in self.spec.categorical if each.name in values]
+        lookups = read_lookups(self.lookups.files) if columns else {}
+        texts = {name: None if values[name] is None else str(values[name]) for name in columns}
+        return {
+            name: int(look_up(pa.array([texts[name]], pa.string()), lookups.get(name))[0]) for name in columns
+        }
 
 
 def _runs(operators: Sequence[Fitted]) -> list[list[Fitted]]:
