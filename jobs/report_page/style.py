@@ -26,14 +26,14 @@ code { font: .92em ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", 
 section { margin-top: 2.75rem; padding-top: 1.5rem; border-top: 1px solid var(--rule); }
 footer { margin-top: 3rem; color: var(--muted); font-size: .8125rem; }
 .overline { color: var(--muted); font-size: .875rem; margin-bottom: .25rem; }
-.lead { max-width: 46rem; color: var(--muted); }
+.lead { max-width: 46rem; color: var(--muted); text-wrap: pretty; }
 .lead strong, .lead code { color: var(--ink); }
 .lead strong.good { color: var(--good); }
 .lead strong.warn { color: var(--warn); }
 .note { color: var(--muted); font-size: .8125rem; line-height: 1.4; margin: 0; }
 .missing { color: var(--muted); font-style: italic; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .75rem; margin-top: 1.5rem; }
-.tile { background: var(--panel); border-radius: 6px; padding: .9rem 1rem 1rem; }
+.tile { min-width: 0; overflow-wrap: anywhere; background: var(--panel); border-radius: 6px; padding: .9rem 1rem 1rem; }
 .tile h3 { color: var(--muted); }
 .tile .value { font-size: 1.75rem; font-weight: 600; line-height: 1.25; margin: .15rem 0 .35rem;
   font-variant-numeric: tabular-nums; letter-spacing: -.01em; }
@@ -56,7 +56,7 @@ figcaption strong { display: block; color: var(--ink); }
 .chart .bubble { fill-opacity: .55; stroke-width: 1.5; }
 .chart .diagonal { stroke: var(--muted); stroke-dasharray: 4 4; }
 .chart .reference { stroke: var(--second); stroke-dasharray: 5 4; stroke-width: 1.5; }
-.chart .reference-name { fill: var(--second); }
+.chart .reference-name { fill: var(--second); stroke: var(--paper); stroke-width: 4; paint-order: stroke; }
 .series-0 { --series: var(--accent); }
 .series-1 { --series: var(--second); }
 .series-2 { --series: var(--third); }

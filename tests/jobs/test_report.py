@@ -74,7 +74,8 @@ def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
         assert figure in page.text
     for figure in (
         "800 rows of 4 days",
-        "16 wrong number of fields",
+        "16 of 816 raw rows (1.96%)",
+        "wrong number of fields 16",
         "200 steps by 2 ranks",
         "build_features",
         "54.8 s",

@@ -22,7 +22,7 @@ def histogram(
     y_label: str,
     x_written: Format | None = None,
 ) -> Html:
-    """Counts (n) between edges (n + 1, ascending); a sentence when no count is above zero.
+    """Counts (n) between edges (n + 1, ascending), on an axis with zero; a sentence when no count is above zero.
 
     Raises:
         ValueError: the lengths do not fit.
@@ -36,7 +36,13 @@ def histogram(
     ]
     if not bars:
         return nothing_to_draw(title)
-    x = axis([edge for low, high, _ in bars for edge in (low, high)], x_label, exact=True, written=x_written)
+    x = axis(
+        [edge for low, high, _ in bars for edge in (low, high)],
+        x_label,
+        from_zero=True,
+        exact=True,
+        written=x_written,
+    )
     y = axis([count for _, _, count in bars], y_label, from_zero=True)
     marks = []
     for low, high, count in bars:

@@ -8,8 +8,9 @@ from jobs.report_page import numbers
 from jobs.report_page.charts.bars import columns
 from jobs.report_page.charts.frame import legend
 from jobs.report_page.facts import Day, Night
-from jobs.report_page.markup import Html, figure, grid, join, lead, missing, section, table
+from jobs.report_page.markup import Child, Html, figure, grid, join, lead, missing, section, table, tag
 
+_REASONS = 7
 _SPLITS = ("train", "validation", "test")
 
 
@@ -29,42 +30,55 @@ def render(night: Night) -> Html:
         rates = [100 * (day.click_rate or 0.0) for day in days]
         drawn = columns("Click rate", names, rates, groups=groups, x_label="day", y_label="click rate, %")
         charts.append(figure(join([keys, drawn]), "Click rate", "share of rows with a click, by day."))
-    return section("data", "Data", _lead(night, days), grid(*charts), _table(days))
+    return section("data", "Data", _lead(night, days), grid(*charts), grid(_by_day(days), _by_reason(days)))
 
 
 def _lead(night: Night, days: list[Day]) -> Html:
-    dropped: Counter[str] = Counter()
-    for day in {day.dt: day for day in days}.values():  # a day cut into splits counts once
-        dropped.update(day.dropped)
-    reasons = ", ".join(f"{numbers.count(rows)} {reason}" for reason, rows in sorted(dropped.items()) if rows)
+    once = _once(days)
+    rows_in = sum(day.rows_in for day in once)
+    dropped = sum(sum(day.dropped.values()) for day in once)
+    share = numbers.percent(dropped / rows_in if rows_in else None, 2)
     workflow = {"fit": "fitted anew", "extend": "extended", "apply": "applied as it was"}.get(
         night.mode or "", night.mode
     )
     return lead(
-        f"{numbers.count(sum(day.rows for day in days))} rows of {len({day.dt for day in days})} days; "
-        f"dropped: {reasons or 'none'}. The workflow was {workflow}."
+        f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; {numbers.count(dropped)} of "
+        f"{numbers.count(rows_in)} raw rows ({share}) did not parse and lie in quarantine. The workflow was {workflow}."
     )
 
 
-def _table(days: list[Day]) -> Html:
-    reasons = sorted({reason for day in days for reason, rows in day.dropped.items() if rows})
-    headers = [
-        "Day",
-        "Split",
-        "Rows in",
-        *(f"Dropped: {reason}" for reason in reasons),
-        "Rows out",
-        "Click rate",
-    ]
-    rows = [
+def _once(days: list[Day]) -> list[Day]:
+    """One entry a day, where a day is cut into splits."""
+    return list({day.dt: day for day in days}.values())
+
+
+def _by_day(days: list[Day]) -> Html:
+    rows: list[list[Child]] = [
         [
             day.dt,
             day.split,
             numbers.count(day.rows_in),
-            *(numbers.count(day.dropped.get(reason, 0)) for reason in reasons),
+            numbers.count(sum(day.dropped.values())),
             numbers.count(day.rows),
             numbers.percent(day.click_rate, 2),
         ]
         for day in days
     ]
+    headers = ["Day", "Split", "Rows in", "Dropped", "Rows out", "Click rate"]
     return table(headers, rows, "Rows by day", text=(0, 1))
+
+
+def _by_reason(days: list[Day]) -> Html | None:
+    dropped: Counter[str] = Counter()
+    for day in _once(days):
+        dropped.update(day.dropped)
+    ordered = sorted((each for each in dropped.items() if each[1]), key=lambda each: (-each[1], each[0]))
+    if not ordered:
+        return None
+    rows: list[list[Child]] = [
+        [tag("code", reason), numbers.count(count)] for reason, count in ordered[:_REASONS]
+    ]
+    rest = sum(count for _, count in ordered[_REASONS:])
+    if rest:
+        rows.append([f"{len(ordered) - _REASONS} other reasons", numbers.count(rest)])
+    return table(["Reason", "Rows"], rows, "Dropped by reason")
