@@ -98,17 +98,17 @@ class ModelConfig(Strict):
 class Train(Strict):
     """The training loop. Batch sizes and rates are global: they do not depend on `num_ranks`.
 
-    The learning rate rises linearly for `warmup_steps`, is constant until `decay_start_step`, then decays with power
-    2 to zero over `decay_steps` (0 decay_steps: no decay), as in Facebook's DLRM. Steps may be shares of all steps
-    when below 1.
+    Both learning rates rise linearly over the first `warmup_share` of all steps, stay until `decay_start_share` of them,
+    then decay with power 2 to zero. `learning_rate` is Adam's, for the dense layers; `embedding_learning_rate` is
+    row-wise Adagrad's. `baselines` names architectures that are trained and measured beside the model.
     """
 
     num_ranks: PositiveInt = 2
     num_shards: PositiveInt = 16
     global_batch_size: PositiveInt = 4096
     epochs: PositiveInt = 1
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    embedding_learning_rate: Annotated[float, Field(gt=0)] = 0.05
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-3
+    embedding_learning_rate: Annotated[float, Field(gt=0)] = 0.15
     warmup_share: Share = 0.05
     decay_start_share: Share = 0.6
     checkpoint_every_steps: PositiveInt = 500
