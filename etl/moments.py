@@ -1,8 +1,9 @@
 """Exact mean and variance of many columns in one pass, whatever the order of rows and partitions.
 
 Floating-point sums depend on their order, and statistics enter digests. So values are rounded to multiples of
-2**-24 (6e-8) and summed as whole numbers, which is exact; the division comes last, on whole numbers too. Squares need
-more digits than a decimal has, so each number is summed as two halves of 31 bits.
+2**-24 (6e-8) and summed as whole numbers, which is exact; the division comes last, on whole numbers too. Sums of
+squares need more digits than a decimal has, so all numbers are summed in halves of 31 bits: as long integers within a
+partition, which cannot overflow there, and as decimals over the partitions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _UNITS = 2**24
 _LIMIT = 2.0**38  # below it, a value has fewer than 2**62 units
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
-_PARTS = ("high", "low", "high_high", "high_low", "low_low")
+# Sums that make up one column's: of the units' halves, and of the halves of their three products.
+_SUMS = [
+    f"{part}_{half}" for part in ("unit", "high_high", "high_low", "low_low") for half in ("high", "low")
+]
 
 
 def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, Moments]:
@@ -39,15 +43,18 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
     aggregates: list[Column] = []
     for index, value in enumerate(values.values()):
         real = value.cast("double")
-        units = F.round(real * _UNITS).cast("bigint")
-        high, low = F.shiftright(units, _HALF_BITS), units.bitwiseAND(F.lit(_HALF - 1))
-        sums = dict(zip(_PARTS, (high, low, high * high, high * low, low * low), strict=True))
+        high, low = _halves(F.rint(real * _UNITS).cast("bigint"))
+        halves = [high, low, *_halves(high * high), *_halves(high * low), *_halves(low * low)]
         aggregates += [
             F.count(real).alias(f"rows_{index}"),
             F.sum(F.when(F.isnan(real) | (F.abs(real) >= _LIMIT), 1).otherwise(0)).alias(f"unfit_{index}"),
-            *(F.sum(each.cast("decimal(20,0)")).alias(f"{name}_{index}") for name, each in sums.items()),
+            *(F.sum(half).alias(f"{name}_{index}") for name, half in zip(_SUMS, halves, strict=True)),
         ]
-    totals = rows.agg(*aggregates).first()
+    of_partitions = rows.groupBy(F.spark_partition_id().alias("partition")).agg(*aggregates)
+    sums = [name for name in of_partitions.columns if name != "partition"]
+    totals = of_partitions.agg(
+        *(F.sum(F.col(name).cast("decimal(20,0)")).alias(name) for name in sums)
+    ).first()
     found = {}
     for index, name in enumerate(values):
         if totals is None or totals[f"unfit_{index}"]:
@@ -55,11 +62,19 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
                 f"{name} holds {totals and totals[f'unfit_{index}']} values that are NaN or at least 2**38",
                 "put clip or log1p before normalize",
             )
-        part = {each: int(totals[f"{each}_{index}"] or 0) for each in _PARTS}
-        total = part["high"] * _HALF + part["low"]
+        total = {each: int(totals[f"{each}_{index}"] or 0) for each in _SUMS}
+        part = {
+            name: total[f"{name}_high"] * _HALF + total[f"{name}_low"]
+            for name in ("unit", "high_high", "high_low", "low_low")
+        }
         squares = part["high_high"] * _HALF**2 + 2 * part["high_low"] * _HALF + part["low_low"]
-        found[name] = _moments(totals[f"rows_{index}"], total, squares)
+        found[name] = _moments(int(totals[f"rows_{index}"] or 0), part["unit"], squares)
     return found
+
+
+def _halves(number: Column) -> tuple[Column, Column]:
+    """(h, l) with number = h * 2**31 + l, both within 31 bits for a number of 62."""
+    return F.shiftright(number, _HALF_BITS), number.bitwiseAND(F.lit(_HALF - 1))
 
 
 def _moments(rows: int, total: int, squares: int) -> Moments:

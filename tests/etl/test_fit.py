@@ -67,10 +67,8 @@ def test_ids_do_not_depend_on_order_and_an_extension_appends(
 
 def _exact(values: list[float]) -> tuple[float, float]:
     """Mean and population std of values rounded to multiples of 2**-24, by exact fractions."""
-    rounded = [
-        Fraction(math.floor(abs(Fraction(v)) * 2**24 + Fraction(1, 2)), 2**24) * (1 if v >= 0 else -1)
-        for v in values
-    ]
+    # round() of a Fraction takes the even one of two neighbours, as IEEE's rint does.
+    rounded = [Fraction(round(Fraction(v) * 2**24), 2**24) for v in values]
     mean = sum(rounded, Fraction(0)) / len(rounded)
     return float(mean), math.sqrt(sum(((v - mean) ** 2 for v in rounded), Fraction(0)) / len(rounded))
 
