@@ -13,11 +13,10 @@ import yaml
 
 from conf.lake import Lake
 from conf.manifest import data_files, read_manifest
-from jobs.night.submit import Stage, Submission, environment
+from jobs.night.submit import environment
+from tests.faults.jobs_that_die import DAYS, RUN_DATE, run_job
 
 ROOT = Path(__file__).parents[2]
-RUN_DATE = "2026-01-04"
-DAYS = [f"2026-01-0{day}" for day in range(1, 5)]
 
 CONFIG: dict[str, Any] = {
     "name": "bad",
@@ -130,12 +129,9 @@ def test_a_third_of_a_day_that_does_not_parse(config: Path, tmp_path: Path) -> N
     """By spark-submit: the day is refused, nothing of it reaches the features, its bad lines are kept for a look."""
     raw = tmp_path / f"raw/dt={DAYS[1]}/part-0.tsv"
     raw.write_text("1\t2\ta\n0\tthree\tb\n0\t3\tc\n" * 30)
-    log = tmp_path / "log"
-    command = Submission(str(ROOT / "conf/spark/local.conf"), str(config)).command(
-        Stage("build_features", RUN_DATE, log)
-    )
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=240)
-    assert ended.returncode == 3, ended.stderr[-3000:]
+    ended = run_job("build_features", config)
+    said = ended.log.read_text()
+    assert ended.exit_code == 3, said[-3000:]
     lake = Lake(str(tmp_path / "lake"))
     partition = lake.quarantine.partition(DAYS[1])
     for text in (
@@ -144,8 +140,8 @@ def test_a_third_of_a_day_that_does_not_parse(config: Path, tmp_path: Path) -> N
         str(raw),
         f"what to do: look at the lines in {partition.path}",
     ):
-        assert text in ended.stderr
-    assert '"job"' not in ended.stdout
+        assert text in said
+    assert '"job"' not in said
     manifest = read_manifest(partition)
     assert (manifest.rows_in, manifest.rows, manifest.dropped) == (90, 30, {"integer:n": 30})
     kept = pq.read_table(data_files(partition, manifest)[0], partitioning=None).to_pylist()
