@@ -23,7 +23,7 @@ setup: ## make .venv from the lock files and build Horovod (up to 10 minutes onc
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -m setup.install
 
-demo: setup ## one night end to end on a small generated click log
+demo: setup ## three nights end to end on a generated click log, and what their lists are worth
 	@$(IN_ENV) python jobs/demo.py $(ARGS)
 
 test: setup ## the test suite
