@@ -6,7 +6,8 @@ from etl.synthetic.generate import generate_days, generate_settings, generated_d
 from jobs.runner import Job, Result, run
 
 
-def body(job: Job) -> Result:
+def generate_clicks(job: Job) -> Result:
+    """Writes and publishes the days; reports the best AUC each of them allows."""
     generate = generate_settings(job.config)
     dates = generated_dates(generate, job.run_date)
     spark = job.spark
@@ -24,4 +25,4 @@ def body(job: Job) -> Result:
 
 
 if __name__ == "__main__":
-    run("generate_clicks", "Generates a click log: days of raw files, from the run date on.", body)
+    run("generate_clicks", "Generates a click log: days of raw files, from the run date on.", generate_clicks)

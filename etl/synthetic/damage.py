@@ -60,7 +60,7 @@ def lines(layout: Layout, texts: list[pa.StringArray], damage: Ints) -> bytes:
         start, broken[-1], layout.separator, null_handling="replace", null_replacement=""
     )
     miscounted = damage == reasons_of(layout).index("field_count")
-    even = np.arange(len(damage)) % 2 == 0
+    even = np.arange(len(damage)) % 2 == 0  # half of them lose the last field, half get one more
     too_long = pc.binary_join_element_wise(whole, "0", layout.separator)
     shaped = pc.if_else(pa.array(miscounted & even), start, whole)
     shaped = pc.if_else(pa.array(miscounted & ~even), too_long, shaped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -22,6 +23,8 @@ from etl.synthetic.columns import FEATURES, KEYS, MISSING
 from etl.synthetic.files import write_file
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
 from etl.synthetic.layout import hex_tokens, value_name
+from jobs.generate_clicks import generate_clicks
+from jobs.runner import Job
 from tests.etl.synthetic import decoded
 
 ROOT = Path(__file__).parents[3]
@@ -141,6 +144,21 @@ def test_every_feature_has_the_scope_of_its_side(name: str, tmp_path: Path) -> N
             (each.criteo if name == "generated" else each.name) for each in FEATURES if each.side == side
         }
         assert set(getattr(scopes, side)) == expected
+
+
+def test_the_job_publishes_its_days_and_reports_them(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = _config(tmp_path, *SMALL, "generate.days=2")
+    with caplog.at_level(logging.INFO):
+        result = generate_clicks(Job("generate_clicks", config, "2026-01-31", _spark=spark))
+    assert "6 of 6 files" in caplog.messages
+    assert result.rows_out == 8000
+    assert result.output == Lake(config.lake).raw.path
+    assert result.facts["best_auc"] == {
+        dt: read_manifest(Lake(config.lake).raw.partition(dt)).facts["best_auc"]
+        for dt in ("2026-01-31", "2026-02-01")
+    }
 
 
 def test_dates_follow_the_first_day() -> None:
