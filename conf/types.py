@@ -118,6 +118,13 @@ class Config(Strict):
             _reject_unknown("keys", [self.keys.user, self.keys.item], set(self.log.names))
         elif self.users or self.items or self.negatives or self.split.by == "leave_last_out":
             raise ValueError("users, items, negatives and split.by=leave_last_out need the section keys")
+        if self.negatives and self.keys:
+            of_log = sorted((set(self.scopes.item) & set(self.log.names)) - {self.keys.item})
+            if of_log:
+                raise ValueError(
+                    f"negatives draws other items, and scopes.item names {of_log} of the log, which tell of the item in "
+                    "the row: read them from a table of items"
+                )
         for side, table in (("user", self.users), ("item", self.items)):
             if table and self.keys:
                 self._check_attributes(side, table, getattr(self.keys, side))

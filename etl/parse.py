@@ -98,7 +98,8 @@ def _first_line(path: str) -> str:
     if path.endswith(".gz") and data[:2] == b"\x1f\x8b":  # the stream may have decompressed already
         with files.open_input_stream(inner, compression=None) as raw:
             data = gzip.GzipFile(fileobj=raw).read(1 << 16)
-    return data.split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", errors="replace")
+    first = data.split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", errors="replace")
+    return first.removeprefix("\ufeff")  # the byte order mark some spreadsheets begin a file with
 
 
 def _typed(fields: DataFrame, table: RawTable) -> DataFrame:

@@ -138,6 +138,10 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("train", to={"epochs": 0}), r"train\.epochs=0"),
         (_changed("negatives", to={"per_positive": 0}), r"negatives\.per_positive=0"),
         (_changed("quality", to={"max_bad_share": -0.1}), r"quality\.max_bad_share=-0\.1"),
+        (
+            {**SMALL, "negatives": {"per_positive": 1}, "scopes": {"item": ["I1"]}},
+            r"negatives draws other items, and scopes\.item names \['I1'\] of the log",
+        ),
         ({key: value for key, value in SMALL.items() if key != "model"}, r"model is missing"),
         ({**SMALL, "keys": None, "split": {"by": "leave_last_out"}}, r"need the section keys"),
     ],
@@ -212,4 +216,4 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 def test_a_loaded_config_is_frozen(tmp_path: Path) -> None:
     config = load_config(_write(tmp_path, SMALL))
     with pytest.raises(ValueError, match="frozen"):
-        config.train.epochs = 9  # type: ignore[misc]
+        config.train.epochs = 9

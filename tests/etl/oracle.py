@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def parse_table(table: RawTable, paths: Sequence[Path]) -> pd.DataFrame:
             place = {"row_id": row_id, "file": path.name, "line_number": number, "line": line}
             row_id += 1
             if table.format == "csv" and header is None:
-                header = next(csv.reader([line], delimiter=table.separator))
+                header = next(csv.reader([line.removeprefix("\ufeff")], delimiter=table.separator))
                 continue
             rows.append(place | _typed(table, _fields(table, line, header)))
     names = ["row_id", "file", "line_number", "line", "reason", *table.names]
@@ -65,7 +66,7 @@ def _typed(table: RawTable, fields: list[str] | None) -> dict[str, Any]:
         return {"reason": "field_count"}
     reasons, values = [], {}
     for column, text in zip(table.columns, fields, strict=True):
-        value = {"int": _integer, "float": _number, "string": str}[column.type](text) if text else None
+        value = _PARSERS[column.type](text) if text else None
         if text and value is None:
             reasons.append(f"{'integer' if column.type == 'int' else 'number'}:{column.name}")
         values[column.name] = value
@@ -82,6 +83,9 @@ def _number(text: str) -> float | None:
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
         return None
     return float(text) if math.isfinite(float(text)) else None
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {"int": _integer, "float": _number, "string": str}
 
 
 def parse_log(config: Config, paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -151,6 +155,9 @@ class Fitted:
     ids: Mapping[str, Mapping[str, int]]
     counts: Mapping[str, Counter[str]]
 
+    def moments_at(self, column: str, place: int, _: np.ndarray) -> tuple[float, float]:
+        return self.moments[column, place]
+
     def cardinality(self, column: str) -> int:
         return max(self.ids[column].values(), default=2) + 1
 
@@ -163,9 +170,7 @@ def fit(config: Config, train: pd.DataFrame, parent: Fitted | None = None) -> Fi
     for group in config.features:
         for column in group.columns:
             if group.kind == "dense" and parent is None:
-                dense_chain(
-                    group, train[column], lambda place, x, name=column: _fit_moments(moments, name, place, x)
-                )
+                dense_chain(group, train[column], partial(_fit_moments, moments, column))
             elif group.kind == "categorical":
                 known = parent.counts[column] if parent else Counter()
                 counts[column] = known + Counter(train[column].dropna().map(str))
@@ -226,9 +231,7 @@ def encode(config: Config, fitted: Fitted, rows: pd.DataFrame) -> pd.DataFrame:
     for group in config.features:
         for column in group.columns:
             if group.kind == "dense":
-                columns[column] = dense_chain(
-                    group, rows[column], lambda place, _, name=column: fitted.moments[name, place]
-                )
+                columns[column] = dense_chain(group, rows[column], partial(fitted.moments_at, column))
             else:
                 ids = fitted.ids[column]
                 columns[column] = [1 if pd.isna(each) else ids.get(str(each), 2) for each in rows[column]]

@@ -124,7 +124,7 @@ def _expected(config: Config, folder: Path) -> pd.DataFrame:
     for table, key in ((config.users, "who"), (config.items, "what")):
         attributes = oracle.parse_table(table, [folder / f"{'users' if key == 'who' else 'items'}.csv"])
         rows = rows.merge(attributes[table.names], on=key, how="left")
-    return rows.astype(object).where(rows.notna(), None)
+    return rows
 
 
 @pytest.mark.parametrize("by", ["leave_last_out", "fraction"])

@@ -93,8 +93,9 @@ def test_csv_with_header_in_another_order_and_quotes(spark: SparkSession, tmp_pa
         ["1", "x", "too many", "9", "1005", "1", "more"],
     ]
     for name, part in (("a.csv", rows[:5]), ("b.csv", rows[5:])):
-        with (tmp_path / "raw" / name).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\r\n" if name == "a.csv" else "\n").writerows([HEADER, *part])
+        encoding, end = ("utf-8-sig", "\r\n") if name == "a.csv" else ("utf-8", "\n")
+        with (tmp_path / "raw" / name).open("w", newline="", encoding=encoding) as file:
+            csv.writer(file, lineterminator=end).writerows([HEADER, *part])
     read, paths = _read(spark, config)
     kept = _assert_equals_oracle(read, config, paths)
     assert kept["what"].tolist() == ["a, with a comma", 'a "quoted" word', " blanks stay ", "日本"]
@@ -126,7 +127,7 @@ def test_parquet_rows_are_numbered_and_checked(spark: SparkSession, tmp_path: Pa
     config = cases.write_config(tmp_path, SMALL, {"log": log})
     for folder in "xy":
         (tmp_path / "raw" / folder).mkdir(parents=True)
-    columns = {
+    columns: dict[str, list[Any]] = {
         "Clicked or not": [5.0, 1.0, None, 3.0],
         "when": [1, 2, 3, None],
         "who": [7.0, 7.5, 8.0, 9.0],
