@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from conf import storage
 from conf.dataset import Dataset, publish_dataset, read_dataset
@@ -22,6 +22,7 @@ from conf.feature_spec import dumps
 from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
 from conf.types import Config
+from jobs import evaluate_model as evaluate_model_job
 from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
@@ -39,9 +40,9 @@ from tests.scoring.lake import (
     make_lake,
     next_day,
 )
-from tests.scoring.world import CONTEXT, SPEC, World
+from tests.scoring.world import CONTEXT, SPEC, World, write_model
 from training import metrics, tracking
-from training.registry import champion_as_of
+from training.registry import champion_as_of, record_run
 
 
 class EncodedContext:
@@ -242,6 +243,39 @@ def test_a_rerun_gives_the_same_partitions(spark: SparkSession, night: Night) ->
 def fresh(tmp_path: Path, world: World, quiet: None) -> Config:
     """A lake in which no scoring job has run yet."""
     return make_lake(tmp_path / "lake", world)
+
+
+@pytest.mark.parametrize("lost_rows", [0, 1])
+def test_models_of_two_workflows_meet_on_the_same_raw_rows(
+    spark: SparkSession, fresh: Config, world: World, monkeypatch: pytest.MonkeyPatch, lost_rows: int
+) -> None:
+    lake, day = Lake(fresh.lake), DAYS.index(RUN_DATE)
+    evaluate_model(job_of(spark, fresh))
+    other = replace(SPEC, workflow_version="w2")
+    storage.replace_text(lake.feature_spec("w2"), dumps(other))
+    write_model(Path(lake.models("toy")) / "m3", version="m3", spec=other)
+    record_run(lake, "toy", DAY_AFTER, "m3")
+    encoded = spark.createDataFrame(feature_rows(world, day).slice(lost_rows).to_pandas())
+    asked = []
+
+    def encode_split(*arguments: Any) -> DataFrame:
+        asked.append(arguments[2:])
+        return encoded
+
+    monkeypatch.setattr(evaluate_model_job, "load_workflow", lambda _, version, __: version)
+    monkeypatch.setattr(evaluate_model_job, "encode_split", encode_split)
+    job = job_of(spark, fresh, DAY_AFTER)
+    if lost_rows:
+        with pytest.raises(DataError, match=r"measured on different rows[\s\S]*build_features"):
+            evaluate_model(job)
+        assert champion_as_of(lake, "toy", DAY_AFTER) == "m1"
+        return
+    evaluate_model(job)
+    facts = read_manifest(lake.evaluations.partition(DAY_AFTER)).facts
+    assert asked == [("w2", DAY_AFTER, "test")]
+    assert (facts["champion"]["workflow_version"], facts["challenger"]["workflow_version"]) == ("w1", "w2")
+    assert facts["champion"]["auc"] == facts["challenger"]["auc"]
+    assert champion_as_of(lake, "toy", DAY_AFTER) == "m3"
 
 
 @pytest.mark.parametrize("body", [score_daily, score_rows])

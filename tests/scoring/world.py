@@ -59,12 +59,16 @@ class World:
 
 
 def write_model(
-    folder: Path, architecture: str = "logistic_regression", version: str = "m1", sign: float = 1.0
+    folder: Path,
+    architecture: str = "logistic_regression",
+    version: str = "m1",
+    sign: float = 1.0,
+    spec: FeatureSpec = SPEC,
 ) -> str:
     """A model folder; weights come from a seed, times `sign`."""
     layers = {"bottom_mlp": [8, 4], "top_mlp": [8]} if architecture == "dlrm" else {}
     config = ModelConfig(architecture=architecture, embedding_dim=4, **layers)
-    model = build_model(config, SPEC)
+    model = build_model(config, spec)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -74,8 +78,8 @@ def write_model(
         "version": version,
         "architecture": architecture,
         "model": config.model_dump(),
-        "feature_spec": SPEC.to_json(),
-        "workflow_version": SPEC.workflow_version,
+        "feature_spec": spec.to_json(),
+        "workflow_version": spec.workflow_version,
         "baselines": {"logistic_regression": {"test": {"auc": 0.5}}},
     }
     save_model(str(folder), model, description)
