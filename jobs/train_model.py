@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from conf.dataset import read_dataset
-from conf.types import SPLITS
 from jobs.runner import Job, Result, run
 from training import tracking
 from training.description import is_complete, read_description
@@ -36,7 +35,7 @@ def train_model(job: Job) -> Result:
         tracking.track_training(job.lake, description, job.config.model_dump(include={"model", "train"}))
     return Result(
         output=plan.model_path,
-        rows_in=sum(plan.rows(split) for split in SPLITS),
+        rows_in=plan.rows,
         facts={
             "version": description["version"],
             "parent": description["parent"],
@@ -46,6 +45,7 @@ def train_model(job: Job) -> Result:
             },
             "test": description["metrics"]["test"],
             "baselines": description["baselines"],
+            "train_rows": description["train_rows"],
             "steps": description["steps"],
             "train_s": description["seconds"],
             "rows_per_s": round(description["train_rows"] * job.config.train.epochs / description["seconds"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from conf.errors import DataError, InfrastructureError
 from conf.feature_spec import FeatureSpec
 from conf.types import ModelConfig
 from training.description import MODEL_JSON, read_description
-from training.embedding import StackedEmbedding
+from training.embedding import tables_of
 from training.models import build_model
 
 _DENSE = "dense.safetensors"
 _EMBEDDINGS = "embeddings-00000.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -40,33 +41,54 @@ class LoadedModel:
     description: dict[str, Any]
 
 
-def save_model(path: str, model: nn.Module, description: Mapping[str, Any]) -> None:
-    """Writes a model's folder; its model.json lists the weight files beside the description.
+def save_model(
+    path: str,
+    model: nn.Module,
+    description: Mapping[str, Any],
+    optimizer_state: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes a model's folder: weights, the optimisers' state, and model.json, which lists these files.
 
-    Embedding tables lie in files of their own, so that they can be many where a table is spread over ranks.
+    Without the optimisers' state a model can score, and no training can start from it. Embedding tables lie in files
+    of their own, so that they can be many where a table is spread over ranks.
     """
-    tables = {f"{name}.weight" for name, each in model.named_modules() if isinstance(each, StackedEmbedding)}
+    tables = tables_of(model)
     state = model.state_dict()
-    parts = {
+    weights = {
         _DENSE: {name: value for name, value in state.items() if name not in tables},
         _EMBEDDINGS: {name: value for name, value in state.items() if name in tables},
     }
-    for file, tensors in parts.items():
+    optimizer = {} if optimizer_state is None else {_OPTIMIZER: optimizer_state}
+    for file, tensors in {**weights, **optimizer}.items():
         _replace_tensors(Path(path) / file, tensors)
-    storage.replace_json(f"{path}/{MODEL_JSON}", {**description, "weights": list(parts)})
+    listed = {"weights": list(weights), "optimizer": list(optimizer)}
+    storage.replace_json(f"{path}/{MODEL_JSON}", {**description, **listed})
 
 
-def read_weights(path: str, description: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """A model's parameters by name."""
-    weights: dict[str, Tensor] = {}
-    for file in description["weights"]:
+def _read_tensors(path: str, files: Sequence[str], device: torch.device) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in files:
         try:
-            weights |= load_file(f"{path}/{file}", device=str(device))
+            found |= load_file(f"{path}/{file}", device=str(device))
         except FileNotFoundError as error:
             raise DataError(
                 f"{path}/{file} is missing", "delete the model's folder and run train_model again"
             ) from error
-    return weights
+    return found
+
+
+def load_training_state(path: str, device: torch.device) -> tuple[dict[str, Tensor], FeatureSpec]:
+    """What a further training starts from: `Trainer.state()` as it was at the model's end, and the model's spec.
+
+    Raises:
+        DataError: the folder holds no whole model.
+    """
+    description = read_description(path)
+    weights = _read_tensors(path, description["weights"], device)
+    state = {f"model.{name}": value for name, value in weights.items()}
+    return {**state, **_read_tensors(path, description["optimizer"], device)}, FeatureSpec.from_json(
+        description["feature_spec"]
+    )
 
 
 def load_model(path: str, device: torch.device) -> LoadedModel:
@@ -79,7 +101,7 @@ def load_model(path: str, device: torch.device) -> LoadedModel:
     spec = FeatureSpec.from_json(description["feature_spec"])
     model = build_model(ModelConfig(**description["model"]), spec).to(device)
     try:
-        model.load_state_dict(read_weights(path, description, device))
+        model.load_state_dict(_read_tensors(path, description["weights"], device))
     except RuntimeError as error:
         raise DataError(
             f"{path}: the weights do not fit architecture {description['architecture']}: {error}",

@@ -65,6 +65,13 @@ class StackedEmbedding(nn.Module):
         return sum_rows(gradient._indices()[0], gradient._values())
 
 
+def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:
+    """The embedding tables of a model, by the name of their weight in its state."""
+    return {
+        f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, StackedEmbedding)
+    }
+
+
 def sum_rows(rows: Tensor, values: Tensor) -> RowGradient:
     """Adds up the values (N, E) of equal rows (N,). The result is sorted by row."""
     unique, position = torch.unique(rows, return_inverse=True)

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conf.errors import DataError
 from conf.types import Train
 from training.checkpoint import Checkpoints, Position
-from training.collectives import Collectives
 from training.loader import Loader
 from training.prefetch import Prefetch
 from training.schedule import learning_rate_factor
@@ -40,26 +39,29 @@ class Training:
 
 
 def train_model(
-    model: nn.Module,
+    trainer: Trainer,
     loader: Loader,
     train: Train,
-    collectives: Collectives,
     device: torch.device,
     checkpoints: Checkpoints | None,
+    *,
+    reports: bool,
 ) -> Training:
-    """Trains a model in place for `train.epochs`, from the latest checkpoint on where there is one.
+    """Trains a trainer's model in place for `train.epochs`, from the latest checkpoint on where there is one.
+
+    Args:
+        reports: whether this rank writes the log lines.
 
     Raises:
         DataError: a file is not what its manifest says, or the loss is no number any more.
     """
-    trainer = Trainer(model, train, collectives)
     position = _resume(trainer, checkpoints, device)
     history = list(position.history)
     steps = loader.plan.steps * train.epochs
     began = time.perf_counter() - position.seconds
     with Prefetch(loader.batches(train.epochs, position.step)) as batches:
         meter = _Meter(device)
-        model.train()
+        trainer.model.train()
         for done, batch in enumerate(batches, start=position.step + 1):
             factor = learning_rate_factor(done - 1, steps, train)
             meter.add(trainer.step(batch.to(device), factor), batch.global_weight)
@@ -71,7 +73,9 @@ def train_model(
                     **meter.take(batches.wait_s),
                 }
                 history.append(entry)
-                _report(entry, steps, collectives.rank)
+                _check(entry)
+                if reports:
+                    _report(entry, steps)
             if checkpoints and done % train.checkpoint_every_steps == 0:
                 checkpoints.save(trainer.state(), Position(done, time.perf_counter() - began, history))
     return Training(history, steps, round(time.perf_counter() - began, 3))
@@ -117,18 +121,20 @@ class _Meter:
         return entry
 
 
-def _report(entry: dict[str, Any], steps: int, rank: int) -> None:
+def _check(entry: dict[str, Any]) -> None:
     if not math.isfinite(entry["loss"]):
         raise DataError(
             f"the loss at step {entry['step']} is {entry['loss']}",
             "lower train.learning_rate and train.embedding_learning_rate, and look for extreme feature values",
         )
-    if rank == 0:
-        log.info(
-            "step %d of %d: loss %.5f, %d rows/s, %.0f%% waiting for data",
-            entry["step"],
-            steps,
-            entry["loss"],
-            entry["rows_per_s"],
-            100 * entry["loader_wait_share"],
-        )
+
+
+def _report(entry: dict[str, Any], steps: int) -> None:
+    log.info(
+        "step %d of %d: loss %.5f, %d rows/s, %.0f%% waiting for data",
+        entry["step"],
+        steps,
+        entry["loss"],
+        entry["rows_per_s"],
+        100 * entry["loader_wait_share"],
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,8 @@ from conf.lake import Lake
 from conf.load import config_digest
 from conf.types import SPLITS, Config, ModelConfig, Split, Train
 from training import registry
-from training.description import read_description
+from training.parent import day_name, find_parent, train_days
 from training.sharding import DataFile
-
-log = logging.getLogger("nightrank.training")
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,7 @@ class TrainPlan:
         model, train: sections of the configuration.
         spec: the features' columns.
         splits: split → its files in manifest order.
+        train_files: those of the train split that the model trains on; baselines train on all.
         model_path: folder the model is written to.
         checkpoint_path: folder of this training's checkpoints.
         parent_path: folder of the model whose weights it starts from; None starts afresh.
@@ -40,12 +38,15 @@ class TrainPlan:
     train: Train
     spec: FeatureSpec
     splits: Mapping[Split, tuple[DataFile, ...]]
+    train_files: tuple[DataFile, ...]
     model_path: str
     checkpoint_path: str
     parent_path: str | None
 
-    def rows(self, split: Split) -> int:
-        return sum(file.rows for file in self.splits[split])
+    @property
+    def rows(self) -> int:
+        """Rows of all splits."""
+        return sum(file.rows for files in self.splits.values() for file in files)
 
 
 def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
@@ -58,7 +59,16 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     _require_local(lake)
     spec = read_spec(lake, dataset.workflow_version)
     parent = find_parent(config, lake, dataset)
-    version = registry.model_version(config, dataset.digest, parent)
+    seen = parent.trained_days if parent else frozenset()
+    parent_version = parent.version if parent else None
+    version = registry.model_version(config, dataset.digest, parent_version)
+    splits = {split: _find_files(lake, dataset, split) for split in SPLITS}
+    train_files = _find_files(lake, dataset, "train", without=seen)
+    if not train_files:
+        raise DataError(
+            f"the train split of dataset {dataset.run_date} holds no rows",
+            "run build_features over days that have rows",
+        )
     description = {
         "name": config.name,
         "version": version,
@@ -70,39 +80,22 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         "dataset_digest": dataset.digest,
         "config_digest": config_digest(config),
         "code_version": registry.code_version(),
-        "parent": parent,
+        "parent": parent_version,
+        "trained_days": sorted(seen | set(train_days(dataset))),
     }
     return TrainPlan(
         description,
         config.model,
         config.train,
         spec,
-        _find_files(lake, dataset),
+        splits,
+        train_files,
         model_path=_local(registry.model_path(lake, config.name, version)),
         checkpoint_path=_local(lake.checkpoints(version)),
-        parent_path=_local(registry.model_path(lake, config.name, parent)) if parent else None,
+        parent_path=_local(registry.model_path(lake, config.name, parent_version))
+        if parent_version
+        else None,
     )
-
-
-def find_parent(config: Config, lake: Lake, dataset: Dataset) -> str | None:
-    """The champion before the run date, if its weights can start this training; otherwise None, and the log says why."""
-    champion = registry.champion_as_of(lake, config.name, dataset.run_date, before=True)
-    if champion is None:
-        log.info("training afresh: there is no champion before %s", dataset.run_date)
-        return None
-    parent = read_description(registry.model_path(lake, config.name, champion))
-    reason = None
-    if not config.train.warm_start:
-        reason = "train.warm_start is false"
-    elif parent["model"] != config.model.model_dump(mode="json"):
-        reason = f"its architecture is {parent['model']}, the configuration's {config.model.model_dump(mode='json')}"
-    elif parent["workflow_version"] not in (dataset.workflow_version, dataset.parent_workflow):
-        reason = f"ids of its workflow {parent['workflow_version']} have other meanings in {dataset.workflow_version}"
-    if reason:
-        log.info("training afresh and not from champion %s: %s", champion, reason)
-        return None
-    log.info("starting from champion %s", champion)
-    return champion
 
 
 def _require_local(lake: Lake) -> None:
@@ -119,19 +112,13 @@ def _local(path: str) -> str:
     return storage.filesystem(path)[1]
 
 
-def _find_files(lake: Lake, dataset: Dataset) -> dict[Split, tuple[DataFile, ...]]:
-    """The files of each split with their rows, from the manifests."""
-    found: dict[Split, tuple[DataFile, ...]] = {}
-    for split in SPLITS:
-        found[split] = tuple(
-            DataFile(_local(partition.file(entry.path)), entry.rows)
-            for partition, manifest, label in split_partitions(lake, dataset, split)
-            for entry in manifest.split_files(label)
-            if entry.rows
-        )
-    if not found["train"]:
-        raise DataError(
-            f"the train split of dataset {dataset.run_date} holds no rows",
-            "run build_features over days that have rows",
-        )
-    return found
+def _find_files(
+    lake: Lake, dataset: Dataset, split: Split, without: Set[str] = frozenset()
+) -> tuple[DataFile, ...]:
+    """The files of a split that hold rows, from the manifests; of days not in `without`."""
+    return tuple(
+        DataFile(_local(partition.file(entry.path)), entry.rows)
+        for partition, manifest, label in split_partitions(lake, dataset, split)
+        for entry in manifest.split_files(label)
+        if entry.rows and day_name(partition.dt, label) not in without
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,17 +11,16 @@ from torch import nn
 
 from conf import storage
 from conf.errors import ConfigError
-from conf.feature_spec import FeatureSpec
-from conf.types import SPLITS, ModelConfig, Split
-from training.checkpoint import Checkpoints, read_weights, save_model
+from conf.types import ModelConfig, Split
+from training.checkpoint import Checkpoints, load_training_state, save_model
 from training.collectives import Collectives, LocalCollectives
-from training.description import read_description
 from training.evaluate import evaluate
 from training.loader import Loader
 from training.loop import train_model
 from training.models import build_model
 from training.plan import TrainPlan
-from training.sharding import plan_shards, shards_of_rank
+from training.sharding import DataFile, plan_shards, shards_of_rank
+from training.trainer import Trainer
 from training.warm_start import warm_start
 
 log = logging.getLogger("nightrank.training")
@@ -39,33 +38,38 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
         ConfigError, DataError: from the model's configuration, the data or the parent.
     """
     leads = collectives.rank == 0
-    loaders = {split: _loader(plan, split, collectives) for split in SPLITS}
-    checkpoints = Checkpoints(plan.checkpoint_path, writes=leads)
+    held_out = {split: _loader(plan, plan.splits[split], collectives, shuffled=False) for split in _MEASURED}
     model = _build(plan, plan.model, device)
+    trainer = Trainer(model, plan.train, collectives)
     if plan.parent_path is not None:
-        _start_from(plan.parent_path, model, plan.spec, device)
-    training = train_model(model, loaders["train"], plan.train, collectives, device, checkpoints)
-    metrics = _measure(model, loaders, collectives, device)
+        warm_start(trainer, plan.spec, *load_training_state(plan.parent_path, device))
+    checkpoints = Checkpoints(plan.checkpoint_path, writes=leads)
+    loader = _loader(plan, plan.train_files, collectives, shuffled=True)
+    training = train_model(trainer, loader, plan.train, device, checkpoints, reports=leads)
+    metrics = _measure(model, held_out, collectives, device)
     baselines = {}
     for name in plan.train.baselines:
         baseline = _build(plan, ModelConfig(architecture=name), device)
         if leads:
             log.info("baseline %s", name)
-        train_model(baseline, loaders["train"], plan.train, collectives, device, checkpoints=None)
-        baselines[name] = _measure(baseline, loaders, collectives, device)
+        every = _loader(plan, plan.splits["train"], collectives, shuffled=True)
+        train_model(
+            Trainer(baseline, plan.train, collectives), every, plan.train, device, None, reports=leads
+        )
+        baselines[name] = _measure(baseline, held_out, collectives, device)
     description = {
         **plan.description,
         "metrics": metrics,
         "baselines": baselines,
         "history": training.history,
-        "train_rows": plan.rows("train"),
+        "train_rows": sum(file.rows for file in plan.train_files),
         "steps": training.steps,
         "seconds": training.seconds,
         "num_ranks": collectives.size,
         "created_at": storage.utc_now(),
     }
     if leads:
-        save_model(plan.model_path, model, description)
+        save_model(plan.model_path, model, description, trainer.optimizer_state())
         checkpoints.delete()
     return description
 
@@ -96,22 +100,18 @@ def _build(plan: TrainPlan, config: ModelConfig, device: torch.device) -> nn.Mod
     return build_model(config, plan.spec, plan.train.seed).to(device)
 
 
-def _start_from(parent_path: str, model: nn.Module, spec: FeatureSpec, device: torch.device) -> None:
-    parent = read_description(parent_path)
-    weights = read_weights(parent_path, parent, device)
-    warm_start(model, spec, weights, FeatureSpec.from_json(parent["feature_spec"]))
-
-
-def _loader(plan: TrainPlan, split: Split, collectives: Collectives) -> Loader:
-    """This rank's loader of a split; only the train split is shuffled."""
-    files, train = plan.splits[split], plan.train
+def _loader(
+    plan: TrainPlan, files: Sequence[DataFile], collectives: Collectives, *, shuffled: bool
+) -> Loader:
+    """This rank's loader of some files."""
+    train = plan.train
     shards = plan_shards([file.rows for file in files], train.num_shards, train.global_batch_size)
     own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
-    return Loader(files, shards, own, plan.spec, train.seed if split == "train" else None)
+    return Loader(files, shards, own, plan.spec, train.seed if shuffled else None)
 
 
 def _measure(
     model: nn.Module, loaders: Mapping[Split, Loader], collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
     model.eval()
-    return {split: evaluate(model, loaders[split], collectives, device) for split in _MEASURED}
+    return {split: evaluate(model, loader, collectives, device) for split, loader in loaders.items()}

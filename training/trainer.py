@@ -11,7 +11,7 @@ from torch.nn import functional
 from conf.types import Train
 from training.adam import Adam
 from training.collectives import Collectives, sum_over_ranks
-from training.embedding import RowWiseAdagrad, StackedEmbedding
+from training.embedding import RowWiseAdagrad, tables_of
 from training.loader import Batch
 
 
@@ -23,40 +23,49 @@ class Trainer:
     """
 
     def __init__(self, model: nn.Module, train: Train, collectives: Collectives) -> None:
-        self._model = model
+        self.model = model
         self._train = train
         self._collectives = collectives
-        self._tables = [each for each in model.modules() if isinstance(each, StackedEmbedding)]
-        tables = {id(each.weight) for each in self._tables}
-        self._dense = [each for each in model.parameters() if id(each) not in tables]
+        self._tables = tables_of(model)
+        weights = {id(each.weight) for each in self._tables.values()}
+        self._dense = [each for each in model.parameters() if id(each) not in weights]
         self._adam = Adam(self._dense)
-        self._adagrad = [RowWiseAdagrad(table) for table in self._tables]
+        self._adagrad = {name: RowWiseAdagrad(table) for name, table in self._tables.items()}
 
     def step(self, batch: Batch, rate_factor: float) -> Tensor:
         """Updates the model by one global batch; returns the batch's mean loss, a scalar."""
-        logits = self._model(batch.dense, batch.categorical)
+        logits = self.model(batch.dense, batch.categorical)
         losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
         loss = (losses * batch.weights).sum() / batch.global_weight
         loss.backward()
         # All dense gradients travel in one buffer, with the loss at its end.
         local = torch.cat([*(_take_gradient(each) for each in self._dense), loss.detach().view(1)])
         summed = self._collectives.allreduce_sum(local)
-        rows = [sum_over_ranks(table.take_gradient(), self._collectives) for table in self._tables]
+        rows = {
+            name: sum_over_ranks(table.take_gradient(), self._collectives)
+            for name, table in self._tables.items()
+        }
         self._adam.step(summed[:-1], self._train.learning_rate * rate_factor)
-        for adagrad, gradient in zip(self._adagrad, rows, strict=True):
-            adagrad.step(gradient, self._train.embedding_learning_rate * rate_factor)
+        for name, adagrad in self._adagrad.items():
+            adagrad.step(rows[name], self._train.embedding_learning_rate * rate_factor)
         return summed[-1]
 
-    def state(self) -> dict[str, Tensor]:
-        """Every tensor that the next step depends on, by name; not copied."""
-        optimizers = {
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """Moments and accumulators by name: `adam.*`, and one accumulator (rows,) a table; not copied."""
+        accumulators = {f"adagrad.{name}": adagrad.accumulator for name, adagrad in self._adagrad.items()}
+        return {
             "adam.mean": self._adam.mean,
             "adam.square": self._adam.square,
             "adam.steps": self._adam.steps,
+            **accumulators,
         }
-        for index, adagrad in enumerate(self._adagrad):
-            optimizers[f"adagrad.{index}"] = adagrad.accumulator
-        return {**{f"model.{name}": value for name, value in self._model.state_dict().items()}, **optimizers}
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that the next step depends on, by name; not copied."""
+        return {
+            **{f"model.{name}": value for name, value in self.model.state_dict().items()},
+            **self.optimizer_state(),
+        }
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:

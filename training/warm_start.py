@@ -1,7 +1,9 @@
-"""Starts a model from its parent's weights, over a vocabulary that has grown since.
+"""Starts a training where its parent ended, over a vocabulary that has grown since.
 
 A value never changes its id and new ids follow at each column's end, so the parent's rows of a column are the first
 rows of that column. In the stacked table every column after a grown one begins further down.
+
+The optimisers' state comes along: rows that were trained long move slowly on, new rows learn at the full rate.
 """
 
 from __future__ import annotations
@@ -9,34 +11,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
-from training.embedding import StackedEmbedding
+from training.embedding import tables_of
+from training.trainer import Trainer
 
 
 @torch.no_grad()
 def warm_start(
-    model: nn.Module, spec: FeatureSpec, parent_weights: Mapping[str, Tensor], parent_spec: FeatureSpec
+    trainer: Trainer, spec: FeatureSpec, parent_state: Mapping[str, Tensor], parent_spec: FeatureSpec
 ) -> None:
-    """Copies a parent's weights into a freshly initialised model; embedding rows the parent lacks stay as they are.
+    """Copies a parent's training state into that of a fresh model; rows of ids the parent lacks stay as they are.
+
+    Args:
+        trainer: of a freshly initialised model of `spec`.
+        parent_state: `Trainer.state()` of the parent.
 
     Raises:
         DataError: the parent has other features, more ids in a column, or other layers.
     """
     _require_extension(spec, parent_spec)
-    tables = {
-        f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, StackedEmbedding)
-    }
-    state = model.state_dict()
-    if state.keys() != parent_weights.keys():
-        raise _misfit(f"the parent's parameters are {sorted(parent_weights)}, the model's {sorted(state)}")
+    by_row = {f"{prefix}.{name}" for prefix in ("model", "adagrad") for name in tables_of(trainer.model)}
+    state = trainer.state()
+    if state.keys() != parent_state.keys():
+        raise _misfit(f"the parent's state is {sorted(parent_state)}, the model's {sorted(state)}")
     for name, value in state.items():
-        old = parent_weights[name]
-        table = tables.get(name)
-        if table is not None and old.shape[1:] == value.shape[1:]:
-            for rows, old_rows in zip(table.columns(), old.split(parent_spec.cardinalities), strict=True):
+        old = parent_state[name]
+        if name in by_row and old.shape[1:] == value.shape[1:]:
+            columns = zip(value.split(spec.cardinalities), old.split(parent_spec.cardinalities), strict=True)
+            for rows, old_rows in columns:
                 rows[: len(old_rows)] = old_rows
         elif old.shape == value.shape:
             value.copy_(old)
@@ -53,7 +58,8 @@ def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
     for feature, old in zip(spec.categorical, parent.categorical, strict=True):
         if int(feature.cardinality or 0) < int(old.cardinality or 0):
             raise _misfit(
-                f"{feature.name} has {feature.cardinality} ids, the parent's vocabulary {old.cardinality}: it was not extended"
+                f"{feature.name} has {feature.cardinality} ids, the parent's vocabulary {old.cardinality}: "
+                "it was not extended"
             )
 
 
