@@ -1,0 +1,194 @@
+"""Whole nights as their users run them: real spark-submit processes, real Horovod ranks, nothing stubbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from conf.dataset import read_dataset, read_spec
+from conf.lake import Lake, Partition
+from conf.manifest import data_files, read_manifest
+from training.registry import champion_as_of
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared/data"
+FIRST, SECOND = "2026-01-04", "2026-01-05"
+SMALL_LOG = [
+    "generate.days=6",
+    "generate.rows_per_day=4000",
+    "generate.users=300",
+    "generate.items=80",
+    "generate.files_per_day=1",
+    "split.train_days=2",
+    "split.min_train_days=2",
+    "output.row_group_rows=1024",
+    "train.global_batch_size=512",
+    "train.epochs=1",
+    "train.baselines=[]",
+]
+
+
+def run(*words: str, timeout_s: int = 500) -> dict[str, Any]:
+    """Runs a job of ours and returns its closing JSON line; fails with what it printed unless it ends in 0."""
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    ended = subprocess.run(
+        words,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    closing: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    return closing
+
+
+def night(config: str, run_date: str, overrides: list[str]) -> dict[str, Any]:
+    sets = [word for override in overrides for word in ("--set", override)]
+    command = [
+        sys.executable,
+        "jobs/nightly.py",
+        "--config",
+        config,
+        "--run-date",
+        run_date,
+        "--retrain",
+        *sets,
+    ]
+    return run(*command)
+
+
+def rows(partition: Partition) -> pd.DataFrame:
+    """A published partition's rows, in file order."""
+    files = data_files(partition, read_manifest(partition))
+    return pd.concat([pq.ParquetFile(path).read().to_pandas() for path in files], ignore_index=True)
+
+
+def vocabulary(lake: Lake, version: str) -> dict[tuple[str, str], int]:
+    table = rows(Partition("workflow", "", f"{lake.workflow(version)}/vocabulary"))
+    return dict(zip(zip(table["column"], table["value"], strict=True), table["id"], strict=True))
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
+    """A lake after two nights with retraining on a small generated log."""
+    lake = Lake(str(tmp_path_factory.mktemp("nights") / "lake"))
+    overrides = [*SMALL_LOG, f"lake={lake.root}"]
+    sets = [word for override in overrides for word in ("--set", override)]
+    submit = [
+        str(Path(sys.executable).with_name("spark-submit")),
+        "--properties-file",
+        "conf/spark/local.conf",
+    ]
+    run(
+        *submit,
+        "jobs/generate_clicks.py",
+        "--config",
+        "conf/datasets/generated.yaml",
+        "--run-date",
+        "2026-01-01",
+        *sets,
+    )
+    for run_date in (FIRST, SECOND):
+        night("conf/datasets/generated.yaml", run_date, overrides)
+    return lake, overrides
+
+
+@pytest.mark.timeout(600)
+def test_every_user_gets_a_full_sorted_list(nights: tuple[Lake, list[str]]) -> None:
+    lake, _ = nights
+    champion = champion_as_of(lake, "generated", SECOND)
+    lists = rows(lake.recommendations.partition(SECOND))
+    dataset = read_dataset(lake, SECOND)
+    users = rows(lake.users(dataset.workflow_version).partition(SECOND))
+    items = rows(lake.items(dataset.workflow_version).partition(SECOND))
+    assert lists.groupby("user_id")["position"].apply(list).tolist() == [list(range(1, 11))] * len(users)
+    assert set(lists["user_id"]) == set(users["user_key"])
+    assert set(lists["item_id"]) <= set(items["item_key"])
+    assert not lists.duplicated(["user_id", "item_id"]).any()
+    assert lists.sort_values(["user_id", "position"], kind="stable").index.tolist() == list(range(len(lists)))
+    assert (lists.groupby("user_id")["score"].diff().dropna() <= 0).all()
+    assert set(lists["model_version"]) == {champion}
+
+
+def test_the_second_night_extends_the_first(nights: tuple[Lake, list[str]]) -> None:
+    lake, _ = nights
+    first, second = read_dataset(lake, FIRST), read_dataset(lake, SECOND)
+    assert (first.mode, second.mode) == ("fit", "extend")
+    assert second.parent_workflow == first.workflow_version
+    old, new = vocabulary(lake, first.workflow_version), vocabulary(lake, second.workflow_version)
+    assert old.items() <= new.items()
+    assert len(new) > len(old)
+    old_sizes = read_spec(lake, first.workflow_version).cardinalities
+    new_sizes = read_spec(lake, second.workflow_version).cardinalities
+    assert all(a <= b for a, b in zip(old_sizes, new_sizes, strict=True))
+
+
+def test_every_raw_row_is_a_feature_row_or_quarantined(nights: tuple[Lake, list[str]]) -> None:
+    lake, _ = nights
+    version = read_dataset(lake, SECOND).workflow_version
+    for day in read_dataset(lake, SECOND).days:
+        good, bad = rows(lake.features(version).partition(day)), rows(lake.quarantine.partition(day))
+        assert sorted([*good["row_id"], *bad["row_id"]]) == list(range(4000))
+        assert len(bad) == read_manifest(lake.raw.partition(day)).facts["malformed_rows"]
+
+
+@pytest.mark.timeout(600)
+def test_a_rerun_of_a_night_changes_nothing(nights: tuple[Lake, list[str]]) -> None:
+    lake, overrides = nights
+    tables = [lake.recommendations, lake.datasets, lake.evaluations]
+    before = rows(lake.recommendations.partition(SECOND))
+    digests = [read_manifest(table.partition(SECOND)).digest for table in tables]
+    champion = champion_as_of(lake, "generated", SECOND)
+    night("conf/datasets/generated.yaml", SECOND, overrides)
+    after = rows(lake.recommendations.partition(SECOND))
+    assert champion_as_of(lake, "generated", SECOND) == champion
+    assert [read_manifest(table.partition(SECOND)).digest for table in tables] == digests
+    pd.testing.assert_frame_equal(before, after, rtol=0, atol=1e-5)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not (DATA / "ml-100k").is_dir(), reason="MovieLens 100k is not beside the checkout")
+def test_movielens_runs_to_its_last_stage(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    # The last rating is of this day; what matters is that every user's latest positive is kept for the test.
+    night(
+        "conf/datasets/movielens.yaml",
+        "1998-04-23",
+        [f"lake={lake.root}", f"data={DATA / 'ml-100k'}", "train.epochs=1"],
+    )
+    lists = rows(lake.recommendations.partition("1998-04-23"))
+    assert lists["user_id"].nunique() == 943
+    assert (lists.groupby("user_id").size() == 10).all()
+    measured = read_manifest(lake.measures.partition("1998-04-23")).facts
+    assert measured["against"] == "test_split"
+    assert 0 < measured["hit_rate"] < 1
+    page = Path(lake.report("1998-04-23")).read_text()
+    assert all(word in page for word in ("HR@10", "NDCG@10", "overage"))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not (DATA / "criteo_kaggle_sample").is_dir(), reason="Criteo's sample is not beside the checkout"
+)
+def test_criteo_runs_to_its_last_stage(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    night(
+        "conf/datasets/criteo.yaml",
+        "2014-05-14",
+        [f"lake={lake.root}", f"data={DATA / 'criteo_kaggle_sample'}", "train.epochs=1"],
+    )
+    scores = rows(lake.scores.partition("2014-05-14"))
+    assert len(scores) == 200  # the last tenth of 1,999 rows
+    assert scores["probability"].between(0, 1).all()
+    assert sorted(scores["row_id"]) == list(range(1799, 1999))
