@@ -15,7 +15,7 @@ from conf.dataset import read_dataset
 from conf.feature_spec import LABEL
 from conf.lake import Lake, Partition
 from conf.manifest import Manifest, is_published, read_manifest
-from conf.types import Config
+from conf.types import SPLITS, Config
 from jobs.report_page.parquet import column, even_files
 
 _NIGHTS = 14
@@ -119,13 +119,13 @@ def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
     if not is_published(lake.datasets.partition(run_date)):
         return None, ()
     dataset = read_dataset(lake, run_date)
-    days = []
+    days, order = [], list[str](SPLITS)
     for split, members in dataset.splits.items():
         for member in members:
             partition = lake.features(dataset.workflow_version).partition(member.dt)
             if is_published(partition):
                 days.append(_day(split, partition, member.label))
-    return dataset.mode, tuple(sorted(days, key=lambda day: (day.dt, day.split)))
+    return dataset.mode, tuple(sorted(days, key=lambda day: (day.dt, order.index(day.split))))
 
 
 def _day(split: str, partition: Partition, label: str | None) -> Day:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from conf.dataset import Dataset, Member, publish_dataset
 from conf.lake import Lake
-from conf.manifest import read_manifest
+from conf.manifest import read_manifest, replace_manifest
 from jobs import report
 from jobs.report_page import lists, parquet
 from jobs.report_page.facts import read_night
@@ -18,7 +20,15 @@ from jobs.report_page.markup import Html, join, table, tag
 from jobs.report_page.page import build
 from jobs.report_page.sections.stages import read_stage_times
 from jobs.runner import run
-from tests.jobs.report_lake import HOSTILE_ITEM, MODEL, RUN_DATE, config_of, make_lake, publish_facts
+from tests.jobs.report_lake import (
+    HOSTILE_ITEM,
+    MODEL,
+    RUN_DATE,
+    WORKFLOW,
+    config_of,
+    make_lake,
+    publish_facts,
+)
 
 _VOID = {"meta", "br"}
 _SECTIONS = ["data", "training", "calibration", "measured", "coverage", "sample", "stages"]
@@ -231,3 +241,20 @@ def test_markup_escapes_everything_but_markup() -> None:
     assert made == '<p title="a&quot;b" hidden>&lt;b&gt;<i>x</i>3</p>'
     assert join(["a&b"]) == "a&amp;b"
     assert "&lt;td&gt;" in table(["n"], [["<td>"]], "c")
+
+
+def test_day_cut_into_splits_is_shown_by_split_and_counted_once(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    lake = Lake(config.lake)
+    partition = lake.features(WORKFLOW).partition(RUN_DATE)
+    manifest = read_manifest(partition)
+    train, test = manifest.files
+    cut = replace(manifest, files=(replace(train, split="train"), replace(test, split="test")))
+    replace_manifest(partition, cut)
+    splits = {name: (Member(RUN_DATE, cut.digest, name),) for name in ("test", "train")}
+    publish_dataset(lake, Dataset(RUN_DATE, WORKFLOW, splits, "fit"), "2026-01-09T00:00:00Z")
+    night = read_night(config, RUN_DATE)
+    assert [(day.split, day.rows) for day in night.days] == [("train", 100), ("test", 100)]
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "4 of 204 raw rows" in text
+    assert "after dropping, by split." in text

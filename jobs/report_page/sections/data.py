@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from conf.types import SPLITS
 from jobs.report_page import numbers
 from jobs.report_page.charts.bars import columns
 from jobs.report_page.charts.frame import legend
@@ -11,7 +12,6 @@ from jobs.report_page.facts import Day, Night
 from jobs.report_page.markup import Child, Html, figure, grid, join, lead, missing, section, table, tag
 
 _REASONS = 7
-_SPLITS = ("train", "validation", "test")
 
 
 def render(night: Night) -> Html:
@@ -19,17 +19,17 @@ def render(night: Night) -> Html:
     if not night.days:
         return section("data", "Data", missing("The days and splits", "build_features"))
     days = list(night.days)
-    names = [day.dt[5:] for day in days]
-    groups = [_SPLITS.index(day.split) if day.split in _SPLITS else 0 for day in days]
-    keys = legend([split for split in _SPLITS if any(day.split == split for day in days)])
-    rows = columns(
-        "Rows a day", names, [day.rows for day in days], groups=groups, x_label="day", y_label="rows"
-    )
-    charts = [figure(join([keys, rows]), "Rows a day", "after dropping, by split.")]
+    order: list[str] = list(SPLITS)
+    cut = len(_once(days)) < len(days)
+    names, by = ([day.split for day in days], "split") if cut else ([day.dt[5:] for day in days], "day")
+    groups = [order.index(day.split) for day in days]
+    keys = None if cut else legend([split for split in order if any(day.split == split for day in days)])
+    rows = columns("Rows", names, [day.rows for day in days], groups=groups, x_label=by, y_label="rows")
+    charts = [figure(join([keys, rows]), "Rows", f"after dropping, by {by}.")]
     if all(day.click_rate is not None for day in days):
         rates = [100 * (day.click_rate or 0.0) for day in days]
-        drawn = columns("Click rate", names, rates, groups=groups, x_label="day", y_label="click rate, %")
-        charts.append(figure(join([keys, drawn]), "Click rate", "share of rows with a click, by day."))
+        drawn = columns("Click rate", names, rates, groups=groups, x_label=by, y_label="click rate, %")
+        charts.append(figure(join([keys, drawn]), "Click rate", f"share of rows with a click, by {by}."))
     return section("data", "Data", _lead(night, days), grid(*charts), grid(_by_day(days), _by_reason(days)))
 
 
