@@ -39,7 +39,8 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
         reasons.append(F.when(F.col(time.column).isNull(), F.lit(f"missing_time:{time.column}")))
         last = (2**63 - 1) // scale  # a product beyond 64 bits would come out as another time
         reasons.append(F.when(~instant.between(-last, last), F.lit(f"time_range:{time.column}")))
-    return rows.withColumns(columns).withColumn(REASON, F.coalesce(*reasons))
+    # Reasons first: a raw column may have the name of one of ours, and is replaced by it.
+    return rows.withColumn(REASON, F.coalesce(*reasons)).withColumns(columns)
 
 
 def good_rows(rows: DataFrame) -> DataFrame:
