@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -108,6 +109,7 @@ def read_until_told(root: str, channel: Connection) -> None:
     channel.send("reading")
     try:
         while not channel.poll():
+            time.sleep(0.005)  # leaves the publisher some of the processor
             generation = read_generation(root)
             if generation != seen[-1]:
                 seen.append(generation)

@@ -1,0 +1,77 @@
+"""Which files make up a raw day: by its manifest where there is one, otherwise by a listing; and the digest of both."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from conf.errors import DataError
+from conf.lake import Partition
+from conf.manifest import FileEntry, Manifest, replace_manifest
+from conf.types import Config
+from etl.raw_files import find_raw, require_raw
+from tests.etl import cases
+
+DAY = "2026-01-01"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    (tmp_path / f"raw/dt={DAY}").mkdir(parents=True)
+    return cases.write_config(tmp_path)
+
+
+def _write(config: Config, name: str, text: str = "line\n") -> Path:
+    path = Path(config.data) / f"dt={DAY}" / name
+    path.write_text(text)
+    return path
+
+
+def test_a_listing_is_in_name_order_without_hidden_files(config: Config) -> None:
+    wanted = [_write(config, name) for name in ("part-10", "part-2", "part-1")]
+    for name in (".part-0.crc", "_SUCCESS"):
+        _write(config, name)
+    found = find_raw(config, config.log, DAY)
+    assert found is not None
+    assert list(found.paths) == sorted(str(path) for path in wanted)
+    assert found.bytes == 15
+
+
+def test_no_file_is_none_and_required_files_are_named(config: Config) -> None:
+    assert find_raw(config, config.log, DAY) is None
+    with pytest.raises(DataError, match=rf"no raw file at .*/dt={DAY}/\* \(from log\.path\)"):
+        require_raw(config, config.log, DAY)
+    _write(config, "part-0", "")
+    with pytest.raises(DataError, match="are empty"):
+        require_raw(config, config.log, DAY)
+
+
+def test_the_digest_follows_names_sizes_and_times(config: Config) -> None:
+    path = _write(config, "part-0")
+    first = require_raw(config, config.log, DAY).digest
+    assert require_raw(config, config.log, DAY).digest == first
+    os.utime(path, ns=(0, 0))
+    second = require_raw(config, config.log, DAY).digest
+    _write(config, "part-1")
+    assert len({first, second, require_raw(config, config.log, DAY).digest}) == 3
+
+
+def test_a_manifest_decides_and_its_paths_are_absolute(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JVM resolves a relative path against the folder it was started in, which need not be ours."""
+    folder = Path(config.data)
+    monkeypatch.chdir(folder.parent)
+    relative = config.model_copy(update={"data": folder.name})
+    path = _write(config, "part-0")
+    _write(config, "part-of-an-interrupted-delivery")
+    files = (FileEntry("part-0", 1, 5, ()),)
+    manifest = Manifest("raw", DAY, files, (), {"seed": "1"})
+    replace_manifest(Partition("raw", DAY, f"{folder.name}/dt={DAY}"), manifest)
+    found = require_raw(relative, relative.log, DAY)
+    assert found.paths == (str(path),)
+    assert found.digest == manifest.digest
+    os.utime(path, ns=(0, 0))
+    assert require_raw(relative, relative.log, DAY).digest == manifest.digest
