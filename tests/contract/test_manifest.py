@@ -145,7 +145,9 @@ def test_what_cannot_be_written_is_an_infrastructure_error(tmp_path: Path) -> No
 def test_a_dataset_comes_back_and_notices_replaced_features(tmp_path: Path, partition: Partition) -> None:
     lake = Lake(str(tmp_path))
     replace_manifest(partition, MANIFEST)
-    splits = {split: (Member("2026-01-01", MANIFEST.digest, split),) for split in ("train", "test")}
+    splits: dict[str, tuple[Member, ...]] = {
+        split: (Member("2026-01-01", MANIFEST.digest, split),) for split in ("train", "test")
+    }
     dataset = Dataset("2026-01-03", "w1", splits, "fit")
     publish_dataset(lake, dataset, "now")
     assert read_dataset(lake, "2026-01-03") == dataset
