@@ -105,23 +105,25 @@ def encode_split(
 
 
 class _PreparedRows:
-    """Prepared rows by day. A log cut inside its one partition is kept: its split and its joins cost several passes."""
+    """Prepared rows by day, made once: making them counts the lines of each file.
+
+    A log cut inside its one partition is also kept in memory: its split and its joins cost several passes.
+    """
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark, self._config = spark, config
-        self._kept: dict[str, DataFrame] = {}
+        self._of_day: dict[str, DataFrame] = {}
 
     def __call__(self, raw: RawFiles) -> DataFrame:
-        if self._config.split.by == "day":
-            return prepared_rows(self._spark, self._config, raw)
-        if raw.dt not in self._kept:
-            self._kept[raw.dt] = prepared_rows(self._spark, self._config, raw).persist()
-        return self._kept[raw.dt]
+        if raw.dt not in self._of_day:
+            rows = prepared_rows(self._spark, self._config, raw)
+            self._of_day[raw.dt] = rows if self._config.split.by == "day" else rows.persist()
+        return self._of_day[raw.dt]
 
     def release(self) -> None:
-        for rows in self._kept.values():
+        for rows in self._of_day.values():
             rows.unpersist()
-        self._kept.clear()
+        self._of_day.clear()
 
 
 def _workflow(
