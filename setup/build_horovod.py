@@ -14,8 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -277,9 +276,7 @@ def compile_logged(command: Sequence[str | Path], environment: dict[str, str], l
     words = [str(word) for word in command]
     with (
         log.open("wb") as output,
-        _ended_with_us(
-            subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        ) as build,
+        subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT) as build,
     ):
         shown = 0
         while _still_runs(build, for_s=2):
@@ -297,17 +294,6 @@ def _still_runs(process: subprocess.Popen[bytes], for_s: float) -> bool:
     except subprocess.TimeoutExpired:
         return True
     return False
-
-
-@contextmanager
-def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Leaves no compiler running when set-up is interrupted."""
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
 
 
 def last_percentage(log: Path) -> int:
