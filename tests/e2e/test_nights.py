@@ -20,6 +20,7 @@ from training.registry import champion_as_of
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared/data"
+CONFIG = "conf/datasets/generated.yaml"
 FIRST, SECOND = "2026-01-04", "2026-01-05"
 SMALL_LOG = [
     "generate.days=6",
@@ -53,19 +54,23 @@ def run(*words: str, timeout_s: int = 500) -> dict[str, Any]:
     return closing
 
 
-def night(config: str, run_date: str, overrides: list[str]) -> dict[str, Any]:
-    sets = [word for override in overrides for word in ("--set", override)]
-    command = [
-        sys.executable,
-        "jobs/nightly.py",
-        "--config",
-        config,
-        "--run-date",
-        run_date,
-        "--retrain",
-        *sets,
+def night(run_date: str, overrides: list[str], config: str = CONFIG) -> dict[str, Any]:
+    command = [sys.executable, "jobs/nightly.py", "--config", config, "--run-date", run_date, "--retrain"]
+    return run(*command, *settings(overrides))
+
+
+def submit(job: str, run_date: str, overrides: list[str]) -> dict[str, Any]:
+    spark_submit = [
+        str(Path(sys.executable).with_name("spark-submit")),
+        "--properties-file",
+        "conf/spark/local.conf",
     ]
-    return run(*command)
+    command = [*spark_submit, f"jobs/{job}.py", "--config", CONFIG, "--run-date", run_date]
+    return run(*command, *settings(overrides))
+
+
+def settings(overrides: list[str]) -> list[str]:
+    return [word for override in overrides for word in ("--set", override)]
 
 
 def rows(partition: Partition) -> pd.DataFrame:
@@ -84,23 +89,9 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
     """A lake after two nights with retraining on a small generated log."""
     lake = Lake(str(tmp_path_factory.mktemp("nights") / "lake"))
     overrides = [*SMALL_LOG, f"lake={lake.root}"]
-    sets = [word for override in overrides for word in ("--set", override)]
-    submit = [
-        str(Path(sys.executable).with_name("spark-submit")),
-        "--properties-file",
-        "conf/spark/local.conf",
-    ]
-    run(
-        *submit,
-        "jobs/generate_clicks.py",
-        "--config",
-        "conf/datasets/generated.yaml",
-        "--run-date",
-        "2026-01-01",
-        *sets,
-    )
+    submit("generate_clicks", "2026-01-01", overrides)
     for run_date in (FIRST, SECOND):
-        night("conf/datasets/generated.yaml", run_date, overrides)
+        night(run_date, overrides)
     return lake, overrides
 
 
@@ -144,13 +135,18 @@ def test_every_raw_row_is_a_feature_row_or_quarantined(nights: tuple[Lake, list[
 
 
 @pytest.mark.timeout(600)
-def test_a_rerun_of_a_night_changes_nothing(nights: tuple[Lake, list[str]]) -> None:
+def test_running_stages_again_changes_nothing(nights: tuple[Lake, list[str]]) -> None:
     lake, overrides = nights
     tables = [lake.recommendations, lake.datasets, lake.evaluations]
     before = rows(lake.recommendations.partition(SECOND))
     digests = [read_manifest(table.partition(SECOND)).digest for table in tables]
     champion = champion_as_of(lake, "generated", SECOND)
-    night("conf/datasets/generated.yaml", SECOND, overrides)
+    for job, more in (
+        ("build_features", ["workflow.mode=retrain"]),
+        ("train_model", []),
+        ("score_daily", []),
+    ):
+        submit(job, SECOND, [*overrides, *more])
     after = rows(lake.recommendations.partition(SECOND))
     assert champion_as_of(lake, "generated", SECOND) == champion
     assert [read_manifest(table.partition(SECOND)).digest for table in tables] == digests
@@ -161,12 +157,8 @@ def test_a_rerun_of_a_night_changes_nothing(nights: tuple[Lake, list[str]]) -> N
 @pytest.mark.skipif(not (DATA / "ml-100k").is_dir(), reason="MovieLens 100k is not beside the checkout")
 def test_movielens_runs_to_its_last_stage(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
-    # The last rating is of this day; what matters is that every user's latest positive is kept for the test.
-    night(
-        "conf/datasets/movielens.yaml",
-        "1998-04-23",
-        [f"lake={lake.root}", f"data={DATA / 'ml-100k'}", "train.epochs=1"],
-    )
+    overrides = [f"lake={lake.root}", f"data={DATA / 'ml-100k'}", "train.epochs=1"]
+    night("1998-04-23", overrides, "conf/datasets/movielens.yaml")
     lists = rows(lake.recommendations.partition("1998-04-23"))
     assert lists["user_id"].nunique() == 943
     assert (lists.groupby("user_id").size() == 10).all()
@@ -183,11 +175,8 @@ def test_movielens_runs_to_its_last_stage(tmp_path: Path) -> None:
 )
 def test_criteo_runs_to_its_last_stage(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
-    night(
-        "conf/datasets/criteo.yaml",
-        "2014-05-14",
-        [f"lake={lake.root}", f"data={DATA / 'criteo_kaggle_sample'}", "train.epochs=1"],
-    )
+    overrides = [f"lake={lake.root}", f"data={DATA / 'criteo_kaggle_sample'}", "train.epochs=1"]
+    night("2014-05-14", overrides, "conf/datasets/criteo.yaml")
     scores = rows(lake.scores.partition("2014-05-14"))
     assert len(scores) == 200  # the last tenth of 1,999 rows
     assert scores["probability"].between(0, 1).all()
