@@ -9,7 +9,10 @@ Closing = Mapping[str, Any]
 
 
 def remark(closing: Closing) -> str:
-    """About sixty characters on what a stage did, from its closing JSON object; facts that are not there are left out."""
+    """What a stage did, from its closing JSON object, in about 50 characters, so that its line fits into 100.
+
+    Facts that are not there are left out.
+    """
     special = _SPECIAL.get(str(closing.get("job")), _rows)
     return ", ".join(part for part in special(closing) if part)
 
@@ -24,14 +27,19 @@ def _generate_clicks(closing: Closing) -> list[str]:
 
 
 def _build_features(closing: Closing) -> list[str]:
-    return [*_rows(closing), _joined("workflow", closing.get("mode"), closing.get("workflow_version"))]
+    dropped = sum(closing.get("dropped", {}).values())
+    return [
+        _counted(closing.get("rows_out"), "rows"),
+        f"{dropped:,} dropped" if dropped else "",
+        _joined("workflow", closing.get("mode"), _short(closing.get("workflow_version"))),
+    ]
 
 
 def _train_model(closing: Closing) -> list[str]:
     return [
         _counted(closing.get("steps"), "steps"),
         _number("validation AUC", closing.get("auc")),
-        _joined("model", closing.get("version")),
+        _joined("model", _short(closing.get("version"))),
     ]
 
 
@@ -69,13 +77,7 @@ def _report(closing: Closing) -> list[str]:
 
 
 def _rows(closing: Closing) -> list[str]:
-    rows_in, rows_out = closing.get("rows_in"), closing.get("rows_out")
-    dropped = sum(closing.get("dropped", {}).values())
-    return [
-        _counted(rows_in, "rows in"),
-        _counted(rows_out, "out"),
-        f"{dropped:,} dropped" if dropped else "",
-    ]
+    return [_counted(closing.get("rows_in"), "rows in"), _counted(closing.get("rows_out"), "out")]
 
 
 def _counted(count: Any, noun: str) -> str:
@@ -84,6 +86,11 @@ def _counted(count: Any, noun: str) -> str:
 
 def _number(name: str, value: Any, digits: int = 4) -> str:
     return "" if value is None else f"{name} {value:.{digits}f}"
+
+
+def _short(version: str | None) -> str | None:
+    """The first half of a version: enough to tell two apart in a night."""
+    return version and version[:8]
 
 
 def _joined(noun: str, *words: Any) -> str:

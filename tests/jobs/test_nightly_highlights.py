@@ -23,8 +23,9 @@ from jobs.night.highlights import remark
                 "rows_out": 990,
                 "dropped": {"x": 4, "y": 6},
                 "mode": "fit",
+                "workflow_version": "0123456789abcdef",
             },
-            "1,000 rows in, 990 out, 10 dropped, workflow fit",
+            "990 rows, 10 dropped, workflow fit 01234567",
         ),
         (
             {"job": "train_model", "steps": 350, "auc": 0.79, "version": "abc"},
