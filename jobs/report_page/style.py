@@ -73,7 +73,8 @@ th:last-child, td:last-child { padding-right: 0; }
 .number { text-align: right; white-space: nowrap; }
 th.number { white-space: normal; }
 td:first-child { white-space: nowrap; }
-td:first-child code { white-space: normal; }
+td code { white-space: nowrap; }
+.compact td { padding-top: .12rem; padding-bottom: .12rem; }
 dl { margin: 0; font-size: .875rem; }
 dl div { display: flex; gap: 1rem; justify-content: space-between; padding: .32rem 0; border-bottom: 1px solid var(--rule); }
 dt { color: var(--muted); flex: none; }

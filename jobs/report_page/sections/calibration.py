@@ -10,39 +10,26 @@ from jobs.report_page.charts.axis import percent
 from jobs.report_page.charts.bars import histogram
 from jobs.report_page.charts.scatter import scatter
 from jobs.report_page.facts import Night
-from jobs.report_page.markup import Html, figure, grid, lead, missing, section, table
+from jobs.report_page.markup import Html, figure, grid, lead, missing, section, table, tag
 
 
 def render(night: Night) -> Html:
     """The reliability diagram and the scores, of the model that serves after the night's gate."""
-    title = "Calibration and scores"
-    charts, sentence, bins = [], missing("Calibration", "evaluate_model"), None
+    sentence, shown = missing("Calibration", "evaluate_model"), []
     if night.judged is not None:
         filled = [each for each in night.judged["calibration"] if each["rows"]]
         sentence = _lead(filled)
-        bins = _bins(filled)
+        caption = "a dot is a bin of test rows, its area their number; the diagonal is perfect."
         points = [(each["mean_probability"], each["click_rate"], each["rows"]) for each in filled]
         drawn = scatter("Reliability", points, x_label="predicted click rate", y_label="observed click rate")
-        charts.append(
-            figure(
-                drawn,
-                "Reliability",
-                "a dot is a bin of test rows, its area their number; the diagonal is perfect.",
-            )
-        )
-        charts.append(
-            _histogram(
-                "Test rows", "predicted probability of every test row.", night.judged["histogram"], "rows"
-            )
-        )
+        shown += [figure(drawn, "Reliability", caption), _bins(filled)]
+        caption = "predicted probability of every test row."
+        shown.append(_histogram("Test rows", caption, night.judged["histogram"], "rows"))
     if night.recommendations is not None and "score_histogram" in night.recommendations.facts:
+        caption = "predicted probability of what stands in tonight's lists."
         found = night.recommendations.facts["score_histogram"]
-        charts.append(
-            _histogram(
-                "Recommended", "predicted probability of what stands in tonight's lists.", found, "entries"
-            )
-        )
-    return section("calibration", title, sentence, grid(*charts, bins))
+        shown.append(_histogram("Recommended", caption, found, "list entries"))
+    return section("calibration", "Calibration and scores", sentence, grid(*shown))
 
 
 def _histogram(title: str, caption: str, found: Mapping[str, Any], unit: str) -> Html:
@@ -81,4 +68,5 @@ def _bins(filled: Sequence[Mapping[str, Any]]) -> Html:
         ]
         for each in filled
     ]
-    return table(["Predicted", "Rows", "Mean", "Observed"], rows, "Bins of the reliability diagram")
+    shown = table(["Predicted", "Rows", "Mean", "Observed"], rows, "Bins of the reliability diagram")
+    return tag("div", shown, class_="compact")

@@ -71,15 +71,13 @@ def _quality(night: Night) -> Html:
 
 
 def _baseline(night: Night) -> Html:
-    name, found = "Logistic regression", logistic_regression(night.evaluation)
+    name, found = "Logistic AUC", logistic_regression(night.evaluation)
     if night.evaluation is None or found is None:
         return _tile(name, numbers.NONE, "no such baseline was trained")
     reached = numbers.share_reached(found["auc"], night.evaluation.get("best_auc"))
-    note = (
-        "same features, same rows"
-        if reached is None
-        else f"{numbers.percent(reached)} of the way, from the same features"
-    )
+    note = "logistic regression on the same features"
+    if reached is not None:
+        note += f": {numbers.percent(reached)} of the way"
     return _tile(name, numbers.decimal(found["auc"]), note, meter=reached)
 
 

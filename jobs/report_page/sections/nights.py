@@ -23,10 +23,10 @@ def render(config: Config, run_date: str) -> Html | None:
         "AUC",
         "Best AUC",
         "Reached",
-        "Logistic",
+        "Logistic AUC",
         "Hit rate",
         "Lift",
-        "Items",
+        "Coverage",
     ]
     shown = table(headers, [_row(lake, dt) for dt in dates], f"The last {len(dates)} nights", text=(0, 1, 2))
     note = "AUC is that of the night's challenger on its test day; hit rates follow when the next day's clicks are in."
