@@ -19,6 +19,11 @@ export PYSPARK_DRIVER_PYTHON="$PYSPARK_PYTHON"
 # Another Spark's home would mix its jars with this pyspark's.
 unset SPARK_HOME
 
+# Spark asks for the address of the host's own name, and does not start where that does not resolve (a bare container).
+if ! getent hosts "$(uname -n)" >/dev/null; then
+    export SPARK_LOCAL_IP="${SPARK_LOCAL_IP:-127.0.0.1}"
+fi
+
 # Nothing calls home. MLflow imports GitPython, which complains where there is no git.
 export MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=true GIT_PYTHON_REFRESH=quiet
 
