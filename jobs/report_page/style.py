@@ -85,7 +85,7 @@ dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-
 .chips { display: flex; flex-wrap: wrap; gap: .35rem; list-style: none; margin: .3rem 0 0; padding: 0; font-size: .8125rem; }
 .chips li { border: 1px solid var(--rule); border-radius: 4px; padding: .05rem .45rem; color: var(--muted); }
 .chips code { color: var(--ink); }
-@media (max-width: 40rem) {
+@media screen and (max-width: 40rem) {
   main { padding-top: 1.5rem; }
   h1 { font-size: 1.6rem; }
   .tiles { grid-template-columns: repeat(2, 1fr); }
@@ -96,9 +96,16 @@ dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-
     --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00; }
   body { font-size: 10pt; }
   main { max-width: none; padding: 0; }
+  section { margin-top: 1.5rem; padding-top: 1rem; }
+  .grid { grid-template-columns: 1fr 1fr; gap: 1rem 1.5rem; }
+  .tiles { grid-template-columns: repeat(5, 1fr); }
+  .tile .value { font-size: 1.4rem; }
+  .scroll { overflow: visible; }
+  table, th, dl, figcaption, .note, .chips { font-size: 8pt; }
+  th, td, dl div { padding-top: .15rem; padding-bottom: .15rem; }
   .tile, .card { border: 1px solid var(--rule); }
-  figure, .tile, .card, tr { break-inside: avoid; }
-  h2 { break-after: avoid; }
+  section, figure, .tile, .card, table, dl, .lead { break-inside: avoid; }
+  h2, .lead { break-after: avoid; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }
 """

@@ -10,7 +10,7 @@ from jobs.report_page.charts.frame import BOTTOM, LEFT, RIGHT, WIDTH, frame, not
 from jobs.report_page.markup import Html, tag
 
 _ROW, _TOP = 26, 6
-_NAME_WIDTH = 152
+_NAME_WIDTH = 178
 
 
 def histogram(
