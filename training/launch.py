@@ -27,7 +27,9 @@ _POLL_S = 1.0
 
 
 def train_on_ranks(spark: SparkSession, plan: TrainPlan) -> dict[str, Any]:
-    """Trains on `plan.train.num_ranks` Spark tasks, one process each; the log of rank 0 goes to standard error.
+    """Trains on `plan.train.num_ranks` Spark tasks, one process each.
+
+    The ranks' log lines go to the standard error of their executors, which is the driver's where the master is local.
 
     Returns:
         The model's description (model.json).

@@ -102,6 +102,31 @@ def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("num_dense, cardinalities", [(2, []), (0, [5])])
+@pytest.mark.parametrize("architecture", ["dlrm", "logistic_regression"])
+def test_one_kind_of_feature_is_enough(
+    tmp_path: Path, num_dense: int, cardinalities: list[int], architecture: str
+) -> None:
+    lake = Lake(str(tmp_path))
+    spec = make_spec(num_dense, cardinalities)
+    rows = {"2026-01-02": random_rows(spec, 200, seed=0)}
+    dataset = publish_all(lake, RUN_DATE, spec, {"train": rows, "validation": rows})
+    train = {"global_batch_size": 64, "num_shards": 4, "num_ranks": 1}
+    plan = make_plan(
+        make_config(lake, model={**MODEL, "architecture": architecture}, train=train), lake, dataset
+    )
+    description = train_in_process(plan)
+    assert description["metrics"]["validation"]["rows"] == 200
+    assert description["metrics"]["test"] == {
+        "auc": None,
+        "log_loss": None,
+        "normalized_entropy": None,
+        "rows": 0,
+        "positives": 0,
+    }
+    assert load_model(plan.model_path, torch.device("cpu")).spec == spec
+
+
 class Interrupted(Exception):
     """Stands for a killed process."""
 
