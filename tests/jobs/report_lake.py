@@ -99,9 +99,7 @@ def _features(lake: Lake) -> None:
                 }
             )
             partition = lake.features(WORKFLOW).partition(dt)
-            manifest = publish_table(
-                partition, rows, {}, rows_in=204, dropped={"wrong number of fields": 4}
-            )
+            manifest = publish_table(partition, rows, {}, rows_in=204, dropped={"wrong number of fields": 4})
             members.append(Member(dt, manifest.digest, None))
         splits[split] = tuple(members)
     publish_dataset(lake, Dataset(RUN_DATE, WORKFLOW, splits, "fit"), "2026-01-09T00:00:00Z")
