@@ -81,12 +81,25 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"cannot read {path}: {error.strerror}", "give the path of a YAML file that exists"
         ) from error
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {error}", "correct the file's syntax") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds {type(values).__name__}, not a mapping", "start it with `name: …`")
     return values
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML, where a key that is given twice is an error: otherwise the last one wins in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.YAMLError(f"the key {key!r} stands twice{key_node.start_mark}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
 
 
 def _set(values: dict[str, Any], override: str) -> None:

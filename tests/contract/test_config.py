@@ -217,3 +217,9 @@ def test_a_loaded_config_is_frozen(tmp_path: Path) -> None:
     config = load_config(_write(tmp_path, SMALL))
     with pytest.raises(ValueError, match="frozen"):
         config.train.epochs = 9
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path, yaml.safe_dump(SMALL) + "name: another\n")
+    with pytest.raises(ConfigError, match="'name' stands twice"):
+        load_config(path)
