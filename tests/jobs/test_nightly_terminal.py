@@ -1,0 +1,32 @@
+"""Progress lines: a running clock on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import io
+
+from jobs.night.terminal import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _run_a_stage(stream: io.StringIO) -> list[str]:
+    progress = Progress(stream)
+    for seconds in (0.2, 0.6, 1.2):
+        progress.tick("train_model", seconds)
+    progress.finished("train_model", "done", 1.4, "30 steps")
+    return stream.getvalue().split("\n")
+
+
+def test_plain_output_has_one_line_a_stage_and_no_control_characters() -> None:
+    lines = _run_a_stage(io.StringIO())
+    assert lines == ["  train_model              done       1.4 s  30 steps", ""]
+
+
+def test_terminal_shows_each_second_once_and_clears_the_clock() -> None:
+    shown = _run_a_stage(Terminal())[0].split("\r")
+    assert [part.split()[1:3] for part in shown[1:3]] == [["running", "0.0"], ["running", "1.0"]]
+    assert len(shown) == 4
+    assert shown[3] == "\x1b[K  train_model              done       1.4 s  30 steps"
