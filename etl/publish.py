@@ -58,7 +58,7 @@ def publish(
 
     Layout: with `sort_by`, rows are sorted over all files; with `expected_rows`, they are dealt evenly over as few
     files as `row_group_rows` allows; otherwise they stay in the order and partitions they come in. Every file is one
-    row group of at most `row_group_rows` rows.
+    row group of `row_group_rows` rows at most, give or take a few where rows are dealt evenly.
 
     Args:
         inputs: name → digest of everything the rows were computed from.

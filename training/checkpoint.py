@@ -81,9 +81,14 @@ def load_training_state(path: str, device: torch.device) -> tuple[dict[str, Tens
     """What a further training starts from: `Trainer.state()` as it was at the model's end, and the model's spec.
 
     Raises:
-        DataError: the folder holds no whole model.
+        DataError: the folder holds no whole model, or one that an older version of this code wrote.
     """
     description = read_description(path)
+    if "optimizer" not in description:
+        raise DataError(
+            f"{path}/{MODEL_JSON} names no optimiser state: an older version of this code wrote it",
+            "train afresh once with --set train.warm_start=false",
+        )
     weights = _read_tensors(path, description["weights"], device)
     state = {f"model.{name}": value for name, value in weights.items()}
     return {**state, **_read_tensors(path, description["optimizer"], device)}, FeatureSpec.from_json(
