@@ -28,8 +28,8 @@ class Feature:
     """One model input. `cardinality` counts embedding rows, reserved ids included; None for dense features."""
 
     name: str
-    kind: Literal["dense", "categorical"]
-    dtype: Literal["float32", "int32"]
+    kind: Literal["dense", "categorical", "multi_hot"]
+    dtype: Literal["float32", "int32", "list<int32>"]
     scope: Scope
     cardinality: int | None = None
 
@@ -58,6 +58,11 @@ class FeatureSpec:
     @cached_property
     def categorical(self) -> tuple[Feature, ...]:
         return tuple(each for each in self.features if each.kind == "categorical")
+
+    @cached_property
+    def multi_hot(self) -> tuple[Feature, ...]:
+        """Features that are lists of ids."""
+        return tuple(each for each in self.features if each.kind == "multi_hot")
 
     @property
     def cardinalities(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 raw/dt=…                        raw day files of the generator
 quarantine/dt=…                 rows that did not parse
+value_counts/dt=…               how often each raw value occurs in a day, slice by slice
 workflow/<version>/             fitted operators, feature_spec.json, vocabularies
 features|users|items/<workflow version>/dt=…
 datasets/dt=…                   what a run of build_features made: workflow version, days of each split
@@ -58,6 +59,10 @@ class Lake:
     @property
     def quarantine(self) -> Table:
         return self._table("quarantine")
+
+    @property
+    def value_counts(self) -> Table:
+        return self._table("value_counts")
 
     @property
     def datasets(self) -> Table:

@@ -9,16 +9,20 @@ from pydantic import Field, model_validator
 from conf.raw_types import Names, PositiveInt, Share, Strict
 
 Split = Literal["train", "validation", "test"]
+OperatorEntry = str | dict[str, dict[str, Any] | None]
 Scope = Literal["user", "item", "pair", "context"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 class FeatureGroup(Strict):
-    """Columns that go through one chain of operators. An operator is `name` or `{name: {parameter: value}}`."""
+    """Columns that go through one chain of operators, whose outputs become features of this kind.
+
+    An operator is `name` or `{name: {parameter: value}}`; docs/operators shows all of them.
+    """
 
     columns: Names
-    kind: Literal["dense", "categorical"]
-    ops: list[str | dict[str, dict[str, Any] | None]]
+    kind: Literal["dense", "categorical", "multi_hot"]
+    ops: list[OperatorEntry]
 
 
 class Scopes(Strict):

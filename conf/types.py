@@ -30,6 +30,7 @@ from conf.stage_types import (
     Generate,
     Measure,
     ModelConfig,
+    OperatorEntry,
     Output,
     Quality,
     Scope,
@@ -58,6 +59,7 @@ __all__ = [
     "ModelConfig",
     "Names",
     "Negatives",
+    "OperatorEntry",
     "Output",
     "PositiveInt",
     "Quality",
@@ -76,7 +78,11 @@ __all__ = [
 
 
 class Config(Strict):
-    """Everything that configures the jobs of one log."""
+    """Everything that configures the jobs of one log.
+
+    `prepare` names operators over rows (filter, dropna, difference_lag, groupby), in order; filters come first whatever
+    their place, and see the log's own columns alone.
+    """
 
     name: str
     lake: str = "lake"
@@ -86,6 +92,7 @@ class Config(Strict):
     items: JoinedTable | None = None
     negatives: Negatives | None = None
     keys: Keys | None = None
+    prepare: list[OperatorEntry] = []
     features: list[FeatureGroup]
     scopes: Scopes = Scopes()
     split: SplitConfig
@@ -106,11 +113,11 @@ class Config(Strict):
         for table in (self.users, self.items):
             known |= set(table.names) if table else set()
         features = [name for group in self.features for name in group.columns]
-        _reject_unknown("features.columns", features, known)
-        _reject_repeated("features.columns", features)
-        scoped = [*self.scopes.user, *self.scopes.item, *self.scopes.context]
-        _reject_unknown("scopes", scoped, set(features))
-        _reject_repeated("scopes", scoped)
+        if not self.prepare:  # its operators add columns
+            _reject_unknown("features.columns", features, known)
+        for group in self.features:
+            _reject_repeated("features.columns", group.columns)
+        _reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])
         _reject_unknown("log.label", [self.log.label.column], set(self.log.names))
         if self.log.event_time:
             _reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
@@ -118,13 +125,6 @@ class Config(Strict):
             _reject_unknown("keys", [self.keys.user, self.keys.item], set(self.log.names))
         elif self.users or self.items or self.negatives or self.split.by == "leave_last_out":
             raise ValueError("users, items, negatives and split.by=leave_last_out need the section keys")
-        if self.negatives and self.keys:
-            of_log = sorted((set(self.scopes.item) & set(self.log.names)) - {self.keys.item})
-            if of_log:
-                raise ValueError(
-                    f"negatives draws other items, and scopes.item names {of_log} of the log, which tell of the item in "
-                    "the row: read them from a table of items"
-                )
         for side, table in (("user", self.users), ("item", self.items)):
             if table and self.keys:
                 self._check_attributes(side, table, getattr(self.keys, side))
@@ -133,20 +133,12 @@ class Config(Strict):
         return self
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:
-        """Attributes join the log by its key and add columns; every feature of that side must be one of them."""
+        """Attributes join the log by its key and add columns."""
         if key not in table.names:
             raise ValueError(f"{side}s.columns must hold the key {key!r}; it has {table.names}")
         again = sorted((set(table.names) & set(self.log.names)) - {key})
         if again:
             raise ValueError(f"{side}s.columns and log.columns both name {again}: rename one with `source`")
-        elsewhere = sorted(set(getattr(self.scopes, side)) - set(table.names))
-        if elsewhere:
-            raise ValueError(f"scopes.{side} names {elsewhere}, which {side}s.columns does not hold")
-
-    @property
-    def feature_names(self) -> list[str]:
-        """Feature columns in config order: the order of the FeatureSpec, and so of the model's input."""
-        return [name for group in self.features for name in group.columns]
 
 
 def _reject_unknown(where: str, names: list[str], known: set[str]) -> None:

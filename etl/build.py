@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
@@ -15,13 +15,15 @@ from pyspark.sql import functions as F
 from conf import storage
 from conf.dataset import Dataset, Member, publish_dataset
 from conf.errors import ConfigError
-from conf.lake import Lake
+from conf.lake import Lake, Partition
 from conf.manifest import Manifest, data_files, is_published, read_manifest
 from conf.types import SPLITS, Config, Split
+from etl.files.flow import FileFlow, flow_applies
 from etl.fit import fit_workflow
 from etl.latest import publish_latest
+from etl.plan import plan
 from etl.publish import Rules, publish
-from etl.quarantine import DayCounts, layout_digest, quarantine_day
+from etl.quarantine import DayCounts, check_day, layout_digest, quarantine_day
 from etl.raw_files import RawFiles, find_raw, require_raw
 from etl.rows import prepared_rows
 from etl.split import SPLIT, plan_days
@@ -70,16 +72,15 @@ def build(
     """
     splits = window(config, run_date)
     days = {day.dt: day for found in splits.values() for day in found}
+    in_order = [raw for _, raw in sorted(days.items())]
+    flow = FileFlow(spark, config, lake) if flow_applies(spark, config) else None
     with phase("quarantine"):
-        counts = {dt: quarantine_day(spark, config, lake, raw) for dt, raw in sorted(days.items())}
+        counts = quarantine_days(spark, config, lake, in_order, flow)
     rows_of = _PreparedRows(spark, config)
     with phase("workflow"):
-        workflow, mode = _workflow(spark, config, lake, splits["train"], rows_of, parent_version)
+        workflow, mode = _workflow(spark, config, lake, splits["train"], rows_of, parent_version, flow)
     with phase("features"):
-        features = {
-            dt: _publish_features(config, lake, workflow, raw, rows_of, counts[dt])
-            for dt, raw in sorted(days.items())
-        }
+        features = _publish_features(config, lake, workflow, in_order, rows_of, counts, flow)
     rows_of.release()
     with phase("users and items"):
         publish_latest(spark, config, lake, workflow, run_date, list(features.values()))
@@ -102,6 +103,22 @@ def encode_split(
         rows = prepared_rows(spark, config, raw)
         frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
     return reduce(DataFrame.unionByName, frames)
+
+
+def quarantine_days(
+    spark: SparkSession, config: Config, lake: Lake, days: Sequence[RawFiles], flow: FileFlow | None
+) -> dict[str, DayCounts]:
+    """Day → counts, with the quarantine of each published.
+
+    Raises:
+        DataError: a day has no row, or too many of its rows do not parse.
+    """
+    if flow is None:
+        return {raw.dt: quarantine_day(spark, config, lake, raw) for raw in days}
+    counts = flow.survey(days)
+    for raw in days:
+        check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt).path)
+    return counts
 
 
 class _PreparedRows:
@@ -133,6 +150,7 @@ def _workflow(
     train: list[RawFiles],
     rows_of: _PreparedRows,
     parent_version: str | None,
+    flow: FileFlow | None,
 ) -> tuple[FittedWorkflow, str]:
     mode = config.workflow.mode
     if mode in ("extend", "apply") and parent_version is None:
@@ -148,7 +166,8 @@ def _workflow(
         parent = load_workflow(lake, parent_version, config.output.broadcast_max_rows, config.workflow.engine)
     if parent and mode == "apply":
         return parent, mode
-    workflow = fit_workflow(spark, config, lake, train, rows_of, parent)
+    counts_of = flow.counts_of if flow else None
+    workflow = fit_workflow(spark, config, lake, train, rows_of, parent, counts_of)
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
     return workflow, mode
 
@@ -157,36 +176,67 @@ def _publish_features(
     config: Config,
     lake: Lake,
     workflow: FittedWorkflow,
-    raw: RawFiles,
+    days: Sequence[RawFiles],
     rows_of: _PreparedRows,
-    counts: DayCounts,
-) -> Manifest:
-    """One feature partition; left alone when it was made of the same log by the same workflow and is whole."""
-    partition = lake.features(workflow.version).partition(raw.dt)
-    inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow.version}
-    if is_published(partition):
-        known = read_manifest(partition)
-        if dict(known.inputs) == inputs and all(
-            storage.exists(path) for path in data_files(partition, known)
-        ):
+    counts: Mapping[str, DayCounts],
+    flow: FileFlow | None,
+) -> dict[str, Manifest]:
+    """The days' feature partitions; those made of the same log by the same workflow, and whole, are left alone."""
+    table = lake.features(workflow.version)
+    found: dict[str, Manifest] = {}
+    missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
+    for raw in days:
+        inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow.version}
+        known = _up_to_date(table.partition(raw.dt), inputs)
+        if known:
             log.info("features of %s are up to date", raw.dt)
-            return known
-    prepared = rows_of(raw)
-    cut = SPLIT in prepared.columns
-    rows = workflow.apply(prepared, keep=[SPLIT] if cut else [])
-    spec = workflow.spec
-    ranges: dict[str, tuple[float, float]] = {
-        each.name: (0, each.cardinality or 0) for each in spec.categorical
+            found[raw.dt] = known
+        else:
+            missing[raw.dt] = (raw, counts[raw.dt], inputs)
+    if missing and flow and flow.encodes(workflow):
+        return found | flow.encode(workflow, missing, feature_rules(workflow))
+    return found | {
+        dt: _publish_frame(config, table.partition(dt), workflow, rows_of(raw), of_day, inputs)
+        for dt, (raw, of_day, inputs) in missing.items()
     }
-    added: dict[str, Any] = {"expected_rows": counts.good} if config.negatives is None and not cut else {}
+
+
+def _up_to_date(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
+    if not is_published(partition):
+        return None
+    known = read_manifest(partition)
+    whole = all(storage.exists(path) for path in data_files(partition, known))
+    return known if whole and dict(known.inputs) == inputs else None
+
+
+def feature_rules(workflow: FittedWorkflow) -> Rules:
+    """What must hold for every row of a feature table."""
+    ids: dict[str, tuple[float, float]] = {
+        each.name: (0, each.cardinality or 0) for each in workflow.spec.categorical
+    }
+    lists = {each.name for each in workflow.spec.multi_hot}
+    return Rules([name for name in workflow.spec.table_columns if name not in lists], ids)
+
+
+def _publish_frame(
+    config: Config,
+    partition: Partition,
+    workflow: FittedWorkflow,
+    prepared: DataFrame,
+    counts: DayCounts,
+    inputs: Mapping[str, str],
+) -> Manifest:
+    cut = SPLIT in prepared.columns
+    one_for_one = config.negatives is None and not cut and plan(config).keeps_rows
+    added: dict[str, Any] = {"expected_rows": counts.good} if one_for_one else {}
     return publish(
-        rows,
+        workflow.apply(prepared, keep=[SPLIT] if cut else []),
         partition,
         inputs=inputs,
         row_group_rows=config.output.row_group_rows,
         rows_in=counts.rows_in,
         dropped=counts.dropped,
-        rules=Rules(not_null=spec.table_columns, ranges=ranges),
+        rules=feature_rules(workflow),
         split_column=SPLIT if cut else None,
         grace_hours=config.output.grace_hours,
         **added,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,31 +16,20 @@ from conf.lake import Lake
 from conf.load import config_digest
 from conf.manifest import digest_of
 from conf.types import Config, Scope
-from etl.ops import Fitted
-from etl.ops.categorify import Categorify
-from etl.publish import publish, read_published
+from etl.chains import FittedChain
+from etl.files.merge import Counts
+from etl.fit_chains import Fitting
+from etl.ops.join_external import JoinExternal
+from etl.plan import Chain, Plan, plan
 from etl.quarantine import layout_digest
-from etl.raw_files import RawFiles
+from etl.raw_files import RawFiles, require_raw
 from etl.split import SPLIT
-from etl.vocabulary import add_counts, assign_ids, count_values, sizes
-from etl.workflow import (
-    Chain,
-    FittedWorkflow,
-    chains,
-    choose_lookups,
-    fit_dense,
-    load_workflow,
-    rare_table,
-    save_workflow,
-    vocabularies,
-    vocabulary_table,
-    workflow_exists,
-)
+from etl.workflow import FittedWorkflow, load_workflow, save_workflow, workflow_exists
 
 log = logging.getLogger("nightrank.etl")
 
 # Part of every version: raise it when the meaning of an operator changes.
-FORMAT = 1
+FORMAT = 2
 
 
 def fit_workflow(
@@ -49,6 +39,7 @@ def fit_workflow(
     days: Sequence[RawFiles],
     rows_of: Callable[[RawFiles], DataFrame],
     parent: FittedWorkflow | None,
+    counts_of: Callable[[RawFiles], Counts] | None = None,
 ) -> FittedWorkflow:
     """The workflow version of these training days; made unless it exists.
 
@@ -58,6 +49,7 @@ def fit_workflow(
     Args:
         days: the training days.
         rows_of: the prepared rows of a day (etl.rows).
+        counts_of: the value counts of a day, where all its rows are training rows and there are any.
 
     Raises:
         ConfigError: the features of the config are not those of the parent.
@@ -69,31 +61,47 @@ def fit_workflow(
         log.info("workflow %s has counted every training day already", parent.version)
         return parent
     counted |= {day.dt: day.digest for day in new_days}
-    version = _version(config, parent, new_days)
+    planned = plan(config)
+    version = _version(config, planned, parent, new_days)
     if workflow_exists(lake, version):
         log.info("workflow %s exists already", version)
         return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
-    every = chains(config.features)
     if parent:
-        _require_same_features(every, parent)
-    rows = training_rows([rows_of(day) for day in new_days])
-    dense = [chain for chain in every if chain.kind == "dense"]
-    fitted = [op for op in parent.operators if not _is_categorical(op)] if parent else fit_dense(rows, dense)
-    measured = _publish_vocabulary(spark, config, lake, version, rows, every, parent)
-    categorical = [chain for chain in every if chain.kind == "categorical"]
-    found = vocabularies(spark, lake, version, measured, config.output.broadcast_max_rows) if measured else {}
-    workflow = FittedWorkflow(
+        _require_same_chains(planned, parent)
+    counts = None
+    if counts_of:
+        files = tuple(file for day in new_days for file in counts_of(day).files)
+        counts = Counts(files, _day_number(max(counted)))
+    latest = _day_number(max(counted))
+    fitting = Fitting(
+        spark,
+        config,
+        lake,
+        version,
+        lambda: training_rows([rows_of(day) for day in new_days]),
+        sorted(day.dt for day in new_days),
+        latest,
+        parent,
+        counts,
+    )
+    fitted, measured = fitting.fit(planned.chains)
+    save_workflow(
+        lake,
         version=version,
         parent=parent.version if parent else None,
-        spec=_spec(config, version, measured),
-        operators=(*fitted, *(c.operators[-1].fit(c.column, None, found[c.column]) for c in categorical)),
+        spec=_spec(config, version, planned, fitted),
+        chains=fitted,
         counted=counted,
-        lookups=choose_lookups(
-            spark, lake, version, measured, config.workflow.engine, config.output.broadcast_max_rows
-        ),
+        tables=fitting.table_rows,
+        vocabularies=measured,
+        latest=latest,
     )
-    save_workflow(lake, workflow, measured)
-    return workflow
+    return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
+
+
+def _day_number(day: str) -> int:
+    """Days since 1970-01-01."""
+    return date.fromisoformat(day).toordinal() - date(1970, 1, 1).toordinal()
 
 
 def training_rows(days: Sequence[DataFrame]) -> DataFrame:
@@ -102,9 +110,17 @@ def training_rows(days: Sequence[DataFrame]) -> DataFrame:
     return rows.where(F.col(SPLIT) == "train") if SPLIT in rows.columns else rows
 
 
-def _version(config: Config, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
+def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
     # The split decides which rows are training rows only for logs that are cut inside a partition.
-    sections = ["features", "scopes", "keys", "negatives"] + ([] if config.split.by == "day" else ["split"])
+    sections = ["features", "prepare", "scopes", "keys", "negatives"]
+    sections += [] if config.split.by == "day" else ["split"]
+    external = {
+        table.path: require_raw(config, table, days[-1].dt, "join_external.path").digest
+        for chain in planned.chains
+        for step in chain.steps
+        if isinstance(step.operator, JoinExternal) and not parent
+        for table in [step.operator.source(step)[0]]
+    }
     return digest_of(
         {
             "format": FORMAT,
@@ -112,86 +128,60 @@ def _version(config: Config, parent: FittedWorkflow | None, days: Sequence[RawFi
             "layout": layout_digest(config),
             "parent": parent.version if parent else "",
             "days": {day.dt: day.digest for day in days},
+            "external": external,
         }
     )
 
 
-def _is_categorical(operator: Fitted) -> bool:
-    return operator.name == "categorify"
-
-
-def _require_same_features(every: list[Chain], parent: FittedWorkflow) -> None:
-    mine = [(chain.column, operator.name) for chain in every for operator in chain.operators]
-    theirs = [(operator.column, operator.name) for operator in parent.operators]
-    if sorted(mine) != sorted(theirs):
-        changed = sorted(set(mine) ^ set(theirs))
+def _require_same_chains(planned: Plan, parent: FittedWorkflow) -> None:
+    mine = [_names(chain) for chain in planned.chains]
+    theirs = [_names(chain) for chain in parent.chains]
+    if mine != theirs:
+        changed = [each for each in mine if each not in theirs] + [
+            each for each in theirs if each not in mine
+        ]
         raise ConfigError(
-            f"features differ from those of workflow {parent.version}, which cannot be extended: {changed[:6]}",
+            f"features differ from those of workflow {parent.version}, which cannot be extended: {changed[:3]}",
             "set workflow.mode=fit to start anew (the next model then starts cold), or restore the features",
         )
 
 
-def _publish_vocabulary(
-    spark: SparkSession,
-    config: Config,
-    lake: Lake,
-    version: str,
-    rows: DataFrame,
-    every: list[Chain],
-    parent: FittedWorkflow | None,
-) -> Mapping[str, tuple[int, int]]:
-    """Counts all categorical columns in one pass, assigns ids and publishes both tables; column → (entries, highest id)."""
-    makers = {c.column: c.operators[-1] for c in every if c.kind == "categorical"}
-    if not makers:
-        return {}
-    min_counts = {column: op.min_count for column, op in makers.items() if isinstance(op, Categorify)}
-    # Operators before categorify do not exist for categorical chains, so the raw column is what is counted.
-    new = count_values(rows, list(makers))
-    if parent:
-        known = read_published(spark, vocabulary_table(lake, parent.version)).unionByName(
-            read_published(spark, rare_table(lake, parent.version)).withColumn("id", F.lit(None).cast("int"))
-        )
-        counts = add_counts(known, new)
-    else:
-        counts = new.withColumn("id", F.lit(None).cast("int"))
-    assigned = assign_ids(counts.persist(), min_counts).persist()
-    inputs = {"version": version}
-    try:
-        publish(
-            assigned.where(F.col("id").isNotNull()).select("column", "value", "id", "count"),
-            vocabulary_table(lake, version),
-            inputs=inputs,
-            row_group_rows=config.output.row_group_rows,
-            sort_by=["column", "id"],
-        )
-        publish(
-            assigned.where(F.col("id").isNull()).select("column", "value", "count"),
-            rare_table(lake, version),
-            inputs=inputs,
-            row_group_rows=config.output.row_group_rows,
-            sort_by=["column", "value"],
-        )
-    finally:
-        assigned.unpersist()
-        counts.unpersist()
-    measured = sizes(read_published(spark, vocabulary_table(lake, version)))
-    return {column: measured.get(column, (0, 2)) for column in makers}
+def _names(chain: Chain | FittedChain) -> str:
+    steps = [
+        (step.operator.name if hasattr(step, "operator") else step.name, step.outputs) for step in chain.steps
+    ]
+    return f"{','.join(chain.inputs)} → " + ", ".join(
+        f"{name} {'/'.join(outputs)}" for name, outputs in steps
+    )
 
 
-def _spec(config: Config, version: str, measured: Mapping[str, tuple[int, int]]) -> FeatureSpec:
+def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedChain]) -> FeatureSpec:
     scopes: dict[str, Scope] = dict.fromkeys(config.scopes.user, "user")
     scopes |= dict.fromkeys(config.scopes.item, "item")
     scopes |= dict.fromkeys(config.scopes.context, "context")
-    kinds = {column: group.kind for group in config.features for column in group.columns}
+    kinds = {name: chain.kind for chain in planned.chains for name in chain.outputs}
+    cardinalities: Mapping[str, int] = {
+        name: size for chain in chains for name, size in chain.cardinalities.items()
+    }
+    made = {name for chain in chains for name in chain.outputs}
     features = tuple(
-        Feature(name, "categorical", "int32", scopes.get(name, "pair"), measured[name][1] + 1)
-        if kinds[name] == "categorical"
-        else Feature(name, "dense", "float32", scopes.get(name, "pair"))
-        for name in config.feature_names
+        _feature(name, kinds[name], scopes.get(name, "pair"), cardinalities.get(name))
+        for name in planned.features
+        if name in made
     )
+    if not features:
+        raise ConfigError("every feature was left out", "lower min_cardinality of drop_low_cardinality")
     keys = [
         ROW_ID,
         *([USER_KEY, ITEM_KEY] if config.keys else []),
         *([EVENT_TIME] if config.log.event_time else []),
     ]
     return FeatureSpec(features, tuple(keys), version)
+
+
+def _feature(name: str, kind: str, scope: Scope, cardinality: int | None) -> Feature:
+    if kind == "dense":
+        return Feature(name, "dense", "float32", scope)
+    if kind == "multi_hot":
+        return Feature(name, "multi_hot", "list<int32>", scope, cardinality)
+    return Feature(name, "categorical", "int32", scope, cardinality)

@@ -75,7 +75,7 @@ def _from_attributes(
     run_date: str,
 ) -> DataFrame:
     rows = read_attributes(spark, config, table, name, section, run_date)
-    return workflow.encode(rows.withColumn(key, F.col(name).cast("string")), columns).select(key, *columns)
+    return workflow.encode(rows.withColumn(key, F.col(name).cast("string")), columns, [key])
 
 
 def _from_window(

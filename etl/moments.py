@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
+import numpy as np
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -58,10 +59,7 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
     found = {}
     for index, name in enumerate(values):
         if totals is None or totals[f"unfit_{index}"]:
-            raise DataError(
-                f"{name} holds {totals and totals[f'unfit_{index}']} values that are NaN or at least 2**38",
-                "put clip or log1p before normalize",
-            )
+            raise _unfit(name, totals[f"unfit_{index}"] if totals else 0)
         total = {each: int(totals[f"{each}_{index}"] or 0) for each in _SUMS}
         part = {
             name: total[f"{name}_high"] * _HALF + total[f"{name}_low"]
@@ -70,6 +68,33 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
         squares = part["high_high"] * _HALF**2 + 2 * part["high_low"] * _HALF + part["low_low"]
         found[name] = _moments(int(totals[f"rows_{index}"] or 0), part["unit"], squares)
     return found
+
+
+def moments_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> Moments:
+    """The same of (n,) float64 values that occur `counts` times each; NaN is not allowed.
+
+    Raises:
+        DataError: as for measure_moments.
+    """
+    unfit = ~(np.abs(values) < _LIMIT)
+    if unfit.any():
+        raise _unfit(name, int(counts[unfit].sum()))
+    units = np.rint(values * _UNITS).astype(np.int64)
+    high, low = units >> _HALF_BITS, units & (_HALF - 1)
+
+    def total(numbers: np.ndarray) -> int:
+        """Exact: halves of 31 bits times counts fit 63, and Python's integers take their sum."""
+        upper, lower = numbers >> _HALF_BITS, numbers & (_HALF - 1)
+        return sum((upper * counts).tolist()) * _HALF + sum((lower * counts).tolist())
+
+    squares = total(high * high) * _HALF**2 + 2 * total(high * low) * _HALF + total(low * low)
+    return _moments(int(counts.sum()), total(units), squares)
+
+
+def _unfit(name: str, count: int) -> DataError:
+    return DataError(
+        f"{name} holds {count} values that are NaN or at least 2**38", "put clip or log1p before normalize"
+    )
 
 
 def _halves(number: Column) -> tuple[Column, Column]:

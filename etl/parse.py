@@ -46,14 +46,7 @@ def read_text_rows(
     )
     positions, width = list(range(len(table.columns))), len(table.columns)
     if table.format == "csv":
-        header = common_header(paths, table)
-        missing = [column.source_name for column in table.columns if column.source_name not in header]
-        if missing:
-            raise DataError(
-                f"{paths[0]} has no columns {missing}; its header is {header}",
-                "correct log.columns (source) or the file",
-            )
-        positions, width = [header.index(column.source_name) for column in table.columns], len(header)
+        positions, width = positions_in(common_header(paths, table), table, paths)
         lines = lines.where(F.col(LINE_NUMBER) > 1)
     if engine == "arrow":
         return parse_lines(lines, table, positions, width, LINE, REASON)
@@ -73,6 +66,21 @@ def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], wi
         .withColumn("_fields", F.when(F.col("_row.broken").isNull(), chosen))
         .drop("_row")
     )
+
+
+def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:
+    """(place of each of the table's columns in a line, fields a line must have).
+
+    Raises:
+        DataError: the header lacks a column.
+    """
+    missing = [column.source_name for column in table.columns if column.source_name not in header]
+    if missing:
+        raise DataError(
+            f"{paths[0]} has no columns {missing}; its header is {header}",
+            "correct log.columns (source) or the file",
+        )
+    return [header.index(column.source_name) for column in table.columns], len(header)
 
 
 def common_header(paths: Sequence[str], table: RawTable) -> list[str]:

@@ -72,10 +72,49 @@ def publish(
     Raises:
         DataError: the written rows break a rule; the previous partition stays.
     """
-    attempt = f"a{uuid.uuid4().hex[:12]}"
-    entries, schema = write_files(
-        rows, partition, attempt, row_group_rows, expected_rows, sort_by, split_column
+    labelled = write_files(
+        rows, partition, new_attempt(), row_group_rows, expected_rows, sort_by, split_column
     )
+    return publish_files(
+        partition,
+        labelled,
+        inputs=inputs,
+        expected_rows=expected_rows,
+        rows_in=rows_in,
+        dropped=dropped,
+        facts=facts,
+        rules=rules,
+        grace_hours=grace_hours,
+    )
+
+
+def new_attempt() -> str:
+    """A folder name below a partition that no other attempt has."""
+    return f"a{uuid.uuid4().hex[:12]}"
+
+
+def publish_files(
+    partition: Partition,
+    files: Mapping[str, str | None],
+    *,
+    inputs: Mapping[str, str],
+    expected_rows: int | None = None,
+    rows_in: int | None = None,
+    dropped: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    rules: Rules | None = None,
+    grace_hours: float = 24.0,
+) -> Manifest:
+    """Verifies Parquet files that lie in a partition's folder, and replaces the partition by them.
+
+    Args:
+        files: path below the partition's folder → label, in the order of the rows. At least one, which may hold no row:
+            it has the columns.
+
+    Raises:
+        DataError: the written rows break a rule; the previous partition stays.
+    """
+    entries, schema = _described(partition, files)
     verify(partition, entries, schema, expected_rows, rules or Rules())
     written = sum(each.entry.rows for each in entries)
     manifest = Manifest(
@@ -126,13 +165,13 @@ def write_files(
     expected_rows: int | None,
     sort_by: Sequence[str],
     split_column: str | None,
-) -> tuple[list[WrittenFile], tuple[tuple[str, str], ...]]:
-    """Writes Parquet files into a folder of this attempt's own and describes them; nothing is published."""
+) -> dict[str, str | None]:
+    """Writes Parquet files into a folder of this attempt's own: path below the partition → label. Publishes nothing."""
     if split_column is None:
         _write(
             _laid_out(rows, row_group_rows, expected_rows, sort_by), partition.file(attempt), row_group_rows
         )
-        labelled = {attempt: None}
+        labelled: dict[str, str | None] = {attempt: None}
     else:
         labelled = {}
         rows = rows.persist()  # one write a split would otherwise compute all rows as often
@@ -143,16 +182,25 @@ def write_files(
             _write(_laid_out(part, row_group_rows, count, sort_by), partition.file(folder), row_group_rows)
             labelled[folder] = split
         rows.unpersist()
+    return {
+        f"{folder}/{path.rsplit('/', 1)[1]}": label
+        for folder, label in labelled.items()
+        for path in written_files(partition.file(folder))
+    }
+
+
+def _described(
+    partition: Partition, files: Mapping[str, str | None]
+) -> tuple[list[WrittenFile], tuple[tuple[str, str], ...]]:
     found: list[WrittenFile] = []
     schema: tuple[tuple[str, str], ...] = ()
-    for folder, label in labelled.items():
-        for path in written_files(partition.file(folder)):
-            columns, file_rows, file_bytes, groups, statistics = describe(path)
-            if schema and columns != schema:
-                raise DataError(f"{path} has the columns {columns}, others {schema}", "rerun the job")
-            schema = columns
-            name = f"{folder}/{path.rsplit('/', 1)[1]}"
-            found.append(WrittenFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
+    for name, label in files.items():
+        path = partition.file(name)
+        columns, file_rows, file_bytes, groups, statistics = describe(path)
+        if schema and columns != schema:
+            raise DataError(f"{path} has the columns {columns}, others {schema}", "rerun the job")
+        schema = columns
+        found.append(WrittenFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
     return found, schema
 
 

@@ -14,6 +14,7 @@ from conf.lake import Lake
 from conf.manifest import Manifest, digest_of, is_published, read_manifest
 from conf.types import Config, RawTable
 from etl.parse import REASON
+from etl.plan import plan
 from etl.publish import publish
 from etl.raw_files import RawFiles
 from etl.read import bad_rows, read_log
@@ -23,10 +24,14 @@ log = logging.getLogger("nightrank.etl")
 
 @dataclass(frozen=True)
 class DayCounts:
-    """What a day's raw log holds: rows in all, rows that parsed, and reason → rows that did not."""
+    """What a day's raw log holds: rows in all, rows that go on, rows quarantined, and reason → rows that do not go on.
+
+    What the operators of `prepare` filter out is dropped and counted, but not quarantined.
+    """
 
     rows_in: int
     good: int
+    bad: int
     dropped: dict[str, int]
 
 
@@ -34,7 +39,8 @@ def layout_digest(config: Config) -> str:
     """Identifies how raw lines become rows: everything about the log but where it lies."""
     tables: list[RawTable | None] = [config.log, config.users, config.items]
     keys = config.keys.model_dump() if config.keys else None
-    return digest_of([*(table and table.model_dump(exclude={"path"}) for table in tables), keys])
+    prepare = [config.prepare] if config.prepare else []
+    return digest_of([*(table and table.model_dump(exclude={"path"}) for table in tables), keys, *prepare])
 
 
 def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:
@@ -50,8 +56,10 @@ def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFile
     known = read_manifest(partition) if is_published(partition) else None
     if known is None or dict(known.inputs) != inputs:
         known = _count_and_publish(spark, config, lake, raw, inputs)
-    counts = DayCounts(known.rows_in, known.rows_in - known.rows, dict(known.dropped))
-    _check(config, raw, counts, partition.path)
+    counts = DayCounts(
+        known.rows_in, known.rows_in - sum(known.dropped.values()), known.rows, dict(known.dropped)
+    )
+    check_day(config, raw, counts, partition.path)
     return counts
 
 
@@ -64,12 +72,13 @@ def _count_and_publish(
         for row in rows.groupBy(REASON).agg(F.count(F.lit(1)).alias("rows")).collect()
     }
     dropped = {reason: count for reason, count in sorted(counted.items(), key=str) if reason is not None}
+    filtered = [each.reason for each in plan(config).filters]
     return publish(
-        bad_rows(rows),
+        bad_rows(rows).where(~F.col("reason").isin(*filtered)) if filtered else bad_rows(rows),
         lake.quarantine.partition(raw.dt),
         inputs=inputs,
         row_group_rows=config.output.row_group_rows,
-        expected_rows=sum(dropped.values()),
+        expected_rows=sum(count for reason, count in dropped.items() if reason not in filtered),
         rows_in=sum(counted.values()),
         dropped=dropped,
         sort_by=[ROW_ID],
@@ -77,12 +86,17 @@ def _count_and_publish(
     )
 
 
-def _check(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str) -> None:
+def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str) -> None:
+    """Holds a day's counts against the limits.
+
+    Raises:
+        DataError: the day has no row, or more than `quality.max_bad_share` of its rows do not parse.
+    """
     if counts.rows_in == 0:
         raise DataError(
             f"the raw log of {raw.dt} holds no row: {raw.paths[0]}", "deliver the log of that day again"
         )
-    bad = counts.rows_in - counts.good
+    bad = counts.bad
     share = bad / counts.rows_in
     if share > config.quality.max_bad_share:
         raise DataError(

@@ -11,7 +11,9 @@ from conf.errors import DataError
 from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from conf.types import Config, JoinedTable, RawTable
 from etl.engine import choose_engine
+from etl.ops.base import Type
 from etl.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
+from etl.plan import plan
 from etl.raw_files import RawFiles, require_raw
 
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -20,8 +22,8 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
     """Every row of a day's raw log, good or bad, once.
 
-    Columns: row_id (position of the row in the day's files), _file, _line_number, _line, _reason (null for a good
-    row), the raw columns, label (float 0/1), user_key and item_key (strings, where the config names keys), event_time
+    Columns: row_id (position of the row in the day's files), _file, _line_number, _line, _reason (null for a row that
+    goes on; otherwise why it does not parse, or which operator of `prepare` filters it out), the raw columns, label (float 0/1), user_key and item_key (strings, where the config names keys), event_time
     (µs UTC, where the config names it).
     """
     rows = _rows(spark, config, config.log, raw)
@@ -39,6 +41,8 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
         reasons.append(F.when(F.col(time.column).isNull(), F.lit(f"missing_time:{time.column}")))
         last = (2**63 - 1) // scale  # a product beyond 64 bits would come out as another time
         reasons.append(F.when(~instant.between(-last, last), F.lit(f"time_range:{time.column}")))
+    known: dict[str, Type] = {column.name: column.type for column in config.log.columns}
+    reasons += [F.when(~each.keeps(known), F.lit(each.reason)) for each in plan(config).filters]
     # Reasons first: a raw column may have the name of one of ours, and is replaced by it.
     return rows.withColumn(REASON, F.coalesce(*reasons)).withColumns(columns)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from conf.types import Config
 from etl.negatives import add_negatives
+from etl.plan import plan
 from etl.raw_files import RawFiles
 from etl.read import good_rows, read_attributes, read_log
-from etl.split import assign_split
+from etl.split import DAY, assign_split
 
 
 def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
-    """One day's good rows: keys, label, raw columns and attributes; with `split` for logs cut inside one partition."""
+    """One day's good rows: keys, label, raw columns, attributes and `_day`; with `split` for logs cut inside one partition."""
     rows = good_rows(read_log(spark, config, raw))
     if config.split.by != "day":
         rows = assign_split(rows, config.split)
@@ -26,4 +28,7 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
             if table:
                 attributes = read_attributes(spark, config, table, key, section, raw.dt)
                 rows = rows.join(attributes, key, "left")
+    rows = rows.withColumn(DAY, F.lit(raw.dt))
+    for changer in plan(config).changers:
+        rows = changer.apply(rows)
     return rows

@@ -13,6 +13,8 @@ from conf.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 from conf.types import Split, SplitConfig
 
 SPLIT = "split"
+# The day a prepared row comes from: an ISO date, or the run date of a log that is one undated table.
+DAY = "_day"
 
 
 def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:

@@ -1,260 +1,149 @@
-"""The workflow: the chains of operators of all features, fitted on training rows, versioned, stored without pickles."""
+"""The workflow: fitted chains of operators for all features, versioned, stored as JSON and Parquet without pickles."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Literal
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf import feature_spec, storage
 from conf.errors import ConfigError, DataError, InfrastructureError
-from conf.feature_spec import FeatureSpec
-from conf.lake import Lake, Partition
+from conf.feature_spec import Feature, FeatureSpec
+from conf.lake import Lake
 from conf.manifest import data_files, read_manifest
-from conf.types import FeatureGroup
-from etl.arrow_lookup import encode_columns, look_up, read_lookups
+from etl.chains import FittedChain, apply_chains, as_number, compute_features, one_row
 from etl.engine import Engine, choose_engine
-from etl.moments import measure_moments
-from etl.ops import OPERATORS, Fitted, Operator, RowWise, operator_from_config
-from etl.ops.categorify import FittedCategorify
-from etl.publish import read_published
-from etl.vocabulary import Vocabulary
+from etl.tables import RARE, VOCABULARY, LocalTables, Tables, open_tables, vocabulary_key, workflow_table
 
 FILE_NAME = "workflow.json"
 
 
 @dataclass(frozen=True)
-class Chain:
-    """The operators of one column, unfitted."""
-
-    column: str
-    kind: str
-    operators: tuple[Operator, ...]
-
-
-@dataclass(frozen=True)
-class Lookups:
-    """How vocabularies are looked up: by the `arrow` engine from these files, or by the joins of the `sql` engine."""
-
-    engine: Engine
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class FittedWorkflow:
-    """Fitted operators in application order, the FeatureSpec they produce, and where they come from.
+class LocalWorkflow:
+    """A fitted workflow without Spark: features of raw values on Arrow arrays, by the `arrow` engine.
 
     Attributes:
         counted: raw day → digest of the days whose values the vocabularies count, in this version or before.
+        vocabularies: vocabulary → entries, highest id, occurrences, rare_values, rare_occurrences.
     """
 
     version: str
     parent: str | None
     spec: FeatureSpec
-    operators: tuple[Fitted, ...]
+    chains: tuple[FittedChain, ...]
     counted: Mapping[str, str]
-    lookups: Lookups
+    vocabularies: Mapping[str, Mapping[str, int]]
+    local: LocalTables
 
-    def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
-        """Typed raw rows (keys, label and raw columns) → rows of `spec.table_columns` and `keep`, one for one."""
-        encoded = self.encode(rows, [each.name for each in self.spec.features])
-        label = F.col(self.spec.label).cast("float")
-        names = [each.name for each in self.spec.features]
-        return encoded.select(*self.spec.key_columns, label.alias(self.spec.label), *names, *keep)
+    def encode_values(self, raw: Mapping[str, Any], features: Sequence[str]) -> dict[str, Any]:
+        """Feature → its value for one raw row (raw column → value; missing columns are null).
 
-    def encode(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
-        """The rows with the named raw columns encoded, in the dtype of their feature; other columns stay."""
-        for run in _runs([each for each in self.operators if each.column in columns]):
-            if isinstance(run[0], RowWise):
-                rows = _project(rows, run)
-            elif isinstance(run[0], FittedCategorify) and self.lookups.engine == "arrow":
-                rows = encode_columns(rows, [each.column for each in run], self.lookups.files)
-            else:
-                rows = reduce(lambda frame, operator: operator.apply(frame), run, rows)
-        types = {each.name: "int" if each.dtype == "int32" else "float" for each in self.spec.features}
-        return rows.withColumns({name: F.col(name).cast(types[name]) for name in columns})
-
-    def encode_values(self, spark: SparkSession, values: Mapping[str, Any]) -> dict[str, float | int]:
-        """Encoded values of single raw values, column by column: what the scorer's context is made of.
+        The row counts as one outside the training days: target encodings are those of all training rows.
 
         Raises:
-            ConfigError: a name is no feature of this workflow.
+            ConfigError: a name is no feature of this workflow, or a value does not fit its column.
         """
-        unknown = sorted(set(values) - {each.name for each in self.spec.features})
+        wanted = {each.name: each for each in self.spec.features}
+        unknown = sorted(set(features) - set(wanted))
         if unknown:
             raise ConfigError(f"no features of workflow {self.version}: {unknown}", "correct the names")
-        if not values:
-            return {}
-        looked_up = self._look_up_here(values) if self.lookups.engine == "arrow" else {}
-        others = {name: value for name, value in values.items() if name not in looked_up}
-        # Over a relation without a source the optimizer evaluates expressions itself: no job runs.
-        single = spark.sql("SELECT 1").select(*(F.lit(value).alias(name) for name, value in others.items()))
-        encoded = self.encode(single, list(others)).first() if others else None
-        return looked_up | ({name: encoded[name] for name in others} if encoded else {})
+        chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
+        try:
+            arrays = one_row(chains, raw)
+        except ValueError as error:
+            raise ConfigError(f"workflow {self.version}: {error}", "correct the value") from error
+        made = compute_features(chains, arrays, {name: wanted[name].dtype for name in features}, self.local)
+        return {name: as_number(made[name]) for name in features}
 
-    def _look_up_here(self, values: Mapping[str, Any]) -> dict[str, int]:
-        """Ids of the categorical ones, without a Spark job: a worker would take longer to start than to look up."""
-        columns = [each.name for each in self.spec.categorical if each.name in values]
-        lookups = read_lookups(self.lookups.files) if columns else {}
-        texts = {name: None if values[name] is None else str(values[name]) for name in columns}
-        return {
-            name: int(look_up(pa.array([texts[name]], pa.string()), lookups.get(name))[0]) for name in columns
-        }
+    def raw_columns(self, features: Sequence[str]) -> list[str]:
+        """The raw columns these features are made of, in order of the chains."""
+        found = [name for chain in self.chains if set(chain.outputs) & set(features) for name in chain.inputs]
+        return list(dict.fromkeys(found))
 
 
-def _runs(operators: Sequence[Fitted]) -> list[list[Fitted]]:
-    """Consecutive operators that are applied together: the row-wise ones, and those of one type."""
-    runs: list[list[Fitted]] = []
-    for operator in operators:
-        kind = RowWise if isinstance(operator, RowWise) else type(operator)
-        if runs and isinstance(runs[-1][0], kind):
-            runs[-1].append(operator)
-        else:
-            runs.append([operator])
-    return runs
+@dataclass(frozen=True)
+class FittedWorkflow(LocalWorkflow):
+    """The same, for frames: with its tables open in a Spark session, and the engine that applies it."""
 
+    tables: Tables
+    engine: Engine
 
-def _project(rows: DataFrame, run: list[Fitted]) -> DataFrame:
-    expressions: dict[str, Column] = {}
-    for operator in run:
-        if isinstance(operator, RowWise):
-            expressions[operator.column] = operator.expression(
-                expressions.get(operator.column, F.col(operator.column))
-            )
-    return rows.withColumns(expressions)
+    def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
+        """Prepared rows (keys, label and raw columns) → rows of `spec.table_columns` and `keep`, one for one."""
+        label = F.col(self.spec.label).cast("float")
+        keys = [*self.spec.key_columns, self.spec.label]
+        names = [each.name for each in self.spec.features]
+        encoded = self.encode(rows.withColumn(self.spec.label, label), names, [*keys, *keep])
+        return encoded.select(*keys, *names, *keep)
 
+    def encode(self, rows: DataFrame, features: Sequence[str], keep: Sequence[str]) -> DataFrame:
+        """The columns `keep` and the named features, in the dtype of each; one row a row."""
+        known: dict[str, Feature] = {each.name: each for each in self.spec.features}
+        chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
+        wanted = {name: known[name] for name in features}
+        return apply_chains(rows, chains, wanted, keep, self.tables, self.engine == "arrow")
 
-def chains(groups: list[FeatureGroup]) -> list[Chain]:
-    """The chains of a config, checked: each must end in the kind of feature its group says.
+    def decode(self, rows: DataFrame, feature: str, to: str) -> DataFrame:
+        """Adds the column `to`: the raw value an id of a categorified feature stands for; null for reserved ids.
 
-    Raises:
-        ConfigError: an unknown operator, or a categorical chain that is not exactly one categorify.
-    """
-    found = []
-    for group in groups:
-        operators = tuple(operator_from_config(entry) for entry in group.ops)
-        makers = [type(each).name for each in operators if each.makes == "categorical"]
-        if group.kind == "categorical" and (len(makers) != 1 or operators[-1].makes != "categorical"):
-            raise ConfigError(
-                f"features {group.columns[:3]}…: a categorical chain ends in one categorify, not {group.ops}",
-                "write ops: [{categorify: {min_count: 5}}]",
-            )
-        if group.kind == "dense" and makers:
-            raise ConfigError(
-                f"features {group.columns[:3]}…: {makers} makes no dense feature", "set kind: categorical"
-            )
-        found += [Chain(column, group.kind, operators) for column in group.columns]
-    return found
+        Raises:
+            ConfigError: the feature has no vocabulary.
+        """
+        names = self.vocabulary_of(feature)
+        entries = self.tables.frames[VOCABULARY].where(F.col("column") == names)
+        lookup = entries.select(F.col("id").alias(f"_{to}_id"), F.col("value").alias(to))
+        return rows.join(lookup, F.col(feature) == F.col(f"_{to}_id"), "left").drop(f"_{to}_id")
 
+    def vocabulary_of(self, feature: str) -> str:
+        """The name of the vocabulary whose ids a feature holds.
 
-def fit_dense(rows: DataFrame, dense: list[Chain]) -> list[Fitted]:
-    """Fits the dense chains: one pass over the rows for each depth at which some operator needs statistics."""
-    fitted: list[Fitted] = []
-    done = {chain.column: 0 for chain in dense}
-    while True:
-        values: dict[str, Column] = {}
-        for chain in dense:
-            waiting = _advance(chain, done, fitted)
-            if waiting is not None:
-                values[chain.column] = waiting
-        if not values:
-            return fitted
-        moments = measure_moments(rows, values)
-        for chain in dense:
-            if chain.column in values:
-                fitted.append(
-                    chain.operators[done[chain.column]].fit(chain.column, moments[chain.column], None)
-                )
-                done[chain.column] += 1
-
-
-def _advance(chain: Chain, done: dict[str, int], fitted: list[Fitted]) -> Column | None:
-    """Fits what needs no statistics; the input expression of the first operator that does, None at the end."""
-    while done[chain.column] < len(chain.operators):
-        operator = chain.operators[done[chain.column]]
-        if operator.needs != "nothing":
-            value = F.col(chain.column)
-            for each in fitted:
-                if each.column == chain.column and isinstance(each, RowWise):
-                    value = each.expression(value)
-            return value
-        fitted.append(operator.fit(chain.column, None, None))
-        done[chain.column] += 1
-    return None
-
-
-def vocabulary_table(lake: Lake, version: str) -> Partition:
-    """Where a version's values with ids lie: (column, value, id, count)."""
-    return Partition(f"workflow/{version}", "vocabulary", f"{lake.workflow(version)}/vocabulary")
-
-
-def rare_table(lake: Lake, version: str) -> Partition:
-    """Where counts below the threshold wait for the next extension: (column, value, count)."""
-    return Partition(f"workflow/{version}", "rare", f"{lake.workflow(version)}/rare")
-
-
-def vocabularies(
-    spark: SparkSession,
-    lake: Lake,
-    version: str,
-    measured: Mapping[str, tuple[int, int]],
-    broadcast_max_rows: int,
-) -> dict[str, Vocabulary]:
-    """One Vocabulary a column, over one shared frame that stays in memory while the columns are looked up."""
-    table = read_published(spark, vocabulary_table(lake, version), columns=["column", "value", "id"])
-    if sum(entries for entries, _ in measured.values()) <= broadcast_max_rows:
-        table = table.persist()
-    return {
-        column: Vocabulary(
-            column=column,
-            entries=entries,
-            cardinality=highest + 1,
-            broadcast=entries <= broadcast_max_rows,
-            lookup=table.where(F.col("column") == column).select("value", "id"),
+        Raises:
+            ConfigError: it holds no ids of a vocabulary.
+        """
+        for chain in self.chains:
+            if feature in chain.outputs:
+                for step in reversed(chain.steps):
+                    if step.name == "categorify":
+                        return str(step.state()["vocabulary"])
+        raise ConfigError(
+            f"{feature} has no vocabulary in workflow {self.version}", "name a categorified feature"
         )
-        for column, (entries, highest) in measured.items()
-    }
 
 
-def choose_lookups(
-    spark: SparkSession,
+def save_workflow(
     lake: Lake,
+    *,
     version: str,
-    measured: Mapping[str, tuple[int, int]],
-    engine: Literal["auto", "sql", "arrow"],
-    broadcast_max_rows: int,
-) -> Lookups:
-    """Vocabularies too large for a worker's memory are joined."""
-    small = sum(entries for entries, _ in measured.values()) <= broadcast_max_rows
-    table = vocabulary_table(lake, version)
-    return Lookups(
-        choose_engine(spark, engine, in_memory=small),
-        tuple(data_files(table, read_manifest(table))) if measured else (),
-    )
+    parent: str | None,
+    spec: FeatureSpec,
+    chains: Sequence[FittedChain],
+    counted: Mapping[str, str],
+    tables: Mapping[str, int],
+    vocabularies: Mapping[str, Mapping[str, int]],
+    latest: int,
+) -> None:
+    """Writes the FeatureSpec, then workflow.json, which makes the version exist. Its tables are published before.
 
-
-def save_workflow(lake: Lake, workflow: FittedWorkflow, measured: Mapping[str, tuple[int, int]]) -> None:
-    """Writes feature_spec.json and, last, workflow.json: the version exists from then on."""
-    storage.replace_text(lake.feature_spec(workflow.version), feature_spec.dumps(workflow.spec))
-    storage.replace_text(
-        f"{lake.features(workflow.version).path}/{feature_spec.FILE_NAME}", feature_spec.dumps(workflow.spec)
-    )
+    Args:
+        tables: published table → rows.
+        latest: the last counted day, in days since 1970-01-01.
+    """
+    for path in (lake.feature_spec(version), f"{lake.features(version).path}/{feature_spec.FILE_NAME}"):
+        storage.replace_text(path, feature_spec.dumps(spec))
     storage.replace_json(
-        f"{lake.workflow(workflow.version)}/{FILE_NAME}",
+        f"{lake.workflow(version)}/{FILE_NAME}",
         {
-            "version": workflow.version,
-            "parent": workflow.parent,
-            "spec": workflow.spec.to_json(),
-            "operators": [
-                {"op": type(o).name, "column": o.column, "state": o.state()} for o in workflow.operators
-            ],
-            "vocabularies": {column: list(pair) for column, pair in measured.items()},
-            "counted": dict(workflow.counted),
+            "version": version,
+            "parent": parent,
+            "spec": spec.to_json(),
+            "chains": [chain.to_json() for chain in chains],
+            "counted": dict(counted),
+            "tables": dict(tables),
+            "vocabularies": {name: dict(found) for name, found in vocabularies.items()},
+            "latest": latest,
         },
     )
 
@@ -263,35 +152,77 @@ def workflow_exists(lake: Lake, version: str) -> bool:
     return storage.exists(f"{lake.workflow(version)}/{FILE_NAME}")
 
 
+def _read(lake: Lake, version: str) -> dict[str, Any]:
+    path = f"{lake.workflow(version)}/{FILE_NAME}"
+    try:
+        stored: dict[str, Any] = storage.read_json(path)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"workflow {version} does not exist ({path})", "run build_features to fit it"
+        ) from error
+    if "chains" not in stored:
+        raise DataError(
+            f"workflow {version} was written by an earlier release ({path})",
+            "run build_features with --set workflow.mode=fit to fit a new one",
+        )
+    return stored
+
+
+def _table_names(stored: Mapping[str, Any]) -> list[str]:
+    """The tables that are looked up in: all but the rare values, which only an extension reads."""
+    return [name for name in stored["tables"] if name != RARE]
+
+
+def table_sizes(tables: Mapping[str, int], vocabularies: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Rows of each table, and of each vocabulary within the table of all."""
+    return {**tables, **{vocabulary_key(name): found["entries"] for name, found in vocabularies.items()}}
+
+
+def load_local(lake: Lake, version: str) -> LocalWorkflow:
+    """A stored workflow version for one process, without Spark: it turns raw rows into features on Arrow arrays.
+
+    Raises:
+        DataError: there is no such version, or it is damaged.
+    """
+    stored = _read(lake, version)
+    files = {}
+    for name in _table_names(stored):
+        partition = workflow_table(lake, version, name)
+        files[name] = tuple(data_files(partition, read_manifest(partition)))
+    return LocalWorkflow(**_parts(stored), local=LocalTables(files, stored["latest"]))
+
+
+def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "version": stored["version"],
+        "parent": stored["parent"],
+        "spec": FeatureSpec.from_json(stored["spec"]),
+        "chains": tuple(FittedChain.from_json(each) for each in stored["chains"]),
+        "counted": stored["counted"],
+        "vocabularies": stored["vocabularies"],
+    }
+
+
 def load_workflow(
     lake: Lake,
     version: str,
     broadcast_max_rows: int = 2_000_000,
     engine: Literal["auto", "sql", "arrow"] = "auto",
 ) -> FittedWorkflow:
-    """A stored workflow version, ready to be applied by the given engine.
+    """A stored workflow version, ready to be applied to frames by the given engine.
 
     Raises:
         DataError: there is no such version, or it is damaged.
     """
     spark = SparkSession.getActiveSession()
-    path = f"{lake.workflow(version)}/{FILE_NAME}"
     if spark is None:
         raise InfrastructureError(
             "load_workflow needs a running Spark session", "build it through jobs.session first"
         )
-    try:
-        stored = storage.read_json(path)
-    except FileNotFoundError as error:
-        raise DataError(
-            f"workflow {version} does not exist ({path})", "run build_features to fit it"
-        ) from error
-    measured = {column: (pair[0], pair[1]) for column, pair in stored["vocabularies"].items()}
-    found = vocabularies(spark, lake, version, measured, broadcast_max_rows) if measured else {}
-    operators = tuple(
-        OPERATORS[each["op"]][1].from_state(each["column"], each["state"], found.get(each["column"]))
-        for each in stored["operators"]
-    )
-    spec = FeatureSpec.from_json(stored["spec"])
-    lookups = choose_lookups(spark, lake, version, measured, engine, broadcast_max_rows)
-    return FittedWorkflow(stored["version"], stored["parent"], spec, operators, stored["counted"], lookups)
+    stored = _read(lake, version)
+    names = _table_names(stored)
+    sizes = table_sizes(stored["tables"], stored["vocabularies"])
+    tables = open_tables(spark, lake, version, names, sizes, broadcast_max_rows, stored["latest"])
+    in_memory = sum(stored["tables"][name] for name in names) <= broadcast_max_rows
+    engine_used = choose_engine(spark, engine, in_memory)
+    return FittedWorkflow(**_parts(stored), local=tables.local, tables=tables, engine=engine_used)

@@ -6,17 +6,13 @@ from collections import Counter
 
 from conf import storage
 from etl.build import build, window
-from etl.workflow import chains
 from jobs.runner import Job, Result, run
 from training.registry import champion_as_of, model_path
 
 
 def build_features(job: Job) -> Result:
     """Reads the window of raw days that ends on the run date and publishes what training and scoring read."""
-    chains(
-        job.config.features
-    )  # with the days: what can be refused without a session is refused before one starts
-    window(job.config, job.run_date)
+    window(job.config, job.run_date)  # what can be refused without a session is refused before one starts
     champion = champion_as_of(job.lake, job.config.name, job.run_date, before=True)
     parent = None
     if champion:

@@ -20,6 +20,7 @@ from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, NightrankErro
 from conf.lake import Lake
 from conf.load import load_config
 from conf.types import Config
+from etl.plan import plan
 from jobs.session import build_session
 
 log = logging.getLogger("nightrank")
@@ -120,6 +121,7 @@ def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace
     job = None
     try:
         config = load_config(arguments.config, arguments.overrides)
+        plan(config)  # a wrong operator is refused by every job, before any of them has worked on it
         job = Job(name, config, parse_date(arguments.run_date))
         result = body(job)
     except NightrankError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -12,7 +14,7 @@ from conf.feature_spec import USER_KEY
 from conf.load import config_digest
 from conf.manifest import Manifest, data_files, read_manifest
 from etl.publish import Rules, publish, read_published
-from etl.workflow import load_workflow
+from etl.workflow import load_local
 from jobs.champion import champion_and_dataset
 from jobs.runner import Job, Result, require, run
 from scoring.contract import ListRequest, require_context, require_listable
@@ -30,10 +32,8 @@ def score_daily(job: Job) -> Result:
     model, dataset = champion_and_dataset(job)
     require_listable(model.spec)
     users, items, candidates = night_tables(job, dataset)
-    require_context(model.spec, job.config.score.context)
+    context = encoded_context(job, model)
     spark = job.spark
-    with job.phase("context"):
-        context = encoded_context(spark, job, model)
     item_files = data_files(job.lake.candidate_items(dataset.workflow_version).partition(job.run_date), items)
     score = job.config.score
     request = ListRequest(model.request(score), tuple(item_files), tuple(sorted(context.items())), score.k)
@@ -90,12 +90,20 @@ def night_tables(job: Job, dataset: Dataset) -> tuple[Manifest, Manifest, Manife
     return users, items, candidates
 
 
-def encoded_context(spark: SparkSession, job: Job, model: ModelInfo) -> dict[str, float | int]:
-    """Tonight's values of the context features, encoded by the model's workflow."""
+def encoded_context(job: Job, model: ModelInfo) -> dict[str, Any]:
+    """Tonight's values of the context features, encoded by the model's workflow.
+
+    Raises:
+        ConfigError: score.context does not give exactly the raw columns they are made of.
+    """
+    names = [each.name for each in model.spec.scoped("context")]
     given = job.config.score.context
-    if not given:
+    if not names:
+        require_context([], given)
         return {}
-    return load_workflow(job.lake, model.spec.workflow_version).encode_values(spark, given)
+    workflow = load_local(job.lake, model.spec.workflow_version)
+    require_context(workflow.raw_columns(names), given)
+    return workflow.encode_values(given, names)
 
 
 def candidate_users(spark: SparkSession, job: Job, dataset: Dataset, users: Manifest) -> DataFrame:

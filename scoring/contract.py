@@ -5,7 +5,7 @@ Knows neither Spark nor torch: a driver that only plans and publishes never load
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,13 +62,13 @@ def require_listable(spec: FeatureSpec) -> None:
         )
 
 
-def require_context(spec: FeatureSpec, values: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless `values` gives exactly the features of scope `context`."""
-    wanted = {each.name for each in spec.scoped("context")}
+def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Raises ConfigError unless `values` gives exactly these columns, of which the features of scope `context` are made."""
+    wanted = set(columns)
     missing, unknown = sorted(wanted - set(values)), sorted(set(values) - wanted)
     if missing or unknown:
         raise ConfigError(
-            f"score.context must give a value for each feature of scope context: missing {missing}, "
+            f"score.context must give a value for each column that features of scope context are made of: missing {missing}, "
             f"of another scope or unknown {unknown}",
             "give the raw values that hold for tonight under score.context",
         )

@@ -54,7 +54,7 @@ def context_side(values: Mapping[str, int | float], spec: FeatureSpec) -> Side:
     Raises:
         ConfigError: a context feature has no value, or a value belongs to no context feature.
     """
-    require_context(spec, values)
+    require_context([each.name for each in spec.scoped("context")], values)
     return Side(*model_inputs(values, spec, 1))
 
 

@@ -53,11 +53,12 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     """The plan of a run date's training, decided from its dataset and from what was champion before that date.
 
     Raises:
-        ConfigError: the lake is not local.
+        ConfigError: the lake is not local, or a feature is a list.
         DataError: a partition is missing or was replaced, or the train split holds no rows.
     """
     _require_local(lake)
     spec = read_spec(lake, dataset.workflow_version)
+    _require_scalars(spec)
     parent = find_parent(config, lake, dataset)
     seen = parent.trained_days if parent else frozenset()
     parent_version = parent.version if parent else None
@@ -96,6 +97,15 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         if parent_version
         else None,
     )
+
+
+def _require_scalars(spec: FeatureSpec) -> None:
+    lists = [each.name for each in spec.multi_hot]
+    if lists:
+        raise ConfigError(
+            f"the models take one id a feature, and {lists} are lists of ids",
+            "end their chains in list_slice: {length: 3, columns: true}, and set kind: categorical",
+        )
 
 
 def _require_local(lake: Lake) -> None:

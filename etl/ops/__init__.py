@@ -1,50 +1,153 @@
-"""Feature operators, one a file. This table is the only place that lists them."""
+"""Feature operators, one a file. These tables are the only place that lists them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from conf.errors import ConfigError
-from etl.ops.base import Fitted, Moments, Operator, RowWise
+from etl.ops.base import Fitted, Moments, Operator, RowWise, Statistics, Step, Type
+from etl.ops.bucketize import Bucketize, FittedBucketize
 from etl.ops.categorify import Categorify, FittedCategorify
 from etl.ops.clip import Clip, FittedClip
+from etl.ops.data_stats import DataStats, FittedDataStats
+from etl.ops.difference_lag import DifferenceLag
+from etl.ops.drop_low_cardinality import DropLowCardinality, FittedDropLowCardinality
+from etl.ops.dropna import Dropna
+from etl.ops.expression import Expression, FittedExpression
 from etl.ops.fill import Fill, FittedFill
+from etl.ops.fill_median import FillMedian, FittedFillMedian
+from etl.ops.filter import Filter
+from etl.ops.frames import FrameOperator, RowChanger, RowFilter
+from etl.ops.groupby import Groupby
+from etl.ops.hash_bucket import FittedHashBucket, HashBucket
+from etl.ops.hashed_cross import FittedHashedCross, HashedCross
+from etl.ops.join_external import FittedJoinExternal, JoinExternal
+from etl.ops.join_groupby import FittedJoinGroupby, JoinGroupby
+from etl.ops.list_slice import FittedListSlice, ListSlice
 from etl.ops.log1p import FittedLog1p, Log1p
 from etl.ops.normalize import FittedNormalize, Normalize
+from etl.ops.normalize_min_max import FittedNormalizeMinMax, NormalizeMinMax
+from etl.ops.pipeline import Pipeline
+from etl.ops.rename import FittedRename, Rename
+from etl.ops.split_list import FittedSplitList, SplitList
+from etl.ops.target_encoding import FittedTargetEncoding, TargetEncoding
+from etl.ops.value_count import FittedValueCount, ValueCount
 
-OPERATORS: dict[str, tuple[type[Operator], type[Fitted]]] = {
-    "fill": (Fill, FittedFill),
-    "clip": (Clip, FittedClip),
-    "log1p": (Log1p, FittedLog1p),
-    "normalize": (Normalize, FittedNormalize),
-    "categorify": (Categorify, FittedCategorify),
+# Of the section `features`: values of columns → values of columns.
+OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = {
+    operator.name: (operator, fitted)
+    for operator, fitted in (
+        (Fill, FittedFill),
+        (FillMedian, FittedFillMedian),
+        (Clip, FittedClip),
+        (Log1p, FittedLog1p),
+        (Normalize, FittedNormalize),
+        (NormalizeMinMax, FittedNormalizeMinMax),
+        (Bucketize, FittedBucketize),
+        (Categorify, FittedCategorify),
+        (HashBucket, FittedHashBucket),
+        (HashedCross, FittedHashedCross),
+        (TargetEncoding, FittedTargetEncoding),
+        (JoinGroupby, FittedJoinGroupby),
+        (JoinExternal, FittedJoinExternal),
+        (SplitList, FittedSplitList),
+        (ListSlice, FittedListSlice),
+        (Expression, FittedExpression),
+        (Rename, FittedRename),
+        (DataStats, FittedDataStats),
+        (ValueCount, FittedValueCount),
+        (DropLowCardinality, FittedDropLowCardinality),
+    )
 }
 
-__all__ = ["OPERATORS", "Fitted", "Moments", "Operator", "RowWise", "operator_from_config"]
+# Of the section `prepare`: rows → rows.
+FRAME_OPERATORS: Mapping[str, type[FrameOperator]] = {
+    operator.name: operator for operator in (Filter, Dropna, DifferenceLag, Groupby)
+}
+
+__all__ = [
+    "FRAME_OPERATORS",
+    "OPERATORS",
+    "Bucketize",
+    "Categorify",
+    "Clip",
+    "DataStats",
+    "DifferenceLag",
+    "DropLowCardinality",
+    "Dropna",
+    "Expression",
+    "Fill",
+    "FillMedian",
+    "Filter",
+    "Fitted",
+    "FrameOperator",
+    "Groupby",
+    "HashBucket",
+    "HashedCross",
+    "JoinExternal",
+    "JoinGroupby",
+    "ListSlice",
+    "Log1p",
+    "Moments",
+    "Normalize",
+    "NormalizeMinMax",
+    "Operator",
+    "Pipeline",
+    "Rename",
+    "RowChanger",
+    "RowFilter",
+    "RowWise",
+    "SplitList",
+    "Statistics",
+    "Step",
+    "TargetEncoding",
+    "Type",
+    "ValueCount",
+    "frame_operator_from_config",
+    "operator_from_config",
+]
+
+Entry = str | Mapping[str, Mapping[str, Any] | None]
+Made = TypeVar("Made", Operator, FrameOperator)
 
 
-def operator_from_config(entry: str | dict[str, dict[str, Any] | None]) -> Operator:
-    """The operator a YAML entry names: `log1p` or `{clip: {min: 0}}`.
+def operator_from_config(entry: Entry) -> Operator:
+    """The operator an entry of `features.ops` names: `log1p` or `{clip: {min: 0}}`.
 
     Raises:
         ConfigError: no such operator, no such parameter, or a value its constructor rejects.
     """
-    name, parameters = (entry, {}) if isinstance(entry, str) else _only_item(entry)
-    if name not in OPERATORS:
-        raise ConfigError(
-            f"features.ops names an unknown operator {name!r}", f"use one of {sorted(OPERATORS)}"
-        )
+    return _made(entry, {name: operator for name, (operator, _) in OPERATORS.items()}, "features.ops")
+
+
+def frame_operator_from_config(entry: Entry) -> FrameOperator:
+    """The operator an entry of `prepare` names.
+
+    Raises:
+        ConfigError: as for operator_from_config.
+    """
+    return _made(entry, FRAME_OPERATORS, "prepare")
+
+
+def _made(entry: Entry, known: Mapping[str, type[Made]], where: str) -> Made:
+    name, parameters = (entry, None) if isinstance(entry, str) else _only_item(entry, where)
+    if name not in known:
+        raise ConfigError(f"{where} names an unknown operator {name!r}", f"use one of {sorted(known)}")
+    given = {key: tuple(v) if isinstance(v, list) else v for key, v in (parameters or {}).items()}
     try:
-        return OPERATORS[name][0](**(parameters or {}))
+        return known[name](**given)
     except TypeError as error:
         raise ConfigError(
-            f"features.ops: {name} does not take {parameters}: {error}", "see its docstring"
+            f"{where}: {name} does not take {parameters}: {error}", "see its docstring"
         ) from error
 
 
-def _only_item(entry: dict[str, dict[str, Any] | None]) -> tuple[str, dict[str, Any] | None]:
+def _only_item(
+    entry: Mapping[str, Mapping[str, Any] | None], where: str
+) -> tuple[str, Mapping[str, Any] | None]:
     if len(entry) != 1:
         raise ConfigError(
-            f"features.ops entry {entry} names {len(entry)} operators", "write one operator an entry"
+            f"{where} entry {dict(entry)} names {len(entry)} operators", "write one operator an entry"
         )
     return next(iter(entry.items()))

@@ -1,23 +1,35 @@
 """What an operator is.
 
-An operator is parameters, checked at construction. `fit` turns it, with the statistics it asked for, into a frozen
-`Fitted` value for one column, which `apply`s to frames and writes itself as JSON. Nothing here knows a session or a
-path. To add one: a file in this folder with the two classes, and its line in `etl/ops/__init__.py`.
+An `Operator` is parameters, checked at construction. Bound to typed columns it becomes `Step`s, each with named inputs
+and outputs; `fit` turns a step, with the statistics of the training rows it asked for, into a frozen `Fitted`, which
+writes itself as JSON. A fitted step means the same in both engines: `apply` builds Spark column expressions and joins
+(`sql`), `compute` works on Arrow arrays (`arrow`). Nothing here knows a session or a path. To add an operator: a file
+in this folder, its line in `etl/ops/__init__.py`, an example in tests/etl/ops.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
-from etl.vocabulary import Vocabulary
+from conf.errors import ConfigError
+from etl.tables import LocalTables, Tables
 
-Need = Literal["nothing", "moments", "counts"]
+# Types a value has on its way through a chain: int is 64 bits, float is double, the last two are lists.
+Type = Literal["int", "float", "string", "ints", "strings"]
+NUMBERS: tuple[Type, ...] = ("int", "float")
+KEYS: tuple[Type, ...] = ("int", "string")
+LISTS: tuple[Type, ...] = ("ints", "strings")
+
+# What `fit` must be given. moments: exact mean and deviation. aggregates: what the operator's own `aggregates` name.
+# median: the lower median. counts: a vocabulary. groups: the keyed table that the operator's own `groups` makes.
+# external: the rows of a table that the operator names.
+Need = Literal["nothing", "moments", "aggregates", "median", "counts", "groups", "external"]
 
 
 @dataclass(frozen=True)
@@ -30,49 +42,178 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class Statistics:
+    """What a step may learn from the training rows; the part that its operator's `needs` names is there.
+
+    Attributes:
+        table: name of the published table with the step's vocabulary or keyed statistics.
+        cardinality: embedding rows of the vocabulary, reserved ids included.
+        facts: further JSON values the operator's own pass over the rows found.
+    """
+
+    moments: Moments | None = None
+    aggregates: Mapping[str, Any] = field(default_factory=dict)
+    median: float | None = None
+    table: str | None = None
+    cardinality: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Fitted(ABC):
-    """A fitted operator on one column: frame → frame."""
+    """A fitted step: values of `inputs` → values of `outputs`, row by row; the number of rows stays.
+
+    `sql_only`: whether rows of a table are the sql engine's alone, because a value depends on more of its row than the
+    inputs; `compute` then gives what a single raw row outside any table gets.
+    """
 
     name: ClassVar[str]
-    column: str
+    sql_only: ClassVar[bool] = False
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
     @abstractmethod
-    def apply(self, rows: DataFrame) -> DataFrame:
-        """The frame with `column` replaced; every other column and the number of rows stay as they are."""
+    def apply(
+        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined where need be, and one expression over it an output.
+
+        Args:
+            values: one expression over `rows` an input.
+            tag: prefix for columns a join adds, unique in the workflow.
+        """
+
+    @abstractmethod
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """One array an output from one array (int64, double, string or list of them) an input."""
 
     def state(self) -> dict[str, Any]:
-        """JSON values from which `from_state` makes an equal operator."""
-        return {}
+        """JSON values from which `from_state` makes an equal step."""
+        own = {f.name for f in fields(Fitted)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 
     @classmethod
-    def from_state(cls, column: str, state: Mapping[str, Any], vocabulary: Vocabulary | None) -> Fitted:
-        return cls(column=column, **state)
+    def from_state(cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]) -> Fitted:
+        return cls(tuple(inputs), tuple(outputs), **state)
+
+    @property
+    def cardinality(self) -> int | None:
+        """Embedding rows of the ids it makes, reserved ids included; None where it makes no ids."""
+        return None
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The outputs that go on: all, but for operators that leave columns out."""
+        return self.outputs
 
 
 @dataclass(frozen=True)
 class RowWise(Fitted):
-    """A fitted operator that is one column expression. Runs of them become one projection."""
+    """A fitted step with one output that is one column expression."""
 
     @abstractmethod
-    def expression(self, value: Column) -> Column:
-        """The new value from the old, row by row."""
+    def expression(self, *values: Column) -> Column:
+        """The output's value from the inputs' values."""
 
-    def apply(self, rows: DataFrame) -> DataFrame:
-        return rows.withColumn(self.column, self.expression(F.col(self.column)))
+    def apply(
+        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[Column]]:
+        return rows, [self.expression(*values)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator bound to columns, not fitted yet.
+
+    Attributes:
+        outputs: names in order.
+        types: output → type.
+        taken: types of the inputs, for operators that differ by them.
+    """
+
+    operator: Operator
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: Mapping[str, Type]
+    taken: tuple[Type, ...] = ()
 
 
 @dataclass(frozen=True)
 class Operator(ABC):
     """Parameters of an operator.
 
-    `needs` names the statistics of the training rows that `fit` asks for: `moments`, `counts` (a vocabulary of the
-    column's values), or `nothing`.
+    Attributes:
+        needs: the statistics of the training rows that `fit` asks for.
+        takes: types of values it accepts.
+        makes_ids: whether its outputs are ids of an embedding table.
+        keeps_ids: whether ids stay ids.
     """
 
     name: ClassVar[str]
     needs: ClassVar[Need] = "nothing"
-    makes: ClassVar[Literal["dense", "categorical"]] = "dense"
+    takes: ClassVar[tuple[Type, ...]] = NUMBERS
+    makes_ids: ClassVar[bool] = False
+    keeps_ids: ClassVar[bool] = False
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns: one a column, which it replaces; operators over several columns override this.
+
+        Raises:
+            ConfigError: a column has a type the operator does not take, or it names columns that are not there.
+        """
+        self.require_types(columns)
+        return [Step(self, (name,), (name,), {name: self.gives(kind)}) for name, kind in columns.items()]
+
+    def gives(self, taken: Type) -> Type:
+        """Type of an output, from the type of its input."""
+        return "float"
+
+    def reads(self) -> tuple[str, ...]:
+        """Raw columns `fit` needs beside the step's inputs."""
+        return ()
+
+    def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        """Name → aggregate over the training rows of one input; independent of the order of rows."""
+        raise NotImplementedError(f"{self.name} asks for no aggregates")
+
+    def groups(self, rows: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
+        """The keyed table (key string, …) of training rows that have the columns `key` and `reads()`, and facts."""
+        raise NotImplementedError(f"{self.name} makes no keyed table")
 
     @abstractmethod
-    def fit(self, column: str, moments: Moments | None, vocabulary: Vocabulary | None) -> Fitted:
-        """The frozen operator for one column; the argument that `needs` names is there, the others are None."""
+    def fit(self, step: Step, found: Statistics) -> Fitted:
+        """The frozen step."""
+
+    def require_types(self, columns: Mapping[str, Type]) -> None:
+        for column, kind in columns.items():
+            if kind not in self.takes:
+                raise ConfigError(
+                    f"{self.name} takes {' or '.join(self.takes)}, and {column} is {kind}",
+                    f"declare {column} otherwise in columns, or put an operator before that makes it so",
+                )
+
+    def __rrshift__(self, columns: Sequence[str]) -> Any:
+        """`["C1", "C2"] >> Categorify(min_count=15)` is a Pipeline (etl.ops.pipeline)."""
+        from etl.ops.pipeline import Pipeline  # a Pipeline holds operators: imported late
+
+        return Pipeline(tuple(columns), (self,))
+
+    def config(self) -> str | dict[str, dict[str, Any] | None]:
+        """The entry of `features.ops` that names this operator with these parameters."""
+        given = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.default is MISSING or getattr(self, f.name) != f.default
+        }
+        return {self.name: given} if given else self.name
+
+
+def as_doubles(values: pa.Array) -> Any:
+    """(n,) float64 NumPy array with NaN for null, and (n,) bool of what is null."""
+    nulls = values.is_null().to_numpy(zero_copy_only=False)
+    return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), nulls
+
+
+def from_doubles(values: Any, nulls: Any) -> pa.Array:
+    """float64 Arrow array of NumPy values; null where `nulls` says so."""
+    return pa.array(values, pa.float64(), mask=nulls)

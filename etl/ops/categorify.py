@@ -2,65 +2,203 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pyspark.sql import DataFrame
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, InfrastructureError
-from etl.ops.base import Fitted, Moments, Need, Operator
-from etl.vocabulary import Vocabulary, encode
+from conf.feature_spec import NULL_ID, NUM_RESERVED_IDS, OOV_ID
+from etl.ops.base import LISTS, Fitted, Need, Operator, Statistics, Step, Type
+from etl.ops.hash_bucket import bucket_array, bucket_column
+from etl.ops.texts import SEPARATOR, over_elements, text_array, text_column
+from etl.tables import LocalTables, Tables
 
 
 @dataclass(frozen=True)
 class FittedCategorify(Fitted):
     name: ClassVar[str] = "categorify"
-    vocabulary: Vocabulary
-    min_count: int
+    vocabulary: str = ""
+    size: int = NUM_RESERVED_IDS
+    min_count: int = 1
+    oov_buckets: int = 1
+    max_age_days: int | None = None
+    lists: bool = False
 
-    def apply(self, rows: DataFrame) -> DataFrame:
-        return encode(rows, self.column, self.vocabulary)
+    @property
+    def cardinality(self) -> int:
+        return self.size
 
-    def state(self) -> dict[str, Any]:
-        return {"min_count": self.min_count}
+    def apply(
+        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[Column]]:
+        if self.lists:
+            return self._apply_lists(rows, values[0], tables, tag)
+        value, found = f"{tag}value", f"{tag}id"
+        lookup = tables.vocabulary(self.vocabulary, self.max_age_days)
+        lookup = lookup.select(F.col("value").alias(value), F.col("id").alias(found))
+        text = text_column(values[0])
+        joined = rows.join(lookup, text == F.col(value), "left").drop(value)
+        return joined, [self._id(text, F.col(found))]
 
-    @classmethod
-    def from_state(
-        cls, column: str, state: Mapping[str, Any], vocabulary: Vocabulary | None
-    ) -> FittedCategorify:
-        if vocabulary is None:
-            raise InfrastructureError(
-                f"the vocabulary of {column} was not loaded", "report this: it is our defect"
-            )
-        return cls(column, vocabulary, state["min_count"])
+    def _id(self, text: Column, found: Column) -> Column:
+        unknown = F.lit(OOV_ID) if self.oov_buckets == 1 else bucket_column(text, self.oov_buckets, OOV_ID)
+        identified = F.when(text.isNull(), F.lit(NULL_ID)).otherwise(F.coalesce(found, unknown))
+        return identified.cast("bigint")
+
+    def _apply_lists(
+        self, rows: DataFrame, value: Column, tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[Column]]:
+        """Encodes each distinct list once, and joins the rows with the result by the list's text."""
+        key, found = f"{tag}list", f"{tag}ids"
+        keyed = rows.withColumn(key, F.concat_ws(SEPARATOR, F.transform(value, text_column)))
+        elements = (
+            keyed.where(value.isNotNull())
+            .select(F.col(key), F.transform(value, text_column).alias("texts"))
+            .dropDuplicates([key])
+            .select(key, F.posexplode_outer("texts").alias("place", "text"))
+        )
+        lookup = tables.vocabulary(self.vocabulary, self.max_age_days).withColumnRenamed("value", "known")
+        encoded = elements.join(lookup, F.col("text") == F.col("known"), "left").select(
+            key, "place", self._id(F.col("text"), F.col("id")).alias("id")
+        )
+        placed = F.collect_list(F.when(F.col("place").isNotNull(), F.struct("place", "id")))
+        lists = encoded.groupBy(key).agg(F.sort_array(placed).getField("id").alias(found))
+        joined = keyed.join(lists, key, "left")
+        return joined.drop(key), [F.when(value.isNotNull(), F.col(found))]
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        texts = text_array(pc.list_flatten(values[0]) if self.lists else values[0])
+        ids = pa.array(self._ids(texts, tables), pa.int64())
+        return [over_elements(values[0], ids) if self.lists else ids]
+
+    def _ids(self, texts: pa.Array, tables: LocalTables) -> np.ndarray:
+        coded = texts.dictionary_encode()
+        distinct = coded.dictionary
+        lookup, ids = tables.vocabulary(self.vocabulary, self.max_age_days)
+        positions = lookup.find(distinct)
+        of_distinct = np.empty(len(distinct) + 1, np.int64)
+        of_distinct[-1] = NULL_ID  # the code of null, below
+        unknown = (
+            np.full(len(distinct), OOV_ID)
+            if self.oov_buckets == 1
+            else bucket_array(distinct, self.oov_buckets, OOV_ID)
+        )
+        of_distinct[:-1] = np.where(positions >= 0, ids[positions] if len(ids) else OOV_ID, unknown)
+        return of_distinct[coded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)]
 
 
 @dataclass(frozen=True)
 class Categorify(Operator):
-    """Values to ids: null to NULL_ID, values seen fewer than `min_count` times in training to OOV_ID.
+    """Values to ids: null to NULL_ID, values of the vocabulary to ids from 3 on, all others to OOV_ID.
 
-    Ids from 3 on follow by descending count, ties by value (its UTF-8 bytes); an extension appends.
+    The vocabulary holds the values seen at least `min_count` times in training, at most `max_size` of them. Ids follow
+    by descending count, ties by value (its UTF-8 bytes); an extension counts on and appends, and no value ever changes
+    its id. Numbers are their decimal texts. Lists are encoded element by element.
 
-    | in   | out (min_count=2; training rows a a b b b c) |
-    |------|----------------------------------------------|
-    | b    | 3                                            |
-    | a    | 4                                            |
-    | c    | 2 (OOV_ID: seen once)                        |
-    | zzz  | 2 (OOV_ID: never seen)                       |
-    | null | 1 (NULL_ID)                                  |
+    Parameters:
+        min_count: frequency from which a value gets an id; or column → frequency.
+        max_size: most values that get one.
+        oov_buckets: over how many ids, from OOV_ID on, all others are spread by hash; the vocabulary begins behind.
+        share: name of one vocabulary for all columns of the group, counted together.
+        values: a given vocabulary, in the order of its ids; nothing is counted or extended then.
+        max_age_days: a value not seen for longer, at the last day counted, reads as unknown until it comes back; its
+            id stays reserved for it.
+
+    | in   | out (min_count=2; training rows a a b b b c) | out, oov_buckets=4 |
+    |------|----------------------------------------------|--------------------|
+    | b    | 3                                            | 6                  |
+    | a    | 4                                            | 7                  |
+    | c    | 2 (OOV_ID: seen once)                        | 2 to 5, by hash    |
+    | zzz  | 2 (OOV_ID: never seen)                       | 2 to 5, by hash    |
+    | null | 1 (NULL_ID)                                  | 1 (NULL_ID)        |
     """
 
     name: ClassVar[str] = "categorify"
     needs: ClassVar[Need] = "counts"
-    makes: ClassVar[Literal["dense", "categorical"]] = "categorical"
-    min_count: int = 1
+    takes: ClassVar[tuple[Type, ...]] = ("int", "string", "ints", "strings")
+    makes_ids: ClassVar[bool] = True
+    min_count: int | Mapping[str, int] = 1
+    max_size: int | None = None
+    oov_buckets: int = 1
+    share: str | None = None
+    values: tuple[str, ...] | None = None
+    max_age_days: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.min_count, int) or self.min_count < 1:
-            raise ConfigError(
-                f"categorify min_count={self.min_count!r} must be an integer of at least 1", "correct it"
-            )
+        least = self.min_count.values() if isinstance(self.min_count, Mapping) else [self.min_count]
+        for name, given in (
+            *(("min_count", each) for each in least),
+            ("max_size", self.max_size),
+            ("oov_buckets", self.oov_buckets),
+            ("max_age_days", self.max_age_days),
+        ):
+            if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+                raise ConfigError(
+                    f"categorify {name}={given!r} must be an integer of at least 1", "correct it"
+                )
+        if self.values is not None:
+            texts = tuple(str(each) for each in self.values)
+            if len(set(texts)) != len(texts) or not texts:
+                raise ConfigError("categorify values must be different, and at least one", "correct the list")
+            if self.max_size is not None or self.max_age_days is not None or self.min_count != 1:
+                raise ConfigError(
+                    "categorify values is the whole vocabulary: nothing is counted",
+                    "leave out min_count, max_size and max_age_days",
+                )
+            object.__setattr__(self, "values", texts)
 
-    def fit(self, column: str, moments: Moments | None, vocabulary: Vocabulary | None) -> FittedCategorify:
-        return FittedCategorify.from_state(column, {"min_count": self.min_count}, vocabulary)
+    @property
+    def first_id(self) -> int:
+        """The id of the most frequent value."""
+        return OOV_ID + self.oov_buckets
+
+    def least(self, column: str) -> int:
+        """The frequency from which a value of this column gets an id."""
+        if not isinstance(self.min_count, Mapping):
+            return self.min_count
+        if column not in self.min_count:
+            raise ConfigError(
+                f"categorify min_count={dict(self.min_count)} has no entry for {column}",
+                "add one, or give one number",
+            )
+        return self.min_count[column]
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        steps = super().bind(columns)
+        for step in steps:
+            self.least(self.vocabulary(step))
+        return steps
+
+    def vocabulary(self, step: Step) -> str:
+        """Name of the vocabulary of one step."""
+        return self.share or step.inputs[0]
+
+    def gives(self, taken: Type) -> Type:
+        return "ints" if taken in LISTS else "int"
+
+    def fit(self, step: Step, found: Statistics) -> FittedCategorify:
+        if found.cardinality is None:
+            raise InfrastructureError(
+                f"the vocabulary of {step.inputs[0]} was not counted", "report this: it is our defect"
+            )
+        return FittedCategorify(
+            inputs=step.inputs,
+            outputs=step.outputs,
+            vocabulary=self.vocabulary(step),
+            size=max(found.cardinality, self.first_id),
+            min_count=self.least(self.vocabulary(step)),
+            oov_buckets=self.oov_buckets,
+            max_age_days=self.max_age_days,
+            lists=step.types[step.outputs[0]] == "ints",
+        )
+
+    def config(self) -> str | dict[str, dict[str, Any] | None]:
+        entry = super().config()
+        given = entry.get(self.name) if isinstance(entry, dict) else None
+        return {self.name: {**given, "values": list(self.values)}} if given and self.values else entry

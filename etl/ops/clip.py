@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import Moments, Operator, RowWise
-from etl.vocabulary import Vocabulary
+from etl.ops.base import Operator, RowWise, Statistics, Step, as_doubles, from_doubles
+from etl.tables import LocalTables
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,8 @@ class FittedClip(RowWise):
     min: float | None = None
     max: float | None = None
 
-    def expression(self, value: Column) -> Column:
-        clipped = value.cast("double")
+    def expression(self, *values: Column) -> Column:
+        clipped = values[0].cast("double")
         # when(), because greatest() and least() skip nulls and would turn a null into the bound.
         if self.min is not None:
             clipped = F.when(clipped < self.min, F.lit(self.min)).otherwise(clipped)
@@ -28,8 +31,9 @@ class FittedClip(RowWise):
             clipped = F.when(clipped > self.max, F.lit(self.max)).otherwise(clipped)
         return clipped
 
-    def state(self) -> dict[str, Any]:
-        return {"min": self.min, "max": self.max}
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        numbers, nulls = as_doubles(values[0])
+        return [from_doubles(np.clip(numbers, self.min, self.max), nulls)]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,6 @@ class Clip(Operator):
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ConfigError(f"clip min={self.min} is above max={self.max}", "swap them")
 
-    def fit(self, column: str, moments: Moments | None, vocabulary: Vocabulary | None) -> FittedClip:
+    def fit(self, step: Step, found: Statistics) -> FittedClip:
         bounds = [None if bound is None else float(bound) for bound in (self.min, self.max)]
-        return FittedClip(column, *bounds)
+        return FittedClip(step.inputs, step.outputs, *bounds)

@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pyspark.sql import Column
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from etl.ops.base import Moments, Operator, RowWise
-from etl.vocabulary import Vocabulary
+from conf.errors import ConfigError
+from etl.ops.base import Fitted, Operator, Statistics, Step, Type
+from etl.tables import LocalTables, Tables
 
 
 @dataclass(frozen=True)
-class FittedFill(RowWise):
+class FittedFill(Fitted):
     name: ClassVar[str] = "fill"
-    value: float = 0.0
+    value: float | str = 0.0
 
-    def expression(self, value: Column) -> Column:
-        return F.coalesce(value.cast("double"), F.lit(self.value))
+    def apply(
+        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[Column]]:
+        raw = values[0]
+        typed = raw if isinstance(self.value, str) else raw.cast("double")
+        filled = [F.coalesce(typed, F.lit(self.value))]
+        return rows, filled + [raw.isNull().cast("double") for _ in self.outputs[1:]]
 
-    def state(self) -> dict[str, Any]:
-        return {"value": self.value}
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        raw = values[0]
+        typed = raw if isinstance(self.value, str) else raw.cast(pa.float64(), safe=False)
+        filled = [pc.fill_null(typed, self.value)]
+        return filled + [
+            pa.array(raw.is_null().to_numpy(zero_copy_only=False).astype(np.float64))
+            for _ in self.outputs[1:]
+        ]
 
 
 @dataclass(frozen=True)
 class Fill(Operator):
-    """Replaces null by `value`.
+    """Replaces null by `value`: a number in columns of numbers, a text in columns of strings.
 
-    | in   | out (value=0) |
-    |------|---------------|
-    | null | 0.0           |
-    | 7    | 7.0           |
+    With `indicator`, each column gets a second one, `<column>_filled`: 1.0 where it was null, otherwise 0.0.
+
+    | in   | out (value=0) | out, indicator |
+    |------|---------------|----------------|
+    | null | 0.0           | 1.0            |
+    | 7    | 7.0           | 0.0            |
     """
 
     name: ClassVar[str] = "fill"
-    value: float = 0.0
+    takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string")
+    value: float | str = 0.0
+    indicator: bool = False
 
-    def fit(self, column: str, moments: Moments | None, vocabulary: Vocabulary | None) -> FittedFill:
-        return FittedFill(column, float(self.value))
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        self.require_types(columns)
+        steps = []
+        for column, kind in columns.items():
+            if (kind == "string") != isinstance(self.value, str):
+                raise ConfigError(
+                    f"fill value={self.value!r} is no {kind}, as {column} is",
+                    "write a text for columns of strings and a number for columns of numbers",
+                )
+            types: dict[str, Type] = {column: "string" if kind == "string" else "float"}
+            if self.indicator:
+                types[f"{column}_filled"] = "float"
+            steps.append(Step(self, (column,), tuple(types), types))
+        return steps
+
+    def fit(self, step: Step, found: Statistics) -> FittedFill:
+        value = self.value if isinstance(self.value, str) else float(self.value)
+        return FittedFill(step.inputs, step.outputs, value)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from etl.ops.base import Moments, Operator, RowWise
-from etl.vocabulary import Vocabulary
+from etl.ops.base import Operator, RowWise, Statistics, Step, as_doubles, from_doubles
+from etl.tables import LocalTables
 
 
 @dataclass(frozen=True)
 class FittedLog1p(RowWise):
     name: ClassVar[str] = "log1p"
 
-    def expression(self, value: Column) -> Column:
-        return F.log1p(value.cast("double"))
+    def expression(self, *values: Column) -> Column:
+        return F.log1p(values[0].cast("double"))
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        numbers, nulls = as_doubles(values[0])
+        none = nulls | (numbers <= -1)
+        return [from_doubles(np.log1p(np.where(none, 0.0, numbers)), none)]
 
 
 @dataclass(frozen=True)
@@ -34,5 +42,5 @@ class Log1p(Operator):
 
     name: ClassVar[str] = "log1p"
 
-    def fit(self, column: str, moments: Moments | None, vocabulary: Vocabulary | None) -> FittedLog1p:
-        return FittedLog1p(column)
+    def fit(self, step: Step, found: Statistics) -> FittedLog1p:
+        return FittedLog1p(step.inputs, step.outputs)

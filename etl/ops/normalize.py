@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import pyarrow as pa
 from pyspark.sql import Column
 
 from conf.errors import DataError
-from etl.ops.base import Moments, Need, Operator, RowWise
-from etl.vocabulary import Vocabulary
+from etl.ops.base import Need, Operator, RowWise, Statistics, Step, as_doubles, from_doubles
+from etl.tables import LocalTables
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,12 @@ class FittedNormalize(RowWise):
     mean: float = 0.0
     std: float = 1.0
 
-    def expression(self, value: Column) -> Column:
-        return (value.cast("double") - self.mean) / self.std
+    def expression(self, *values: Column) -> Column:
+        return (values[0].cast("double") - self.mean) / self.std
 
-    def state(self) -> dict[str, Any]:
-        return {"mean": self.mean, "std": self.std}
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        numbers, nulls = as_doubles(values[0])
+        return [from_doubles((numbers - self.mean) / self.std, nulls)]
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,11 @@ class Normalize(Operator):
     name: ClassVar[str] = "normalize"
     needs: ClassVar[Need] = "moments"
 
-    def fit(self, column: str, moments: Moments | None, vocabulary: Vocabulary | None) -> FittedNormalize:
+    def fit(self, step: Step, found: Statistics) -> FittedNormalize:
+        moments = found.moments
         if moments is None or moments.rows == 0:
             raise DataError(
-                f"normalize cannot be fitted on {column}: it has no value in the training rows",
-                f"add fill before normalize, or leave {column} out of features",
+                f"normalize cannot be fitted on {step.inputs[0]}: it has no value in the training rows",
+                f"add fill before normalize, or leave {step.inputs[0]} out of features",
             )
-        return FittedNormalize(column, moments.mean, moments.std or 1.0)
+        return FittedNormalize(step.inputs, step.outputs, moments.mean, moments.std or 1.0)

@@ -11,6 +11,7 @@ import yaml
 from conf.errors import ConfigError
 from conf.load import config_digest, load_config
 from conf.types import expand_range
+from etl.plan import plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,13 +45,13 @@ def _write(folder: Path, values: Any, name: str = "small.yaml") -> str:
 def test_every_dataset_of_ours_loads(path: Path) -> None:
     config = load_config(str(path))
     assert config.name == path.stem
-    assert config.feature_names
+    assert plan(config).features
 
 
 def test_ranges_are_expanded_in_order(tmp_path: Path) -> None:
     config = load_config(_write(tmp_path, SMALL))
     assert config.log.names == ["label", "I1", "I2", "I3", "user", "item"]
-    assert config.feature_names == ["I1", "I2", "I3"]
+    assert plan(config).features == ("I1", "I2", "I3")
     assert expand_range("a{9..11}b") == ["a9b", "a10b", "a11b"]
     assert expand_range("plain") == ["plain"]
 
@@ -129,7 +130,6 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
             _changed("features", 0, "columns", to=["I1", "I1"]),
             r"features\.columns names columns twice: \['I1'\]",
         ),
-        (_changed("scopes", to={"user": ["user"]}), r"scopes names columns that do not exist: \['user'\]"),
         (_changed("train", to={"num_ranks": 3}), r"num_shards=16 must be a multiple of num_ranks=3"),
         (
             _changed("train", to={"global_batch_size": 100}),
@@ -138,10 +138,6 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("train", to={"epochs": 0}), r"train\.epochs=0"),
         (_changed("negatives", to={"per_positive": 0}), r"negatives\.per_positive=0"),
         (_changed("quality", to={"max_bad_share": -0.1}), r"quality\.max_bad_share=-0\.1"),
-        (
-            {**SMALL, "negatives": {"per_positive": 1}, "scopes": {"item": ["I1"]}},
-            r"negatives draws other items, and scopes\.item names \['I1'\] of the log",
-        ),
         ({key: value for key, value in SMALL.items() if key != "model"}, r"model is missing"),
         ({**SMALL, "keys": None, "split": {"by": "leave_last_out"}}, r"need the section keys"),
     ],
@@ -164,10 +160,6 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
         (
             [{"name": "user", "type": "string"}, {"name": "I1", "type": "int"}],
             r"users\.columns and log\.columns both name \['I1'\]",
-        ),
-        (
-            [{"name": "user", "type": "string"}, {"name": "age", "type": "int"}],
-            r"scopes\.user names \['I2'\], which users\.columns does not hold",
         ),
     ],
 )

@@ -16,7 +16,8 @@ from conf.lake import Lake
 from conf.manifest import read_manifest
 from conf.types import Config
 from etl.build import Built, encode_split
-from etl.workflow import load_workflow, vocabulary_table
+from etl.tables import VOCABULARY, workflow_table
+from etl.workflow import load_workflow
 from tests.etl import cases, oracle
 
 FIRST, SECOND = "2026-01-03", "2026-01-04"
@@ -105,13 +106,13 @@ def test_both_engines_give_the_same_rows(spark: SparkSession, world: World) -> N
     expected = oracle.encode(world.config, world.second_fit, world.good[DAYS[3]])
     for engine in ("sql", "arrow"):
         workflow = load_workflow(world.lake, world.second.workflow.version, engine=engine)
-        assert workflow.lookups.engine == engine
+        assert workflow.engine == engine
         rows = encode_split(spark, world.config, workflow, SECOND, "test").toPandas()
         cases.assert_features_equal(rows, expected, workflow.spec)
 
 
 def _vocabulary(world: World, version: str) -> dict[str, dict[str, int]]:
-    rows = cases.read_rows(vocabulary_table(world.lake, version))
+    rows = cases.read_rows(workflow_table(world.lake, version, VOCABULARY))
     return {
         str(column): dict(zip(found["value"], found["id"], strict=True))
         for column, found in rows.groupby("column")

@@ -17,9 +17,9 @@ from conf.errors import ConfigError, DataError
 from conf.types import Negatives, SplitConfig
 from etl.moments import measure_moments
 from etl.negatives import add_negatives
-from etl.ops import operator_from_config
+from etl.ops import Statistics, operator_from_config
 from etl.split import assign_split, plan_days
-from etl.vocabulary import add_counts, assign_ids, count_values
+from etl.vocabulary import IdRule, add_counts, assign_ids, count_values
 from tests.etl import oracle
 
 FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)
@@ -43,12 +43,14 @@ def test_ids_do_not_depend_on_order_and_an_extension_appends(
     spark: SparkSession, first: list[tuple], later: list[tuple], partitions: int
 ) -> None:
     minimum = {"x": 2, "y": 3}
+    rules = {name: IdRule(least, first_id=3) for name, least in minimum.items()}
+    values = [(name, F.col(name), False) for name in minimum]
     expected: dict[str, dict[str, int]] = {"x": {}, "y": {}}
     known: Counter[tuple[str, str]] = Counter()
     frames = [
         spark.createDataFrame(rows, "x string, y string").repartition(partitions) for rows in (first, later)
     ]
-    counted = count_values(frames[0], ["x", "y"]).withColumn("id", F.lit(None).cast("int"))
+    counted = count_values(frames[0], values, F.lit(1)).withColumn("id", F.lit(None).cast("int"))
     for step, rows in enumerate((first, later)):
         known.update(
             (column, row[place])
@@ -61,8 +63,8 @@ def test_ids_do_not_depend_on_order_and_an_extension_appends(
                 ids, Counter({v: n for (c, v), n in known.items() if c == column}), minimum[column]
             )
         if step:
-            counted = add_counts(assign_ids(counted, minimum), count_values(frames[1], ["x", "y"]))
-        assert _ids(assign_ids(counted, minimum)) == {column: ids for column, ids in expected.items() if ids}
+            counted = add_counts(assign_ids(counted, rules), count_values(frames[1], values, F.lit(2)))
+        assert _ids(assign_ids(counted, rules)) == {column: ids for column, ids in expected.items() if ids}
 
 
 def _exact(values: list[float]) -> tuple[float, float]:
@@ -106,8 +108,9 @@ def test_moments_refuse_what_they_cannot_sum_exactly(spark: SparkSession, value:
 
 
 def test_normalize_needs_a_value() -> None:
+    operator = operator_from_config("normalize")
     with pytest.raises(DataError, match="normalize cannot be fitted on a"):
-        operator_from_config("normalize").fit("a", None, None)
+        operator.fit(operator.bind({"a": "int"})[0], Statistics())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from conf.dataset import Dataset, publish_dataset, read_dataset
 from conf.lake import Lake
 from conf.load import load_config
 from etl.publish import publish, read_published
-from etl.workflow import rare_table, vocabulary_table
+from etl.tables import RARE, VOCABULARY, workflow_table
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
 from jobs.runner import Job, Result
@@ -126,7 +126,7 @@ def test_tables_hold_the_same_rows(lakes: Lakes) -> None:
     partitions = [
         *((lake.features(version).partition(day) for lake in (peace, kills)) for day in DAYS),
         *((lake.quarantine.partition(day) for lake in (peace, kills)) for day in DAYS),
-        *((table(lake, version) for lake in (peace, kills)) for table in (vocabulary_table, rare_table)),
+        *((workflow_table(lake, version, name) for lake in (peace, kills)) for name in (VOCABULARY, RARE)),
         (lake.users(version).partition(RUN_DATE) for lake in (peace, kills)),
         (lake.items(version).partition(RUN_DATE) for lake in (peace, kills)),
     ]

@@ -24,7 +24,7 @@ RUN_DATE = DAYS[-1]
 DAY_AFTER = "2026-01-06"
 WORKFLOW = SPEC.workflow_version
 LOG = ["clicked", "user", "item", *(each.name for each in SPEC.features)]
-TEXT_COLUMNS = {"user", "item"}
+TEXT_COLUMNS = {"user", "item", *(each.name for each in SPEC.categorical)}
 
 
 def make_config(root: Path, **sections: Any) -> Config:

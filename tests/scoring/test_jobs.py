@@ -48,8 +48,11 @@ from training.registry import champion_as_of, record_run
 class EncodedContext:
     """Stands for a workflow: context values of the hand-made log are encoded already."""
 
-    def encode_values(self, _: SparkSession, values: dict[str, Any]) -> dict[str, Any]:
-        return values
+    def raw_columns(self, features: list[str]) -> list[str]:
+        return features
+
+    def encode_values(self, raw: dict[str, Any], features: list[str]) -> dict[str, Any]:
+        return {name: raw[name] for name in features}
 
 
 @dataclass
@@ -73,7 +76,7 @@ def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "prepare", lambda *_: None)
         patch.setattr(tracking, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_workflow", lambda *_: EncodedContext())
+        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
         yield
 
 

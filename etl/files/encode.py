@@ -1,0 +1,131 @@
+"""The second pass: every slice parsed again, its values turned into features, and written as Parquet by its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from conf import storage
+from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
+from etl.chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
+from etl.files.layout import FileLayout
+from etl.files.parse import Block, parse_block, unify
+from etl.files.slices import SLICE_BYTES, Slice, blocks
+from etl.files.survey import starts_file, wanted
+from etl.tables import LocalTables
+
+_KEY_TYPES = {ROW_ID: pa.int64(), USER_KEY: pa.string(), ITEM_KEY: pa.string(), EVENT_TIME: pa.int64()}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A slice, the row_id of its first line, and the file its features go to."""
+
+    part: Slice
+    first_row: int
+    features_file: str
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What all tasks share: the log's layout, the fitted chains and their tables, the table to write."""
+
+    layout: FileLayout
+    chains: tuple[FittedChain, ...]
+    spec: FeatureSpec
+    tables: LocalTables
+    row_group_rows: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the feature table, in order."""
+        dtypes = {each.name: FEATURE_ARROW_TYPES[each.dtype] for each in self.spec.features}
+        keys = [(name, _KEY_TYPES[name]) for name in self.spec.key_columns]
+        return pa.schema([*keys, (self.spec.label, pa.float32()), *dtypes.items()])
+
+
+def encode(spark: SparkSession, tasks: Sequence[Task], encoding: Encoding) -> list[int]:
+    """Writes one Parquet file a task and returns the rows of each. Nothing is published.
+
+    Rows are dealt round-robin over the row groups of a slice, so that each group is a fair sample of it.
+    """
+    function = _worker(tuple(tasks), encoding)
+    done = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(function, "task int, rows bigint")
+    rows = {row["task"]: row["rows"] for row in done.collect()}  # one row a slice
+    return [rows[index] for index in range(len(tasks))]
+
+
+def _worker(
+    tasks: tuple[Task, ...], encoding: Encoding
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                rows = _encode_slice(tasks[index], encoding)
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([index], pa.int32()), pa.array([rows], pa.int64())], ["task", "rows"]
+                )
+
+    return run
+
+
+def _encode_slice(task: Task, encoding: Encoding) -> int:
+    files, inner = storage.filesystem(task.features_file)
+    if storage.is_local(task.features_file):
+        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
+    names = [name for chain in encoding.chains for name in chain.inputs]
+    needed = wanted(encoding.layout, names)
+    lines, rows, held = 0, 0, 0
+    waiting: list[tuple[int, Block]] = []
+    with (
+        files.open_output_stream(inner) as sink,
+        pq.ParquetWriter(sink, encoding.schema, compression="zstd") as writer,
+    ):
+        for block in blocks(task.part):
+            header = encoding.layout.header and starts_file(task.part, lines)
+            parsed = parse_block(block, encoding.layout, needed, header)
+            waiting.append((task.first_row + lines, parsed))
+            lines += parsed.lines
+            held += len(block)
+            if held >= SLICE_BYTES:
+                rows += _write(writer, waiting, encoding)
+                waiting, held = [], 0
+        rows += _write(writer, waiting, encoding)
+    return rows
+
+
+def _write(writer: pq.ParquetWriter, waiting: Sequence[tuple[int, Block]], encoding: Encoding) -> int:
+    """Writes the rows of some blocks, as row groups of equal size."""
+    rows = sum(len(block.places) for _, block in waiting)
+    if not rows:
+        return 0
+    columns = _columns(waiting, encoding)
+    schema = encoding.schema
+    groups = -(-rows // encoding.row_group_rows)
+    table = pa.Table.from_arrays([columns[name] for name in schema.names], schema.names)
+    for group in range(groups):
+        part = table.take(pa.array(np.arange(group, rows, groups))) if groups > 1 else table
+        writer.write_table(part.cast(schema), row_group_size=len(part))
+    return rows
+
+
+def _columns(waiting: Sequence[tuple[int, Block]], encoding: Encoding) -> Mapping[str, pa.Array]:
+    """Column of the feature table → (n,) its values."""
+    names = {name for chain in encoding.chains for name in chain.inputs}
+    raw = {name: unify([block.columns[name] for _, block in waiting]) for name in sorted(names)}
+    dtypes = {each.name: each.dtype for each in encoding.spec.features}
+    made = compute_features(encoding.chains, raw, dtypes, encoding.tables)
+    ids = np.concatenate([first + block.places for first, block in waiting])
+    made[ROW_ID] = pa.array(ids, pa.int64())
+    for key in (USER_KEY, ITEM_KEY):
+        if key in encoding.spec.key_columns:
+            made[key] = unify([block.columns[key] for _, block in waiting])
+    for key in (EVENT_TIME, LABEL):
+        if key in (*encoding.spec.key_columns, encoding.spec.label):
+            made[key] = pa.concat_arrays([block.columns[key] for _, block in waiting])
+    return made

@@ -1,0 +1,298 @@
+"""A block of lines to typed, dictionary-encoded columns, and the lines that are no rows with their reasons.
+
+pyarrow's CSV reader does the work. What it cannot judge line by line (quotes, bytes that are no UTF-8) goes through the
+slower parse of etl/arrow_parse.py; both give the rows and reasons of the sql engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
+from etl.arrow_parse import split_fields, typed_column
+from etl.files.layout import FileLayout
+from etl.ops.texts import text_array
+
+_CODED = pa.dictionary(pa.int32(), pa.string())
+_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+@dataclass(frozen=True)
+class Block:
+    """The parse of one block.
+
+    Attributes:
+        lines: how many lines it has.
+        places: (n,) int64 of the good rows: their line in the block, from 0.
+        columns: raw column → dictionary array of n values (int64, double or string), and `label` (float), `user_key`,
+            `item_key` (dictionaries of strings), `event_time` (int64 µs) where the log has them.
+        bad: (line in the block, reason, text) of every other line, the reason `filter:…` or `dropna:…` included.
+    """
+
+    lines: int
+    places: np.ndarray
+    columns: Mapping[str, pa.Array]
+    bad: tuple[tuple[int, str, str], ...]
+
+
+class _Reasons:
+    """The first reason of each row, column by column."""
+
+    def __init__(self, rows: int) -> None:
+        self.of: dict[int, str] = {}
+        self.rows = rows
+
+    def add(self, rows: np.ndarray, reason: str) -> None:
+        for row in rows.tolist():
+            self.of.setdefault(row, reason)
+
+    @property
+    def good(self) -> np.ndarray:
+        kept = np.ones(self.rows, bool)
+        kept[list(self.of)] = False
+        return np.flatnonzero(kept)
+
+
+def parse_block(block: bytes, layout: FileLayout, wanted: Sequence[str], header: bool) -> Block:
+    """Parses a block of whole lines.
+
+    Args:
+        wanted: the raw columns of strings to return; numbers are always parsed, because each must be one.
+        header: whether the first line is a header, and no row.
+    """
+    lines = block.count(b"\n") + (0 if block.endswith(b"\n") else 1)
+    texts, broken = _columns(block, layout, wanted, lines)
+    rows_at = np.delete(np.arange(lines), sorted(broken)) if broken else np.arange(lines)
+    reasons = _Reasons(len(rows_at))
+    columns: dict[str, pa.Array] = {}
+    for column in layout.columns:
+        if column.name not in texts:
+            continue
+        coded = texts[column.name]
+        if column.type == "string":
+            columns[column.name] = coded
+            continue
+        distinct, why = typed_column(coded.dictionary, column)
+        if why is not None:
+            bad = np.flatnonzero(why.is_valid().to_numpy(zero_copy_only=False))
+            reason = why.drop_null()[0].as_py()
+            reasons.add(_rows_with(coded, bad), reason)
+        columns[column.name] = pa.DictionaryArray.from_arrays(coded.indices, distinct)
+    columns |= _ours(columns, layout, reasons)
+    _filter(columns, layout, reasons)
+    skipped = 1 if header else 0
+    if not reasons.of and not broken and not skipped:
+        return Block(lines, rows_at, columns, ())
+    good = reasons.good
+    places = rows_at[good]
+    if skipped:
+        good, places = good[places >= skipped], places[places >= skipped]
+    taken = pa.array(good)
+    kept = {name: array.take(taken) for name, array in columns.items()}
+    found = broken | {int(rows_at[row]): reason for row, reason in reasons.of.items()}
+    bad_lines = sorted(place for place in found if place >= skipped)
+    return Block(
+        lines, places, kept, tuple(_with_texts(block, [(place, found[place]) for place in bad_lines]))
+    )
+
+
+def _columns(
+    block: bytes, layout: FileLayout, wanted: Sequence[str], lines: int
+) -> tuple[dict[str, pa.DictionaryArray], dict[int, str]]:
+    """(raw column → coded texts of the lines that split into fields, line → reason of the others)."""
+    names = [column.name for column in layout.columns if column.type != "string" or column.name in wanted]
+    utf8 = block.isascii() or _is_utf8(block)
+    if not utf8 or (layout.quoted and b'"' in block):
+        return _columns_slowly(block, layout, names)
+    broken: dict[int, str] = {}
+
+    def skip(row: pacsv.InvalidRow) -> str:
+        broken[row.number - 1] = "field_count"
+        return "skip"
+
+    fields = [f"f{place}" for place in range(layout.width)]
+    position = dict(zip((column.name for column in layout.columns), layout.positions, strict=True))
+    table = pacsv.read_csv(
+        pa.BufferReader(block),
+        read_options=pacsv.ReadOptions(column_names=fields, use_threads=False, block_size=len(block) + 1),
+        parse_options=pacsv.ParseOptions(
+            delimiter=layout.separator,
+            quote_char=False,
+            double_quote=False,
+            ignore_empty_lines=False,
+            invalid_row_handler=skip,
+        ),
+        convert_options=pacsv.ConvertOptions(
+            check_utf8=False,
+            strings_can_be_null=True,
+            null_values=[""],
+            include_columns=[f"f{position[name]}" for name in names],
+            column_types=dict.fromkeys(fields, _CODED),
+        ),
+    )
+    coded = {
+        name: column.chunk(0) if column.num_chunks == 1 else _unified(column)
+        for name, column in zip(names, table.columns, strict=True)
+    }
+    empty = _empty_lines(block) if layout.width > 1 else np.zeros(0, np.int64)
+    if len(empty):  # read as rows of nulls, and no rows of ours
+        rows_at = np.delete(np.arange(lines), sorted(broken))
+        rows = pa.array(np.flatnonzero(~np.isin(rows_at, empty)))
+        coded = {name: array.take(rows) for name, array in coded.items()}
+        broken |= dict.fromkeys(empty.tolist(), "field_count")
+    return coded, broken
+
+
+def _unified(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    if column.num_chunks == 0:
+        return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], pa.string()))
+    return unify([*column.chunks])
+
+
+def unify(parts: Sequence[pa.DictionaryArray]) -> pa.DictionaryArray:
+    """One dictionary array of several, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    chunks = pa.chunked_array(parts).unify_dictionaries().chunks
+    indices = pa.concat_arrays([chunk.indices for chunk in chunks])
+    return pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary)
+
+
+def _is_utf8(block: bytes) -> bool:
+    try:
+        block.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _empty_lines(block: bytes) -> np.ndarray:
+    if not block.startswith(b"\n") and b"\n\n" not in block:
+        return np.zeros(0, np.int64)
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+    return np.flatnonzero(np.diff(ends, prepend=-1) == 1)
+
+
+def _columns_slowly(
+    block: bytes, layout: FileLayout, names: Sequence[str]
+) -> tuple[dict[str, pa.DictionaryArray], dict[int, str]]:
+    raw = block.split(b"\n")
+    raw = raw[:-1] if block.endswith(b"\n") else raw
+    texts = [line.decode("utf-8", errors="replace") for line in raw]
+    broken = {
+        place: "not_utf8" for place, line in enumerate(raw) if not line.isascii() and not _is_utf8(line)
+    }
+    fields, whole = split_fields(pa.array(texts, pa.string()), layout.separator, layout.width, layout.quoted)
+    for place in np.flatnonzero(~np.asarray(whole)).tolist():
+        broken.setdefault(place, "field_count")
+    rows = pa.array(np.delete(np.arange(len(raw)), sorted(broken)))
+    position = dict(zip((column.name for column in layout.columns), layout.positions, strict=True))
+    found = {}
+    for name in names:
+        values = fields[position[name]].take(rows)
+        found[name] = pc.if_else(
+            pc.equal(values, ""), pa.scalar(None, pa.string()), values
+        ).dictionary_encode()
+    return found, broken
+
+
+def _rows_with(coded: pa.DictionaryArray, codes: np.ndarray) -> np.ndarray:
+    """Rows whose value is one of some distinct ones."""
+    marked = np.zeros(len(coded.dictionary) + 1, bool)
+    marked[codes] = True
+    return np.flatnonzero(
+        marked[coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)]
+    )
+
+
+def _nulls(array: pa.Array) -> np.ndarray:
+    if isinstance(array, pa.DictionaryArray):
+        of_distinct = np.append(array.dictionary.is_null().to_numpy(zero_copy_only=False), True)
+        codes = array.indices.fill_null(len(array.dictionary)).to_numpy(zero_copy_only=False)
+        return of_distinct[codes]
+    return array.is_null().to_numpy(zero_copy_only=False)
+
+
+def _over_distinct(coded: pa.DictionaryArray, of_distinct: pa.Array) -> pa.Array:
+    return of_distinct.take(coded.indices)
+
+
+def _ours(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _Reasons) -> dict[str, pa.Array]:
+    """label, user_key, item_key and event_time; what keeps a row from having one becomes its reason."""
+    name, least = layout.label.column, layout.label.positive_at_least
+    coded = columns[name]
+    numbers = _numbers(coded.dictionary)
+    known = pc.is_in(numbers, value_set=pa.array([0.0, 1.0])) if least is None else numbers.is_valid()
+    positive = pc.greater_equal(numbers, 1.0 if least is None else float(least))
+    label = _over_distinct(coded, positive.cast(pa.float32()))
+    good = pc.fill_null(_over_distinct(coded, known), False).to_numpy(zero_copy_only=False)
+    reasons.add(np.flatnonzero(~good), f"label:{name}")
+    found = {LABEL: label}
+    if layout.keys:
+        for key, column in ((USER_KEY, layout.keys.user), (ITEM_KEY, layout.keys.item)):
+            coded = columns[column]
+            texts = text_array(coded.dictionary)
+            found[key] = pa.DictionaryArray.from_arrays(coded.indices, texts)
+            reasons.add(np.flatnonzero(_nulls(coded)), f"missing_key:{column}")
+    if layout.event_time:
+        column, scale = layout.event_time.column, _MICROSECONDS[layout.event_time.unit]
+        coded = columns[column]
+        instants = coded.dictionary.cast(pa.int64(), safe=False)
+        last = (2**63 - 1) // scale
+        inside = pc.and_(pc.less_equal(instants, last), pc.greater_equal(instants, -last))
+        scaled = pc.multiply(pc.if_else(inside, instants, pa.scalar(None, pa.int64())), scale)
+        found[EVENT_TIME] = _over_distinct(coded, scaled)
+        missing = _nulls(coded)
+        reasons.add(np.flatnonzero(missing), f"missing_time:{column}")
+        beyond = ~pc.fill_null(_over_distinct(coded, inside), True).to_numpy(zero_copy_only=False)
+        reasons.add(np.flatnonzero(beyond & ~missing), f"time_range:{column}")
+    return found
+
+
+def _numbers(values: pa.Array) -> pa.Array:
+    """Doubles of a label column's distinct values; a text that is no number is null."""
+    if not pa.types.is_string(values.type):
+        return values.cast(pa.float64(), safe=False)
+    return pa.array([_number(text) for text in values.to_pylist()], pa.float64())
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def _filter(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _Reasons) -> None:
+    for reason, not_null, text in layout.filters:
+        for name in not_null:
+            reasons.add(np.flatnonzero(_nulls(columns[name])), reason)
+        if text is not None:
+            formula = layout.formula(text)
+            decoded = {name: plain(columns[name]) for name in formula.columns}
+            kept = formula.to_array(decoded, reasons.rows)
+            passed = pc.fill_null(kept, False).to_numpy(zero_copy_only=False)
+            reasons.add(np.flatnonzero(~passed), reason)
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """A dictionary array without its dictionary."""
+    return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
+
+
+def _with_texts(block: bytes, found: Sequence[tuple[int, str]]) -> list[tuple[int, str, str]]:
+    if not found:
+        return []
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+    ends = ends if block.endswith(b"\n") else np.append(ends, len(block))
+    texts = []
+    for place, reason in found:
+        start = int(ends[place - 1]) + 1 if place else 0
+        texts.append((place, reason, block[start : int(ends[place])].decode("utf-8", errors="replace")))
+    return texts

@@ -1,0 +1,159 @@
+"""Parts of raw text files that one task reads, and the whole lines in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pyarrow as pa
+
+from conf import storage
+from conf.errors import DataError
+
+# A slice is what one task holds in memory: about five times its bytes, parsed.
+SLICE_BYTES = 64 * 2**20
+BLOCK_BYTES = 4 * 2**20
+_LONGEST_LINE_BYTES = 64 * 2**20
+_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The lines of one file that begin in the bytes [start, end); `end` is None for a compressed file, read whole."""
+
+    path: str
+    start: int
+    end: int | None
+
+
+def compression(path: str) -> str | None:
+    """The codec of a raw file, by its name."""
+    return next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
+
+
+def cut(paths: Sequence[str], slice_bytes: int = SLICE_BYTES) -> list[Slice]:
+    """The slices of files, in the order of the files' lines. Files of no bytes have none."""
+    slices = []
+    for path in paths:
+        files, inner = storage.filesystem(path)
+        size = files.get_file_info(inner).size
+        if compression(path):
+            slices.append(Slice(path, 0, None))
+            continue
+        count = max(1, round(size / slice_bytes)) if size else 0
+        bounds = [size * index // count for index in range(count)] + [size] if count else []
+        slices += [Slice(path, a, b) for a, b in pairwise(bounds)]
+    return slices
+
+
+def blocks(part: Slice, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """The lines of a slice, as blocks of whole lines ended by LF; the last line of a file may lack its end.
+
+    CR LF and CR alone end lines too, as for Spark's reader of text.
+
+    Raises:
+        DataError: a line is longer than 64 MiB, or a compressed file is damaged.
+    """
+    for block in _raw_blocks(part, block_bytes):
+        yield block.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in block else block
+
+
+def _raw_blocks(part: Slice, block_bytes: int) -> Iterator[bytes]:
+    files, inner = storage.filesystem(part.path)
+    if part.end is None:
+        with files.open_input_stream(inner, compression=None) as raw:
+            yield from _until_end(
+                pa.CompressedInputStream(raw, compression(part.path)), b"", block_bytes, part
+            )
+        return
+    with files.open_input_file(inner) as source:
+        at, carry = part.start, b""
+        if part.start:
+            # The line that is under way at `start` belongs to the slice before, unless it begins right there.
+            source.seek(part.start - 1)
+            carry = b""
+            skipped = _skip_line(source, part)
+            if skipped is None:
+                return
+            at, carry = skipped
+        yield from _until(source, at, carry, part, block_bytes)
+
+
+def _skip_line(source: pa.NativeFile, part: Slice) -> tuple[int, bytes] | None:
+    """(position of the first line that begins in the slice, what was read of it); None if none begins there."""
+    position = part.start - 1
+    while True:
+        read = source.read(1 << 16)
+        if not read:
+            return None
+        found = read.find(b"\n")
+        if found >= 0:
+            begins = position + found + 1
+            return (begins, read[found + 1 :]) if part.end is None or begins < part.end else None
+        position += len(read)
+
+
+def _until(source: pa.NativeFile, at: int, carry: bytes, part: Slice, block_bytes: int) -> Iterator[bytes]:
+    """Blocks of the lines that begin before the slice's end. `carry` was read from `at` on."""
+    end = part.end if part.end is not None else 2**63
+    while True:
+        read = source.read(block_bytes)
+        data = carry + read if carry else read
+        if not data:
+            return
+        if at + len(data) >= end:
+            yield from _last_lines(source, data, end - at, part)
+            return
+        whole = data.rfind(b"\n") + 1
+        if not read:
+            yield data
+            return
+        if whole:
+            yield data[:whole]
+        carry, at = data[whole:], at + whole
+        _require_short(carry, part)
+
+
+def _last_lines(source: pa.NativeFile, data: bytes, left: int, part: Slice) -> Iterator[bytes]:
+    """The lines that begin in the first `left` bytes; the last of them may go on behind."""
+    stop = data.find(b"\n", max(left - 1, 0))
+    while stop < 0:
+        read = source.read(1 << 16)
+        if not read:
+            if data:
+                yield data
+            return
+        data += read
+        stop = data.find(b"\n", max(left - 1, 0))
+        _require_short(data[data.rfind(b"\n") + 1 :], part)
+    yield data[: stop + 1]
+
+
+def _until_end(stream: pa.NativeFile, carry: bytes, block_bytes: int, part: Slice) -> Iterator[bytes]:
+    while True:
+        try:
+            read = stream.read(block_bytes)
+        except OSError as error:
+            raise DataError(
+                f"{part.path} cannot be decompressed: {error}",
+                "deliver the file again; it is damaged or cut off",
+            ) from error
+        if not read:
+            if carry:
+                yield carry
+            return
+        data = carry + read
+        whole = data.rfind(b"\n") + 1
+        if whole:
+            yield data[:whole]
+        carry = data[whole:]
+        _require_short(carry, part)
+
+
+def _require_short(line: bytes, part: Slice) -> None:
+    if len(line) > _LONGEST_LINE_BYTES and b"\r" not in line:
+        raise DataError(
+            f"{part.path} holds a line of more than {_LONGEST_LINE_BYTES >> 20} MiB",
+            "it is no log of lines: deliver it as text, a row a line",
+        )

@@ -1,0 +1,389 @@
+"""Fits chains round by round: every step whose inputs are known and whose statistics are there becomes a Fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.lake import Lake, Partition
+from conf.manifest import data_files, read_manifest
+from conf.types import Config
+from etl.chains import FittedChain
+from etl.files.merge import Counts, Question, Source, answer_from_counts, moments_from
+from etl.ops.base import Fitted, Statistics, Step, Type
+from etl.ops.categorify import Categorify
+from etl.ops.join_external import JoinExternal
+from etl.ops.keyed import KEY, KeyedFitted, table_name
+from etl.ops.texts import joined_column, text_column
+from etl.plan import Chain
+from etl.publish import new_attempt, publish, publish_files, read_published
+from etl.read import read_attributes
+from etl.split import DAY
+from etl.statistics import Question as FrameQuestion
+from etl.statistics import answer, day_number
+from etl.tables import RARE, VOCABULARY, LocalTables, Tables, open_tables, workflow_table
+from etl.vocabulary import IdRule, add_counts, assign_ids, count_values, vocabulary_facts
+from etl.workflow import FittedWorkflow, table_sizes
+
+
+@dataclass
+class _Progress:
+    """How far a chain is: the steps fitted so far, and the cardinality of values that are ids."""
+
+    chain: Chain
+    fitted: list[Fitted] = field(default_factory=list)
+    cardinalities: dict[str, int] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
+
+    @property
+    def counts_ahead(self) -> int:
+        """Steps not fitted yet that need a vocabulary."""
+        return sum(step.operator.needs == "counts" for step in self.chain.steps[len(self.fitted) :])
+
+    @property
+    def waiting(self) -> Step | None:
+        return self.chain.steps[len(self.fitted)] if len(self.fitted) < len(self.chain.steps) else None
+
+    def add(self, step: Fitted) -> None:
+        self.fitted.append(step)
+        if step.cardinality is not None:
+            self.cardinalities |= dict.fromkeys(step.outputs, step.cardinality)
+        self.dropped |= set(step.outputs) - set(step.kept)
+
+    def so_far(self) -> FittedChain:
+        return FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), ())
+
+    def done(self) -> FittedChain:
+        kept = tuple(name for name in self.chain.outputs if name not in self.dropped)
+        return FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), kept)
+
+
+class Fitting:
+    """One fit of all chains on the training rows, or one extension of a parent's.
+
+    Attributes:
+        table_rows: table published for the version → its rows.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        lake: Lake,
+        version: str,
+        rows: Callable[[], DataFrame],
+        days: Sequence[str],
+        latest: int,
+        parent: FittedWorkflow | None,
+        counts: Counts | None,
+    ) -> None:
+        """As etl.fit.fit_workflow. `counts` are the value counts of the training rows, where there are any."""
+        self._spark, self._config, self._lake, self._version = spark, config, lake, version
+        self._rows, self._days, self._latest, self._parent = rows, days, latest, parent
+        self._value_counts = counts
+        self.table_rows: dict[str, int] = {}
+        self._vocabularies: dict[str, dict[str, int]] = {}
+
+    def fit(self, chains: Sequence[Chain]) -> tuple[tuple[FittedChain, ...], dict[str, dict[str, int]]]:
+        """The fitted chains, and the facts of each vocabulary.
+
+        Raises:
+            DataError: a column cannot be fitted.
+        """
+        progress = [_Progress(chain) for chain in chains]
+        while any(each.waiting for each in progress):
+            for index, each in enumerate(progress):
+                self._advance(each, index)
+            waiting = [(i, each) for i, each in enumerate(progress) if each.waiting]
+            if not waiting:
+                break
+            by_counts = [(i, each) for i, each in waiting if self._value_counts and countable(each)]
+            # Vocabularies are published together, so all are counted at once, when no chain has one still to come.
+            vocabularies = [(i, each) for i, each in waiting if _needs(each) == "counts"]
+            together = len(vocabularies) == sum(each.counts_ahead for each in progress)
+            others = [
+                (i, each) for i, each in waiting if _needs(each) != "counts" and (i, each) not in by_counts
+            ]
+            if others:
+                self._answer(others)
+            elif by_counts and together and all(each in by_counts for each in vocabularies):
+                self._vocabularies |= self._answer_from_counts(by_counts)
+            elif len(vocabularies) < len(waiting):
+                rest = [each for each in waiting if each not in vocabularies]
+                self._answer(rest)
+            else:
+                self._vocabularies |= self._count(waiting)
+        return tuple(each.done() for each in progress), self._vocabularies
+
+    def _advance(self, progress: _Progress, index: int) -> None:
+        """Fits the steps that need nothing, and those whose numbers the parent has."""
+        while (step := progress.waiting) is not None and _needs(progress) != "counts":
+            if self._parent is not None:
+                known = self._parent.chains[index].steps[len(progress.fitted)]
+                if isinstance(known, KeyedFitted) and known.table not in self.table_rows:
+                    self._publish(
+                        read_published(self._spark, self._table(known.table, parent=True)), known.table
+                    )
+                progress.add(known)
+            elif step.operator.needs == "nothing":
+                cardinality = progress.cardinalities.get(step.inputs[0])
+                progress.add(step.operator.fit(step, Statistics(cardinality=cardinality)))
+            else:
+                return
+
+    def _answer(self, waiting: Sequence[tuple[int, _Progress]]) -> None:
+        rows, questions = self._questions(waiting)
+        keyed = [each for each in questions if each.step.operator.needs in ("groups", "external")]
+        found = answer(rows, [each for each in questions if each not in keyed])
+        found |= {each.key: self._keyed_table(rows, each) for each in keyed}
+        for index, progress in waiting:
+            step = progress.waiting
+            if step is not None:
+                progress.add(step.operator.fit(step, found[str(index)]))
+
+    def _questions(self, waiting: Sequence[tuple[int, _Progress]]) -> tuple[DataFrame, list[FrameQuestion]]:
+        rows, questions = self._rows(), []
+        tables = self._tables()
+        for index, progress in waiting:
+            step = progress.waiting
+            if step is None:
+                continue
+            rows, values = progress.so_far().apply(rows, tables, f"_q{index}_")
+            kinds = self._kinds(progress)
+            questions.append(
+                FrameQuestion(
+                    key=str(index),
+                    step=step,
+                    values=tuple(values[name] for name in step.inputs),
+                    kinds=tuple(kinds[name] for name in step.inputs),
+                    cardinality=progress.cardinalities.get(step.inputs[0]),
+                )
+            )
+        return rows, questions
+
+    def _kinds(self, progress: _Progress) -> dict[str, Type]:
+        kinds = dict(zip(progress.chain.inputs, progress.chain.types, strict=True))
+        for step in progress.chain.steps[: len(progress.fitted)]:
+            kinds |= step.types
+        return kinds
+
+    def _tables(self) -> Tables:
+        """What was published for this version so far."""
+        if not self.table_rows:
+            return Tables({}, {}, self._config.output.broadcast_max_rows, LocalTables({}, self._latest))
+        names = [name for name in self.table_rows if name != RARE]
+        return open_tables(
+            self._spark,
+            self._lake,
+            self._version,
+            names,
+            table_sizes(self.table_rows, self._vocabularies),
+            self._config.output.broadcast_max_rows,
+            self._latest,
+        )
+
+    def _keyed_table(self, rows: DataFrame, question: FrameQuestion) -> Statistics:
+        operator, name = question.step.operator, table_name(question.step)
+        if isinstance(operator, JoinExternal):
+            source, key = operator.source(question.step)
+            external = read_attributes(
+                self._spark, self._config, source, key, "join_external", self._days[-1]
+            )
+            table = external.select(
+                text_column(F.col(key)).alias(KEY), *(F.col(each) for each in operator.columns)
+            )
+            facts: dict[str, Any] = {}
+        else:
+            table, facts = operator.groups(rows.withColumn(KEY, joined_column(question.values)))
+        self._publish(table, name)
+        return Statistics(table=name, facts={**facts, "days": list(self._days)})
+
+    def _table(self, name: str, parent: bool = False) -> Partition:
+        version = self._parent.version if parent and self._parent else self._version
+        return workflow_table(self._lake, version, name)
+
+    def _publish(self, table: DataFrame, name: str) -> None:
+        manifest = publish(
+            table,
+            self._table(name),
+            inputs={"version": self._version},
+            row_group_rows=self._config.output.row_group_rows,
+            sort_by=[KEY],
+        )
+        self.table_rows[name] = manifest.rows
+
+    def _count(self, waiting: Sequence[tuple[int, _Progress]]) -> dict[str, dict[str, int]]:
+        """Counts all vocabularies in one pass, assigns ids, publishes both tables, and fits the waiting steps."""
+        rows, questions = self._questions(waiting)
+        operators = {_name(each.step): each.step.operator for each in questions}
+        rules, given = {}, []
+        for name, operator in operators.items():
+            if isinstance(operator, Categorify):
+                rules[name] = IdRule(operator.least(name), operator.first_id, operator.max_size)
+                given += [
+                    (name, value, operator.first_id + place, 0, self._latest)
+                    for place, value in enumerate(operator.values or ())
+                ]
+        fixed = {entry[0] for entry in given}
+        values = [
+            (_name(each.step), each.values[0], each.kinds[0] in ("ints", "strings"))
+            for each in questions
+            if _name(each.step) not in fixed
+        ]
+        facts = self._assign(self._counts(rows, values), rules, given)
+        for _, progress in waiting:
+            step = progress.waiting
+            if step is not None:
+                found = facts.get(_name(step), {"entries": 0, "highest": 0})
+                progress.add(step.operator.fit(step, Statistics(cardinality=found["highest"] + 1)))
+        return facts
+
+    def _answer_from_counts(self, waiting: Sequence[tuple[int, _Progress]]) -> dict[str, dict[str, int]]:
+        """Fits steps by the value counts; the facts of the vocabularies among them, which are published."""
+        counts = self._value_counts
+        if counts is None:
+            return {}
+        questions: dict[str, Question] = {}
+        for index, progress in waiting:
+            step = progress.waiting
+            if step is None:
+                continue
+            source = Source(progress.chain.inputs[0], progress.so_far(), step.inputs[0])
+            if isinstance(step.operator, Categorify):
+                name = _name(step)
+                known = questions.get(name)
+                questions[name] = Question(
+                    key=name,
+                    wants="counts",
+                    sources=(*(known.sources if known else ()), source),
+                    rule=IdRule(step.operator.least(name), step.operator.first_id, step.operator.max_size),
+                    given=step.operator.values,
+                    parent=self._parent_files(),
+                )
+            else:
+                wants: Literal["moments", "median"] = (
+                    "moments" if step.operator.needs == "moments" else "median"
+                )
+                questions[f"step {index}"] = Question(f"step {index}", wants, (source,))
+        attempt = new_attempt()
+        folders = (self._table(VOCABULARY).file(attempt), self._table(RARE).file(attempt))
+        found = answer_from_counts(
+            self._spark, list(questions.values()), counts, folders, self._config.output.row_group_rows
+        )
+        named = sorted(name for name, each in questions.items() if each.wants == "counts")
+        if named:
+            self._publish_vocabularies(attempt, [found[name]["files"] for name in named])
+        facts = {name: found[name]["facts"] for name in named}
+        for index, progress in waiting:
+            step = progress.waiting
+            if step is None:
+                continue
+            answer = facts.get(_name(step)) or found.get(f"step {index}", {})
+            progress.add(
+                step.operator.fit(step, _statistics(answer, progress.cardinalities.get(step.inputs[0])))
+            )
+        return facts
+
+    def _parent_files(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if self._parent is None:
+            return (), ()
+        tables = [self._table(name, parent=True) for name in (VOCABULARY, RARE)]
+        known, rare = (tuple(data_files(table, read_manifest(table))) for table in tables)
+        return known, rare
+
+    def _publish_vocabularies(self, attempt: str, files: Sequence[Sequence[str]]) -> None:
+        for place, name in enumerate((VOCABULARY, RARE)):
+            manifest = publish_files(
+                self._table(name),
+                {f"{attempt}/{each[place]}": None for each in files},
+                inputs={"version": self._version},
+            )
+            self.table_rows[name] = manifest.rows
+
+    def _counts(self, rows: DataFrame, values: Sequence[tuple[str, Column, bool]]) -> DataFrame:
+        """(column, value, id, count, last_seen), with what the parent counted."""
+        schema = "column string, value string, count bigint, last_seen int"
+        new = (
+            count_values(rows, values, day_number(F.col(DAY)))
+            if values
+            else self._spark.createDataFrame([], schema)
+        )
+        if self._parent is None:
+            return new.withColumn("id", F.lit(None).cast("int"))
+        known = read_published(self._spark, self._table(VOCABULARY, parent=True)).unionByName(
+            read_published(self._spark, self._table(RARE, parent=True)).withColumn(
+                "id", F.lit(None).cast("int")
+            )
+        )
+        names = [name for name, _, _ in values]
+        return add_counts(known.where(F.col("column").isin(names)), new)
+
+    def _assign(
+        self,
+        counts: DataFrame,
+        rules: Mapping[str, IdRule],
+        given: Sequence[tuple[str, str, int, int, int]],
+    ) -> dict[str, dict[str, int]]:
+        counts = counts.persist()
+        assigned = assign_ids(counts, rules)
+        if given:
+            schema = "column string, value string, id int, count bigint, last_seen int"
+            assigned = assigned.unionByName(self._spark.createDataFrame(given, schema))
+        assigned = assigned.persist()
+        try:
+            for name, part, order in (
+                (VOCABULARY, assigned.where(F.col("id").isNotNull()), ["column", "id"]),
+                (RARE, assigned.where(F.col("id").isNull()).drop("id"), ["column", "value"]),
+            ):
+                columns = [
+                    each for each in ("column", "value", "id", "count", "last_seen") if each in part.columns
+                ]
+                manifest = publish(
+                    part.select(*columns),
+                    self._table(name),
+                    inputs={"version": self._version},
+                    row_group_rows=self._config.output.row_group_rows,
+                    sort_by=order,
+                )
+                self.table_rows[name] = manifest.rows
+        finally:
+            assigned.unpersist()
+            counts.unpersist()
+        facts = vocabulary_facts(
+            *(read_published(self._spark, self._table(name)) for name in (VOCABULARY, RARE))
+        )
+        return facts
+
+
+def countable(progress: _Progress) -> bool:
+    """Whether the waiting step's statistics follow from how often each value of one raw column occurs."""
+    step = progress.waiting
+    return (
+        step is not None
+        and step.operator.needs in ("moments", "median", "counts")
+        and len(progress.chain.inputs) == 1
+        and progress.chain.types[0] in ("int", "string")
+        and not any(isinstance(each, KeyedFitted) or each.sql_only for each in progress.fitted)
+        and not any(each.name == "categorify" for each in progress.fitted)
+    )
+
+
+def _needs(progress: _Progress) -> str:
+    return progress.waiting.operator.needs if progress.waiting else "nothing"
+
+
+def _statistics(found: Mapping[str, Any], cardinality: int | None) -> Statistics:
+    if "highest" in found:
+        return Statistics(cardinality=found["highest"] + 1)
+    if "median" in found:
+        return Statistics(median=found["median"], cardinality=cardinality)
+    return Statistics(moments=moments_from(found), cardinality=cardinality)
+
+
+def _name(step: Step) -> str:
+    operator = step.operator
+    return operator.vocabulary(step) if isinstance(operator, Categorify) else ""

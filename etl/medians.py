@@ -1,0 +1,61 @@
+"""Exact medians of many columns, distributed: values are counted and sorted over all tasks, none sees all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+
+def measure_medians(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, float | None]:
+    """Name → the lower median of an expression: the least value that at least half of the values do not exceed.
+
+    Nulls are left out; None where nothing is left. What is collected is one number a task and column.
+    """
+    if not values:
+        return {}
+    cells = F.array(
+        *(
+            F.struct(F.lit(index).alias("column"), value.cast("double").alias("value"))
+            for index, value in enumerate(values.values())
+        )
+    )
+    counted = (
+        rows.select(F.explode(cells).alias("cell"))
+        .select("cell.column", "cell.value")
+        .where(F.col("value").isNotNull())
+        .groupBy("column", "value")
+        .agg(F.count(F.lit(1)).alias("count"))
+    )
+    ranged = (
+        counted.repartitionByRange("column", "value").withColumn("part", F.spark_partition_id()).persist()
+    )
+    try:
+        parts = ranged.groupBy("column", "part").agg(F.sum("count").alias("count")).collect()
+        targets = []
+        for index in range(len(values)):
+            mine = sorted((row["part"], row["count"]) for row in parts if row["column"] == index)
+            half = -(-sum(count for _, count in mine) // 2)  # place of the lower median, from 1
+            before = 0
+            for part, count in mine:
+                if before < half <= before + count:
+                    targets.append((index, part, half - before))
+                before += count
+        found = _values_at(ranged, targets) if targets else {}
+    finally:
+        ranged.unpersist()
+    return {name: found.get(index) for index, name in enumerate(values)}
+
+
+def _values_at(ranged: DataFrame, targets: list[tuple[int, int, int]]) -> dict[int, float]:
+    """Column → the value at a place within one part of its sorted values."""
+    wanted = ranged.sparkSession.createDataFrame(targets, "column int, part int, place long")
+    until = Window.partitionBy("column").orderBy("value").rowsBetween(Window.unboundedPreceding, 0)
+    running = ranged.join(F.broadcast(wanted), ["column", "part"]).withColumn(
+        "until", F.sum("count").over(until)
+    )
+    reached = (
+        running.where(F.col("until") >= F.col("place")).groupBy("column").agg(F.min("value").alias("value"))
+    )
+    return {row["column"]: row["value"] for row in reached.collect()}

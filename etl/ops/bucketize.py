@@ -1,0 +1,79 @@
+"""Bucketize: numbers to the ids of the ranges they fall into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.feature_spec import NULL_ID, NUM_RESERVED_IDS
+from etl.ops.base import Operator, RowWise, Statistics, Step, Type, as_doubles
+from etl.tables import LocalTables
+
+
+@dataclass(frozen=True)
+class FittedBucketize(RowWise):
+    name: ClassVar[str] = "bucketize"
+    boundaries: tuple[float, ...] = ()
+
+    def expression(self, *values: Column) -> Column:
+        number = values[0].cast("double")
+        bucket = F.lit(0)
+        for boundary in self.boundaries:
+            bucket = bucket + (number >= boundary).cast("int")
+        return F.when(number.isNull(), F.lit(NULL_ID)).otherwise(bucket + NUM_RESERVED_IDS).cast("bigint")
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        numbers, nulls = as_doubles(values[0])
+        ids = np.searchsorted(self.boundaries, numbers, side="right") + NUM_RESERVED_IDS
+        return [pa.array(np.where(nulls, NULL_ID, ids), pa.int64())]
+
+    @property
+    def cardinality(self) -> int:
+        return NUM_RESERVED_IDS + len(self.boundaries) + 1
+
+    @classmethod
+    def from_state(cls, inputs: Sequence[str], outputs: Sequence[str], state: Any) -> FittedBucketize:
+        return cls(tuple(inputs), tuple(outputs), tuple(state["boundaries"]))
+
+
+@dataclass(frozen=True)
+class Bucketize(Operator):
+    """The id of the range a number falls into; `boundaries` ascend, each belongs to the range above it.
+
+    n boundaries make n + 1 ranges, with the ids from 3 on; null gets NULL_ID.
+
+    | in   | out (boundaries 0, 10) |
+    |------|------------------------|
+    | -1   | 3                      |
+    | 0    | 4                      |
+    | 9.9  | 4                      |
+    | 10   | 5                      |
+    | null | 1 (NULL_ID)            |
+    """
+
+    name: ClassVar[str] = "bucketize"
+    makes_ids: ClassVar[bool] = True
+    boundaries: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        bounds = [float(each) for each in self.boundaries]
+        if not bounds or any(a >= b for a, b in pairwise(bounds)):
+            raise ConfigError(
+                f"bucketize boundaries={self.boundaries} must ascend, and be at least one",
+                "write bucketize: {boundaries: [0, 1, 10]}",
+            )
+        object.__setattr__(self, "boundaries", tuple(bounds))
+
+    def gives(self, taken: Type) -> Type:
+        return "int"
+
+    def fit(self, step: Step, found: Statistics) -> FittedBucketize:
+        return FittedBucketize(step.inputs, step.outputs, self.boundaries)

@@ -1,0 +1,62 @@
+"""DataStats: measures columns as they pass, and leaves them as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from etl.ops.base import LISTS, NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
+from etl.tables import LocalTables
+
+
+@dataclass(frozen=True)
+class FittedDataStats(RowWise):
+    name: ClassVar[str] = "data_stats"
+    size: int | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    def expression(self, *values: Column) -> Column:
+        return values[0]
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        return [values[0]]
+
+    @property
+    def cardinality(self) -> int | None:
+        return self.size
+
+
+@dataclass(frozen=True)
+class DataStats(Operator):
+    """Writes statistics of the training rows into the workflow's state; values stay as they are.
+
+    | type   | rows, nulls | distinct | min, max    |
+    |--------|-------------|----------|-------------|
+    | number | yes         | yes      | of values   |
+    | text   | yes         | yes      | of lengths  |
+    | list   | yes         | no       | of lengths  |
+    """
+
+    name: ClassVar[str] = "data_stats"
+    needs: ClassVar[Need] = "aggregates"
+    keeps_ids: ClassVar[bool] = True
+    takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string", *LISTS)
+
+    def gives(self, taken: Type) -> Type:
+        return taken
+
+    def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        measured = {"rows": F.count(F.lit(1)), "nulls": F.sum(value.isNull().cast("bigint"))}
+        if kind not in LISTS:
+            measured["distinct"] = F.count_distinct(value)
+        sized = value if kind in NUMBERS else F.length(value) if kind == "string" else F.size(value)
+        present = F.when(value.isNotNull(), sized)
+        return measured | {"min": F.min(present), "max": F.max(present)}
+
+    def fit(self, step: Step, found: Statistics) -> FittedDataStats:
+        return FittedDataStats(step.inputs, step.outputs, found.cardinality, dict(found.aggregates))

@@ -1,0 +1,70 @@
+"""DifferenceLag: how a number differs from the same key's earlier row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.feature_spec import EVENT_TIME, ROW_ID
+from etl.ops.base import KEYS, NUMBERS, Type
+from etl.ops.frames import RowChanger
+
+
+@dataclass(frozen=True)
+class DifferenceLag(RowChanger):
+    """Each row's value less that of the row `lag` before it with the same key `by`, in the order of time, within a day.
+
+    A negative `lag` looks ahead. Without such a row, or with a null on either side, the difference is null. Columns are
+    named `<column>_difference_lag_<lag>`. Rows with a null key form one group. Rows of one instant follow their
+    position in the log.
+
+    | user | time | I1 | I1_difference_lag_1 (by user) |
+    |------|------|----|-------------------------------|
+    | u    | 1    | 5  | null                          |
+    | u    | 2    | 7  | 2.0                           |
+    | v    | 3    | 1  | null                          |
+    """
+
+    name: ClassVar[str] = "difference_lag"
+    by: tuple[str, ...]
+    columns: tuple[str, ...]
+    lag: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", tuple(self.by))
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if not isinstance(self.lag, int) or self.lag == 0:
+            raise ConfigError(
+                f"difference_lag lag={self.lag!r} must be an integer other than 0", "correct it"
+            )
+        if not self.by or not self.columns:
+            raise ConfigError("difference_lag needs by and columns", "write {by: [user], columns: [I1]}")
+
+    def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        for names, kinds in ((self.by, KEYS), (self.columns, NUMBERS)):
+            wrong = [name for name in names if columns.get(name) not in kinds]
+            if wrong:
+                raise ConfigError(
+                    f"difference_lag names {wrong}, which are no columns of type {' or '.join(kinds)}",
+                    f"the columns are {dict(columns)}",
+                )
+        return {**columns, **{self._named(name): "float" for name in self.columns}}
+
+    def _named(self, column: str) -> str:
+        return f"{column}_difference_lag_{self.lag}"
+
+    def apply(self, rows: DataFrame) -> DataFrame:
+        order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
+        by_key = Window.partitionBy(*self.by).orderBy(*order)
+        return rows.withColumns(
+            {
+                self._named(name): F.col(name).cast("double")
+                - F.lag(F.col(name), self.lag).over(by_key).cast("double")
+                for name in self.columns
+            }
+        )

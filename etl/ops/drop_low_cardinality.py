@@ -1,0 +1,75 @@
+"""DropLowCardinality: leaves out columns that hardly vary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from etl.ops.base import NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
+from etl.tables import LocalTables
+
+
+@dataclass(frozen=True)
+class FittedDropLowCardinality(RowWise):
+    name: ClassVar[str] = "drop_low_cardinality"
+    size: int | None = None
+    distinct: int = 0
+    min_cardinality: int = 2
+
+    def expression(self, *values: Column) -> Column:
+        return values[0]
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        return [values[0]]
+
+    @property
+    def cardinality(self) -> int | None:
+        return self.size
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return self.outputs if self.distinct >= self.min_cardinality else ()
+
+
+@dataclass(frozen=True)
+class DropLowCardinality(Operator):
+    """Leaves out the columns with fewer than `min_cardinality` distinct values in training, null not counted.
+
+    What is left out is no feature of the workflow version; an extension keeps the choice.
+
+    | training rows | distinct | feature (min_cardinality=2) |
+    |---------------|----------|-----------------------------|
+    | a b a         | 2        | stays                       |
+    | a a null      | 1        | is left out                 |
+    | null null     | 0        | is left out                 |
+    """
+
+    name: ClassVar[str] = "drop_low_cardinality"
+    needs: ClassVar[Need] = "aggregates"
+    keeps_ids: ClassVar[bool] = True
+    takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
+    min_cardinality: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.min_cardinality, int) or self.min_cardinality < 1:
+            raise ConfigError(
+                f"drop_low_cardinality min_cardinality={self.min_cardinality!r} must be at least 1",
+                "correct it",
+            )
+
+    def gives(self, taken: Type) -> Type:
+        return taken
+
+    def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        return {"distinct": F.count_distinct(value)}
+
+    def fit(self, step: Step, found: Statistics) -> FittedDropLowCardinality:
+        return FittedDropLowCardinality(
+            step.inputs, step.outputs, found.cardinality, found.aggregates["distinct"], self.min_cardinality
+        )

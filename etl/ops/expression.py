@@ -1,0 +1,90 @@
+"""Expression: a user's own formula over several columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import pyarrow as pa
+from pyspark.sql import Column
+
+from conf.errors import ConfigError
+from etl.ops.base import NUMBERS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.formula import Formula, Kind, parse
+from etl.tables import LocalTables
+
+
+def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:
+    """The columns a formula can read, and as what."""
+    return {
+        name: "text" if kind == "string" else "number"
+        for name, kind in columns.items()
+        if kind in (*NUMBERS, "string")
+    }
+
+
+@dataclass(frozen=True)
+class FittedExpression(RowWise):
+    name: ClassVar[str] = "expression"
+    formula: str = ""
+    kinds: tuple[Kind, ...] = ()
+
+    @cached_property
+    def _parsed(self) -> Formula:
+        return parse(self.formula, dict(zip(self.inputs, self.kinds, strict=True)))
+
+    def expression(self, *values: Column) -> Column:
+        found = self._parsed.to_column(dict(zip(self.inputs, values, strict=True)))
+        return found.cast("double") if self._parsed.kind == "truth" else found
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        found = self._parsed.to_array(dict(zip(self.inputs, values, strict=True)), len(values[0]))
+        return [found.cast(pa.float64()) if self._parsed.kind == "truth" else found]
+
+    @classmethod
+    def from_state(
+        cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, object]
+    ) -> FittedExpression:
+        return cls(tuple(inputs), tuple(outputs), str(state["formula"]), tuple(state["kinds"]))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Expression(Operator):
+    """`output` computed by `formula` from the columns it names; the group's other columns go no further.
+
+    Numbers are doubles, a truth becomes 1.0 or 0.0. Arithmetic (+ - * / **), comparisons, `and or not`, `in [..]`,
+    `a if test else b`, and log, log1p, exp, sqrt, abs, floor, ceil, min, max, length, contains, starts_with, ends_with,
+    concat, coalesce, is_null. A null operand gives null; so does what has no finite result.
+
+    | I1   | I2   | out (formula="I1 / (I2 + 1)") |
+    |------|------|-------------------------------|
+    | 3    | 1    | 1.5                           |
+    | 3    | -1   | null                          |
+    | null | 1    | null                          |
+    """
+
+    name: ClassVar[str] = "expression"
+    takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
+    output: str
+    formula: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.output, str) or not self.output or not isinstance(self.formula, str):
+            raise ConfigError(
+                "expression needs output and formula", 'write {output: ratio, formula: "I1 / I2"}'
+            )
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        self.require_types(columns)
+        formula = parse(self.formula, kinds_of(columns))
+        if not formula.columns:
+            raise ConfigError(f"the formula {self.formula!r} reads no column", "name one, or leave it out")
+        kind: Type = "string" if formula.kind == "text" else "float"
+        taken = tuple(columns[name] for name in formula.columns)
+        return [Step(self, formula.columns, (self.output,), {self.output: kind}, taken)]
+
+    def fit(self, step: Step, found: Statistics) -> FittedExpression:
+        kinds = kinds_of(dict(zip(step.inputs, step.taken, strict=True)))
+        return FittedExpression(step.inputs, step.outputs, self.formula, tuple(kinds.values()))

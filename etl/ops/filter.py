@@ -1,0 +1,45 @@
+"""Filter: rows for which a formula holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from etl.ops.base import Type
+from etl.ops.expression import kinds_of
+from etl.ops.formula import parse
+from etl.ops.frames import RowFilter
+
+
+@dataclass(frozen=True)
+class Filter(RowFilter):
+    """Keeps the rows for which the formula `keep` is true; false and null drop a row, counted as `filter:<keep>`.
+
+    | I1   | keep="I1 >= 0" |
+    |------|----------------|
+    | 3    | stays          |
+    | -1   | dropped        |
+    | null | dropped        |
+    """
+
+    name: ClassVar[str] = "filter"
+    keep: str
+
+    def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        kind = parse(self.keep, kinds_of(columns)).kind
+        if kind != "truth":
+            raise ConfigError(f"filter keep={self.keep!r} is a {kind}, not a test", 'write keep: "I1 >= 0"')
+        return columns
+
+    @property
+    def reason(self) -> str:
+        return f"filter:{self.keep}"
+
+    def keeps(self, columns: Mapping[str, Type]) -> Column:
+        formula = parse(self.keep, kinds_of(columns))
+        return F.coalesce(formula.to_column({name: F.col(name) for name in formula.columns}), F.lit(False))

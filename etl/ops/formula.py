@@ -1,0 +1,272 @@
+"""Formulas over columns, such as `I1 / (I2 + 1) if I2 > 0 else 0`: parsed once, computed alike by both engines.
+
+Python's syntax, and nothing of Python runs. Numbers are doubles, texts and truths their own types. A null operand gives
+null, but for `and`, `or` (three-valued), `coalesce` and `is_null`. What has no finite result is null: division by zero,
+log of nothing, an overflow.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+
+Kind = Literal["number", "text", "truth"]
+
+
+@dataclass(frozen=True)
+class Function:
+    """One thing a formula can do: the kinds it takes and gives, and how either engine does it."""
+
+    takes: tuple[Kind, ...]
+    gives: Kind
+    column: Callable[..., Column]
+    array: Callable[..., pa.Array]
+
+
+def _finite_column(function: Callable[..., Column]) -> Callable[..., Column]:
+    def computed(*values: Column) -> Column:
+        found = function(*values)
+        return F.when(F.abs(found) < float("inf"), found)  # NaN is above infinity in Spark
+
+    return computed
+
+
+def _finite_array(function: Callable[..., Any]) -> Callable[..., pa.Array]:
+    def computed(*values: pa.Array) -> pa.Array:
+        nulls = np.logical_or.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in values])
+        with np.errstate(all="ignore"):
+            found = function(*(each.to_numpy(zero_copy_only=False) for each in values))
+        return pa.array(found, pa.float64(), mask=nulls | ~np.isfinite(found))
+
+    return computed
+
+
+def _arithmetic(count: int, column: Callable[..., Column], array: Callable[..., Any]) -> Function:
+    number: Kind = "number"
+    numbers = (number,) * count
+    return Function(numbers, "number", _finite_column(column), _finite_array(array))
+
+
+def _compare(column: Callable[..., Column], array: Callable[..., pa.Array]) -> Function:
+    return Function(("number", "number"), "truth", column, array)
+
+
+_OPERATIONS: dict[type, Function] = {
+    ast.Add: _arithmetic(2, lambda a, b: a + b, np.add),
+    ast.Sub: _arithmetic(2, lambda a, b: a - b, np.subtract),
+    ast.Mult: _arithmetic(2, lambda a, b: a * b, np.multiply),
+    ast.Div: _arithmetic(2, lambda a, b: F.when(b != 0, a / b), np.divide),
+    ast.Pow: _arithmetic(2, F.pow, np.power),
+    ast.USub: _arithmetic(1, lambda a: -a, np.negative),
+    ast.Lt: _compare(lambda a, b: a < b, pc.less),
+    ast.LtE: _compare(lambda a, b: a <= b, pc.less_equal),
+    ast.Gt: _compare(lambda a, b: a > b, pc.greater),
+    ast.GtE: _compare(lambda a, b: a >= b, pc.greater_equal),
+    ast.And: Function(("truth", "truth"), "truth", lambda a, b: a & b, pc.and_kleene),
+    ast.Or: Function(("truth", "truth"), "truth", lambda a, b: a | b, pc.or_kleene),
+    ast.Not: Function(("truth",), "truth", lambda a: ~a, pc.invert),
+}
+_EQUAL = {
+    ast.Eq: (lambda a, b: a == b, pc.equal),
+    ast.NotEq: (lambda a, b: a != b, pc.not_equal),
+}
+
+FUNCTIONS: dict[str, Function] = {
+    "log": _arithmetic(1, lambda a: F.when(a > 0, F.log(a)), np.log),
+    "log1p": _arithmetic(1, lambda a: F.when(a > -1, F.log1p(a)), np.log1p),
+    "exp": _arithmetic(1, F.exp, np.exp),
+    "sqrt": _arithmetic(1, lambda a: F.when(a >= 0, F.sqrt(a)), np.sqrt),
+    "abs": _arithmetic(1, F.abs, np.abs),
+    "floor": _arithmetic(1, lambda a: F.floor(a).cast("double"), np.floor),
+    "ceil": _arithmetic(1, lambda a: F.ceil(a).cast("double"), np.ceil),
+    "min": _arithmetic(2, lambda a, b: F.when(a <= b, a).otherwise(b), np.minimum),
+    "max": _arithmetic(2, lambda a, b: F.when(a >= b, a).otherwise(b), np.maximum),
+    "length": Function(
+        ("text",),
+        "number",
+        lambda a: F.length(a).cast("double"),
+        lambda a: pc.utf8_length(a).cast(pa.float64()),
+    ),
+    "contains": Function(
+        ("text", "text"), "truth", F.contains, lambda a, b: _by_constant(pc.match_substring, a, b)
+    ),
+    "starts_with": Function(
+        ("text", "text"), "truth", F.startswith, lambda a, b: _by_constant(pc.starts_with, a, b)
+    ),
+    "ends_with": Function(
+        ("text", "text"), "truth", F.endswith, lambda a, b: _by_constant(pc.ends_with, a, b)
+    ),
+    "concat": Function(
+        ("text", "text"), "text", F.concat, lambda a, b: pc.binary_join_element_wise(a, b, "")
+    ),
+}
+_NAMES = [*FUNCTIONS, "coalesce", "is_null"]
+
+
+def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.Array) -> pa.Array:
+    return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
+
+
+# A compiled formula: values by column name → the result. Constants need the number of rows in the arrow engine.
+Columns = Mapping[str, Column]
+Arrays = Mapping[str, pa.Array]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A checked formula.
+
+    Attributes:
+        columns: the columns it reads, in order of appearance.
+        kind: what it gives.
+    """
+
+    text: str
+    columns: tuple[str, ...]
+    kind: Kind
+    to_column: Callable[[Columns], Column]
+    to_array: Callable[[Arrays, int], pa.Array]
+
+
+@dataclass(frozen=True)
+class _Node:
+    kind: Kind
+    column: Callable[[Columns], Column]
+    array: Callable[[Arrays, int], pa.Array]
+    constant: bool = False
+
+
+def parse(text: str, kinds: Mapping[str, Kind]) -> Formula:
+    """The formula of a text over columns of known kinds.
+
+    Raises:
+        ConfigError: it does not parse, names a column or function that does not exist, or mixes kinds.
+    """
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise ConfigError(f"the formula {text!r} does not parse: {error.msg}", "correct it") from error
+    used: list[str] = []
+    node = _Compiler(text, kinds, used).compile(tree)
+    return Formula(text, tuple(dict.fromkeys(used)), node.kind, node.column, node.array)
+
+
+class _Compiler:
+    def __init__(self, text: str, kinds: Mapping[str, Kind], used: list[str]) -> None:
+        self._text, self._kinds, self._used = text, kinds, used
+
+    def compile(self, tree: ast.AST) -> _Node:
+        match tree:
+            case ast.Name(id=name):
+                return self._column(name)
+            case ast.Constant(value=value):
+                return self._constant(value)
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._call(type(op).__name__, _OPERATIONS.get(type(op)), [left, right])
+            case ast.UnaryOp(op=op, operand=operand):
+                return self._call(type(op).__name__, _OPERATIONS.get(type(op)), [operand])
+            case ast.BoolOp(op=op, values=[first, *rest]):
+                node = self.compile(first)
+                for each in rest:
+                    node = self._apply(type(op).__name__, _OPERATIONS[type(op)], [node, self.compile(each)])
+                return node
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self._comparison(op, left, right)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self._choice(*(self.compile(each) for each in (test, body, orelse)))
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
+                return self._function(name, arguments)
+        raise self._wrong(f"{ast.unparse(tree)!r} is nothing a formula can do")
+
+    def _column(self, name: str) -> _Node:
+        if name not in self._kinds:
+            raise self._wrong(f"there is no column {name}; there are {sorted(self._kinds)}")
+        self._used.append(name)
+        kind = self._kinds[name]
+        if kind == "number":
+            return _Node(
+                kind, lambda c: c[name].cast("double"), lambda a, n: a[name].cast(pa.float64(), safe=False)
+            )
+        return _Node(kind, lambda c: c[name], lambda a, n: a[name])
+
+    def _constant(self, value: Any) -> _Node:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise self._wrong(f"{value!r} is neither a number nor a text")
+        kind: Kind = "text" if isinstance(value, str) else "number"
+        typed = value if isinstance(value, str) else float(value)
+        array_type = pa.string() if kind == "text" else pa.float64()
+        return _Node(
+            kind, lambda c: F.lit(typed), lambda a, n: pa.array([typed] * n, array_type), constant=True
+        )
+
+    def _comparison(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> _Node:
+        if isinstance(op, ast.In) and isinstance(right, ast.List | ast.Tuple):
+            equals: list[ast.expr] = [ast.Compare(left, [ast.Eq()], [each]) for each in right.elts]
+            if not equals:
+                raise self._wrong("`in` needs at least one value")
+            return self.compile(ast.BoolOp(ast.Or(), equals)) if len(equals) > 1 else self.compile(equals[0])
+        nodes = [self.compile(left), self.compile(right)]
+        if type(op) in _EQUAL:
+            column, array = _EQUAL[type(op)]
+            return self._apply(
+                type(op).__name__, Function((nodes[0].kind, nodes[0].kind), "truth", column, array), nodes
+            )
+        return self._apply(type(op).__name__, _OPERATIONS.get(type(op)), nodes)
+
+    def _function(self, name: str, arguments: Sequence[ast.AST]) -> _Node:
+        if name not in _NAMES:
+            raise self._wrong(f"there is no function {name}; there are {sorted(_NAMES)}")
+        nodes = [self.compile(each) for each in arguments]
+        if name == "is_null" and len(nodes) == 1:
+            node = nodes[0]
+            return _Node("truth", lambda c: node.column(c).isNull(), lambda a, n: node.array(a, n).is_null())
+        if name == "coalesce" and nodes and len({each.kind for each in nodes}) == 1:
+            return _Node(
+                nodes[0].kind,
+                lambda c: F.coalesce(*(each.column(c) for each in nodes)),
+                lambda a, n: pc.coalesce(*(each.array(a, n) for each in nodes)),
+            )
+        if name in ("contains", "starts_with", "ends_with") and len(nodes) == 2 and not nodes[1].constant:
+            raise self._wrong(f"{name} looks for a fixed text")
+        return self._apply(name, FUNCTIONS.get(name), nodes)
+
+    def _choice(self, test: _Node, body: _Node, orelse: _Node) -> _Node:
+        if test.kind != "truth" or body.kind != orelse.kind:
+            raise self._wrong("`a if test else b` needs a test, and both results of one kind")
+        return _Node(
+            body.kind,
+            lambda c: F.when(test.column(c), body.column(c)).otherwise(orelse.column(c)),
+            lambda a, n: pc.if_else(
+                pc.fill_null(test.array(a, n), False), body.array(a, n), orelse.array(a, n)
+            ),
+        )
+
+    def _call(self, name: str, function: Function | None, arguments: Sequence[ast.AST]) -> _Node:
+        return self._apply(name, function, [self.compile(each) for each in arguments])
+
+    def _apply(self, name: str, function: Function | None, nodes: Sequence[_Node]) -> _Node:
+        if function is None:
+            raise self._wrong(f"{name} is nothing a formula can do")
+        kinds = tuple(each.kind for each in nodes)
+        if kinds != function.takes:
+            raise self._wrong(f"{name} takes {', '.join(function.takes)}, not {', '.join(kinds)}")
+        return _Node(
+            function.gives,
+            lambda c: function.column(*(each.column(c) for each in nodes)),
+            lambda a, n: function.array(*(each.array(a, n) for each in nodes)),
+        )
+
+    def _wrong(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"the formula {self._text!r}: {why}", "correct it; docs/operators shows what there is"
+        )

@@ -1,0 +1,122 @@
+"""Groupby: one row for the rows with the same key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from etl.ops.base import KEYS, NUMBERS, Type
+from etl.ops.frames import RowChanger
+from etl.ops.keyed import exact_sum
+
+_OF_NUMBERS = ("sum", "mean", "min", "max")
+_OF_ANY = ("count", "first", "last", "list")
+_LISTS: Mapping[Type, Type] = {"int": "ints", "string": "strings"}
+
+
+@dataclass(frozen=True)
+class Groupby(RowChanger):
+    """One row for each value of the columns `by`, in place of the rows that have it: sessions, baskets, visits.
+
+    `aggregates` maps a column to some of sum, mean, min, max, count, first, last (of numbers or texts), list (of
+    integers or texts, in the order of time; nulls left out). Columns are named `<column>_<aggregate>`. The new row is
+    positive if one of its rows is, and has the row_id of its first and the event_time of its last. The columns of
+    `keys` must be among `by`. A null in `by` is a value like others.
+
+    | by u: rows (u 1 a) (u 3 b) | x_sum | y_list | label                    |
+    |----------------------------|-------|--------|--------------------------|
+    |                            | 4.0   | [a, b] | 1 if one of the rows' is |
+    """
+
+    name: ClassVar[str] = "groupby"
+    by: tuple[str, ...]
+    aggregates: Mapping[str, Sequence[str]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", tuple(self.by))
+        wrong = {
+            column: each
+            for column, each in dict(self.aggregates).items()
+            if not each or not set(each) <= {*_OF_NUMBERS, *_OF_ANY}
+        }
+        if not self.by or wrong:
+            raise ConfigError(
+                f"groupby needs by, and aggregates among {[*_OF_NUMBERS, *_OF_ANY]}; wrong are {wrong}",
+                "write {by: [session], aggregates: {I1: [sum, max]}}",
+            )
+
+    def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        unknown = [name for name in self.by if columns.get(name) not in KEYS]
+        if unknown:
+            raise ConfigError(
+                f"groupby by={unknown} are no columns of type int or string", f"use {dict(columns)}"
+            )
+        found: dict[str, Type] = {name: columns[name] for name in self.by}
+        for column, wanted in self.aggregates.items():
+            kind = columns.get(column)
+            for each in wanted:
+                takes = (
+                    NUMBERS
+                    if each in _OF_NUMBERS
+                    else tuple(_LISTS)
+                    if each == "list"
+                    else (*NUMBERS, "string")
+                )
+                if kind not in takes:
+                    raise ConfigError(
+                        f"groupby {each} takes a column of type {' or '.join(takes)}, and {column} is {kind}",
+                        "correct aggregates",
+                    )
+                found[f"{column}_{each}"] = _gives(each, kind)
+        return found
+
+    def apply(self, rows: DataFrame) -> DataFrame:
+        order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
+        place = F.struct(*order)
+        # Columns of the rows themselves, in so far as there are any: the day's literals stay what they are.
+        own: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
+        own |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY) if name in rows.columns}
+        own |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}
+        own |= {name: F.first(name) for name in rows.columns if name.startswith("_")}
+        made = {
+            f"{column}_{each}": _aggregate(each, F.col(column), place)
+            for column, wanted in self.aggregates.items()
+            for each in wanted
+        }
+        return rows.groupBy(*self.by).agg(*(value.alias(name) for name, value in {**own, **made}.items()))
+
+
+def _gives(aggregate: str, kind: Type) -> Type:
+    if aggregate == "list":
+        return _LISTS[kind]
+    if aggregate in ("first", "last", "min", "max"):
+        return kind
+    return "int" if aggregate == "count" else "float"
+
+
+def _aggregate(name: str, value: Column, place: Column) -> Column:
+    match name:
+        case "sum":
+            return F.when(F.count(value) > 0, exact_sum(value))
+        case "mean":
+            return F.when(F.count(value) > 0, exact_sum(value) / F.count(value))
+        case "min":
+            return F.min(value)
+        case "max":
+            return F.max(value)
+        case "count":
+            return F.count(value)
+        case "first":
+            return F.min_by(value, place)
+        case "last":
+            return F.max_by(value, place)
+    pairs: Any = F.collect_list(
+        F.when(value.isNotNull(), F.struct(place.alias("place"), value.alias("value")))
+    )
+    return F.transform(F.sort_array(pairs), lambda pair: pair.getField("value"))

@@ -1,0 +1,90 @@
+"""HashBucket: values to ids by a hash, without a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.feature_spec import NULL_ID, NUM_RESERVED_IDS
+from etl.ops.base import LISTS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.texts import over_elements, text_array, text_column
+from etl.ops.xxhash64 import xxhash64
+from etl.tables import LocalTables
+
+
+def bucket_column(text: Column, buckets: int, first: int) -> Column:
+    """`first` + XXH64(text, seed 42) modulo `buckets`, for a text that is not null."""
+    return F.pmod(F.xxhash64(text), F.lit(buckets).cast("bigint")) + F.lit(first)
+
+
+def bucket_array(texts: pa.Array, buckets: int, first: int) -> np.ndarray:
+    return np.mod(xxhash64(texts), buckets) + first
+
+
+@dataclass(frozen=True)
+class FittedHashBucket(RowWise):
+    name: ClassVar[str] = "hash_bucket"
+    buckets: int = 1
+    lists: bool = False
+
+    def expression(self, *values: Column) -> Column:
+        return F.transform(values[0], self._id) if self.lists else self._id(values[0])
+
+    def _id(self, value: Column) -> Column:
+        text = text_column(value)
+        bucket = bucket_column(text, self.buckets, NUM_RESERVED_IDS)
+        return F.when(text.isNull(), F.lit(NULL_ID).cast("bigint")).otherwise(bucket)
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        flat = pc.list_flatten(values[0]) if self.lists else values[0]
+        texts = text_array(flat)
+        nulls = texts.is_null().to_numpy(zero_copy_only=False)
+        ids = pa.array(
+            np.where(nulls, NULL_ID, bucket_array(texts, self.buckets, NUM_RESERVED_IDS)), pa.int64()
+        )
+        return [over_elements(values[0], ids) if self.lists else ids]
+
+    @property
+    def cardinality(self) -> int:
+        return NUM_RESERVED_IDS + self.buckets
+
+
+@dataclass(frozen=True)
+class HashBucket(Operator):
+    """3 + XXH64(value's UTF-8 text, seed 42) modulo `buckets`; null gets NULL_ID. Lists are hashed element by element.
+
+    Nothing is fitted and nothing grows, but values collide: with n values in b buckets, a value shares its bucket with
+    about n / b others.
+
+    | in   | out (buckets=1000)  |
+    |------|---------------------|
+    | a    | 3 to 1002, always the same |
+    | null | 1 (NULL_ID)         |
+    """
+
+    name: ClassVar[str] = "hash_bucket"
+    takes: ClassVar[tuple[Type, ...]] = ("int", "string", "ints", "strings")
+    makes_ids: ClassVar[bool] = True
+    buckets: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.buckets, int) or not 1 <= self.buckets < 2**31 - NUM_RESERVED_IDS:
+            raise ConfigError(
+                f"hash_bucket buckets={self.buckets!r} must be from 1 to 2**31 - 4", "correct it"
+            )
+
+    def gives(self, taken: Type) -> Type:
+        return "ints" if taken in LISTS else "int"
+
+    def fit(self, step: Step, found: Statistics) -> FittedHashBucket:
+        return FittedHashBucket(
+            step.inputs, step.outputs, self.buckets, step.types[step.outputs[0]] == "ints"
+        )

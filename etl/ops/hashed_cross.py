@@ -1,0 +1,80 @@
+"""HashedCross: the combination of several columns to one id, by a hash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.feature_spec import NULL_ID, NUM_RESERVED_IDS
+from etl.ops.base import KEYS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.hash_bucket import bucket_array, bucket_column
+from etl.ops.texts import joined_array, joined_column
+from etl.tables import LocalTables
+
+
+@dataclass(frozen=True)
+class FittedHashedCross(RowWise):
+    name: ClassVar[str] = "hashed_cross"
+    buckets: int = 1
+
+    def expression(self, *values: Column) -> Column:
+        text = joined_column(values)
+        bucket = bucket_column(text, self.buckets, NUM_RESERVED_IDS)
+        return F.when(text.isNull(), F.lit(NULL_ID).cast("bigint")).otherwise(bucket)
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        texts = joined_array(values)
+        nulls = texts.is_null().to_numpy(zero_copy_only=False)
+        ids = np.where(nulls, NULL_ID, bucket_array(texts, self.buckets, NUM_RESERVED_IDS))
+        return [pa.array(ids, pa.int64())]
+
+    @property
+    def cardinality(self) -> int:
+        return NUM_RESERVED_IDS + self.buckets
+
+
+@dataclass(frozen=True)
+class HashedCross(Operator):
+    """One id for the combination of two or more columns: 3 + XXH64 of their joined texts modulo `buckets`.
+
+    `output` names the column it makes (default: the inputs' names joined by `_x_`). A null counts as a value of its own;
+    where all are null the id is NULL_ID.
+
+    | C1   | C2   | out (buckets=1000)     |
+    |------|------|------------------------|
+    | a    | b    | 3 to 1002              |
+    | b    | a    | 3 to 1002, another one |
+    | a    | null | 3 to 1002, another one |
+    | null | null | 1 (NULL_ID)            |
+    """
+
+    name: ClassVar[str] = "hashed_cross"
+    takes: ClassVar[tuple[Type, ...]] = KEYS
+    makes_ids: ClassVar[bool] = True
+    buckets: int
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.buckets, int) or not 1 <= self.buckets < 2**31 - NUM_RESERVED_IDS:
+            raise ConfigError(
+                f"hashed_cross buckets={self.buckets!r} must be from 1 to 2**31 - 4", "correct it"
+            )
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        self.require_types(columns)
+        if len(columns) < 2:
+            raise ConfigError(
+                f"hashed_cross needs two columns or more, not {list(columns)}", "name them in columns"
+            )
+        output = self.output or "_x_".join(columns)
+        return [Step(self, tuple(columns), (output,), {output: "int"})]
+
+    def fit(self, step: Step, found: Statistics) -> FittedHashedCross:
+        return FittedHashedCross(step.inputs, step.outputs, self.buckets)

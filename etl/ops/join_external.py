@@ -1,0 +1,97 @@
+"""JoinExternal: columns of a table from outside, by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+
+from conf.errors import ConfigError
+from conf.types import Column as RawColumn
+from conf.types import JoinedTable
+from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.keyed import KeyedFitted, bind_keys, table_name
+from etl.tables import LocalTables, Tables
+
+_TYPES: tuple[Type, ...] = ("int", "float", "string")
+
+
+@dataclass(frozen=True)
+class FittedJoinExternal(KeyedFitted):
+    name: ClassVar[str] = "join_external"
+
+    def apply(
+        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[Column]]:
+        joined, of = self.join_table(rows, values, tables, tag)
+        return joined, [of(each) for each in self.outputs]
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        of = self.look_up(values, tables)
+        return [of(each) for each in self.outputs]
+
+
+@dataclass(frozen=True)
+class JoinExternal(Operator):
+    """Adds columns of a table from outside: `path` (csv with a header, or parquet), one row a key.
+
+    The table is read when the workflow is fitted and kept with it, so a workflow version always means the same; an
+    extension keeps its parent's copy. Its key column is `key` (default: the input's name); `columns` maps the
+    columns it adds to int, float or string. A null key, or one the table lacks, gets null.
+
+    | key  | table (a 5) | out  |
+    |------|-------------|------|
+    | a    |             | 5    |
+    | b    |             | null |
+    | null |             | null |
+    """
+
+    name: ClassVar[str] = "join_external"
+    needs: ClassVar[Need] = "external"
+    takes: ClassVar[tuple[Type, ...]] = KEYS
+    path: str
+    columns: Mapping[str, Type]
+    format: Literal["csv", "parquet"] = "parquet"
+    separator: str = ","
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        wrong = {name: kind for name, kind in dict(self.columns).items() if kind not in _TYPES}
+        if wrong or not self.columns:
+            raise ConfigError(
+                f"join_external columns={dict(self.columns)} must name columns of type {', '.join(_TYPES)}",
+                "write columns: {price: float}",
+            )
+        if self.format not in ("csv", "parquet"):
+            raise ConfigError(
+                f"join_external format={self.format!r} is neither csv nor parquet", "correct it"
+            )
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        if len(columns) != 1:
+            raise ConfigError(
+                f"join_external joins by one column, not {list(columns)}", "name one in columns"
+            )
+        return bind_keys(self, columns, False, lambda key: dict(self.columns))
+
+    def source(self, step: Step) -> tuple[JoinedTable, str]:
+        """(the table as raw data, the name of its key column)."""
+        key = self.key or step.inputs[0]
+        columns = [RawColumn(name=key, type="string")]
+        columns += [RawColumn(name=name, type=_raw_type(kind)) for name, kind in self.columns.items()]
+        return JoinedTable(path=self.path, format=self.format, separator=self.separator, columns=columns), key
+
+    def fit(self, step: Step, found: Statistics) -> FittedJoinExternal:
+        return FittedJoinExternal(step.inputs, step.outputs, table_name(step))
+
+    def config(self) -> str | dict[str, dict[str, Any] | None]:
+        entry = super().config()
+        given = entry.get(self.name) if isinstance(entry, dict) else None
+        return {self.name: {**(given or {}), "columns": dict(self.columns)}}
+
+
+def _raw_type(kind: Type) -> Literal["int", "float", "string"]:
+    return "int" if kind == "int" else "float" if kind == "float" else "string"

@@ -1,0 +1,137 @@
+"""JoinGroupby: statistics of the training rows with the same key, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.keyed import KEY, KeyedFitted, bind_keys, exact_sum, table_name
+from etl.tables import LocalTables, Tables
+
+STATISTICS = ("count", "sum", "mean", "var", "std", "min", "max")
+
+
+@dataclass(frozen=True)
+class FittedJoinGroupby(KeyedFitted):
+    name: ClassVar[str] = "join_groupby"
+    measures: tuple[str, ...] = ()
+
+    @classmethod
+    def from_state(
+        cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
+    ) -> FittedJoinGroupby:
+        return cls(tuple(inputs), tuple(outputs), state["table"], tuple(state["measures"]))
+
+    def apply(
+        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[Column]]:
+        joined, of = self.join_table(rows, values, tables, tag)
+        return joined, [
+            F.coalesce(of(each), F.lit(0.0)) if each == "count" else of(each) for each in self.measures
+        ]
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        of = self.look_up(values, tables)
+        return [pc.fill_null(of(each), 0.0) if each == "count" else of(each) for each in self.measures]
+
+
+@dataclass(frozen=True)
+class JoinGroupby(Operator):
+    """Statistics of the numeric columns `of` over the training rows with the same key; `count` is of the rows.
+
+    `statistics` names some of count, sum, mean, var, std, min, max (var and std of the population; nulls left out).
+    Outputs are named `<key>_count` and `<key>_<column>_<statistic>`. A null or unseen key has the count 0 and null for
+    all else, as has a key without a value: put fill behind. Each column is a key (`joint`: all together are one).
+
+    | key  | I1   | training rows (a 1) (a 3) | key_count | key_I1_mean |
+    |------|------|---------------------------|-----------|-------------|
+    | a    | 9    |                           | 2.0       | 2.0         |
+    | zzz  | 9    |                           | 0.0       | null        |
+    | null | 9    |                           | 0.0       | null        |
+    """
+
+    name: ClassVar[str] = "join_groupby"
+    needs: ClassVar[Need] = "groups"
+    takes: ClassVar[tuple[Type, ...]] = KEYS
+    statistics: tuple[str, ...] = ("count",)
+    of: tuple[str, ...] = ()
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "statistics", tuple(self.statistics))
+        object.__setattr__(self, "of", tuple(self.of))
+        unknown = sorted(set(self.statistics) - set(STATISTICS))
+        if unknown or not self.statistics:
+            raise ConfigError(
+                f"join_groupby knows no statistics {unknown}", f"use some of {list(STATISTICS)}"
+            )
+        if not self.of and set(self.statistics) != {"count"}:
+            raise ConfigError(
+                f"join_groupby statistics={list(self.statistics)} needs columns to measure",
+                "name them in `of`",
+            )
+
+    def _names(self) -> list[str]:
+        counted = ["count"] if "count" in self.statistics else []
+        measured = [each for each in self.statistics if each != "count"]
+        return counted + [f"{column}_{each}" for column in self.of for each in measured]
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        return bind_keys(
+            self, columns, self.joint, lambda key: {f"{key}_{name}": "float" for name in self._names()}
+        )
+
+    def reads(self) -> tuple[str, ...]:
+        return self.of
+
+    def groups(self, rows: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
+        """The table (key, one double a statistic) of rows with the column `key`."""
+        known = rows.where(F.col(KEY).isNotNull())
+        measures: dict[str, Column] = {"count": F.count(F.lit(1)).cast("double")}
+        for column in self.of:
+            value = F.col(column).cast("double")
+            measures |= {
+                f"{column}_rows": F.count(value).cast("double"),
+                f"{column}_sum": exact_sum(value),
+                f"{column}_min": F.min(value),
+                f"{column}_max": F.max(value),
+            }
+        table = known.groupBy(KEY).agg(*(measure.alias(name) for name, measure in measures.items()))
+        for column in self.of:
+            rows_of = F.col(f"{column}_rows")
+            table = table.withColumn(
+                f"{column}_mean", F.when(rows_of > 0, F.col(f"{column}_sum") / rows_of)
+            ).withColumn(f"{column}_sum", F.when(rows_of > 0, F.col(f"{column}_sum")))
+        if {"var", "std"} & set(self.statistics):
+            table = self._with_variances(known, table)
+        return table.select(KEY, *(F.col(name).cast("double") for name in self._names())), {}
+
+    def _with_variances(self, known: DataFrame, table: DataFrame) -> DataFrame:
+        """A second pass over the rows: squared distances from each key's mean, which lose no digits."""
+        means = table.select(KEY, *(f"{column}_mean" for column in self.of))
+        squares = known.join(means, KEY).groupBy(KEY)
+        summed = squares.agg(
+            *(
+                exact_sum(F.pow(F.col(column).cast("double") - F.col(f"{column}_mean"), 2.0)).alias(
+                    f"{column}_squares"
+                )
+                for column in self.of
+            )
+        )
+        table = table.join(summed, KEY)
+        for column in self.of:
+            rows_of = F.col(f"{column}_rows")
+            variance = F.when(rows_of > 0, F.col(f"{column}_squares") / rows_of)
+            table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
+        return table
+
+    def fit(self, step: Step, found: Statistics) -> FittedJoinGroupby:
+        return FittedJoinGroupby(step.inputs, step.outputs, table_name(step), tuple(self._names()))

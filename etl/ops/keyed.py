@@ -1,0 +1,73 @@
+"""What operators with a table of statistics a key share: exact sums, the join, the lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from etl.ops.base import KEYS, Fitted, Operator, Step, Type
+from etl.ops.texts import joined_array, joined_column
+from etl.tables import LocalTables, Tables
+
+KEY = "key"
+_UNITS = float(2**24)  # sums are of whole multiples of 6e-8, so that no order of rows changes them
+
+
+def exact_sum(value: Column) -> Column:
+    """Sum of doubles, rounded to multiples of 2**-24 each, as double; 0.0 where there is none. Independent of order."""
+    units = F.rint(value.cast("double") * _UNITS).cast("decimal(38,0)")
+    return F.coalesce(F.sum(units).cast("double") / _UNITS, F.lit(0.0))
+
+
+@dataclass(frozen=True)
+class KeyedFitted(Fitted):
+    """A fitted step that looks its inputs' key up in a table with columns (key, …)."""
+
+    table: str = ""
+
+    def join_table(
+        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
+    ) -> tuple[DataFrame, Callable[[str], Column]]:
+        """(rows with the table's columns, column of the table → its expression)."""
+        lookup = tables.keyed(self.table)
+        renamed = lookup.select(*(F.col(name).alias(f"{tag}{name}") for name in lookup.columns))
+        joined = rows.join(renamed, joined_column(values) == F.col(f"{tag}{KEY}"), "left")
+        return joined.drop(f"{tag}{KEY}"), lambda name: F.col(f"{tag}{name}")
+
+    def look_up(self, values: Sequence[pa.Array], tables: LocalTables) -> Callable[[str], pa.Array]:
+        """Column of the table → (n,) its value for each row's key, null where the key is not there."""
+        lookup, table = tables.keyed(self.table)
+        coded = joined_array(values).dictionary_encode()
+        at = pa.array(lookup.find(coded.dictionary))
+        of_distinct = pc.if_else(pc.greater_equal(at, 0), at, pa.scalar(None, pa.int64()))
+        places = of_distinct.take(coded.indices)
+        return lambda name: table[name].combine_chunks().take(places)
+
+
+def table_name(step: Step) -> str:
+    """A name for a step's table: its operator and the columns it makes of which."""
+    return f"{step.operator.name}_{'_'.join((*step.inputs, *step.outputs[:1]))}"
+
+
+def bind_keys(
+    operator: Operator, columns: Mapping[str, Type], joint: bool, outputs: Callable[[str], Mapping[str, Type]]
+) -> list[Step]:
+    """A step a column or, with `joint`, one over all; `outputs` gives the columns made for a key's name."""
+    for column, kind in columns.items():
+        if kind not in KEYS:
+            raise ConfigError(
+                f"{operator.name} takes keys of type int or string, and {column} is {kind}",
+                f"put bucketize before it, or declare {column} as a string",
+            )
+    groups = [tuple(columns)] if joint else [(name,) for name in columns]
+    return [
+        Step(operator, inputs, tuple(made), dict(made))
+        for inputs in groups
+        for made in [outputs("_".join(inputs))]
+    ]

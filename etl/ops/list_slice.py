@@ -1,0 +1,125 @@
+"""ListSlice: part of each list, or a fixed number of columns of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.feature_spec import PAD_ID
+from etl.ops.base import LISTS, Fitted, Operator, Statistics, Step, Type
+from etl.ops.texts import over_elements
+from etl.tables import LocalTables, Tables
+
+
+@dataclass(frozen=True)
+class FittedListSlice(Fitted):
+    name: ClassVar[str] = "list_slice"
+    start: int = 0
+    length: int = 1
+    columns: bool = False
+    size: int | None = None
+
+    @property
+    def cardinality(self) -> int | None:
+        return self.size
+
+    def apply(
+        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[Column]]:
+        value = values[0]
+        if self.columns:
+            places = self._places(F.size(value))
+            return rows, [
+                F.when(
+                    value.isNotNull(), F.coalesce(F.get(value, place), F.lit(PAD_ID).cast("bigint"))
+                ).otherwise(F.lit(PAD_ID).cast("bigint"))
+                for place in places
+            ]
+        first = (
+            F.greatest(F.lit(1), F.size(value) + self.start + 1) if self.start < 0 else F.lit(self.start + 1)
+        )
+        return rows, [F.slice(value, first, F.lit(self.length))]
+
+    def _places(self, size: Column) -> list[Column]:
+        first = F.greatest(F.lit(0), size + self.start) if self.start < 0 else F.lit(self.start)
+        return [first + place for place in range(self.length)]
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        lists = values[0]
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        begins = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+        first = np.maximum(0, lengths + self.start) if self.start < 0 else np.full(len(lengths), self.start)
+        flat = pc.list_flatten(lists)
+        if self.columns:
+            ids = np.append(flat.to_numpy(zero_copy_only=False).astype(np.int64), PAD_ID)
+            places = [first + place for place in range(self.length)]
+            return [
+                pa.array(ids[np.where(place < lengths, begins + place, len(ids) - 1)], pa.int64())
+                for place in places
+            ]
+        taken = np.clip(lengths - first, 0, self.length)
+        at = np.repeat(begins + first - np.concatenate([[0], np.cumsum(taken)])[:-1], taken)
+        part = flat.take(pa.array(at + np.arange(len(at))))
+        shape = pa.array(
+            [None if null else [0] * n for n, null in zip(taken, lists.is_null().to_pylist(), strict=True)],
+            pa.list_(pa.int8()),
+        )
+        return [over_elements(shape, part)]
+
+
+@dataclass(frozen=True)
+class ListSlice(Operator):
+    """`length` elements of each list from place `start` on (counted from 0; negative: from the end). Null stays null.
+
+    With `columns`, each element becomes a column of its own, `<column>_0` to `<column>_<length - 1>`, PAD_ID where the
+    list is shorter or null: lists of ids as ordinary categorical features.
+
+    | in        | out (length=2) | out (start=-2, length=2) | out (length=2, columns) |
+    |-----------|----------------|--------------------------|-------------------------|
+    | [5, 6, 7] | [5, 6]         | [6, 7]                   | 5 and 6                 |
+    | [5]       | [5]            | [5]                      | 5 and 0                 |
+    | []        | []             | []                       | 0 and 0                 |
+    | null      | null           | null                     | 0 and 0                 |
+    """
+
+    name: ClassVar[str] = "list_slice"
+    keeps_ids: ClassVar[bool] = True
+    takes: ClassVar[tuple[Type, ...]] = LISTS
+    length: int
+    start: int = 0
+    columns: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, int) or self.length < 1:
+            raise ConfigError(
+                f"list_slice length={self.length!r} must be an integer of at least 1", "correct it"
+            )
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        self.require_types(columns)
+        if not self.columns:
+            return [Step(self, (name,), (name,), {name: kind}) for name, kind in columns.items()]
+        wrong = [name for name, kind in columns.items() if kind != "ints"]
+        if wrong:
+            raise ConfigError(
+                f"list_slice columns: the elements of {wrong} are no ids",
+                "put categorify or hash_bucket before it",
+            )
+        return [
+            Step(self, (name,), tuple(names), dict.fromkeys(names, "int"))
+            for name in columns
+            for names in [[f"{name}_{place}" for place in range(self.length)]]
+        ]
+
+    def fit(self, step: Step, found: Statistics) -> FittedListSlice:
+        return FittedListSlice(
+            step.inputs, step.outputs, self.start, self.length, self.columns, found.cardinality
+        )

@@ -1,0 +1,58 @@
+"""NormalizeMinMax: the range of the training rows becomes 0 to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.errors import DataError
+from etl.ops.base import Need, Operator, RowWise, Statistics, Step, Type, as_doubles, from_doubles
+from etl.tables import LocalTables
+
+
+@dataclass(frozen=True)
+class FittedNormalizeMinMax(RowWise):
+    name: ClassVar[str] = "normalize_min_max"
+    min: float = 0.0
+    span: float = 1.0
+
+    def expression(self, *values: Column) -> Column:
+        return (values[0].cast("double") - self.min) / self.span
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        numbers, nulls = as_doubles(values[0])
+        return [from_doubles((numbers - self.min) / self.span, nulls)]
+
+
+@dataclass(frozen=True)
+class NormalizeMinMax(Operator):
+    """(x - min) / (max - min) of the training rows; null stays null, later values may fall outside 0 to 1.
+
+    A column with a single value has no range: it is divided by 1, and so becomes 0.
+
+    | in   | out (training rows 2 to 6) |
+    |------|----------------------------|
+    | 3    | 0.25                       |
+    | 10   | 2.0                        |
+    | null | null                       |
+    """
+
+    name: ClassVar[str] = "normalize_min_max"
+    needs: ClassVar[Need] = "aggregates"
+
+    def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        return {"min": F.min(value.cast("double")), "max": F.max(value.cast("double"))}
+
+    def fit(self, step: Step, found: Statistics) -> FittedNormalizeMinMax:
+        least, most = found.aggregates["min"], found.aggregates["max"]
+        if least is None:
+            raise DataError(
+                f"normalize_min_max cannot be fitted on {step.inputs[0]}: it has no value in the training rows",
+                f"add fill before it, or leave {step.inputs[0]} out of features",
+            )
+        return FittedNormalizeMinMax(step.inputs, step.outputs, least, (most - least) or 1.0)

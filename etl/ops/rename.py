@@ -1,0 +1,70 @@
+"""Rename: other names for columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+from pyspark.sql import Column
+
+from conf.errors import ConfigError
+from etl.ops.base import Operator, RowWise, Statistics, Step, Type
+from etl.tables import LocalTables
+
+
+@dataclass(frozen=True)
+class FittedRename(RowWise):
+    name: ClassVar[str] = "rename"
+    size: int | None = None
+
+    def expression(self, *values: Column) -> Column:
+        return values[0]
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        return [values[0]]
+
+    @property
+    def cardinality(self) -> int | None:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Rename(Operator):
+    """Gives columns other names: `names` maps old to new, `prefix` and `suffix` are put around the others.
+
+    So one raw column can become several features. Values stay as they are.
+
+    | column | new name (names={C1: user}, suffix=_raw) |
+    |--------|------------------------------------------|
+    | C1     | user                                     |
+    | C2     | C2_raw                                   |
+    """
+
+    name: ClassVar[str] = "rename"
+    keeps_ids: ClassVar[bool] = True
+    takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string", "ints", "strings")
+    names: Mapping[str, str] | None = None
+    prefix: str = ""
+    suffix: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.names and not self.prefix and not self.suffix:
+            raise ConfigError(
+                "rename has neither names nor prefix nor suffix", "write rename: {names: {C1: user}}"
+            )
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        given = dict(self.names or {})
+        unknown = sorted(set(given) - set(columns))
+        if unknown:
+            raise ConfigError(f"rename names {unknown}, which are not in {list(columns)}", "correct names")
+        return [
+            Step(self, (name,), (new,), {new: kind})
+            for name, kind in columns.items()
+            for new in [given.get(name, f"{self.prefix}{name}{self.suffix}")]
+        ]
+
+    def fit(self, step: Step, found: Statistics) -> FittedRename:
+        return FittedRename(step.inputs, step.outputs, found.cardinality)

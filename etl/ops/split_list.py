@@ -1,0 +1,74 @@
+"""SplitList: one text to the list of its parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from etl.ops.base import Operator, RowWise, Statistics, Step, Type
+from etl.ops.texts import over_elements
+from etl.tables import LocalTables
+
+
+@dataclass(frozen=True)
+class FittedSplitList(RowWise):
+    name: ClassVar[str] = "split_list"
+    separator: str = "|"
+
+    def expression(self, *values: Column) -> Column:
+        parts = F.split(values[0], re.escape(self.separator), -1)
+        return F.filter(parts, lambda part: part != "")
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        parts = pc.split_pattern(values[0], self.separator)
+        flat = pc.list_flatten(parts)
+        kept = pc.not_equal(flat, "")
+        if pc.all(kept).as_py() in (True, None):
+            return [parts]
+        # Lengths without the empty parts: how many of each list's elements are kept.
+        lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
+        ends = np.cumsum(lengths)
+        running = np.concatenate([[0], np.cumsum(kept.to_numpy(zero_copy_only=False))])
+        counts = running[ends] - running[ends - lengths]
+        shape = pa.array(
+            [None if null else [0] * n for n, null in zip(counts, parts.is_null().to_pylist(), strict=True)],
+            pa.list_(pa.int8()),
+        )
+        return [over_elements(shape, flat.filter(kept))]
+
+
+@dataclass(frozen=True)
+class SplitList(Operator):
+    """Splits texts at `separator` into lists; empty parts are left out. Null stays null.
+
+    | in      | out (separator="|") |
+    |---------|---------------------|
+    | a|b|c   | [a, b, c]           |
+    | a||b|   | [a, b]              |
+    | null    | null                |
+    """
+
+    name: ClassVar[str] = "split_list"
+    takes: ClassVar[tuple[Type, ...]] = ("string",)
+    separator: str = "|"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.separator, str) or not self.separator:
+            raise ConfigError(
+                f"split_list separator={self.separator!r} must be a text", "write separator: '|'"
+            )
+
+    def gives(self, taken: Type) -> Type:
+        return "strings"
+
+    def fit(self, step: Step, found: Statistics) -> FittedSplitList:
+        return FittedSplitList(step.inputs, step.outputs, self.separator)

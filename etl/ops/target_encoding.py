@@ -1,0 +1,151 @@
+"""TargetEncoding: a key to the smoothed mean of the target among its training rows, out of fold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.feature_spec import LABEL, ROW_ID
+from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.keyed import KEY, KeyedFitted, bind_keys, exact_sum, table_name
+from etl.split import DAY, SPLIT
+from etl.tables import LocalTables, Tables
+
+
+def fold_of(folds: int) -> Column:
+    """The fold of a row: XXH64 of its row_id modulo the number of folds; the same in every run."""
+    return F.pmod(F.xxhash64(F.col(ROW_ID).cast("bigint")), F.lit(folds).cast("bigint"))
+
+
+def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> Column:
+    """(total + smoothing * prior) / (count + smoothing): the mean, drawn towards the prior where rows are few."""
+    return (total + prior * smoothing) / (count + smoothing)
+
+
+@dataclass(frozen=True)
+class FittedTargetEncoding(KeyedFitted):
+    name: ClassVar[str] = "target_encoding"
+    sql_only: ClassVar[bool] = True
+    folds: int = 5
+    smoothing: float = 20.0
+    prior: float = 0.0
+    fold_priors: tuple[float, ...] = ()
+    days: tuple[str, ...] = ()
+
+    @classmethod
+    def from_state(
+        cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
+    ) -> FittedTargetEncoding:
+        lists = {name: tuple(state[name]) for name in ("fold_priors", "days")}
+        return cls(tuple(inputs), tuple(outputs), **{**state, **lists})
+
+    def apply(
+        self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
+    ) -> tuple[DataFrame, list[Column]]:
+        joined, of = self.join_table(rows, values, tables, tag)
+        whole = smoothed(of("sum"), of("count"), F.lit(self.prior), self.smoothing)
+        encoded = F.coalesce(whole, F.lit(self.prior))
+        if DAY not in rows.columns:
+            return joined, [encoded]
+        fitted_row = F.col(DAY).isin(*self.days)
+        if SPLIT in rows.columns:
+            fitted_row = fitted_row & (F.col(SPLIT) == "train")
+        out_of_fold, fold = F.lit(None).cast("double"), fold_of(self.folds)
+        for index, prior in enumerate(self.fold_priors):
+            rest = smoothed(
+                of("sum") - of(f"sum_{index}"),
+                of("count") - of(f"count_{index}"),
+                F.lit(prior),
+                self.smoothing,
+            )
+            out_of_fold = F.when(fold == index, F.coalesce(rest, F.lit(prior))).otherwise(out_of_fold)
+        return joined, [F.when(fitted_row, out_of_fold).otherwise(encoded)]
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        of = self.look_up(values, tables)
+        total = pc.add(of("sum"), self.prior * self.smoothing)
+        return [
+            pc.fill_null(pc.divide(total, pc.add(of("count").cast(pa.float64()), self.smoothing)), self.prior)
+        ]
+
+
+@dataclass(frozen=True)
+class TargetEncoding(Operator):
+    """The mean of `target` among the training rows with the same key: (sum + smoothing * prior) / (count + smoothing).
+
+    After Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes" (2001), with a constant
+    weight of the prior, which is the mean over all training rows. No leak: a training row is encoded from the other
+    folds' rows and their prior alone; its fold is a hash of its row_id. Every other row, and a single raw row outside a
+    table, is encoded from all training rows. Null and unseen keys get the prior.
+
+    Each column is a key (`joint`: all together are one); outputs are named `<key>_te`.
+
+    | key  | target | out (folds=2, smoothing=0) of a training row in fold 0 |
+    |------|--------|--------------------------------------------------------|
+    | a    | 1      | mean of the target over the rows with a in fold 1      |
+    | null | 1      | mean of the target over all rows in fold 1             |
+    """
+
+    name: ClassVar[str] = "target_encoding"
+    needs: ClassVar[Need] = "groups"
+    takes: ClassVar[tuple[Type, ...]] = KEYS
+    target: str = LABEL
+    folds: int = 5
+    smoothing: float = 20.0
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folds, int) or not 2 <= self.folds <= 64:
+            raise ConfigError(
+                f"target_encoding folds={self.folds!r} must be an integer from 2 to 64", "correct it"
+            )
+        if self.smoothing < 0:
+            raise ConfigError(f"target_encoding smoothing={self.smoothing} is negative", "use 0 or more")
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        return bind_keys(self, columns, self.joint, lambda key: {f"{key}_te": "float"})
+
+    def reads(self) -> tuple[str, ...]:
+        return () if self.target == LABEL else (self.target,)
+
+    def groups(self, rows: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
+        """The table (key, sum, count, sum_i, count_i of each fold), and the priors, of rows with the column `key`."""
+        target = F.col(self.target).cast("double")
+        fold = fold_of(self.folds)
+        measures = {"sum": exact_sum(target), "count": F.count(target)}
+        for index in range(self.folds):
+            inside = F.when(fold == index, target)
+            measures |= {f"sum_{index}": exact_sum(inside), f"count_{index}": F.count(inside)}
+        named = [measure.alias(name) for name, measure in measures.items()]
+        totals = rows.agg(*named).first()
+        total = totals.asDict() if totals else {}
+        prior = _mean(total["sum"], total["count"])
+        fold_priors = [
+            _mean(total["sum"] - total[f"sum_{i}"], total["count"] - total[f"count_{i}"])
+            for i in range(self.folds)
+        ]
+        table = rows.where(F.col(KEY).isNotNull()).groupBy(KEY).agg(*named)
+        return table, {"prior": prior, "fold_priors": fold_priors}
+
+    def fit(self, step: Step, found: Statistics) -> FittedTargetEncoding:
+        return FittedTargetEncoding(
+            inputs=step.inputs,
+            outputs=step.outputs,
+            table=table_name(step),
+            folds=self.folds,
+            smoothing=float(self.smoothing),
+            prior=found.facts["prior"],
+            fold_priors=tuple(found.facts["fold_priors"]),
+            days=tuple(found.facts["days"]),
+        )
+
+
+def _mean(total: float, count: int) -> float:
+    return total / count if count else 0.0

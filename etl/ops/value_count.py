@@ -1,0 +1,44 @@
+"""ValueCount: how long lists are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from etl.ops.base import LISTS, Need, Operator, Statistics, Step, Type
+from etl.ops.data_stats import FittedDataStats
+
+
+@dataclass(frozen=True)
+class FittedValueCount(FittedDataStats):
+    name: ClassVar[str] = "value_count"
+
+
+@dataclass(frozen=True)
+class ValueCount(Operator):
+    """Writes the least and the greatest length of a column's lists in training into the workflow's state.
+
+    What a model with fixed-size multi-hot inputs must provide for. Values stay as they are; null has no length.
+
+    | in        | training rows [1] [1 2 3] null | out    |
+    |-----------|--------------------------------|--------|
+    | [1, 2]    | min 1, max 3                   | [1, 2] |
+    """
+
+    name: ClassVar[str] = "value_count"
+    needs: ClassVar[Need] = "aggregates"
+    keeps_ids: ClassVar[bool] = True
+    takes: ClassVar[tuple[Type, ...]] = LISTS
+
+    def gives(self, taken: Type) -> Type:
+        return taken
+
+    def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        length = F.when(value.isNotNull(), F.size(value))
+        return {"min": F.min(length), "max": F.max(length)}
+
+    def fit(self, step: Step, found: Statistics) -> FittedValueCount:
+        return FittedValueCount(step.inputs, step.outputs, found.cardinality, dict(found.aggregates))

@@ -1,0 +1,161 @@
+"""The published tables of one workflow version: vocabularies and keyed statistics, for either engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf import storage
+from conf.lake import Lake, Partition
+from conf.manifest import data_files, read_manifest
+from etl.publish import read_published
+
+VOCABULARY = "vocabulary"
+RARE = "rare"
+
+
+def workflow_table(lake: Lake, version: str, name: str) -> Partition:
+    """Where a table of a workflow version lies: `vocabulary`, `rare`, or the name a step gave its own."""
+    return Partition(f"workflow/{version}", name, f"{lake.workflow(version)}/{name}")
+
+
+def vocabulary_key(name: str) -> str:
+    """What `Tables.rows` calls a single vocabulary."""
+    return f"{VOCABULARY}/{name}"
+
+
+class Lookup:
+    """Value → position of one column's vocabulary or table, in a worker's memory."""
+
+    def __init__(self, values: pa.Array) -> None:
+        self._values = values
+
+    def find(self, wanted: pa.Array) -> np.ndarray:
+        """(n,) int64 positions of n distinct, non-null strings; -1 for those that are not there."""
+        if not len(self._values) or not len(wanted):
+            return np.full(len(wanted), -1, np.int64)
+        # index_in builds a hash table of all values at every call: worth it only when much is asked for at once.
+        if len(wanted) * 8 >= len(self._values):
+            found = pc.index_in(wanted, value_set=self._values)
+            return found.fill_null(-1).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        return self._index.get_indexer(pd.Index(np.asarray(wanted.to_pylist(), dtype=object)))
+
+    @cached_property
+    def _index(self) -> pd.Index:
+        return pd.Index(self._values.to_numpy(zero_copy_only=False))
+
+
+@dataclass(frozen=True)
+class LocalTables:
+    """Tables that a Python worker opens by itself: what the `arrow` engine looks up in. Small, and can be pickled.
+
+    Attributes:
+        files: table → its Parquet files.
+        latest: the last day the workflow counted, in days since 1970-01-01: what the age of a value is measured from.
+    """
+
+    files: Mapping[str, tuple[str, ...]]
+    latest: int = 0
+
+    def vocabulary(self, name: str, max_age_days: int | None = None) -> tuple[Lookup, np.ndarray]:
+        """(lookup of the values of one vocabulary, their int32 ids); values past `max_age_days` left out."""
+        oldest = -(2**31) if max_age_days is None else self.latest - max_age_days
+        return _read_vocabularies(self.files.get(VOCABULARY, ()), oldest).get(name, _EMPTY)
+
+    def keyed(self, name: str) -> tuple[Lookup, pa.Table]:
+        """(lookup of a table's column `key`, the table)."""
+        return _read_keyed(self.files[name])
+
+
+_EMPTY = (Lookup(pa.array([], pa.string())), np.zeros(0, np.int32))
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The same tables as frames: what the `sql` engine joins.
+
+    Attributes:
+        frames: table → frame of (key string, ...), or of (column, value, id, count, last_seen) for `vocabulary`.
+        rows: table, or `vocabulary/<name>` → its measured number of rows.
+        broadcast_max_rows: up to which number of rows a lookup is sent to every task.
+    """
+
+    frames: Mapping[str, DataFrame]
+    rows: Mapping[str, int]
+    broadcast_max_rows: int
+    local: LocalTables
+
+    def vocabulary(self, name: str, max_age_days: int | None = None) -> DataFrame:
+        """(value, id) of one vocabulary, broadcast if it is small; values past `max_age_days` left out."""
+        entries = self.frames[VOCABULARY].where(F.col("column") == name)
+        if max_age_days is not None:
+            entries = entries.where(F.col("last_seen") >= self.local.latest - max_age_days)
+        return self._sized(entries.select("value", "id"), vocabulary_key(name))
+
+    def keyed(self, name: str) -> DataFrame:
+        return self._sized(self.frames[name], name)
+
+    def _sized(self, lookup: DataFrame, name: str) -> DataFrame:
+        small = self.rows.get(name, 0) <= self.broadcast_max_rows
+        return F.broadcast(lookup) if small else lookup
+
+
+def open_tables(
+    spark: SparkSession,
+    lake: Lake,
+    version: str,
+    names: Sequence[str],
+    rows: Mapping[str, int],
+    broadcast_max_rows: int,
+    latest: int,
+) -> Tables:
+    """The named tables of a version. A vocabulary small enough stays in memory while its columns are looked up."""
+    frames, files = {}, {}
+    for name in names:
+        partition = workflow_table(lake, version, name)
+        files[name] = tuple(data_files(partition, read_manifest(partition)))
+        frame = read_published(spark, partition)
+        frames[name] = frame.persist() if rows.get(name, 0) <= broadcast_max_rows else frame
+    return Tables(frames, dict(rows), broadcast_max_rows, LocalTables(files, latest))
+
+
+def _read(files: tuple[str, ...]) -> pa.Table:
+    tables = []
+    for path in files:
+        found, inner = storage.filesystem(path)
+        tables.append(pq.read_table(inner, filesystem=found, partitioning=None))
+    return pa.concat_tables(tables).combine_chunks()
+
+
+@lru_cache(maxsize=4)
+def _read_vocabularies(files: tuple[str, ...], oldest: int) -> dict[str, tuple[Lookup, np.ndarray]]:
+    if not files:
+        return {}
+    entries = _read(files)
+    if oldest > -(2**31):
+        entries = entries.filter(pc.greater_equal(entries["last_seen"], oldest)).combine_chunks()
+    # The table is sorted by column, so each vocabulary is one run of rows.
+    names = entries["column"].combine_chunks().dictionary_encode()
+    found = {}
+    codes = names.indices.to_numpy(zero_copy_only=False)
+    for code, name in enumerate(names.dictionary.to_pylist()):
+        at = np.flatnonzero(codes == code)
+        part = entries.take(pa.array(at))
+        values = part["value"].combine_chunks()
+        found[name] = (Lookup(values), part["id"].to_numpy().astype(np.int32))
+    return found
+
+
+@lru_cache(maxsize=32)
+def _read_keyed(files: tuple[str, ...]) -> tuple[Lookup, pa.Table]:
+    table = _read(files)
+    return Lookup(table["key"].combine_chunks()), table

@@ -1,0 +1,60 @@
+"""What a configuration may ask of its columns: refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.errors import ConfigError
+from etl.plan import plan
+from tests.etl.cases import write_config
+
+AGE = {"name": "age", "type": "int"}
+USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user", "type": "string"}, AGE]}
+
+
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        ({"scopes": {"user": ["I9"]}}, r"scopes names \['I9'\], which are no features"),
+        (
+            {"users": USERS, "scopes": {"user": ["I2"]}},
+            r"scopes\.user names \['I2'\], which users\.columns does not hold",
+        ),
+        (
+            {"negatives": {"per_positive": 1}, "scopes": {"item": ["I1"]}},
+            r"negatives draws other items, and scopes\.item names \['I1'\] of the log",
+        ),
+        (
+            {"prepare": [{"groupby": {"by": ["user"], "aggregates": {"I1": ["sum"]}}}]},
+            r"prepare loses the keys \['item'\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        plan(write_config(tmp_path, changes))
+
+
+def test_columns_that_go_alone_are_chains_of_their_own(tmp_path: Path) -> None:
+    features = [
+        {"columns": ["I{1..2}"], "kind": "dense", "ops": ["log1p"]},
+        {
+            "columns": ["C1", "C2", "C3"],
+            "kind": "categorical",
+            "ops": [{"rename": {"suffix": "_id"}}, "categorify"],
+        },
+        {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"hashed_cross": {"buckets": 9}}]},
+    ]
+    found = plan(write_config(tmp_path, {"features": features, "scopes": {}}))
+    assert [chain.inputs for chain in found.chains] == [
+        ("I1",),
+        ("I2",),
+        ("C1",),
+        ("C2",),
+        ("C3",),
+        ("C1", "C2"),
+    ]
+    assert found.features == ("I1", "I2", "C1_id", "C2_id", "C3_id", "C1_x_C2")
