@@ -20,6 +20,7 @@ from benchmarks.contender import (
     Outcome,
     Task,
     Timing,
+    parquet_files,
     run,
 )
 
@@ -39,14 +40,14 @@ def _vocabulary(name: str, min_count: int) -> str:
     )
 
 
-def _encode(dt: str) -> str:
+def _encode() -> str:
     dense = [f"CAST(ln(1 + greatest(coalesce({name}, 0), 0)) AS FLOAT) AS {name}" for name in DENSE]
     ids = [
         f"CASE WHEN raw.{name} IS NULL THEN {NULL_ID} ELSE coalesce(v_{name}.id, {OOV_ID}) END AS {name}"
         for name in CATEGORICAL
     ]
     joins = [f"LEFT JOIN vocabulary_{name} v_{name} ON raw.{name} = v_{name}.value" for name in CATEGORICAL]
-    return f"SELECT {', '.join([LABEL, *dense, *ids])} FROM raw {' '.join(joins)} WHERE dt = '{dt}'"
+    return f"SELECT dt, {', '.join([LABEL, *dense, *ids])} FROM raw {' '.join(joins)}"
 
 
 def recipe(task: Task, timing: Timing) -> Outcome:
@@ -57,7 +58,6 @@ def recipe(task: Task, timing: Timing) -> Outcome:
         connection.execute(f"PRAGMA threads={task.threads}")
         connection.execute(f"SET temp_directory='{task.scratch}'")
         connection.execute("SET preserve_insertion_order=false")
-    written: dict[str, list[str]] = {}
     with timing.part(WORK):
         with timing.part("read"):
             union = " UNION ALL ".join(_read(day.file, day.dt, day.train) for day in task.days)
@@ -66,12 +66,10 @@ def recipe(task: Task, timing: Timing) -> Outcome:
             for name in CATEGORICAL:
                 connection.execute(_vocabulary(name, task.min_count))
         with timing.part("encode and write"):
-            for day in task.days:
-                path = str(Path(task.out) / f"{day.dt}.parquet")
-                connection.execute(f"COPY ({_encode(day.dt)}) TO '{path}' (FORMAT parquet, COMPRESSION zstd)")
-                written[day.dt] = [path]
+            options = "FORMAT parquet, COMPRESSION zstd, PARTITION_BY (dt)"
+            connection.execute(f"COPY ({_encode()}) TO '{task.out}/rows' ({options})")
     connection.close()
-    return Outcome(written)
+    return Outcome({day.dt: parquet_files(Path(task.out) / "rows" / f"dt={day.dt}") for day in task.days})
 
 
 if __name__ == "__main__":

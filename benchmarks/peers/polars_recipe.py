@@ -1,6 +1,7 @@
-"""The job's encoding in Polars: each day's file read once, 26 counts over the train days, 26 left joins, Parquet.
+"""The job's encoding in Polars: each day's file read once, 26 counts over the train days, 26 replacements, Parquet.
 
-Rows stay in memory between the fit and the encoding, which is faster than reading the text twice and is what a machine with
+Values are replaced by `replace_strict` and written by the streaming engine, which took less than half the CPU time of 26 left
+joins. Rows stay in memory between the fit and the encoding, which is faster than reading the text twice and is what a machine with
 room for the log would do; the peak memory printed beside the time is the price of it.
 """
 
@@ -10,7 +11,6 @@ from pathlib import Path
 
 from benchmarks.contender import (
     CATEGORICAL,
-    COLUMNS,
     DENSE,
     FIRST_ID,
     LABEL,
@@ -49,28 +49,27 @@ def recipe(task: Task, timing: Timing) -> Outcome:
                 .len("count")
                 .filter(pl.col("count") >= task.min_count)
                 .sort("count", name, descending=[True, False])
-                .select(name, pl.int_range(FIRST_ID, FIRST_ID + pl.len(), dtype=pl.Int32).alias(f"{name}_id"))
+                .select(name, pl.int_range(FIRST_ID, FIRST_ID + pl.len(), dtype=pl.Int32).alias("id"))
                 for name in CATEGORICAL
             ]
             vocabularies = pl.collect_all(lazy)
             del train
         with timing.part("encode and write"):
             dense = [pl.col(name).fill_null(0).clip(0).log1p().cast(pl.Float32) for name in DENSE]
-            for day in task.days:
-                rows = days.pop(day.dt).lazy()
-                for name, vocabulary in zip(CATEGORICAL, vocabularies, strict=True):
-                    rows = rows.join(vocabulary.lazy(), on=name, how="left", maintain_order="left")
-                ids = [
-                    pl.when(pl.col(name).is_null())
-                    .then(pl.lit(NULL_ID, pl.Int32))
-                    .otherwise(pl.col(f"{name}_id").fill_null(OOV_ID))
-                    .alias(name)
-                    for name in CATEGORICAL
-                ]
-                path = str(Path(task.out) / f"{day.dt}.parquet")
-                rows.select(LABEL, *dense, *ids).select(COLUMNS).collect().write_parquet(
-                    path, compression="zstd"
+            ids = [
+                pl.when(pl.col(name).is_null())
+                .then(pl.lit(NULL_ID, pl.Int32))
+                .otherwise(
+                    pl.col(name).replace_strict(
+                        known[name], known["id"], default=OOV_ID, return_dtype=pl.Int32
+                    )
                 )
+                .alias(name)
+                for name, known in zip(CATEGORICAL, vocabularies, strict=True)
+            ]
+            for day in task.days:
+                path = str(Path(task.out) / f"{day.dt}.parquet")
+                days.pop(day.dt).lazy().select(LABEL, *dense, *ids).sink_parquet(path, compression="zstd")
                 written[day.dt] = [path]
     return Outcome(written)
 
