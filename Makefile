@@ -32,7 +32,7 @@ test: setup ## the test suite
 check: setup ## lint, formatting and types
 	@$(IN_ENV) ruff check $(LINTED)
 	@$(IN_ENV) ruff format --check $(LINTED)
-	@$(IN_ENV) mypy $(PACKAGES)
+	@$(IN_ENV) mypy $(PACKAGES) $(wildcard benchmarks)
 
 UV_COMPILE = UV_CUSTOM_COMPILE_COMMAND='make lock' ../.bootstrap/bin/uv pip compile --quiet --generate-hashes --no-annotate \
 	--no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS)
@@ -41,6 +41,7 @@ lock: setup ## resolve requirements/*.in anew into the lock files (ARGS=--upgrad
 	@cd requirements && $(UV_COMPILE) --override overrides.in runtime.in -o runtime.txt
 	@cd requirements && $(UV_COMPILE) -c runtime.txt build.in dev.in -o tools.txt
 	@cd requirements && $(UV_COMPILE) -c runtime.txt benchmark.in -o benchmark.txt
+	@cd requirements && $(UV_COMPILE) benchmark-nvtabular.in -o benchmark-nvtabular.txt
 	@cd requirements && $(UV_COMPILE) bootstrap.in -o bootstrap.txt
 	@cd requirements && $(UV_COMPILE) --no-deps horovod.in -o horovod.txt
 

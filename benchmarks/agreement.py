@@ -1,0 +1,170 @@
+"""Do contenders agree? What each wrote, reduced to numbers that do not depend on the order of rows or files.
+
+For every day: rows, a checksum of the labels and ids of whole rows (so of the columns and of how they stand side by side), and
+for each categorical column a checksum of its ids. For every dense column: its sum, its sum of squares, and its sum weighted by
+the checksum of the row it stands in, which moves when a value stands in another row.
+
+Ids are compared twice. *Exactly*: ties of the count ordered by value. And *without ties*: every id of the vocabulary replaced
+by how often it occurs in the train days, which any order of ties leaves alone; for a peer that leaves ties undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from benchmarks.contender import CATEGORICAL, COLUMNS, DENSE, FIRST_ID, LABEL, Day, Outcome
+
+# Of values in [0, ~20], over n rows: float32 rounds each to 6e-8 of itself, and by more where they were normalised.
+DENSE_TOLERANCE = 2e-6
+
+Ids = NDArray[np.int64]
+_GAMMA, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+
+
+class Disagreement(Exception):
+    """Two contenders made different tables: their times are not comparable."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Numbers that equal tables share. Keys are (date, what)."""
+
+    rows: Mapping[str, int]
+    exact: Mapping[tuple[str, str], int]
+    without_ties: Mapping[tuple[str, str], int]
+    dense: Mapping[tuple[str, str], float]
+
+
+def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
+    """Reads the files of a contender.
+
+    Raises:
+        Disagreement: a column is missing, has nulls or has another type than int32 (ids) or float32 (label, dense); or dense
+            values said to be normalised have no mean of 0 and variance of 1 over the train days.
+    """
+    frequency = _train_frequencies(days, outcome)
+    rows: dict[str, int] = {}
+    exact: dict[tuple[str, str], int] = {}
+    without_ties: dict[tuple[str, str], int] = {}
+    dense: dict[tuple[str, str], float] = {}
+    moments = dict.fromkeys(outcome.normalised, np.zeros(3))
+    for day in days:
+        for table in _tables(outcome.files[day.dt]):
+            count = table.num_rows
+            rows[day.dt] = rows.get(day.dt, 0) + count
+            hashes = [np.zeros(count, np.uint64), np.zeros(count, np.uint64)]
+            label = table[LABEL].to_numpy().astype(np.int64)
+            for name, ids in [(LABEL, label), *((name, table[name].to_numpy()) for name in CATEGORICAL)]:
+                kept = ids.astype(np.int64)
+                tied = kept if name == LABEL else frequency[name][kept]
+                for place, (values, found) in enumerate(((kept, exact), (tied, without_ties))):
+                    cells = _mix(values, name)
+                    found[day.dt, name] = _add(found.get((day.dt, name), 0), cells)
+                    hashes[place] = _mix_in(hashes[place], cells)
+            for found, whole in zip((exact, without_ties), hashes, strict=True):
+                found[day.dt, "whole rows"] = _add(found.get((day.dt, "whole rows"), 0), whole)
+            weight = (hashes[1] >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0  # in [-1, 1)
+            for name in DENSE:
+                values = table[name].to_numpy().astype(np.float64)
+                if name in outcome.normalised:
+                    if day.train:
+                        moments[name] = moments[name] + [count, values.sum(), (values**2).sum()]
+                    mean, deviation = outcome.normalised[name]
+                    values = values * deviation + mean
+                for what, number in (
+                    ("sum", values.sum()), ("squares", (values**2).sum()), ("in their rows", (values * weight).sum()),
+                ):  # fmt: skip
+                    key = (day.dt, f"{name}: {what}")
+                    dense[key] = dense.get(key, 0.0) + float(number)
+    _check_moments(moments)
+    return Summary(rows, exact, without_ties, dense)
+
+
+def compare(ours: Summary, theirs: Summary, peer: str, ties: bool = True) -> None:
+    """Raises Disagreement, naming the first difference, unless both hold the same rows.
+
+    Args:
+        ties: whether ids must agree where counts tie.
+    """
+    if ours.rows != theirs.rows:
+        raise Disagreement(f"{peer}: rows by day {dict(theirs.rows)}, ours {dict(ours.rows)}")
+    kind = "exact" if ties else "without_ties"
+    mine, other = getattr(ours, kind), getattr(theirs, kind)
+    different = sorted(key for key in mine if mine[key] != other.get(key))
+    if different:
+        raise Disagreement(
+            f"{peer}: ids differ in {len(different)} of {len(mine)} (day, column), first {different[:3]}"
+        )
+    for key, value in ours.dense.items():
+        scale = ours.rows[key[0]] * 10.0
+        if not abs(value - theirs.dense[key]) <= DENSE_TOLERANCE * scale:
+            raise Disagreement(f"{peer}: dense values differ, {key}: {theirs.dense[key]!r}, ours {value!r}")
+
+
+def _tables(files: Sequence[str]) -> Iterator[pa.Table]:
+    wanted = {
+        LABEL: pa.float32(),
+        **dict.fromkeys(DENSE, pa.float32()),
+        **dict.fromkeys(CATEGORICAL, pa.int32()),
+    }
+    for path in files:
+        with pq.ParquetFile(path) as file:  # its own schema: nothing of a folder's name becomes a column
+            schema = file.schema_arrow
+            for name, kind in wanted.items():
+                if name not in schema.names or schema.field(name).type != kind:
+                    raise Disagreement(f"{path}: column {name} must be {kind}, in a schema of {schema.names}")
+            table = file.read(columns=list(COLUMNS))
+        nulls = {name: table[name].null_count for name in wanted if table[name].null_count}
+        if nulls:
+            raise Disagreement(f"{path}: nulls in {nulls}")
+        yield table
+
+
+def _train_frequencies(days: Sequence[Day], outcome: Outcome) -> dict[str, Ids]:
+    """Column → for each id, how often it occurs in the train days; reserved ids keep numbers of their own below zero."""
+    counts: dict[str, Ids] = {name: np.zeros(FIRST_ID, np.int64) for name in CATEGORICAL}
+    for day in days:
+        for table in _tables(outcome.files[day.dt]):
+            for name in CATEGORICAL:
+                ids = table[name].to_numpy()
+                if len(ids) and ids.min() < 1:
+                    raise Disagreement(f"{name} holds the id {ids.min()}")
+                size = max(len(counts[name]), int(ids.max(initial=0)) + 1)
+                added = np.bincount(ids, minlength=size) * int(day.train)
+                added[: len(counts[name])] += counts[name]
+                counts[name] = added
+    for found in counts.values():
+        found[:FIRST_ID] = -1 - np.arange(FIRST_ID)
+    return counts
+
+
+def _check_moments(moments: Mapping[str, NDArray[np.float64]]) -> None:
+    for name, (count, total, squares) in moments.items():
+        mean, variance = total / count, squares / count - (total / count) ** 2
+        if abs(mean) > 1e-4 or abs(variance - 1) > 1e-3:
+            raise Disagreement(
+                f"{name} is not normalised over the train days: mean {mean}, variance {variance}"
+            )
+
+
+def _mix(values: Ids, name: str) -> NDArray[np.uint64]:
+    """A 64-bit hash of each value in its column (SplitMix64's finaliser, shortened by a round)."""
+    column = np.uint64(COLUMNS.index(name) * int(_MIX) % 2**64)
+    state = (values.astype(np.uint64) + np.uint64(1)) * _GAMMA + column
+    state = (state ^ (state >> np.uint64(30))) * _MIX
+    return np.asarray(state ^ (state >> np.uint64(31)))
+
+
+def _mix_in(row: NDArray[np.uint64], cells: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return np.asarray((row ^ (row >> np.uint64(29))) * _MIX + cells)
+
+
+def _add(total: int, cells: NDArray[np.uint64]) -> int:
+    """The sum modulo 2^64."""
+    return (total + int(cells.sum(dtype=np.uint64))) % 2**64

@@ -1,0 +1,124 @@
+"""What a contender of the ETL benchmarks is: a module that takes a Task, times its parts and says what it wrote.
+
+    python -m benchmarks.<module> task.json
+
+Only the standard library is imported here: peers may live in an environment of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+LABEL = "label"
+DENSE = tuple(f"I{i}" for i in range(1, 14))
+CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
+COLUMNS = (LABEL, *DENSE, *CATEGORICAL)
+
+# Ids that every contender gives: null, unknown or rare, and the first of the vocabulary.
+NULL_ID, OOV_ID, FIRST_ID = 1, 2, 3
+
+# The part that is compared; everything before it is the contender's start-up.
+WORK, START_UP = "work", "start_up"
+
+
+@dataclass(frozen=True)
+class Day:
+    """One raw day: its date, its file, and whether the vocabularies are fitted on it."""
+
+    dt: str
+    file: str
+    train: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a contender is asked to do.
+
+    Attributes:
+        days: oldest first.
+        out: folder for Parquet, `scratch` for anything else; both exist and are empty.
+        report: where the contender says what it did.
+        min_count: how often a value must occur in the train days to get an id.
+        threads: how many cores it may use.
+        settings: what only this contender understands.
+    """
+
+    days: tuple[Day, ...]
+    out: str
+    scratch: str
+    report: str
+    min_count: int
+    threads: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def train_files(self) -> list[str]:
+        return [day.file for day in self.days if day.train]
+
+    @property
+    def files(self) -> list[str]:
+        return [day.file for day in self.days]
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Task:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**values, "days": tuple(Day(**day) for day in values["days"])})
+
+
+@dataclass
+class Timing:
+    """Named parts of a run: name → seconds, and the instants (CLOCK_MONOTONIC, which all processes share) of each."""
+
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Times what the block does; a part that runs twice spans both."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            first = self.spans.get(name, (start, start))[0]
+            self.spans[name] = (first, time.monotonic())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a contender made.
+
+    Attributes:
+        files: date → the Parquet files of that day.
+        normalised: column → (mean, standard deviation) its dense values were normalised by; empty for log1p alone.
+        facts: anything else worth printing.
+    """
+
+    files: Mapping[str, Sequence[str]]
+    normalised: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run(body: Callable[[Task, Timing], Outcome]) -> None:
+    """The main function of a contender: reads the task named on the command line, runs it, writes the report.
+
+    `body` times its own start-up (`START_UP`, where it has one beyond imports) and its work (`WORK`).
+    """
+    task = Task.load(Path(sys.argv[1]))
+    timing = Timing()
+    outcome = body(task, timing)
+    report = {"spans": timing.spans, **asdict(outcome)}
+    Path(task.report).write_text(json.dumps(report), encoding="utf-8")
+
+
+def parquet_files(folder: Path) -> list[str]:
+    """The Parquet files in a folder and below it, by name."""
+    return sorted(str(path) for path in folder.rglob("*.parquet"))

@@ -1,0 +1,151 @@
+"""A Criteo-layout log for benchmarks: day files of label, 13 integers and 26 hex categoricals, as large as Criteo's are wide.
+
+The generator of the product (etl/synthetic) draws a world in which clicks can be predicted; all but two of its columns have
+20 values or fewer, and a benchmark of vocabularies on them would measure nothing. This one has no world, only widths:
+
+* each categorical column draws from as many values as Criteo's Kaggle log holds in its 45.8 million rows (the sizes that
+  facebookresearch/dlrm prints for it). Ranks follow Zipf's law with exponent 1 in its continuous form,
+  P(rank = r) = log((r + 1) / r) / log(n + 1), so that the number of distinct values grows with the rows as it does there: the
+  largest column has about 1.1 million of them in 4 million rows, four of five of which occur once.
+* a value is 8 hex digits, a rank scattered over 32 bits; fields are empty as often as Criteo's are.
+* integers are log-normal with Criteo's long tails; I2 has negative ones. A quarter of the rows are clicks.
+
+Columns are independent of each other, and no row is malformed: peers that cannot quarantine must not fail. Every file is a
+function of (seed, day, rows) alone. A log is made once and kept, under a name that says its parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from benchmarks.contender import CATEGORICAL, DENSE
+from etl.synthetic.layout import hex_tokens
+
+FORMAT = 1  # part of a log's name: raise it when the bytes change
+FIRST_DAY = date(2026, 1, 1)
+CLICK_SHARE = 0.25
+_BLOCK_ROWS = 65_536
+
+# Distinct values of C1 to C26 in Criteo's Kaggle log.
+CARDINALITIES = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
+    27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
+# Share of empty fields, rounded.
+_EMPTY_CATEGORICAL = {3: 0.03, 4: 0.03, 6: 0.12, 12: 0.03, 16: 0.03, 19: 0.44, 20: 0.44, 21: 0.03, 22: 0.76,
+                      24: 0.03, 25: 0.44, 26: 0.44}  # fmt: skip
+_EMPTY_DENSE = {
+    1: 0.45,
+    3: 0.22,
+    4: 0.22,
+    5: 0.03,
+    6: 0.22,
+    7: 0.04,
+    9: 0.04,
+    10: 0.45,
+    11: 0.04,
+    12: 0.77,
+    13: 0.22,
+}
+# Mean and deviation of log(1 + x) of I1 to I13.
+_DENSE_LOGS = ((1.0, 1.1), (2.0, 1.9), (1.8, 1.4), (1.5, 1.0), (7.5, 2.4), (3.5, 1.7), (1.8, 1.2), (2.0, 1.1),
+               (3.6, 1.4), (0.4, 0.4), (0.9, 0.7), (0.2, 0.6), (1.7, 1.1))  # fmt: skip
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class DayFile:
+    """One raw day: date, path of its one file, rows and bytes."""
+
+    dt: str
+    path: str
+    rows: int
+    bytes: int
+
+
+def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
+    """The day files of a log, oldest first, in `cache/<parameters>/dt=…/clicks.tsv`; generated unless they are there.
+
+    Args:
+        rows: of all days together; spread evenly, the first days get the remainder.
+    """
+    folder = cache / f"criteo-v{FORMAT}-rows{rows}-days{days}-seed{seed}"
+    index = folder / "index.json"
+    if not index.exists():
+        attempt = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:8]}")
+        made = []
+        for day in range(days):
+            dt = (FIRST_DAY + timedelta(days=day)).isoformat()
+            path = attempt / f"dt={dt}" / "clicks.tsv"
+            path.parent.mkdir(parents=True)
+            day_rows = rows // days + (day < rows % days)
+            size = write_day(path, day_rows, day, seed)
+            made.append({"dt": dt, "rows": day_rows, "bytes": size})
+        (attempt / "index.json").write_text(json.dumps(made), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # without an index it is the rest of a run that was killed
+        attempt.rename(folder)
+    entries = json.loads(index.read_text(encoding="utf-8"))
+    return [
+        DayFile(e["dt"], str(folder / f"dt={e['dt']}" / "clicks.tsv"), e["rows"], e["bytes"]) for e in entries
+    ]
+
+
+def write_day(path: Path, rows: int, day: int, seed: int) -> int:
+    """Writes one day's file; returns its bytes."""
+    rng = np.random.default_rng([FORMAT, seed, day])
+    size = 0
+    with path.open("wb") as stream:
+        for start in range(0, rows, _BLOCK_ROWS):
+            size += stream.write(_lines(rng, min(_BLOCK_ROWS, rows - start)))
+    return size
+
+
+def _lines(rng: np.random.Generator, rows: int) -> bytes:
+    line = pc.binary_join_element_wise(
+        *_fields(rng, rows), "\t", null_handling="replace", null_replacement=""
+    )
+    ended = pc.binary_join_element_wise(line, "", "\n")
+    return bytes(ended.buffers()[2].to_pybytes())
+
+
+def _fields(rng: np.random.Generator, rows: int) -> Iterator[pa.StringArray]:
+    yield pa.array((rng.random(rows) < CLICK_SHARE).astype(np.int8)).cast(pa.string())
+    for place in range(1, len(DENSE) + 1):
+        yield pa.array(_integers(rng, rows, place), mask=_empty(rng, rows, _EMPTY_DENSE.get(place))).cast(
+            pa.string()
+        )
+    for place, name in enumerate(CATEGORICAL, start=1):
+        ranks = zipf_ranks(rng, rows, CARDINALITIES[place - 1])
+        tokens = hex_tokens(name, ranks)
+        empty = _empty(rng, rows, _EMPTY_CATEGORICAL.get(place))
+        yield tokens if empty is None else pc.if_else(pa.array(empty), pa.scalar(None, pa.string()), tokens)
+
+
+def zipf_ranks(rng: np.random.Generator, rows: int, values: int) -> NDArray[np.int64]:
+    """Ranks from 1 to `values`, drawn with P(r) = log((r + 1) / r) / log(values + 1)."""
+    drawn = np.exp(rng.random(rows) * np.log(values + 1.0)).astype(np.int64)
+    return np.clip(drawn, 1, values)
+
+
+def _integers(rng: np.random.Generator, rows: int, place: int) -> NDArray[np.int64]:
+    mean, deviation = _DENSE_LOGS[place - 1]
+    drawn = np.expm1(np.maximum(rng.normal(mean, deviation, rows), 0.0))
+    values = np.minimum(drawn, _LARGEST).astype(np.int64)
+    if place == 2:  # Criteo's second integer begins at -2
+        values -= rng.integers(0, 3, rows)
+    return values
+
+
+def _empty(rng: np.random.Generator, rows: int, share: float | None) -> NDArray[np.bool_] | None:
+    return None if share is None else rng.random(rows) < share

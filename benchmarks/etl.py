@@ -1,0 +1,205 @@
+"""build_features against NVIDIA's Spark recipe, NVTabular, Polars and DuckDB, on one generated Criteo-layout log.
+
+    .venv/bin/python benchmarks/etl.py [--quick] [--rows N] [--repeats N] [--only NAME …] [--set a.b=c …]
+
+Every contender, in a process of its own, pinned to the same cores, on text that lies in the file cache:
+
+* reads four day files of tab-separated text (label, 13 integers, 26 hex categoricals; benchmarks/criteo_log.py says how wide
+  they are); categorical values are opaque strings to all of them;
+* fits, on the first two days, a vocabulary for each categorical column: values that occur at least 15 times, ids by descending
+  count from 3 on, null is 1 and anything else 2;
+* encodes all four days: int32 ids; integers filled with 0, clipped at 0, log(1 + x), float32;
+* writes Parquet (zstd), one folder or file a day.
+
+Ours does more and is timed with it: see benchmarks/ours.py. What each peer leaves out is said in its file. The results are
+compared before a ratio is printed (benchmarks/agreement.py): whole rows by checksum, with every id equal, NVTabular's up to
+the order of equal counts; a disagreement is an error and there are no figures.
+
+Time is that of the work. Start-up (interpreter, imports and, for ours and NVIDIA's recipe, a Spark session and a first job)
+is printed beside it. With --repeats the median run counts. `ratios` says how many times faster ours is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this file's name is that of our package etl
+
+from benchmarks import nvtabular_env
+from benchmarks.agreement import Disagreement, Summary, compare
+from benchmarks.contender import Day
+from benchmarks.criteo_log import make_log
+from benchmarks.etl_runs import CACHE, DAYS, Contender, ContenderFailed, Run, days_of, ours, run_contender
+from benchmarks.report import GIB, closing_line, machine, table
+
+ROWS, QUICK_ROWS = 4_000_000, 1_000_000
+QUICK_LIMIT_S, LIMIT_S = 170.0, 3600.0
+TARGETS = {"nvidia_recipe": 6.0, "nvtabular": 4.0, "polars": 1.0, "duckdb": 1.0}
+PEERS = ("polars", "duckdb", "nvidia_recipe", "nvtabular")
+PACKAGES = ("pyspark", "pyarrow", "polars", "duckdb")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} rows, within 3 minutes")
+    parser.add_argument("--rows", type=int, help=f"rows of the log (default {ROWS:,})")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each contender (default 1)")
+    parser.add_argument("--cores", type=int, default=2, help="cores each contender is pinned to (default 2)")
+    parser.add_argument("--only", nargs="*", choices=PEERS, help="peers to run (default: all)")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", help="as --set of build_features"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    deadline = time.monotonic() + (QUICK_LIMIT_S if options.quick else 10 * LIMIT_S)
+    rows = options.rows or (QUICK_ROWS if options.quick else ROWS)
+    of_machine = machine(options.cores, PACKAGES)
+    say(f"log of {rows:,} rows …")
+    log = make_log(CACHE, rows, DAYS)
+    days = days_of(log)
+    summary, mine = _first(ours(log, options.overrides), days, options, deadline)
+    peers: dict[str, dict[str, Any]] = {}
+    ratios: dict[str, float | None] = dict.fromkeys(PEERS)
+    for name in PEERS:
+        contender = _peer(name, options)
+        if isinstance(contender, str):
+            peers[name] = {"seconds": None, "reason": contender}
+            continue
+        try:
+            run = _median(contender, days, options, deadline, summary)
+        except ContenderFailed as error:
+            peers[name] = {"seconds": None, "reason": str(error)}
+            if error.limit_s is not None:
+                peers[name]["ratio_at_least"] = round(error.limit_s / mine.seconds, 2)
+            continue
+        peers[name] = run.facts(rows)
+        ratios[name] = run.seconds / mine.seconds
+    _print(rows, sum(each.bytes for each in log), mine, peers, ratios)
+    print(
+        closing_line(
+            "etl", of_machine, mine.facts(rows), peers, ratios,
+            rows=rows, targets=TARGETS, overrides=options.overrides, repeats=options.repeats,
+        )
+    )  # fmt: skip
+    return 0
+
+
+def _peer(name: str, options: argparse.Namespace) -> Contender | str:
+    """The contender, or why it does not run."""
+    if options.only is not None and name not in options.only:
+        return "left out by --only"
+    if name == "nvtabular":
+        python = nvtabular_env.interpreter(CACHE, install=not options.quick)
+        return python if isinstance(python, nvtabular_env.Missing) else Contender(
+            name, "benchmarks.peers.nvtabular_recipe", python=str(python), ties=False
+        )  # fmt: skip
+    if name == "nvidia_recipe":
+        memory = max(2, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB / 2.5))
+        return Contender(name, "benchmarks.peers.nvidia_recipe", {"memory": f"{memory}g"})
+    return Contender(name, f"benchmarks.peers.{name}_recipe")
+
+
+def _first(
+    contender: Contender, days: Sequence[Day], options: argparse.Namespace, deadline: float
+) -> tuple[Summary, Run]:
+    """Ours, and the summary that every peer is compared with."""
+    run = _median(contender, days, options, deadline, None)
+    if run.summary is None:
+        raise ContenderFailed("ours was not summarised")
+    return run.summary, run
+
+
+def _median(
+    contender: Contender,
+    days: Sequence[Day],
+    options: argparse.Namespace,
+    deadline: float,
+    expected: Summary | None,
+) -> Run:
+    """Runs a contender as often as asked; the run of median time. What each run wrote is compared."""
+    runs = []
+    for turn in range(options.repeats):
+        say(f"{contender.name} ({turn + 1} of {options.repeats}) …")
+        run = run_contender(
+            contender, days, options.cores, min(LIMIT_S, max(1.0, deadline - time.monotonic()))
+        )
+        say(f"{contender.name}: {run.seconds:.1f} s after {run.start_up_s:.1f} s of start-up")
+        if run.summary is not None:
+            if expected is not None:
+                compare(expected, run.summary, contender.name, contender.ties)
+            else:
+                expected = run.summary
+        runs.append(run)
+    return sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
+
+
+def _print(
+    rows: int, size: int, mine: Run, peers: dict[str, dict[str, Any]], ratios: dict[str, float | None]
+) -> None:
+    head = [
+        "contender",
+        "seconds",
+        "CPU s",
+        "start-up s",
+        "peak RSS GiB",
+        "peak PSS GiB",
+        "rows/s",
+        "ours is",
+    ]
+    found = {"ours": mine.facts(rows), **peers}
+    lines = []
+    for name, facts in found.items():
+        ratio = ratios.get(name)
+        if facts["seconds"] is None:
+            lines.append([name, *["–"] * 7])
+            continue
+        lines.append(
+            [
+                name,
+                *(
+                    f"{facts[key]:.1f}"
+                    for key in ("seconds", "cpu_s", "start_up_s", "peak_rss_gib", "peak_pss_gib")
+                ),
+                f"{facts['rows_per_s']:,}",
+                "" if ratio is None else f"{ratio:.2f} × faster",
+            ]
+        )
+    print(f"{rows:,} rows, {size / GIB:.2f} GiB of text; every cell of every contender agrees\n")
+    print(table(head, lines), end="\n\n")
+    for name, facts in peers.items():
+        print(verdict(name, ratios[name], facts))
+    print("seconds of ours: " + ", ".join(f"{part} {seconds:.1f}" for part, seconds in mine.parts.items()))
+
+
+def verdict(name: str, ratio: float | None, facts: dict[str, Any]) -> str:
+    """One sentence about a peer: who wins, by how much, and whether the target is met."""
+    target = TARGETS[name]
+    if ratio is None:
+        at_least = facts.get("ratio_at_least")
+        bound = f"; ours is at least {at_least} times faster" if at_least else ""
+        return f"{name}: not measured ({str(facts['reason']).splitlines()[0]}){bound}"
+    met = "met" if ratio >= target else "MISSED"
+    if ratio >= 1:
+        return f"{name}: ours is {ratio:.2f} times faster (target {target:g}: {met})"
+    return f"{name} wins: it takes {ratio:.2f} of our time, ours is {1 / ratio:.2f} times slower (target {target:g}: {met})"
+
+
+def say(text: str) -> None:
+    print(f"etl: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (Disagreement, ContenderFailed) as error:
+        print(f"etl: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,162 @@
+"""Runs contenders of the ETL benchmarks one after the other, each measured in a process tree of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.agreement import Summary, summarise
+from benchmarks.contender import START_UP, WORK, Day, Outcome, Task
+from benchmarks.criteo_log import DayFile
+from benchmarks.harness import Measured, measure, settle
+from benchmarks.report import GIB
+from setup import java_home
+from setup.console import cache_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = cache_folder() / "benchmarks"
+MIN_COUNT = 15
+DAYS = 4  # two to fit on, one to validate and one to test on; all four are encoded
+TRAIN_DAYS = 2
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is run: a module (see benchmarks.contender), and the interpreter it needs."""
+
+    name: str
+    module: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    python: str = sys.executable
+    ties: bool = True  # whether ids of equal counts follow by value
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one contender. `seconds` and `cpu_s` are of the work, without start-up."""
+
+    seconds: float
+    cpu_s: float
+    start_up_s: float
+    parts: Mapping[str, float]
+    measured: Measured
+    outcome: Outcome
+    output_bytes: int
+    summary: Summary | None
+
+    def facts(self, rows: int) -> dict[str, Any]:
+        return {
+            "seconds": round(self.seconds, 2),
+            "cpu_s": round(self.cpu_s, 2),
+            "start_up_s": round(self.start_up_s, 2),
+            "process_s": round(self.measured.wall_s, 2),
+            "process_cpu_s": round(self.measured.cpu_s, 2),
+            "peak_rss_gib": round(self.measured.peak_rss_bytes / GIB, 2),
+            "peak_pss_gib": round(self.measured.peak_pss_bytes / GIB, 2),
+            "rows_per_s": round(rows / self.seconds),
+            "output_bytes": self.output_bytes,
+            "parts_s": {name: round(seconds, 2) for name, seconds in self.parts.items()},
+        }
+
+
+class ContenderFailed(Exception):
+    """It ended with an error, or was stopped at its limit (`limit_s`, otherwise None)."""
+
+    def __init__(self, message: str, limit_s: float | None = None) -> None:
+        super().__init__(message)
+        self.limit_s = limit_s
+
+
+def days_of(log: Sequence[DayFile]) -> tuple[Day, ...]:
+    return tuple(Day(each.dt, each.path, place < TRAIN_DAYS) for place, each in enumerate(log))
+
+
+def ours(log: Sequence[DayFile], overrides: Sequence[str]) -> Contender:
+    """build_features on this log, with settings as its --set takes them."""
+    data = str(Path(log[0].path).parent.parent)
+    return Contender("ours", "benchmarks.ours", {"data": data, "overrides": list(overrides)})
+
+
+def run_contender(
+    contender: Contender, days: Sequence[Day], cores: int, limit_s: float, compared: bool = True
+) -> Run:
+    """One measured run on warm input; what it wrote is summarised (`compared`) and deleted.
+
+    Raises:
+        ContenderFailed: its last lines of output are in the message.
+        Disagreement: its output is no table of the agreed columns.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"run-{contender.name}-", dir=CACHE))
+    try:
+        for name in ("out", "scratch"):
+            (folder / name).mkdir()
+        report, log = folder / "report.json", folder / "output.log"
+        task = Task(
+            days=tuple(days),
+            out=str(folder / "out"),
+            scratch=str(folder / "scratch"),
+            report=str(report),
+            min_count=MIN_COUNT,
+            threads=cores,
+            settings=contender.settings,
+        )
+        task.save(folder / "task.json")
+        settle(task.files)
+        measured = measure(
+            [contender.python, "-m", contender.module, str(folder / "task.json")],
+            log=log,
+            cores=cores,
+            limit_s=limit_s,
+            env=_environment(cores),
+            cwd=ROOT,
+        )
+        if measured.timed_out:
+            raise ContenderFailed(f"{contender.name} did not end within {limit_s:.0f} s", limit_s)
+        if measured.returncode or not report.exists():
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+            raise ContenderFailed(f"{contender.name} ended with {measured.returncode}:\n{tail}")
+        return _read(json.loads(report.read_text()), measured, task, compared)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read(report: Mapping[str, Any], measured: Measured, task: Task, compared: bool) -> Run:
+    spans = {name: (start, end) for name, (start, end) in report["spans"].items()}
+    start, end = spans[WORK]
+    outcome = Outcome(report["files"], report["normalised"], report["facts"])
+    began = measured.samples[0][0]
+    return Run(
+        seconds=end - start,
+        cpu_s=measured.cpu_between(start, end),
+        start_up_s=start - began,
+        parts={name: b - a for name, (a, b) in spans.items() if name not in (WORK, START_UP)},
+        measured=measured,
+        outcome=outcome,
+        output_bytes=sum(os.path.getsize(path) for files in outcome.files.values() for path in files),
+        summary=summarise(task.days, outcome) if compared else None,
+    )
+
+
+def _environment(cores: int) -> dict[str, str]:
+    """What a contender's process is told: where our packages and Java are, and how many threads to start."""
+    java = java_home.find()
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "POLARS_MAX_THREADS": str(cores),
+        "OMP_NUM_THREADS": str(cores),
+        "NUMBA_NUM_THREADS": str(cores),
+    }
+    env.pop("SPARK_HOME", None)
+    return env | ({"JAVA_HOME": str(java)} if java else {})

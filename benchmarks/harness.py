@@ -1,0 +1,223 @@
+"""Runs a contender in a process of its own and measures its whole process tree: seconds, CPU seconds, peak memory.
+
+How it is measured:
+
+* *CPU seconds* are read from /proc: user and system time of every living process of the tree, with that of the children
+  each has waited for. We are the tree's subreaper (prctl), so a process whose parent is gone (a JVM that outlives its
+  launcher) becomes our child, and what it used is in our own RUSAGE_CHILDREN when it ends. Nothing is lost or counted twice.
+* *Memory* is sampled ten times a second: the sum of the resident sets. Forked workers share pages, which that sum counts
+  once a process, so the proportional set size (PSS) is sampled too. Reading PSS walks page tables, so it is read only as
+  often as costs two per cent of the time, and whenever RSS has grown by a tenth.
+* *The timed part*: contenders write the instants at which their parts began and ended (benchmarks.contender); CPU seconds at
+  those instants are interpolated between samples.
+
+Every contender is pinned to the same number of cores, reads its input from the file cache (warmed before), and begins
+when the disk has written what the one before left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SAMPLE_S = 0.1
+_PSS_SHARE, _GROWN = 0.02, 1.1
+_PR_SET_CHILD_SUBREAPER = 36
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one process tree used.
+
+    Attributes:
+        returncode: of the process that was started; negative is a signal.
+        timed_out: whether it was killed for passing its limit.
+        wall_s, cpu_s: from its start to the end of the last process of its tree.
+        peak_rss_bytes: highest sum of resident sets; shared pages count once a process.
+        peak_pss_bytes: highest sum of proportional set sizes that was seen (sampled less often).
+        samples: (CLOCK_MONOTONIC, CPU seconds of the tree until then), oldest first.
+    """
+
+    returncode: int
+    timed_out: bool
+    wall_s: float
+    cpu_s: float
+    peak_rss_bytes: int
+    peak_pss_bytes: int
+    samples: tuple[tuple[float, float], ...]
+
+    def cpu_between(self, start: float, end: float) -> float:
+        """CPU seconds of the tree between two instants, interpolated between samples."""
+        return self._cpu_at(end) - self._cpu_at(start)
+
+    def _cpu_at(self, instant: float) -> float:
+        times = [each for each, _ in self.samples]
+        after = bisect_left(times, instant)
+        if after == 0:
+            return self.samples[0][1]
+        if after == len(times):
+            return self.samples[-1][1]
+        (t0, c0), (t1, c1) = self.samples[after - 1], self.samples[after]
+        return c0 + (c1 - c0) * (instant - t0) / (t1 - t0) if t1 > t0 else c1
+
+
+def measure(
+    command: Sequence[str],
+    *,
+    log: Path,
+    cores: int,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Measured:
+    """Runs a command to its end, or kills its tree at the limit.
+
+    Args:
+        log: file that takes standard output and error.
+        cores: how many of the cores we may use it is pinned to.
+        env: its environment; ours by default.
+    """
+    _become_subreaper()
+    others = {each.pid for each in _tree(os.getpid(), set())}
+    allowed = sorted(os.sched_getaffinity(0))[:cores]
+    before = _reaped_cpu_s()
+    start = time.monotonic()
+    samples: list[tuple[float, float]] = [(start, 0.0)]
+    peak_rss = peak_pss = rss_then = 0
+    next_pss = start
+    timed_out = False
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            list(command),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, allowed),
+        )
+        while True:
+            child.poll()
+            now = time.monotonic()
+            reaped = _reaped_cpu_s() - before
+            tree = _tree(os.getpid(), others)
+            if not tree:
+                break
+            samples.append((now, reaped + sum(each.cpu_s for each in tree)))
+            _reap_orphans(
+                tree, child.pid
+            )  # after the sample: what is reaped counts as reaped from the next one on
+            rss = sum(each.rss_bytes for each in tree)
+            peak_rss = max(peak_rss, rss)
+            if now >= next_pss or rss > _GROWN * rss_then:
+                peak_pss = max(peak_pss, sum(_pss_bytes(each.pid) for each in tree))
+                rss_then, done = rss, time.monotonic()
+                next_pss = done + (done - now) / _PSS_SHARE
+            if child.returncode is not None:  # what outlives the process we started is not left behind
+                _kill(tree, signal.SIGTERM)
+            elif now - start > limit_s:
+                timed_out = True
+                _kill(tree, signal.SIGKILL)
+            time.sleep(max(0.0, SAMPLE_S - (time.monotonic() - now)))
+        end = time.monotonic()
+    cpu = _reaped_cpu_s() - before
+    samples.append((end, cpu))
+    return Measured(
+        returncode=child.wait(),
+        timed_out=timed_out,
+        wall_s=end - start,
+        cpu_s=cpu,
+        peak_rss_bytes=peak_rss,
+        peak_pss_bytes=peak_pss,
+        samples=tuple(samples),
+    )
+
+
+def settle(files: Iterable[str]) -> None:
+    """Waits for the disk and reads the files once, so that every contender finds the same file cache."""
+    os.sync()
+    for file in files:
+        with open(file, "rb", buffering=0) as source:
+            while source.read(1 << 24):
+                pass
+
+
+def _become_subreaper() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def _reaped_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@dataclass(frozen=True)
+class _Process:
+    """One line of /proc: `cpu_s` is its user and system time with that of the children it has waited for."""
+
+    pid: int
+    parent: int
+    cpu_s: float
+    rss_bytes: int
+
+
+def _tree(root: int, others: set[int]) -> list[_Process]:
+    """Every process below `root`, except `others` and what is below them. Ended ones stay until they are waited for."""
+    below: dict[int, list[_Process]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            process = _read_process(int(name))
+            if process is not None and process.pid not in others:
+                below.setdefault(process.parent, []).append(process)
+    found, waiting = [], [root]
+    while waiting:
+        children = below.get(waiting.pop(), [])
+        found += children
+        waiting += [each.pid for each in children]
+    return found
+
+
+def _read_process(pid: int) -> _Process | None:
+    """None once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    ticks = sum(int(fields[place]) for place in (11, 12, 13, 14))  # utime, stime, cutime, cstime
+    return _Process(pid, int(fields[1]), ticks / _TICK, int(fields[21]) * _PAGE_BYTES)
+
+
+def _reap_orphans(tree: Iterable[_Process], started: int) -> None:
+    """Collects ended processes that became our children; the one we started is Popen's to collect."""
+    for each in tree:
+        if each.parent == os.getpid() and each.pid != started:
+            with suppress(ChildProcessError):
+                os.waitpid(each.pid, os.WNOHANG)
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def _kill(tree: Iterable[_Process], number: signal.Signals) -> None:
+    for each in tree:
+        with suppress(ProcessLookupError):
+            os.kill(each.pid, number)

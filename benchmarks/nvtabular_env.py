@@ -1,0 +1,49 @@
+"""The environment NVTabular runs in: its last release (23.8) needs pandas 1 and a Dask of its time, which ours does not have.
+
+It is made from the locked requirements/benchmark-nvtabular.txt, below the cache folder, the first time it is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements/benchmark-nvtabular.txt"
+
+
+class Missing(str):
+    """Why there is no environment."""
+
+
+def interpreter(cache: Path, install: bool) -> Path | Missing:
+    """The interpreter of the environment; made when `install` says so and it is not there.
+
+    Returns:
+        Missing, with the reason, where it is not there and may not or cannot be made.
+    """
+    if not LOCK.exists():
+        return Missing(f"{LOCK.relative_to(ROOT)} does not exist")
+    folder = cache / "nvtabular"
+    python, stamp = folder / "bin/python", folder / "locked.sha256"
+    wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    if not install:
+        return Missing("its environment is not installed; a run without --quick installs it")
+    shutil.rmtree(folder, ignore_errors=True)
+    commands = (
+        [sys.executable, "-m", "venv", str(folder)],
+        [str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "-r", str(LOCK)],
+        [str(python), "-c", "import nvtabular"],
+    )
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+            return Missing(f"it cannot be installed: {last[0]}")
+    stamp.write_text(wanted)
+    return python

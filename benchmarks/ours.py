@@ -1,0 +1,75 @@
+"""build_features as a contender: the library call of the job, in a session of the profile, on a fresh lake.
+
+Beside what the peers do it numbers every line, quarantines those that do not parse (the log has none; each is checked), fits
+mean and deviation of the 13 integers exactly and normalises by them, keeps the counts of rare values for the next extension,
+deals rows evenly over files, verifies what it wrote by the files' statistics, and publishes everything by manifests.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from benchmarks.contender import START_UP, WORK, Outcome, Task, Timing, run
+from conf import storage
+from conf.lake import Lake
+from conf.load import load_config
+from conf.manifest import data_files
+from etl.build import build
+from jobs.session import build_session, read_profile
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "benchmarks/etl_criteo.yaml"
+PROFILE = ROOT / "conf/spark/local.conf"
+
+
+def build_features(task: Task, timing: Timing) -> Outcome:
+    """Settings of the task: `data` (the log's folder) and `overrides` (as --set of the job)."""
+    train = sum(day.train for day in task.days)
+    overrides = [
+        f"data={task.settings['data']}",
+        f"lake={task.out}/lake",
+        "split.by=day",
+        f"split.train_days={train}",
+        f"split.validation_days={len(task.days) - train - 1}",
+        "split.test_days=1",
+        *task.settings["overrides"],
+    ]
+    config = load_config(str(CONFIG), overrides)
+    run_date = max(day.dt for day in task.days)
+    with timing.part(START_UP):
+        settings = read_profile(PROFILE) | {
+            "spark.master": f"local[{task.threads}]",
+            "spark.local.dir": task.scratch,
+            "spark.sql.warehouse.dir": f"{task.scratch}/warehouse",
+        }
+        spark = build_session("benchmark etl", settings)
+        spark.range(1000).count()
+    lake = Lake(config.lake)
+    with timing.part(WORK):
+        built = build(spark, config, lake, run_date, None, timing.part)
+    spark.stop()
+    version = built.workflow.version
+    features = lake.features(version)
+    return Outcome(
+        files={dt: data_files(features.partition(dt), manifest) for dt, manifest in built.features.items()},
+        normalised=_normalised(lake, version),
+        facts={"workflow": version, "features": len(built.workflow.spec.features)},
+    )
+
+
+def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
+    """Column → (mean, deviation) of the stored workflow: what undoes the normalisation for the comparison."""
+    stored = storage.read_json(f"{lake.workflow(version)}/workflow.json")
+    return {
+        each["column"]: (each["state"]["mean"], each["state"]["std"])
+        for each in stored["operators"]
+        if each["op"] == "normalize"
+    }
+
+
+if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    run(build_features)

@@ -1,0 +1,85 @@
+"""What every benchmark prints: the machine, a table for people and, on the last line, one JSON object."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+
+
+def machine(cores: int, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """What the figures were measured on; names no host.
+
+    Args:
+        cores: how many cores each contender was given.
+        packages: distributions whose installed version is part of the record.
+    """
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cpu": _processor(),
+        "cores_used": cores,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "python": platform.python_version(),
+        "load_at_start": round(os.getloadavg()[0], 2),
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned first column, right-aligned figures."""
+    widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join(aligned).rstrip()
+
+    return "\n".join([line(head), line(["-" * width for width in widths]), *(line(row) for row in rows)])
+
+
+def closing_line(
+    benchmark: str,
+    of_machine: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    peers: Mapping[str, Any],
+    ratios: Mapping[str, float | None],
+    **more: Any,
+) -> str:
+    """The last line of standard output. `ratios` says how many times faster ours is; null where a peer did not run."""
+    return json.dumps(
+        {
+            "benchmark": benchmark,
+            "machine": dict(of_machine),
+            "ours": dict(ours),
+            "peers": dict(peers),
+            "ratios": {name: None if each is None else round(each, 3) for name, each in ratios.items()},
+            **more,
+        },
+        allow_nan=False,
+    )
