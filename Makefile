@@ -14,7 +14,7 @@ IN_ENV := . setup/env.sh &&
 # Given by hand: make test ARGS='-k topk', make demo ARGS=--help
 ARGS ?=
 
-.PHONY: help setup demo test check lock clean
+.PHONY: help setup demo test check docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ check: setup ## lint, formatting and types
 	@$(IN_ENV) ruff check $(LINTED)
 	@$(IN_ENV) ruff format --check $(LINTED)
 	@$(IN_ENV) mypy $(PACKAGES) $(wildcard benchmarks)
+
+docs: setup ## docs/operators, from the operators' docstrings
+	@$(IN_ENV) python -m etl.ops.pages docs/operators
 
 UV_COMPILE = UV_CUSTOM_COMPILE_COMMAND='make lock' ../.bootstrap/bin/uv pip compile --quiet --generate-hashes --no-annotate \
 	--no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS)

@@ -63,8 +63,9 @@ def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
     """Column → (mean, deviation) of the stored workflow: what undoes the normalisation for the comparison."""
     stored = storage.read_json(f"{lake.workflow(version)}/workflow.json")
     return {
-        each["column"]: (each["state"]["mean"], each["state"]["std"])
-        for each in stored["operators"]
+        each["outputs"][0]: (each["state"]["mean"], each["state"]["std"])
+        for chain in stored["chains"]
+        for each in chain["steps"]
         if each["op"] == "normalize"
     }
 
