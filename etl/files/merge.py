@@ -31,6 +31,7 @@ VOCABULARY_SCHEMA = pa.schema(
     ]
 )
 RARE_SCHEMA = pa.schema([field for field in VOCABULARY_SCHEMA if field.name != "id"])
+_TASKS_A_SLOT = 3
 _TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 
 
@@ -87,9 +88,10 @@ def answer_from_counts(
         DataError: a value too large for exact moments.
     """
     function = _worker(tuple(questions), counts, folders, row_group_rows)
-    found = spark.range(0, len(questions), 1, max(1, len(questions))).mapInArrow(
-        function, "question int, found string"
-    )
+    # A Python task costs some 50 ms whatever it does: a few columns share one, and there are enough to keep slots busy.
+    tasks = max(1, min(len(questions), _TASKS_A_SLOT * spark.sparkContext.defaultParallelism))
+    numbers = spark.range(0, len(questions), 1, tasks)
+    found = numbers.mapInArrow(function, "question int, found string")
     return {
         questions[row["question"]].key: json.loads(row["found"])
         for row in found.collect()  # one row a column
