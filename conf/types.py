@@ -108,6 +108,7 @@ class Config(Strict):
         features = [name for group in self.features for name in group.columns]
         _reject_unknown("features.columns", features, known)
         _reject_repeated("features.columns", features)
+        _reject_unknown("quality.exempt", self.quality.exempt, set(features))
         scoped = [*self.scopes.user, *self.scopes.item, *self.scopes.context]
         _reject_unknown("scopes", scoped, set(features))
         _reject_repeated("scopes", scoped)
