@@ -1,4 +1,4 @@
-"""build_features as a library: days → quarantine → workflow → feature partitions → users and items → dataset."""
+"""build_features as a library: days → quarantine → data report → workflow → feature partitions → users and items → dataset."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from conf.types import SPLITS, Config, Split
 from etl.fit import fit_workflow
 from etl.latest import publish_latest
 from etl.publish import Rules, publish
+from etl.quality.report import DataReport, report_quality
 from etl.quarantine import DayCounts, layout_digest, quarantine_day
 from etl.raw_files import RawFiles, find_raw, require_raw
 from etl.rows import prepared_rows
@@ -34,12 +35,13 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Built:
-    """What a run of build_features made: the dataset, its workflow, and the counts of the run's days."""
+    """What a run of build_features made: the dataset, its workflow, the counts of the run's days, and the data report."""
 
     dataset: Dataset
     workflow: FittedWorkflow
     counts: Mapping[str, DayCounts]
     features: Mapping[str, Manifest]
+    quality: DataReport
 
 
 def window(config: Config, run_date: str) -> dict[Split, list[RawFiles]]:
@@ -73,6 +75,8 @@ def build(
     with phase("quarantine"):
         counts = {dt: quarantine_day(spark, config, lake, raw) for dt, raw in sorted(days.items())}
     rows_of = _PreparedRows(spark, config)
+    with phase("quality"):
+        quality = report_quality(spark, config, lake, run_date, splits, rows_of)
     with phase("workflow"):
         workflow, mode = _workflow(spark, config, lake, splits["train"], rows_of, parent_version)
     with phase("features"):
@@ -90,7 +94,7 @@ def build(
     }
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent)
     publish_dataset(lake, dataset, storage.utc_now())
-    return Built(dataset, workflow, counts, features)
+    return Built(dataset, workflow, counts, features, quality)
 
 
 def encode_split(
