@@ -93,7 +93,7 @@ def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
         "54.8 s",
     ):
         assert figure in page.text
-    assert full.count("<svg") == 11
+    assert full.count("<svg") == 12
 
 
 def test_expected_calibration_error_weighs_bins_by_rows(full: str) -> None:
@@ -123,7 +123,7 @@ def test_data_quality_shows_every_column_and_marks_what_is_above_a_limit(full: s
         "warn 80 rows, 200 on the median train day 0.600 0.500 quality.row_shortfall_warn",
         "0.313 0.250 quality.psi_warn",
         # the column with a mark comes first
-        "C2 2.50% 0.00% 25 50.00% 0.313 0.042 warn I1 2.50% 0.00% 25 – – –",
+        "C2 warn 2.50% 0.00% 25 50.00% 0.313 0.042 I1 2.50% 0.00% 25 – – –",
         "</td><b> 25.00% –",
         f"{HOSTILE_ITEM} 40.00% 10.00%",
         "-5 to 1.23457e+06, mean 40.25",

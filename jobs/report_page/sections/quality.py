@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from conf.types import SPLITS
@@ -15,6 +16,11 @@ from jobs.report_page.markup import Child, Html, figure, grid, join, lead, missi
 
 _TOP = 3
 _SHOWN_CHARACTERS = 40
+
+_NOTE = (
+    "New values: share of the day's values that the train days do not have. PSI, the population stability index: below 0.1 "
+    "stable, above 0.25 shifted; by chance: what a day of this size may show without any change."
+)
 
 Levels = Mapping[tuple[str | None, str], str]
 
@@ -32,8 +38,9 @@ def render(found: DataQuality | None) -> Html:
         "Data quality",
         _lead(compared, findings),
         _findings(findings),
-        grid(_rows(compared)),
+        grid(*_charts(compared)),
         tag("div", _columns(ordered, levels), class_="compact"),
+        tag("p", _NOTE, class_="note"),
         _values(ordered),
     )
 
@@ -76,52 +83,54 @@ def _findings(findings: Iterable[Finding]) -> Html | None:
     return table(headers, rows, "Above a limit", text=(0, 1, 4)) if rows else None
 
 
-def _rows(compared: Comparison) -> Html:
+def _charts(compared: Comparison) -> list[Html]:
+    """Rows and click rates by day, or by split for a log that is cut inside one partition."""
     order: list[str] = list(SPLITS)
     pieces = compared.pieces
-    names = [piece.split if compared.cut else piece.dt[5:] for piece in pieces]
     by = "split" if compared.cut else "day"
-    drawn = columns(
-        "Rows of the log",
-        names,
-        [piece.rows for piece in pieces],
-        groups=[order.index(piece.split) for piece in pieces],
-        x_label=by,
-        y_label="rows",
-    )
+    names = [piece.split if compared.cut else piece.dt[5:] for piece in pieces]
+    groups = [order.index(piece.split) for piece in pieces]
     keys = None if compared.cut else legend(order)
-    return figure(join([keys, drawn]), "Rows of the log", f"that parsed, by {by}.")
+    rates = [100 * piece.clicks / piece.rows if piece.rows else math.nan for piece in pieces]
+    charts = (
+        ("Rows of the log", f"that parsed, by {by}.", [float(piece.rows) for piece in pieces], "rows"),
+        ("Clicks of the log", f"share of these rows, by {by}.", rates, "click rate, %"),
+    )
+    return [
+        figure(
+            join([keys, columns(title, names, values, groups=groups, x_label=by, y_label=unit)]),
+            title,
+            caption,
+        )
+        for title, caption, values, unit in charts
+    ]
 
 
 def _columns(ordered: list[ColumnReport], levels: Levels) -> Html:
     headers = [
         "Column",
+        "Mark",
         "Null",
         "Null in training",
         "Distinct",
         "New values",
         "PSI",
-        "by chance",
-        "Mark",
+        "By chance",
     ]
     rows: list[list[Child]] = [
         [
             tag("code", _short(column.name)),
+            _worst(column, levels),
             _marked(numbers.percent(column.null_rate, 2), levels.get((column.name, "null_rate_change"))),
             numbers.percent(column.train_null_rate, 2),
             numbers.count(column.distinct),
             _marked(numbers.percent(column.new_value_rate, 2), levels.get((column.name, "new_value_rate"))),
             _marked(numbers.decimal(column.psi, 3), levels.get((column.name, "psi"))),
             numbers.decimal(column.psi_noise, 3),
-            _worst(column, levels),
         ]
         for column in ordered
     ]
-    caption = (
-        "Columns of the day: nulls, values the train days do not have, and population stability index (PSI; below 0.1 "
-        "stable, above 0.25 shifted; by chance: what a day of this size may show without any change)"
-    )
-    return table(headers, rows, caption, text=(0, 7))
+    return table(headers, rows, "Columns of the day", text=(0, 1))
 
 
 def _worst(column: ColumnReport, levels: Levels) -> Html | None:
