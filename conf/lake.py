@@ -3,6 +3,9 @@
 raw/dt=…                        raw day files of the generator
 quarantine/dt=…                 rows that did not parse
 value_counts/dt=…               how often each raw value occurs in a day, slice by slice
+profiles/<config name>/dt=…     what a day's raw columns hold, and the values of the categorical ones
+                                (profiles/<config name>/<split>/dt=… for a log cut inside one partition)
+quality/<config name>/dt=…      the data report of a run date: its day against the training window
 workflow/<version>/             fitted operators, feature_spec.json, vocabularies
 features|users|items/<workflow version>/dt=…
 datasets/dt=…                   what a run of build_features made: workflow version, days of each split
@@ -59,6 +62,13 @@ class Lake:
     @property
     def quarantine(self) -> Table:
         return self._table("quarantine")
+
+    def profiles(self, config_name: str, split: str | None = None) -> Table:
+        """Of days; of one split, for a log that is cut inside its one partition."""
+        return self._table("profiles", config_name, *([split] if split else []))
+
+    def quality(self, config_name: str) -> Table:
+        return self._table("quality", config_name)
 
     @property
     def value_counts(self) -> Table:

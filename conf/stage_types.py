@@ -76,10 +76,46 @@ class WorkflowConfig(Strict):
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = "auto"
 
 
+ShareLimit = Share | None
+Limit = Annotated[float, Field(ge=0)] | None
+
+
 class Quality(Strict):
-    """What stops a job. `max_bad_share`: share of a day's rows that may be quarantined."""
+    """What a day's log may be like. `max_bad_share`: share of a day's rows that may be quarantined.
+
+    The others hold the run date's day against its train days. Above `_warn` a figure is logged and marked in the report,
+    above `_stop` build_features ends with exit code 3 before it publishes features; null never does.
+
+    `null_rate_change`: difference of a column's share of nulls. `new_value_rate`: share of a categorical column's values
+    that the train days do not have. `psi`: population stability index of a column, where it is more than chance gives a
+    day of that size. `click_rate_change`: relative change of the share of clicks. `row_shortfall`, `row_excess`: rows
+    missing from, or beyond, those of the median train day, as a share of them. `exempt`: feature columns that no limit
+    applies to, such as ids of sessions.
+    """
 
     max_bad_share: Share = 0.05
+    null_rate_change_warn: ShareLimit = 0.1
+    null_rate_change_stop: ShareLimit = None
+    new_value_rate_warn: ShareLimit = 0.5
+    new_value_rate_stop: ShareLimit = None
+    psi_warn: Limit = 0.25
+    psi_stop: Limit = None
+    click_rate_change_warn: Limit = 0.5
+    click_rate_change_stop: Limit = None
+    row_shortfall_warn: ShareLimit = 0.5
+    row_shortfall_stop: ShareLimit = None
+    row_excess_warn: Limit = 1.0
+    row_excess_stop: Limit = None
+    exempt: Names = []
+
+    @model_validator(mode="after")
+    def _warns_before_it_stops(self) -> Quality:
+        for name in type(self).model_fields:
+            check = name.removesuffix("_warn")
+            warn, stop = getattr(self, name), getattr(self, f"{check}_stop", None)
+            if name.endswith("_warn") and warn is not None and stop is not None and warn > stop:
+                raise ValueError(f"{name}={warn} must not be above {check}_stop={stop}")
+        return self
 
 
 class Output(Strict):

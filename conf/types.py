@@ -115,6 +115,7 @@ class Config(Strict):
         features = [name for group in self.features for name in group.columns]
         if not self.prepare:  # its operators add columns
             _reject_unknown("features.columns", features, known)
+            _reject_unknown("quality.exempt", self.quality.exempt, set(features))
         for group in self.features:
             _reject_repeated("features.columns", group.columns)
         _reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])

@@ -1,4 +1,4 @@
-"""build_features as a library: days → quarantine → workflow → feature partitions → users and items → dataset."""
+"""build_features as a library: days → quarantine → data report → workflow → feature partitions → users and items → dataset."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from etl.fit import fit_workflow
 from etl.latest import publish_latest
 from etl.plan import plan
 from etl.publish import Rules, publish
+from etl.quality.counts import feature_columns
+from etl.quality.report import DataReport, report_quality
 from etl.quarantine import DayCounts, check_day, layout_digest, quarantine_day
 from etl.raw_files import RawFiles, find_raw, require_raw
 from etl.rows import prepared_rows
@@ -36,12 +38,13 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Built:
-    """What a run of build_features made: the dataset, its workflow, and the counts of the run's days."""
+    """What a run of build_features made: the dataset, its workflow, the counts of the run's days, and the data report."""
 
     dataset: Dataset
     workflow: FittedWorkflow
     counts: Mapping[str, DayCounts]
     features: Mapping[str, Manifest]
+    quality: DataReport
 
 
 def window(config: Config, run_date: str) -> dict[Split, list[RawFiles]]:
@@ -77,6 +80,9 @@ def build(
     with phase("quarantine"):
         counts = quarantine_days(spark, config, lake, in_order, flow)
     rows_of = _PreparedRows(spark, config)
+    with phase("quality"):
+        counted = flow if flow and flow.has_counts_of(feature_columns(config)) else None
+        quality = report_quality(spark, config, lake, run_date, splits, rows_of, counted)
     with phase("workflow"):
         workflow, mode = _workflow(spark, config, lake, splits["train"], rows_of, parent_version, flow)
     with phase("features"):
@@ -91,7 +97,7 @@ def build(
     }
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent)
     publish_dataset(lake, dataset, storage.utc_now())
-    return Built(dataset, workflow, counts, features)
+    return Built(dataset, workflow, counts, features, quality)
 
 
 def encode_split(

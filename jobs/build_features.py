@@ -1,4 +1,4 @@
-"""Raw click log → quarantine, workflow, feature partitions, users and items, and the dataset of the run date."""
+"""Raw click log → quarantine, data report, workflow, feature partitions, users and items, and the dataset of the run date."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def build_features(job: Job) -> Result:
             "days": built.dataset.days,
             "features": len(built.workflow.spec.features),
             "embedding_rows": sum(built.workflow.spec.cardinalities),
+            "quality_warnings": built.quality.warnings,
         },
     )
 

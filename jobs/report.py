@@ -7,7 +7,7 @@ from jobs.report_page.page import build
 from jobs.runner import Job, Result, run
 
 DESCRIPTION = (
-    "Writes <lake>/reports/<run date>.html: key figures, data summary, training curve, calibration, score distribution, "
+    "Writes <lake>/reports/<run date>.html: key figures, data summary, data quality, training curve, calibration, score distribution, "
     "coverage, a few lists and the stages' seconds. One file that opens offline. What has not run yet is said in its place."
 )
 

@@ -25,11 +25,16 @@ from etl.files.encode import Encoding, encode
 from etl.files.encode import Task as EncodeTask
 from etl.files.layout import FileLayout, file_layout
 from etl.files.merge import Counts
+from etl.files.profiles import compare_days, summarise_days
 from etl.files.slices import Slice, cut
-from etl.files.survey import Summary, summaries, survey
+from etl.files.survey import Summary as SliceSummary
 from etl.files.survey import Task as SurveyTask
+from etl.files.survey import summaries, survey
 from etl.plan import Plan, plan
 from etl.publish import Rules, new_attempt, publish, publish_files
+from etl.quality.compare import Values
+from etl.quality.counts import Column
+from etl.quality.summary import Summary
 from etl.quarantine import DayCounts, layout_digest
 from etl.raw_files import RawFiles
 from etl.workflow import FittedWorkflow
@@ -101,6 +106,20 @@ class FileFlow:
         partition = self._lake.value_counts.partition(raw.dt)
         day = date.fromisoformat(raw.dt).toordinal() - date(1970, 1, 1).toordinal()
         return Counts(tuple((path, day) for path in data_files(partition, read_manifest(partition))), day)
+
+    def has_counts_of(self, columns: Sequence[Column]) -> bool:
+        """Whether the values of all these columns are counted: those of real numbers are not."""
+        return {column.name for column in columns} <= set(self._counted())
+
+    def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
+        """Per surveyed day: column (and the label) → the summary of its values."""
+        return summarise_days(self._spark, [self.counts_of(raw) for raw in days], columns)
+
+    def compared(
+        self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
+    ) -> dict[str, Values]:
+        """Column of names → its values on a surveyed day against the training days."""
+        return compare_days(self._spark, [self.counts_of(raw) for raw in train], self.counts_of(day), columns)
 
     def encodes(self, workflow: FittedWorkflow) -> bool:
         """Whether workers can compute every chain: none needs frames, and no table is too large for their memory."""
@@ -201,7 +220,11 @@ class FileFlow:
             surveyed.unpersist()
 
     def _publish_quarantine(
-        self, raw: RawFiles, surveyed: DataFrame, parts: Mapping[int, Slice], found: Mapping[int, Summary]
+        self,
+        raw: RawFiles,
+        surveyed: DataFrame,
+        parts: Mapping[int, Slice],
+        found: Mapping[int, SliceSummary],
     ) -> None:
         dropped: Counter[str] = Counter()
         starts: list[tuple[int, str, int, int]] = []
@@ -242,7 +265,9 @@ class FileFlow:
             rows, partition, row_group_rows=self._config.output.row_group_rows, sort_by=[ROW_ID], **shared
         )
 
-    def _publish_counts(self, raw: RawFiles, files: Mapping[str, Slice], found: Sequence[Summary]) -> None:
+    def _publish_counts(
+        self, raw: RawFiles, files: Mapping[str, Slice], found: Sequence[SliceSummary]
+    ) -> None:
         slices = [
             [part.path, part.start, part.end, summary.lines]
             for part, summary in zip(files.values(), found, strict=True)

@@ -134,11 +134,7 @@ def moments_from(found: Mapping[str, Any]) -> Moments:
 
 def merged(source: Source, counts: Counts) -> pa.Table:
     """(value, count, last_seen): what a source's values become after its steps, each once, nulls left out."""
-    parts = []
-    for path, day in counts.files:
-        part = read_column(path, source.column)
-        parts.append(part.append_column("last_seen", pa.array(np.full(len(part), day, np.int32))))
-    table = _summed(pa.concat_tables(parts)) if parts else _EMPTY
+    table = merge_files(counts.files, source.column)
     kind = source.chain.types[0]
     raw = table["value"].combine_chunks()
     if not source.chain.steps and kind == "string":
@@ -163,6 +159,15 @@ _EMPTY = pa.table(
         "last_seen": pa.array([], pa.int32()),
     }
 )
+
+
+def merge_files(files: Sequence[tuple[str, int]], column: str) -> pa.Table:
+    """(value, count, last_seen) of one column over counts files with their days: each value once, null among them."""
+    parts = []
+    for path, day in files:
+        part = read_column(path, column)
+        parts.append(part.append_column("last_seen", pa.array(np.full(len(part), day, np.int32))))
+    return _summed(pa.concat_tables(parts)) if parts else _EMPTY
 
 
 def read_column(path: str, column: str) -> pa.Table:

@@ -17,10 +17,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from conf import storage
+from conf.feature_spec import LABEL
 from etl.files.layout import FileLayout
 from etl.files.parse import Block, parse_block, unify
 from etl.files.slices import Slice, blocks
 from etl.ops.texts import text_array
+from etl.quality.counts import LABEL_CELLS
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
 # Values kept in a slice's counts before they are merged: bounds what a task holds beside one block.
@@ -65,7 +67,7 @@ def survey(
     Counts files are written as a side effect: evaluate it once, and persist it for more.
 
     Args:
-        counted: raw columns whose values are counted.
+        counted: raw columns whose values are counted; the labels are too, under the name LABEL_CELLS.
     """
     function = _worker(tuple(tasks), layout, tuple(counted))
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(function, _SCHEMA)
@@ -92,7 +94,7 @@ def _survey_slice(
     index: int, task: Task, layout: FileLayout, counted: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     lines, good, dropped = 0, 0, Counter[str]()
-    counts = {name: _Counts() for name in counted}
+    counts = {name: _Counts() for name in (LABEL_CELLS, *counted)}
     for block in blocks(task.part):
         parsed = parse_block(
             block, layout, wanted(layout, counted), layout.header and starts_file(task.part, lines)
@@ -101,8 +103,9 @@ def _survey_slice(
         lines += parsed.lines
         good += len(parsed.places)
         dropped.update(reason for _, reason, _ in parsed.bad)
+        labels = parsed.columns[LABEL].cast(pa.float64()).dictionary_encode()
         for name, count in counts.items():
-            count.add(parsed.columns[name])
+            count.add(labels if name == LABEL_CELLS else parsed.columns[name])
     rows = _write_counts(task.counts_file, counts)
     summary = json.dumps({"lines": lines, "good": good, "dropped": dropped, "count_rows": rows})
     yield pa.RecordBatch.from_arrays(

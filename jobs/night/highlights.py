@@ -32,6 +32,7 @@ def _build_features(closing: Closing) -> list[str]:
         _counted(closing.get("rows_out"), "rows"),
         f"{dropped:,} dropped" if dropped else "",
         _joined("workflow", closing.get("mode"), _short(closing.get("workflow_version"))),
+        _counted(len(closing.get("quality_warnings", [])), "warnings"),
     ]
 
 

@@ -16,6 +16,8 @@ from conf.feature_spec import LABEL
 from conf.lake import Lake, Partition
 from conf.manifest import Manifest, is_published, read_manifest
 from conf.types import SPLITS, Config
+from etl.quality.checks import Finding
+from etl.quality.facts import Comparison
 from jobs.report_page.parquet import column, even_files
 
 _NIGHTS = 14
@@ -42,11 +44,20 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class DataQuality:
+    """The data report of build_features: the day against its train days, and what is above a limit."""
+
+    compared: Comparison
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
 class Night:
     """The facts of one run date.
 
     Attributes:
         mode: what became of the workflow (fit, extend, apply); None without a dataset.
+        quality: the data report; it is there also when one of its limits stopped the night.
         evaluation: facts of this date's evaluate_model; None on a night without training.
         model: model.json of the challenger trained this date, else of the model that made the lists.
         measure: of this date's lists, or of the day before when those of this date cannot be measured yet.
@@ -56,6 +67,7 @@ class Night:
     run_date: str
     mode: str | None
     days: tuple[Day, ...]
+    quality: DataQuality | None
     evaluation: Mapping[str, Any] | None
     model: Mapping[str, Any] | None
     recommendations: Manifest | None
@@ -85,6 +97,7 @@ def read_night(config: Config, run_date: str) -> Night:
         run_date=run_date,
         mode=mode,
         days=days,
+        quality=_quality(lake, config.name, run_date),
         evaluation=evaluation,
         model=_model(lake, config.name, _version(evaluation, recommendations)),
         recommendations=recommendations,
@@ -138,6 +151,13 @@ def _day(split: str, partition: Partition, label: str | None) -> Day:
     return Day(
         split, partition.dt, manifest.rows_in, of_split, manifest.dropped, clicks / rows if rows else None
     )
+
+
+def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
+    facts = published_facts(lake.quality(name).partition(run_date))
+    if facts is None:
+        return None
+    return DataQuality(Comparison.from_facts(facts), tuple(Finding(**each) for each in facts["findings"]))
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:

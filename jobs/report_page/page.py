@@ -17,6 +17,7 @@ from jobs.report_page.sections import (
     headline,
     measured,
     nights,
+    quality,
     sample,
     stages,
     training,
@@ -39,6 +40,7 @@ def build(config: Config, run_date: str) -> tuple[Night, Html]:
     sections = [
         nights.render(config, run_date),
         data.render(night),
+        quality.render(night.quality),
         training.render(night),
         calibration.render(night),
         measured.render(night),

@@ -3,13 +3,13 @@
 CSS = """
 :root {
   --paper: #ffffff; --panel: #f6f7f9; --ink: #1b2430; --muted: #566273; --rule: #dde2e8;
-  --accent: #2a5db0; --second: #b4540a; --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00;
+  --accent: #2a5db0; --second: #b4540a; --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00; --stop: #a3231b;
   color-scheme: light dark;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #12161c; --panel: #1a2029; --ink: #e4e8ee; --muted: #9ba7b6; --rule: #2d3643;
-    --accent: #7fb0ff; --second: #f0a35e; --third: #74c795; --good: #74c795; --warn: #f0a35e;
+    --accent: #7fb0ff; --second: #f0a35e; --third: #74c795; --good: #74c795; --warn: #f0a35e; --stop: #ff8f85;
   }
 }
 * { box-sizing: border-box; }
@@ -74,6 +74,10 @@ th:last-child, td:last-child { padding-right: 0; }
 th.number { white-space: normal; }
 td:first-child { white-space: nowrap; }
 td code { white-space: nowrap; }
+td strong.warn { color: var(--warn); }
+td strong.stop { color: var(--stop); }
+details { margin-top: 1rem; }
+summary { cursor: pointer; font-size: .875rem; font-weight: 600; margin-bottom: .5rem; }
 .compact td { padding-top: .12rem; padding-bottom: .12rem; }
 dl { margin: 0; font-size: .875rem; }
 dl div { display: flex; gap: 1rem; justify-content: space-between; padding: .32rem 0; border-bottom: 1px solid var(--rule); }
@@ -93,7 +97,7 @@ dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-
 }
 @media print {
   :root { --paper: #fff; --panel: #fff; --ink: #000; --muted: #444; --rule: #ccc; --accent: #2a5db0; --second: #b4540a;
-    --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00; }
+    --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00; --stop: #a3231b; }
   body { font-size: 10pt; }
   main { max-width: none; padding: 0; }
   section { margin-top: 1.5rem; padding-top: 1rem; }

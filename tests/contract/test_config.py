@@ -138,6 +138,15 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("train", to={"epochs": 0}), r"train\.epochs=0"),
         (_changed("negatives", to={"per_positive": 0}), r"negatives\.per_positive=0"),
         (_changed("quality", to={"max_bad_share": -0.1}), r"quality\.max_bad_share=-0\.1"),
+        (
+            _changed("quality", to={"psi_warn": 0.3, "psi_stop": 0.2}),
+            r"quality: psi_warn=0\.3 must not be above psi_stop=0\.2",
+        ),
+        (_changed("quality", to={"new_value_rate_stop": 1.5}), r"quality\.new_value_rate_stop=1\.5"),
+        (
+            _changed("quality", to={"exempt": ["I9"]}),
+            r"quality\.exempt names columns that do not exist: \['I9'\]",
+        ),
         ({key: value for key, value in SMALL.items() if key != "model"}, r"model is missing"),
         ({**SMALL, "keys": None, "split": {"by": "leave_last_out"}}, r"need the section keys"),
     ],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ from conf.dataset import Dataset, Member, publish_dataset
 from conf.lake import Lake, Partition
 from conf.load import load_config
 from conf.manifest import FileEntry, Manifest, replace_manifest
-from conf.types import Config
+from conf.types import Config, Split
+from etl.quality.checks import Finding
+from etl.quality.facts import ColumnReport, Comparison, PieceRows
 
 RUN_DATE = "2026-01-08"
 MODEL, WORKFLOW = "0123456789abcdef", "fedcba9876543210"
-SPLITS = {"train": ["2026-01-05", "2026-01-06"], "validation": ["2026-01-07"], "test": ["2026-01-08"]}
+SPLITS: dict[Split, list[str]] = {
+    "train": ["2026-01-05", "2026-01-06"],
+    "validation": ["2026-01-07"],
+    "test": ["2026-01-08"],
+}
 HOSTILE_ITEM = "<script>alert('x')</script>"
 _ITEMS = [HOSTILE_ITEM, *(f"item{index:02d}" for index in range(1, 30))]
 _USERS = [f"user{index:02d}" for index in range(20)]
@@ -60,6 +67,7 @@ def make_lake(root: Path) -> Config:
     _evaluation(lake)
     _recommendations(lake)
     publish_facts(lake.measures.partition(RUN_DATE), MEASURE)
+    publish_facts(lake.quality(config.name).partition(RUN_DATE), quality_facts(FINDINGS))
     for job, total in (("build_features", 21.5), ("train_model", 33.25)):
         log = Path(lake.logs) / f"dt={RUN_DATE}" / f"{job}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +89,54 @@ MEASURE = {
     "lift": 2.1,
     "cold_users": None,
 }
+
+
+FINDINGS = (
+    Finding("warn", "psi", "C2", 0.3127, 0.25, f"C2 drifted, most at {HOSTILE_ITEM!r}"),
+    Finding("warn", "row_shortfall", None, 0.6, 0.5, "80 rows, 200 on the median train day"),
+)
+
+
+def quality_facts(findings: Sequence[Finding]) -> dict[str, Any]:
+    """A data report over one column of names, whose values are hostile, and one of numbers."""
+    names = ColumnReport(
+        name="C2",
+        kind="string",
+        nulls=2,
+        cells=78,
+        train_nulls=0,
+        train_cells=400,
+        distinct=25,
+        train_distinct=29,
+        new_cells=39,
+        psi=0.3127,
+        psi_noise=0.0421,
+        moved=(HOSTILE_ITEM, 0.1, 0.4),
+        top=((HOSTILE_ITEM, 32, 40), ("</td><b>", 20, None)),
+        new_top=(("<img src=x onerror=alert(1)>" * 9, 13),),
+        low=None,
+        high=None,
+        mean=None,
+    )
+    numbers = replace(
+        names,
+        name="I1",
+        kind="int",
+        psi=None,
+        psi_noise=None,
+        moved=None,
+        new_cells=None,
+        train_distinct=None,
+        top=((0, 70, None),),
+        new_top=(),
+        low=-5,
+        high=1_234_567,
+        mean=40.25,
+    )
+    days = [(dt, split) for split, dts in SPLITS.items() for dt in dts]
+    pieces = tuple(PieceRows(dt, split, 80 if split == "test" else 200, 20) for dt, split in days)
+    compared = Comparison(RUN_DATE, False, pieces, (numbers, names))
+    return {**compared.to_facts(), "findings": [asdict(each) for each in findings]}
 
 
 def _features(lake: Lake) -> None:

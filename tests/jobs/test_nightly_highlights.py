@@ -24,8 +24,9 @@ from jobs.night.highlights import remark
                 "dropped": {"x": 4, "y": 6},
                 "mode": "fit",
                 "workflow_version": "0123456789abcdef",
+                "quality_warnings": ["C1 drifted", "C2 drifted"],
             },
-            "990 rows, 10 dropped, workflow fit 01234567",
+            "990 rows, 10 dropped, workflow fit 01234567, 2 warnings",
         ),
         (
             {"job": "train_model", "steps": 350, "auc": 0.79, "version": "abc"},

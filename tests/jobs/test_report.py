@@ -21,6 +21,7 @@ from jobs.report_page.page import build
 from jobs.report_page.sections.stages import read_stage_times
 from jobs.runner import run
 from tests.jobs.report_lake import (
+    FINDINGS,
     HOSTILE_ITEM,
     MODEL,
     RUN_DATE,
@@ -28,10 +29,11 @@ from tests.jobs.report_lake import (
     config_of,
     make_lake,
     publish_facts,
+    quality_facts,
 )
 
 _VOID = {"meta", "br"}
-_SECTIONS = ["data", "training", "calibration", "measured", "coverage", "sample", "stages"]
+_SECTIONS = ["data", "quality", "training", "calibration", "measured", "coverage", "sample", "stages"]
 
 
 class Page(HTMLParser):
@@ -91,7 +93,7 @@ def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
         "54.8 s",
     ):
         assert figure in page.text
-    assert full.count("<svg") == 10
+    assert full.count("<svg") == 12
 
 
 def test_expected_calibration_error_weighs_bins_by_rows(full: str) -> None:
@@ -111,6 +113,43 @@ def test_values_of_the_log_are_text_and_never_markup(full: str) -> None:
     assert HOSTILE_ITEM not in full
     assert HOSTILE_ITEM in Page(full).text
     assert "<none>" not in full
+
+
+def test_data_quality_shows_every_column_and_marks_what_is_above_a_limit(full: str) -> None:
+    text = Page(full).text.split("Data quality", 1)[1].split("Calibration", 1)[0]
+    for said in (
+        "The log of 2026-01-08 against its 2 train days: 80 rows, 25.00% of them clicks (10.00% in training)",
+        "2 figures are above a limit.",
+        "warn 80 rows, 200 on the median train day 0.600 0.500 quality.row_shortfall_warn",
+        "0.313 0.250 quality.psi_warn",
+        # the column with a mark comes first
+        "C2 warn 2.50% 0.00% 25 50.00% 0.313 0.042 I1 2.50% 0.00% 25 – – –",
+        "</td><b> 25.00% –",
+        f"{HOSTILE_ITEM} 40.00% 10.00%",
+        "-5 to 1.23457e+06, mean 40.25",
+    ):
+        assert said in text, said
+    assert "stopped" not in text
+
+
+def test_raw_values_in_data_quality_are_text_and_short(full: str) -> None:
+    assert "<img" not in full
+    assert "</td><b>" not in full
+    assert full.count("onerror") == 1
+    assert "…" in Page(full).text.split("new: ")[1][:60]
+
+
+def test_data_quality_of_a_stopped_night_stands_without_a_dataset(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    for gone in ("datasets", "features", "models", "evaluations", "recommendations"):
+        (tmp_path / gone).rename(tmp_path / f"away_{gone}")
+    stopped = [replace(each, level="stop") for each in FINDINGS]
+    publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), quality_facts(stopped))
+    page = build(config, RUN_DATE)[1]
+    assert "The job was stopped: no features were published." in Page(page).text
+    assert page.count('<strong class="stop">') == 4  # two findings, the PSI and its column
+    publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), quality_facts([]))
+    assert "Nothing is above a limit." in Page(build(config, RUN_DATE)[1]).text
 
 
 def test_charts_are_named_for_screen_readers(full: str) -> None:
@@ -135,7 +174,9 @@ def test_report_of_an_empty_lake_names_the_jobs_that_have_not_run(tmp_path: Path
     assert not [name for name, _ in page.tags if name == "svg"]
 
 
-@pytest.mark.parametrize("gone", ["evaluations", "recommendations", "measures", "datasets", "models", "logs"])
+@pytest.mark.parametrize(
+    "gone", ["evaluations", "recommendations", "measures", "datasets", "models", "logs", "quality"]
+)
 def test_report_stands_when_one_kind_of_facts_is_missing(tmp_path: Path, gone: str) -> None:
     config = make_lake(tmp_path)
     (tmp_path / gone).rename(tmp_path / f"away_{gone}")

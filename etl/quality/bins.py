@@ -1,0 +1,41 @@
+"""Bins that are the same for every day and every column, so that histograms of days add up without reading a row again.
+
+Log-linear bins, as in HdrHistogram (G. Tene): each power of two is cut into 16 equal parts, on both sides of zero, and
+zero has a bin of its own. A bin is at most 1/16 as wide as the number it starts at; integers of magnitude below 32 have
+a bin each. The keys follow from the bits of the number and not from a logarithm, so they are equal on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PARTS = 16
+_SHIFT = 1074  # makes the exponent of the smallest double (2**-1074) one, so that keys of positive numbers are positive
+
+
+def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(n,) finite numbers → (n,) keys, in the order of the numbers: negative ones below 0, zero at 0.
+
+    Two sides of 2,098 powers of two of 16 parts bound the number of keys, whatever the data.
+    """
+    mantissa, exponent = np.frexp(np.abs(values))  # |value| = mantissa * 2**exponent, mantissa in [1/2, 1)
+    part = ((mantissa - 0.5) * (2 * _PARTS)).astype(np.int64)
+    key = (exponent.astype(np.int64) + _SHIFT) * _PARTS + part
+    return np.where(values == 0, 0, np.where(values < 0, -key, key))
+
+
+def bin_bounds(key: int) -> tuple[float, float]:
+    """The numbers with this key: [low, high) above zero, (low, high] below it, zero alone for key 0.
+
+    The highest bin ends at infinity, the lowest begins there.
+    """
+    if key == 0:
+        return 0.0, 0.0
+    power, part = divmod(abs(key), _PARTS)
+    low = math.ldexp(0.5 + part / (2 * _PARTS), power - _SHIFT)
+    last = part + 1 == _PARTS and power - _SHIFT == 1024
+    high = math.inf if last else math.ldexp(0.5 + (part + 1) / (2 * _PARTS), power - _SHIFT)
+    return (low, high) if key > 0 else (-high, -low)

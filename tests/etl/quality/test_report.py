@@ -1,0 +1,426 @@
+"""Data reports made by Spark against pandas, on the hard log of tests/etl/cases; reuse, limits, and a day that is spoiled."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from conf.errors import DataError
+from conf.lake import Lake
+from conf.load import load_config
+from conf.manifest import data_files, read_manifest
+from conf.types import SPLITS, Config
+from etl.build import window
+from etl.files.flow import FileFlow
+from etl.plan import plan
+from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
+from etl.quality.facts import ColumnReport, Comparison
+from etl.quality.report import DataReport, report_quality
+from etl.quality.summary import TOP, summarise_counts
+from etl.raw_files import RawFiles
+from etl.rows import prepared_rows
+from etl.synthetic.generate import generate_days, generate_settings
+from tests.etl import cases, oracle
+
+ROOT = Path(__file__).parents[3]
+DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
+RUN_DATE, NEXT = DAYS[3], DAYS[4]
+
+
+class Rows:
+    """Prepared rows of days, remembering which days were asked for."""
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self.spark, self.config = spark, config
+        self.asked: list[str] = []
+
+    def __call__(self, raw: RawFiles) -> DataFrame:
+        self.asked.append(raw.dt)
+        return prepared_rows(self.spark, self.config, raw)
+
+
+def report(spark: SparkSession, config: Config, run_date: str, rows: Rows | None = None) -> DataReport:
+    splits = window(config, run_date)
+    rows = rows or Rows(spark, config)
+    return report_quality(spark, config, Lake(config.lake), run_date, splits, rows)
+
+
+@contextmanager
+def jobs_of(spark: SparkSession, group: str) -> Iterator[list[int]]:
+    """The ids of the Spark jobs that run meanwhile; filled at the end."""
+    jobs: list[int] = []
+    spark.sparkContext.setJobGroup(group, group)
+    try:
+        yield jobs
+    finally:
+        jobs += spark.sparkContext.statusTracker().getJobIdsForGroup(group)
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def world(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Config, dict[str, pd.DataFrame], DataReport]:
+    """The hard log, the oracle's good rows of each day, and the report of RUN_DATE."""
+    folder = tmp_path_factory.mktemp("quality")
+    config = cases.write_config(folder)
+    good = {}
+    for seed, day in enumerate(DAYS):
+        paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 150, seed))
+        good[day] = oracle.parse_log(config, paths)[0]
+    return config, good, report(spark, config, RUN_DATE)
+
+
+def test_days_whose_values_are_counted_have_the_same_report(
+    spark: SparkSession, world: tuple[Config, dict[str, pd.DataFrame], DataReport], tmp_path: Path
+) -> None:
+    of_rows, _, known = world
+    # X holds real numbers, which are not counted when a day is read: the same log without it.
+    features = [
+        {**group.model_dump(), "columns": [name for name in group.columns if name != "X"]}
+        for group in of_rows.features
+        if group.columns != ["X"]
+    ]
+    config = cases.write_config(tmp_path, {"features": features})
+    config = config.model_copy(update={"data": of_rows.data})
+    flow = FileFlow(spark, config, Lake(config.lake))
+    splits = window(config, RUN_DATE)
+    flow.survey(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
+    assert flow.has_counts_of(feature_columns(config))
+    found = report_quality(spark, config, Lake(config.lake), RUN_DATE, splits, Rows(spark, config), flow)
+    expected = tuple(each for each in known.compared.columns if each.name != "X")
+    assert {each.name: each for each in found.compared.columns} == {each.name: each for each in expected}
+    assert found.compared.pieces == known.compared.pieces
+
+
+def _cells(rows: pd.DataFrame, column: Column) -> Counter[Any]:
+    """Value → cells of a column; text for names, numbers for numbers."""
+    there = [each for each in rows[column.name] if not pd.isna(each)]
+    kinds: dict[str, Any] = {"string": str, "int": int, "float": float}
+    return Counter(kinds[column.kind](each) for each in there)
+
+
+def _psi(train: Mapping[Any, int], day: Mapping[Any, int]) -> float:
+    """Plain Python, from the definition: half a cell more in each bin that is not empty in both."""
+    bins = [each for each in {*train, *day} if train.get(each, 0) or day.get(each, 0)]
+    e = {each: (train.get(each, 0) + 0.5) / (sum(train.values()) + len(bins) / 2) for each in bins}
+    a = {each: (day.get(each, 0) + 0.5) / (sum(day.values()) + len(bins) / 2) for each in bins}
+    return math.fsum((a[each] - e[each]) * math.log(a[each] / e[each]) for each in bins)
+
+
+def _named_bins(train: Counter[str], cells: Counter[str], nulls: int) -> dict[Any, int]:
+    top = [v for v, _ in sorted(train.items(), key=lambda each: (-each[1], each[0].encode()))[:TOP]]
+    bins: dict[Any, int] = {("value", value): cells[value] for value in top}
+    return bins | {"null": nulls, "other": cells.total() - sum(cells[value] for value in top)}
+
+
+def _step(value: float) -> float:
+    """The end next to zero of the number's histogram bin: its power of two, cut into sixteen."""
+    if value == 0:
+        return 0.0
+    width = 2.0 ** math.floor(math.log2(abs(value))) / 16
+    return math.copysign(math.floor(abs(value) / width) * width, value)
+
+
+def _number_bins(train: Counter[Any], cells: Counter[Any], nulls: int) -> dict[Any, int]:
+    """Tenths of the window by the cells before a step, below and above its range, and null."""
+    steps = Counter[float]()
+    for value, count in train.items():
+        steps[_step(float(value))] += count
+    tenth, before = {}, 0
+    for step in sorted(steps):
+        tenth[step] = before * 10 // steps.total()
+        before += steps[step]
+    bins: dict[Any, int] = Counter({"null": nulls})
+    for value, count in cells.items():
+        step = _step(float(value))
+        nearest = max((each for each in tenth if each <= step), default=None)
+        following = min((each for each in tenth if each >= step), default=None)
+        if nearest is None or following is None:
+            bins["below" if nearest is None else "above"] += count
+        else:
+            # Between two steps of the window a number belongs to the bin that ends behind it.
+            bins[tenth[following]] += count
+    return bins
+
+
+def _expected(column: Column, train: pd.DataFrame, day: pd.DataFrame) -> dict[str, Any]:
+    before, now = _cells(train, column), _cells(day, column)
+    train_nulls, nulls = len(train) - before.total(), len(day) - now.total()
+    binned = _number_bins if column.numeric else _named_bins
+    key = (lambda v: v) if column.numeric else (lambda v: v.encode())
+    new = Counter({value: count for value, count in now.items() if value not in before})
+    names = not column.numeric
+    return {
+        "name": column.name,
+        "kind": column.kind,
+        "nulls": nulls,
+        "cells": now.total(),
+        "train_nulls": train_nulls,
+        "train_cells": before.total(),
+        "distinct": len(now),
+        "train_distinct": len(before) if names else None,
+        "new_cells": new.total() if names else None,
+        "psi": pytest.approx(
+            _psi(binned(before, before, train_nulls), binned(before, now, nulls)), rel=1e-9, abs=1e-12
+        ),
+        "top": sorted(now.items(), key=lambda each: (-each[1], key(each[0])))[:TOP],
+        "new_top": sorted(new.items(), key=lambda each: (-each[1], each[0].encode()))[:5] if names else [],
+        "low": min(now, default=None) if column.numeric else None,
+        "high": max(now, default=None) if column.numeric else None,
+        "mean": pytest.approx(sum(v * c for v, c in now.items()) / now.total())
+        if column.numeric and now
+        else None,
+    }
+
+
+def _assert_is_expected(found: ColumnReport, expected: dict[str, Any]) -> None:
+    actual = asdict(found)
+    for name, value in expected.items():
+        if name == "top":
+            assert [(shown, count) for shown, count, _ in actual["top"]] == value, found.name
+        elif name == "new_top":
+            assert list(actual["new_top"]) == value, found.name
+        else:
+            assert actual[name] == value, (found.name, name)
+
+
+def test_every_figure_of_every_column_is_the_oracles(
+    world: tuple[Config, dict[str, pd.DataFrame], DataReport],
+) -> None:
+    config, good, found = world
+    train, day = pd.concat([good[DAYS[0]], good[DAYS[1]]]), good[RUN_DATE]
+    by_name = {column.name: column for column in found.compared.columns}
+    assert list(by_name) == list(plan(config).features)
+    for column in feature_columns(config):
+        _assert_is_expected(by_name[column.name], _expected(column, train, day))
+    assert [(p.dt, p.split, p.rows, p.clicks) for p in found.compared.pieces] == [
+        (dt, split, len(good[dt]), int(good[dt]["label"].sum()))
+        for dt, split in zip(DAYS, ["train", "train", "validation", "test"], strict=False)
+    ]
+
+
+def test_the_oracle_notices_a_wrong_figure(
+    world: tuple[Config, dict[str, pd.DataFrame], DataReport],
+) -> None:
+    _, good, found = world
+    column = next(each for each in found.compared.columns if each.name == "C1")
+    expected = _expected(Column("C1", "string"), pd.concat([good[DAYS[0]], good[DAYS[1]]]), good[RUN_DATE])
+    for name in ("psi", "new_cells", "distinct", "nulls"):
+        wrong = ColumnReport(**{**asdict(column), name: (getattr(column, name) or 0) + 1})
+        with pytest.raises(AssertionError):
+            _assert_is_expected(wrong, expected)
+
+
+def test_the_log_has_what_is_hard(world: tuple[Config, dict[str, pd.DataFrame], DataReport]) -> None:
+    columns = {column.name: column for column in world[2].compared.columns}
+    assert columns["I5"].cells == columns["C3"].cells == 0
+    assert columns["C3"].psi == columns["I5"].psi == 0.0
+    assert (columns["I4"].distinct, columns["I4"].mean) == (1, 7.0)
+    assert columns["I3"].high == 2**63 - 1
+    assert columns["C1"].new_cells
+    assert any(value.startswith("only ") for value, _ in columns["C1"].new_top)
+
+
+def test_the_published_report_is_the_one_returned(
+    world: tuple[Config, dict[str, pd.DataFrame], DataReport],
+) -> None:
+    config, _, found = world
+    facts = read_manifest(Lake(config.lake).quality(config.name).partition(RUN_DATE)).facts
+    assert Comparison.from_facts(facts) == found.compared
+    assert facts["findings"] == [asdict(each) for each in found.findings]
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+
+
+def test_an_unchanged_night_runs_no_spark_job_and_the_next_reads_one_day(
+    spark: SparkSession, world: tuple[Config, dict[str, pd.DataFrame], DataReport]
+) -> None:
+    config, good, found = world
+    rows = Rows(spark, config)
+    with jobs_of(spark, "again") as jobs:
+        assert report(spark, config, RUN_DATE, rows) == found
+    assert (rows.asked, jobs) == ([], [])
+    with jobs_of(spark, "next") as jobs:
+        after = report(spark, config, NEXT, rows)
+    assert rows.asked == [NEXT]
+    assert jobs
+    columns = {column.name: column for column in after.compared.columns}
+    train = pd.concat([good[DAYS[1]], good[DAYS[2]]])
+    for column in feature_columns(config):
+        _assert_is_expected(columns[column.name], _expected(column, train, good[NEXT]))
+
+
+def test_other_limits_are_judged_without_reading_again(
+    spark: SparkSession, world: tuple[Config, dict[str, pd.DataFrame], DataReport]
+) -> None:
+    config, _, found = world
+    strict = config.model_copy(update={"quality": config.quality.model_copy(update={"psi_warn": 0.0})})
+    rows = Rows(spark, strict)
+    with jobs_of(spark, "limits") as jobs:
+        judged = report(spark, strict, RUN_DATE, rows)
+    assert (rows.asked, jobs) == ([], [])
+    assert judged.compared == found.compared
+    facts = read_manifest(Lake(config.lake).quality(config.name).partition(RUN_DATE)).facts
+    assert facts["findings"] == [asdict(each) for each in judged.findings]
+
+
+def test_a_delivery_that_changed_is_profiled_again(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path)
+    for seed, day in enumerate(DAYS[:4]):
+        cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 30, seed))
+    before = report(spark, config, RUN_DATE)
+    lines = cases.make_lines(RUN_DATE, 40, 9)
+    (tmp_path / f"raw/dt={RUN_DATE}/a.tsv").write_text("".join(line + "\n" for line in lines))
+    rows = Rows(spark, config)
+    after = report(spark, config, RUN_DATE, rows)
+    assert rows.asked == [RUN_DATE]
+    assert after.compared.today.rows > before.compared.today.rows
+
+
+def test_a_stop_publishes_the_report_and_nothing_else_and_its_remedy_lets_the_day_pass(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = cases.write_config(
+        tmp_path,
+        {
+            "quality": {
+                "max_bad_share": 0.5,
+                "new_value_rate_stop": 0.01,
+                "new_value_rate_warn": 0.01,
+                "psi_warn": None,
+            }
+        },
+    )
+    for seed, day in enumerate(DAYS[:4]):
+        cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 40, seed))
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(DataError, match=r"C1 .*new_value_rate_stop=0\.01") as caught,
+    ):
+        cases.run_build(spark, config, RUN_DATE)
+    assert "data quality, stop (new_value_rate=" in caplog.text
+    assert RUN_DATE in caught.value.problem
+    lake = Lake(config.lake)
+    assert {path.name for path in Path(lake.root).iterdir()} == {
+        "quarantine",
+        "value_counts",
+        "profiles",
+        "quality",
+    }
+    facts = read_manifest(lake.quality(config.name).partition(RUN_DATE)).facts
+    assert {each["level"] for each in facts["findings"]} == {"stop"}
+    options = re.findall(r"--set (\S+)", caught.value.remedy)
+    accepting = load_config(str(tmp_path / "config.yaml"), options)
+    accepted = report(spark, accepting, RUN_DATE)
+    assert accepted.warnings
+    assert all(each.level == "warn" for each in accepted.findings)
+
+
+def test_rows_in_any_order_and_partitions_give_one_profile(spark: SparkSession) -> None:
+    schema = T.StructType(
+        [
+            T.StructField("label", T.FloatType()),
+            T.StructField("I", T.LongType()),
+            T.StructField("X", T.DoubleType()),
+            T.StructField("S", T.StringType()),
+        ]
+    )
+    data = [
+        (
+            float(n % 3 == 0),
+            n * 7 % 11 - 5,
+            [0.0, -0.0, 0.1, -2.5, None][n % 5],
+            [None, "é", "e\u0301", ""][n % 4],
+        )
+        for n in range(400)
+    ]
+    columns = [Column("I", "int"), Column("X", "float"), Column("S", "string")]
+    kinds = {LABEL_CELLS: "float", **{column.name: column.kind for column in columns}}
+    rows = spark.createDataFrame(data, schema)
+    orders = [rows.coalesce(1), rows.repartition(7), rows.orderBy(F.rand(3)).repartition(3, "I")]
+    first, *others = summarise_counts(count_cells(orders, columns), len(orders), kinds)
+    assert all(other == first for other in others)
+    assert (first[LABEL_CELLS].cells, dict(first[LABEL_CELLS].top)) == (400, {0.0: 266, 1.0: 134})
+    assert first["X"].top == ((0.0, 160), (-2.5, 80), (0.1, 80))
+    assert [value for value, _ in first["S"].top] == ["", "e\u0301", "é"]
+
+
+def test_a_day_without_a_good_row_has_a_report(spark: SparkSession, tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path, {"quality": {"max_bad_share": 1.0, "row_shortfall_warn": 0.9}})
+    for seed, day in enumerate(DAYS[:4]):
+        lines = ["no fields"] if day == RUN_DATE else cases.make_lines(day, 20, seed)
+        cases.write_day(tmp_path / f"raw/dt={day}", lines)
+    found = report(spark, config, RUN_DATE)
+    assert found.compared.today.rows == 0
+    for column in found.compared.columns:
+        assert (column.cells, column.nulls, column.psi, column.new_value_rate) == (0, 0, None, None)
+    assert [each.check for each in found.findings] == ["row_shortfall"]
+
+
+def test_splits_of_one_partition_are_compared_with_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    changes = {
+        "log": {**cases.LOG["log"], "path": "{data}/all/*"},
+        "split": {"by": "fraction", "train": 0.6, "validation": 0.2},
+    }
+    config = cases.write_config(tmp_path, changes)
+    paths = cases.write_day(tmp_path / "raw/all", cases.make_lines(RUN_DATE, 200, 1))
+    good, _ = oracle.parse_log(config, paths)
+    split = oracle.split_by_fraction(good, 0.6, 0.2)
+    found = report(spark, config, RUN_DATE)
+    assert [(p.split, p.rows) for p in found.compared.pieces] == [
+        (each, int((split == each).sum())) for each in SPLITS
+    ]
+    columns = {column.name: column for column in found.compared.columns}
+    for column in feature_columns(config):
+        expected = _expected(column, good[split == "train"], good[split == "test"])
+        _assert_is_expected(columns[column.name], expected)
+
+
+def test_defaults_are_silent_on_the_generated_log_and_name_what_was_spoiled(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    overrides = ["rows_per_day=6000", "users=500", "items=100", "files_per_day=1", "compression=none"]
+    config = load_config(
+        str(ROOT / "conf/datasets/generated.yaml"),
+        [f"lake={tmp_path}", "split.train_days=3", *(f"generate.{each}" for each in overrides)],
+    )
+    generate_days(spark, Lake(config.lake), generate_settings(config), DAYS)
+    quiet = report(spark, config, NEXT)
+    assert quiet.findings == ()
+    partition = Lake(config.lake).raw.partition(NEXT)
+    (path,) = data_files(partition, read_manifest(partition))
+    Path(path).write_text("".join(_spoiled(line) for line in Path(path).read_text().splitlines()))
+    manifest = Path(partition.file("_MANIFEST.json"))
+    manifest.write_text(re.sub(r'"content": "\w+"', '"content": "spoiled"', manifest.read_text()))
+    found = report(spark, config, NEXT)
+    assert {(each.check, each.column) for each in found.findings} == {
+        ("psi", "I5"),  # ages in months
+        ("null_rate_change", "C8"),  # half of the regions lost
+        ("psi", "C8"),
+        ("new_value_rate", "C22"),  # devices under new names
+        ("psi", "C22"),
+    }
+
+
+def _spoiled(line: str) -> str:
+    fields = line.split("\t")
+    if len(fields) == 40:
+        age, region, device = 5, 13 + 8, 13 + 22
+        fields[age] = fields[age] and str(int(fields[age]) * 12) if fields[age].isdigit() else fields[age]
+        fields[region] = fields[region] if len(line) % 2 else ""
+        fields[device] = fields[device] and f"new {fields[device]}"
+    return "\t".join(fields) + "\n"

@@ -1,0 +1,110 @@
+"""Summaries of values and counts against plain Python, and that parts add up to the whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etl.quality.bins import bin_bounds
+from etl.quality.compare import Values, values_of
+from etl.quality.counts import Kind
+from etl.quality.summary import TOP, Summary, summarise
+
+CELLS: dict[Kind, Any] = {
+    "int": st.one_of(st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1)),
+    "float": st.one_of(
+        st.sampled_from([0.0, 1.5, -2.25, 1e300, 5e-324]), st.floats(allow_nan=False, allow_infinity=False)
+    ).map(lambda value: value + 0.0),
+    "string": st.one_of(st.sampled_from(["a", "é", "日本", "\uffee", "\U0001f600", ""]), st.text(max_size=4)),
+}
+
+
+def _summary(cells: list[Any], kind: Kind) -> Summary:
+    counted = Counter(cells)
+    texts = pa.array(list(counted), {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}[kind])
+    return summarise(texts.cast(pa.string()), pa.array(list(counted.values()), pa.int64()), kind)
+
+
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("kind", ["int", "float", "string"])
+@given(data=st.data())
+def test_a_summary_is_what_plain_python_counts(kind: Kind, data: st.DataObject) -> None:
+    cells = data.draw(st.lists(st.one_of(st.none(), CELLS[kind]), max_size=60))
+    found = _summary(cells, kind)
+    there = [cell for cell in cells if cell is not None]
+    assert (found.nulls, found.cells, found.distinct) == (
+        cells.count(None),
+        len(there),
+        len(set(there)),
+    )
+    key = (lambda v: v.encode()) if kind == "string" else (lambda v: v)
+    ranked = sorted(Counter(there).items(), key=lambda each: (-each[1], key(each[0])))
+    assert list(found.top) == ranked[:TOP]
+    if kind == "string" or not there:
+        assert (found.low, found.high, found.mean, found.bins) == (None, None, None, None)
+        return
+    assert (found.low, found.high) == (min(there), max(there))
+    assert found.mean == float(sum(map(Fraction, there)) / len(there))
+    assert found.bins is not None
+    assert sum(found.bins.values()) == len(there)
+    for bin_key, count in found.bins.items():
+        low, high = bin_bounds(bin_key)
+        if abs(low) > 1e-300:
+            inside = [v for v in there if (low <= float(v) < high if bin_key > 0 else low < float(v) <= high)]
+            assert len(inside) == count
+
+
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("kind", ["int", "float", "string"])
+@given(data=st.data())
+def test_parts_add_up_to_the_whole_in_any_order(kind: Kind, data: st.DataObject) -> None:
+    cells = data.draw(st.lists(st.one_of(st.none(), CELLS[kind]), max_size=60))
+    cuts = data.draw(st.lists(st.integers(0, 3), min_size=len(set(cells)), max_size=len(set(cells))))
+    part_of = dict(zip(dict.fromkeys(cells), cuts, strict=True))  # all cells of a value are in one part
+    parts = [_summary([cell for cell in cells if part_of[cell] == part], kind) for part in range(4)]
+    whole = _summary(cells, kind)
+    for order in (parts, parts[::-1]):
+        total = Summary()
+        for part in order:
+            total += Summary.from_json(part.to_json())
+        assert total == whole
+
+
+def test_numbers_beyond_a_double_keep_their_extremes() -> None:
+    found = _summary([2**63 - 1, 2**53 + 1, -(2**63)], "int")
+    assert (found.low, found.high) == (-(2**63), 2**63 - 1)
+    assert [value for value, _ in found.top] == [-(2**63), 2**53 + 1, 2**63 - 1]
+
+
+def _values(rows: list[tuple[str, int, int]]) -> Values:
+    names = ["column", "value", "train", "day"]
+    columns = zip(*(("c", *row) for row in rows), strict=True) if rows else [[], [], [], []]
+    types = [pa.string(), pa.string(), pa.int64(), pa.int64()]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    return values_of("c", pa.RecordBatch.from_arrays(arrays, names))
+
+
+ROWS = st.dictionaries(
+    st.text(max_size=2), st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(any), max_size=60
+).map(lambda found: [(value, *counts) for value, counts in found.items()])
+
+
+@given(ROWS)
+def test_values_are_compared_as_plain_python_does(rows: list[tuple[str, int, int]]) -> None:
+    found = _values(rows)
+    new = [row for row in rows if row[1] == 0]
+    assert found.new_cells == sum(day for _, _, day in new)
+    assert found.new_distinct == len(new)
+    assert found.day_cells == sum(day for _, _, day in rows)
+    assert found.train_cells == sum(train for _, train, _ in rows)
+    assert found.train_distinct == len(rows) - len(new)
+    known = [row for row in rows if row[1] > 0]
+    assert list(found.top) == sorted(known, key=lambda row: (-row[1], row[0].encode()))[:TOP]
+    assert list(found.new_top) == sorted(new, key=lambda row: (-row[2], row[0].encode()))[:TOP]
+    assert Values.from_json(_values(rows[::2]).to_json()) + _values(rows[1::2]) == found
