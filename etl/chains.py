@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from pyspark.sql import types as T
 
 from conf.feature_spec import Feature
 from etl.ops import OPERATORS, Fitted
-from etl.ops.base import Type
+from etl.ops.base import LISTS, Type
 from etl.tables import LocalTables, Tables
 
 SPARK_TYPES: Mapping[str, str] = {
@@ -225,17 +226,28 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
     Raises:
         ValueError: a value does not fit its column's type.
     """
-    types = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
+    types = {
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "string": pa.string(),
+        "ints": pa.list_(pa.int64()),
+        "strings": pa.list_(pa.string()),
+    }
     arrays = {}
     for chain in chains:
         for name, kind in zip(chain.inputs, chain.types, strict=True):
             value = raw.get(name)
             if kind == "string" and value is not None:
                 value = str(value)
+            # Arrow would cut a fraction off, and take a text apart into a list.
+            if (kind == "int" and isinstance(value, float)) or (kind in LISTS and isinstance(value, str)):
+                raise ValueError(f"{name}={value!r} is no {kind}")
             try:
-                arrays[name] = pa.array([value], types.get(kind) or pa.list_(pa.string()))
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                arrays[name] = pa.array([value], types[kind])
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 raise ValueError(f"{name}={value!r} is no {kind}") from error
+            if kind == "float" and value is not None and not math.isfinite(value):  # no row of a log has such
+                raise ValueError(f"{name}={value!r} is no finite number")
     return arrays
 
 

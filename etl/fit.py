@@ -19,6 +19,8 @@ from conf.types import Config, Scope
 from etl.chains import FittedChain
 from etl.files.merge import Counts
 from etl.fit_chains import Fitting
+from etl.ops import Fitted, Operator, Step, operator_from_config
+from etl.ops.categorify import Categorify, FittedCategorify
 from etl.ops.join_external import JoinExternal
 from etl.plan import Chain, Plan, plan
 from etl.quarantine import layout_digest
@@ -124,13 +126,22 @@ def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days:
     return digest_of(
         {
             "format": FORMAT,
-            "config": config_digest(config, *sections),
+            "config": config_digest(_canonical(config), *sections),
             "layout": layout_digest(config),
             "parent": parent.version if parent else "",
             "days": {day.dt: day.digest for day in days},
             "external": external,
         }
     )
+
+
+def _canonical(config: Config) -> Config:
+    """The same configuration with each operator written in one way: without parameters that are the defaults."""
+    groups = [
+        group.model_copy(update={"ops": [operator_from_config(entry).config() for entry in group.ops]})
+        for group in config.features
+    ]
+    return config.model_copy(update={"features": groups})
 
 
 def _require_same_chains(planned: Plan, parent: FittedWorkflow) -> None:
@@ -147,11 +158,16 @@ def _require_same_chains(planned: Plan, parent: FittedWorkflow) -> None:
 
 
 def _names(chain: Chain | FittedChain) -> str:
-    steps = [
-        (step.operator.name if hasattr(step, "operator") else step.name, step.outputs) for step in chain.steps
-    ]
+    steps = [(step.operator if isinstance(step, Step) else step, step.outputs) for step in chain.steps]
     return f"{','.join(chain.inputs)} → " + ", ".join(
-        f"{name} {'/'.join(outputs)}" for name, outputs in steps
+        f"{operator.name}{_first_ids(operator)} {'/'.join(outputs)}" for operator, outputs in steps
+    )
+
+
+def _first_ids(operator: Operator | Fitted) -> str:
+    """What says where ids begin: with other OOV buckets, an id would mean two things."""
+    return (
+        f"(oov_buckets={operator.oov_buckets})" if isinstance(operator, Categorify | FittedCategorify) else ""
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -48,11 +49,18 @@ class _Progress:
     def waiting(self) -> Step | None:
         return self.chain.steps[len(self.fitted)] if len(self.fitted) < len(self.chain.steps) else None
 
+    @property
+    def together(self) -> list[Step]:
+        """The waiting step and those behind it that are of the same operator, and so depend on none of its outputs."""
+        rest = self.chain.steps[len(self.fitted) :]
+        return list(takewhile(lambda step: step.operator is rest[0].operator, rest))
+
     def add(self, step: Fitted) -> None:
         self.fitted.append(step)
         if step.cardinality is not None:
             self.cardinalities |= dict.fromkeys(step.outputs, step.cardinality)
-        self.dropped |= set(step.outputs) - set(step.kept)
+        kept = set() if set(step.inputs) <= self.dropped else set(step.kept)
+        self.dropped = (self.dropped - kept) | (set(step.outputs) - kept)
 
     def so_far(self) -> FittedChain:
         return FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), ())
@@ -66,7 +74,7 @@ class Fitting:
     """One fit of all chains on the training rows, or one extension of a parent's.
 
     Attributes:
-        table_rows: table published for the version → its rows.
+        table_rows: table published for the version, or vocabulary → its rows.
     """
 
     def __init__(
@@ -104,7 +112,8 @@ class Fitting:
             by_counts = [(i, each) for i, each in waiting if self._value_counts and countable(each)]
             # Vocabularies are published together, so all are counted at once, when no chain has one still to come.
             vocabularies = [(i, each) for i, each in waiting if _needs(each) == "counts"]
-            together = len(vocabularies) == sum(each.counts_ahead for each in progress)
+            ahead = sum(each.counts_ahead for each in progress)
+            together = sum(len(each.together) for _, each in vocabularies) == ahead
             others = [
                 (i, each) for i, each in waiting if _needs(each) != "counts" and (i, each) not in by_counts
             ]
@@ -128,6 +137,8 @@ class Fitting:
                     self._publish(
                         read_published(self._spark, self._table(known.table, parent=True)), known.table
                     )
+                if step.operator.keeps_ids:  # of a vocabulary that may have grown
+                    known = replace(known, size=progress.cardinalities.get(step.inputs[0]))
                 progress.add(known)
             elif step.operator.needs == "nothing":
                 cardinality = progress.cardinalities.get(step.inputs[0])
@@ -141,28 +152,25 @@ class Fitting:
         found = answer(rows, [each for each in questions if each not in keyed])
         found |= {each.key: self._keyed_table(rows, each) for each in keyed}
         for index, progress in waiting:
-            step = progress.waiting
-            if step is not None:
-                progress.add(step.operator.fit(step, found[str(index)]))
+            for step in progress.together:
+                progress.add(step.operator.fit(step, found[_key(index, step)]))
 
     def _questions(self, waiting: Sequence[tuple[int, _Progress]]) -> tuple[DataFrame, list[FrameQuestion]]:
         rows, questions = self._rows(), []
         tables = self._tables()
         for index, progress in waiting:
-            step = progress.waiting
-            if step is None:
-                continue
             rows, values = progress.so_far().apply(rows, tables, f"_q{index}_")
             kinds = self._kinds(progress)
-            questions.append(
+            questions += [
                 FrameQuestion(
-                    key=str(index),
+                    key=_key(index, step),
                     step=step,
                     values=tuple(values[name] for name in step.inputs),
                     kinds=tuple(kinds[name] for name in step.inputs),
                     cardinality=progress.cardinalities.get(step.inputs[0]),
                 )
-            )
+                for step in progress.together
+            ]
         return rows, questions
 
     def _kinds(self, progress: _Progress) -> dict[str, Type]:
@@ -236,8 +244,7 @@ class Fitting:
         ]
         facts = self._assign(self._counts(rows, values), rules, given)
         for _, progress in waiting:
-            step = progress.waiting
-            if step is not None:
+            for step in progress.together:
                 found = facts.get(_name(step), {"entries": 0, "highest": 0})
                 progress.add(step.operator.fit(step, Statistics(cardinality=found["highest"] + 1)))
         return facts
@@ -249,26 +256,26 @@ class Fitting:
             return {}
         questions: dict[str, Question] = {}
         for index, progress in waiting:
-            step = progress.waiting
-            if step is None:
-                continue
-            source = Source(progress.chain.inputs[0], progress.so_far(), step.inputs[0])
-            if isinstance(step.operator, Categorify):
-                name = _name(step)
-                known = questions.get(name)
-                questions[name] = Question(
-                    key=name,
-                    wants="counts",
-                    sources=(*(known.sources if known else ()), source),
-                    rule=IdRule(step.operator.least(name), step.operator.first_id, step.operator.max_size),
-                    given=step.operator.values,
-                    parent=self._parent_files(),
-                )
-            else:
-                wants: Literal["moments", "median"] = (
-                    "moments" if step.operator.needs == "moments" else "median"
-                )
-                questions[f"step {index}"] = Question(f"step {index}", wants, (source,))
+            for step in progress.together:
+                source = Source(progress.chain.inputs[0], progress.so_far(), step.inputs[0])
+                if isinstance(step.operator, Categorify):
+                    name = _name(step)
+                    known = questions.get(name)
+                    questions[name] = Question(
+                        key=name,
+                        wants="counts",
+                        sources=(*(known.sources if known else ()), source),
+                        rule=IdRule(
+                            step.operator.least(name), step.operator.first_id, step.operator.max_size
+                        ),
+                        given=step.operator.values,
+                        parent=self._parent_files(),
+                    )
+                else:
+                    wants: Literal["moments", "median"] = (
+                        "moments" if step.operator.needs == "moments" else "median"
+                    )
+                    questions[_key(index, step)] = Question(_key(index, step), wants, (source,))
         attempt = new_attempt()
         folders = (self._table(VOCABULARY).file(attempt), self._table(RARE).file(attempt))
         found = answer_from_counts(
@@ -279,13 +286,11 @@ class Fitting:
             self._publish_vocabularies(attempt, [found[name]["files"] for name in named])
         facts = {name: found[name]["facts"] for name in named}
         for index, progress in waiting:
-            step = progress.waiting
-            if step is None:
-                continue
-            answer = facts.get(_name(step)) or found.get(f"step {index}", {})
-            progress.add(
-                step.operator.fit(step, _statistics(answer, progress.cardinalities.get(step.inputs[0])))
-            )
+            for step in progress.together:
+                vocabulary = isinstance(step.operator, Categorify)
+                answer = facts[_name(step)] if vocabulary else found[_key(index, step)]
+                cardinality = progress.cardinalities.get(step.inputs[0])
+                progress.add(step.operator.fit(step, _statistics(answer, cardinality)))
         return facts
 
     def _parent_files(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -370,6 +375,11 @@ def countable(progress: _Progress) -> bool:
         and not any(isinstance(each, KeyedFitted) or each.sql_only for each in progress.fitted)
         and not any(each.name == "categorify" for each in progress.fitted)
     )
+
+
+def _key(index: int, step: Step) -> str:
+    """Names a question; errors show it."""
+    return f"{','.join(step.inputs)} (chain {index} of features)"
 
 
 def _needs(progress: _Progress) -> str:

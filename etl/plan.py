@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from conf.errors import ConfigError
 from conf.types import Config, FeatureGroup
@@ -19,6 +20,8 @@ from etl.ops import (
 )
 from etl.ops.base import LISTS, NUMBERS
 from etl.ops.categorify import Categorify
+from etl.ops.keyed import table_name
+from etl.tables import RARE, VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ def plan(config: Config) -> Plan:
     chains = tuple(chain for group in config.features for chain in _chains(group, columns))
     features = tuple(name for group in config.features for name in _outputs(group, columns))
     _require_unique(features, chains)
+    _require_tables(chains)
+    _require_reads(chains, columns)
     _require_scopes(config, features, chains)
     return Plan(filters, changers, columns, chains, features)
 
@@ -141,6 +146,13 @@ def _bound(
             for step in bound
             for name in step.outputs
         }
+        for place, step in enumerate(bound):
+            lost = sorted({name for later in bound[place + 1 :] for name in later.inputs} & set(step.outputs))
+            if lost:
+                raise ConfigError(
+                    f"{operator.name} makes {list(step.outputs)} of {list(step.inputs)} before {lost} is read",
+                    "go through names that are not in the group's columns",
+                )
         names = [name for step in bound for name in step.outputs]
         if len(set(names)) != len(names):
             raise ConfigError(f"{operator.name} makes columns of one name: {names}", "rename some before it")
@@ -150,8 +162,8 @@ def _bound(
 
 def _require_sequence(group: FeatureGroup, operator: Operator, ids: Mapping[str, bool]) -> None:
     again = [name for name, made in ids.items() if made]
-    if again and isinstance(operator, Categorify) and operator.values is None:
-        # Ids of one vocabulary are no values to count for another: the second would depend on the first one's order.
+    if again and isinstance(operator, Categorify):
+        # Ids of one vocabulary are no values for another, which would depend on the first one's order.
         makers = [entry for entry in group.ops if "categorify" in str(entry)]
         if len(makers) > 1:
             raise ConfigError(
@@ -223,7 +235,35 @@ def _require_unique(features: tuple[str, ...], chains: tuple[Chain, ...]) -> Non
                 f"two vocabularies would be named {name}",
                 "put rename before one categorify, or `share` one vocabulary with equal parameters",
             )
+        if name in (VOCABULARY, RARE):
+            raise ConfigError(
+                f"a vocabulary cannot be named {name}: a table is", "put rename before categorify"
+            )
         seen[name] = operator
+
+
+def _require_tables(chains: tuple[Chain, ...]) -> None:
+    """Two keyed tables of one name hold the same: they are made of the same columns by the same operators."""
+    seen: dict[str, Any] = {}
+    for chain in chains:
+        for place, step in enumerate(chain.steps):
+            if step.operator.needs in ("groups", "external"):
+                made_by = (chain.inputs, chain.steps[: place + 1])
+                if seen.setdefault(table_name(step), made_by) != made_by:
+                    raise ConfigError(
+                        f"two tables of {step.operator.name} would be named {table_name(step)}",
+                        f"put rename before one of them, so that {list(step.inputs)} differ",
+                    )
+
+
+def _require_reads(chains: tuple[Chain, ...], columns: Mapping[str, Type]) -> None:
+    for operator in (step.operator for chain in chains for step in chain.steps):
+        wrong = {name: columns.get(name) for name in operator.reads() if columns.get(name) not in NUMBERS}
+        if wrong:
+            raise ConfigError(
+                f"{operator.name} measures columns of type {' or '.join(NUMBERS)}, not {wrong}",
+                f"use some of {sorted(name for name, kind in columns.items() if kind in NUMBERS)}",
+            )
 
 
 def counted_steps(chains: tuple[Chain, ...]) -> list[Step]:

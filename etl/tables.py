@@ -72,8 +72,9 @@ class LocalTables:
         return _read_vocabularies(self.files.get(VOCABULARY, ()), oldest).get(name, _EMPTY)
 
     def keyed(self, name: str) -> tuple[Lookup, pa.Table]:
-        """(lookup of a table's column `key`, the table)."""
-        return _read_keyed(self.files[name])
+        """(lookup of a table's column `key`, the table); one without rows has no file, and so no columns."""
+        files = self.files[name]
+        return _read_keyed(files) if files else (_EMPTY[0], pa.table({}))
 
 
 _EMPTY = (Lookup(pa.array([], pa.string())), np.zeros(0, np.int32))

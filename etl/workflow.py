@@ -16,6 +16,7 @@ from conf.lake import Lake
 from conf.manifest import data_files, read_manifest
 from etl.chains import FittedChain, apply_chains, as_number, compute_features, one_row
 from etl.engine import Engine, choose_engine
+from etl.ops import OPERATORS
 from etl.tables import RARE, VOCABULARY, LocalTables, Tables, open_tables, vocabulary_key, workflow_table
 
 FILE_NAME = "workflow.json"
@@ -103,11 +104,17 @@ class FittedWorkflow(LocalWorkflow):
         Raises:
             ConfigError: it holds no ids of a vocabulary.
         """
-        for chain in self.chains:
-            if feature in chain.outputs:
-                for step in reversed(chain.steps):
-                    if step.name == "categorify":
-                        return str(step.state()["vocabulary"])
+        name = feature
+        for step in (
+            step for chain in self.chains if feature in chain.outputs for step in reversed(chain.steps)
+        ):
+            if name not in step.outputs:
+                continue
+            if step.name == "categorify":
+                return str(step.state()["vocabulary"])
+            if not OPERATORS[step.name][0].keeps_ids:
+                break
+            name = step.inputs[0]
         raise ConfigError(
             f"{feature} has no vocabulary in workflow {self.version}", "name a categorified feature"
         )

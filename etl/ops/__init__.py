@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from conf.errors import ConfigError
@@ -135,12 +136,48 @@ def _made(entry: Entry, known: Mapping[str, type[Made]], where: str) -> Made:
     if name not in known:
         raise ConfigError(f"{where} names an unknown operator {name!r}", f"use one of {sorted(known)}")
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in (parameters or {}).items()}
+    for field in fields(known[name]):
+        if field.name in given and not _fits(given[field.name], str(field.type)):
+            raise ConfigError(
+                f"{where}: {name} {field.name}={(parameters or {})[field.name]!r} must be {_said(str(field.type))}",
+                "correct it",
+            )
     try:
         return known[name](**given)
     except TypeError as error:
         raise ConfigError(
             f"{where}: {name} does not take {parameters}: {error}", "see its docstring"
         ) from error
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    """Whether a value from a YAML file is of an operator's annotated type; the constructor checks the rest."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    checks = {
+        "None": value is None,
+        "bool": isinstance(value, bool),
+        "int": number and isinstance(value, int),
+        "float": number and abs(value) < float("inf"),
+        "str": isinstance(value, str),
+        "tuple[float, ...]": isinstance(value, tuple) and all(_fits(each, "float") for each in value),
+        "tuple[str, ...]": isinstance(value, tuple),
+    }
+    return any(
+        checks.get(each, isinstance(value, Mapping) if each.startswith("Mapping") else True)
+        for each in annotation.split(" | ")
+    )
+
+
+def _said(annotation: str) -> str:
+    words = {
+        "None": "null",
+        "int": "an integer",
+        "float": "a finite number",
+        "str": "a text",
+        "bool": "true or false",
+    }
+    lists = {"tuple[float, ...]": "a list of numbers", "tuple[str, ...]": "a list"}
+    return " or ".join({**words, **lists}.get(each, "a mapping") for each in annotation.split(" | "))
 
 
 def _only_item(

@@ -56,7 +56,9 @@ class FittedCategorify(Fitted):
     ) -> tuple[DataFrame, list[Column]]:
         """Encodes each distinct list once, and joins the rows with the result by the list's text."""
         key, found = f"{tag}list", f"{tag}ids"
-        keyed = rows.withColumn(key, F.concat_ws(SEPARATOR, F.transform(value, text_column)))
+        # The size tells an empty list from one of an empty text.
+        texts = F.concat_ws(SEPARATOR, F.size(value).cast("string"), F.transform(value, text_column))
+        keyed = rows.withColumn(key, texts)
         elements = (
             keyed.where(value.isNotNull())
             .select(F.col(key), F.transform(value, text_column).alias("texts"))

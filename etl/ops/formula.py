@@ -61,6 +61,11 @@ def _compare(column: Callable[..., Column], array: Callable[..., pa.Array]) -> F
     return Function(("number", "number"), "truth", column, array)
 
 
+def _whole(rounded: Callable[[Column], Column], value: Column) -> Column:
+    """Spark rounds to a 64-bit integer; doubles from 2**53 on are whole as they are, and may not fit one."""
+    return F.when(F.abs(value) < float(2**53), rounded(value).cast("double")).otherwise(value)
+
+
 _OPERATIONS: dict[type, Function] = {
     ast.Add: _arithmetic(2, lambda a, b: a + b, np.add),
     ast.Sub: _arithmetic(2, lambda a, b: a - b, np.subtract),
@@ -87,10 +92,10 @@ FUNCTIONS: dict[str, Function] = {
     "exp": _arithmetic(1, F.exp, np.exp),
     "sqrt": _arithmetic(1, lambda a: F.when(a >= 0, F.sqrt(a)), np.sqrt),
     "abs": _arithmetic(1, F.abs, np.abs),
-    "floor": _arithmetic(1, lambda a: F.floor(a).cast("double"), np.floor),
-    "ceil": _arithmetic(1, lambda a: F.ceil(a).cast("double"), np.ceil),
-    "min": _arithmetic(2, lambda a, b: F.when(a <= b, a).otherwise(b), np.minimum),
-    "max": _arithmetic(2, lambda a, b: F.when(a >= b, a).otherwise(b), np.maximum),
+    "floor": _arithmetic(1, lambda a: _whole(F.floor, a), np.floor),
+    "ceil": _arithmetic(1, lambda a: _whole(F.ceil, a), np.ceil),
+    "min": _arithmetic(2, lambda a, b: F.when(a <= b, a).when(a > b, b), np.minimum),
+    "max": _arithmetic(2, lambda a, b: F.when(a >= b, a).when(a < b, b), np.maximum),
     "length": Function(
         ("text",),
         "number",
@@ -203,17 +208,18 @@ class _Compiler:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise self._wrong(f"{value!r} is neither a number nor a text")
         kind: Kind = "text" if isinstance(value, str) else "number"
-        typed = value if isinstance(value, str) else float(value)
+        try:
+            typed = value if isinstance(value, str) else float(value)
+        except OverflowError as error:
+            raise self._wrong(f"{value} is beyond what a double holds") from error
         array_type = pa.string() if kind == "text" else pa.float64()
         return _Node(
             kind, lambda c: F.lit(typed), lambda a, n: pa.array([typed] * n, array_type), constant=True
         )
 
     def _comparison(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> _Node:
-        if isinstance(op, ast.In) and isinstance(right, ast.List | ast.Tuple):
+        if isinstance(op, ast.In) and isinstance(right, ast.List | ast.Tuple) and right.elts:
             equals: list[ast.expr] = [ast.Compare(left, [ast.Eq()], [each]) for each in right.elts]
-            if not equals:
-                raise self._wrong("`in` needs at least one value")
             return self.compile(ast.BoolOp(ast.Or(), equals)) if len(equals) > 1 else self.compile(equals[0])
         nodes = [self.compile(left), self.compile(right)]
         if type(op) in _EQUAL:

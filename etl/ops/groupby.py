@@ -14,6 +14,7 @@ from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from etl.ops.base import KEYS, NUMBERS, Type
 from etl.ops.frames import RowChanger
 from etl.ops.keyed import exact_sum
+from etl.split import SPLIT
 
 _OF_NUMBERS = ("sum", "mean", "min", "max")
 _OF_ANY = ("count", "first", "last", "list")
@@ -27,7 +28,8 @@ class Groupby(RowChanger):
     `aggregates` maps a column to some of sum, mean, min, max, count, first, last (of numbers or texts), list (of
     integers or texts, in the order of time; nulls left out). Columns are named `<column>_<aggregate>`. The new row is
     positive if one of its rows is, and has the row_id of its first and the event_time of its last. The columns of
-    `keys` must be among `by`. A null in `by` is a value like others.
+    `keys` must be among `by`. A null in `by` is a value like others. A log that is split within a partition gives a row
+    for each split of a key. `first` and `last` may be null where that row's value is.
 
     | by u: rows (u 1 a) (u 3 b) | x_sum | y_list | label                    |
     |----------------------------|-------|--------|--------------------------|
@@ -89,7 +91,9 @@ class Groupby(RowChanger):
             for column, wanted in self.aggregates.items()
             for each in wanted
         }
-        return rows.groupBy(*self.by).agg(*(value.alias(name) for name, value in {**own, **made}.items()))
+        # Rows of different splits stay apart: a training row must not hold what happened after it.
+        by = [*self.by, *(name for name in (SPLIT,) if name in rows.columns)]
+        return rows.groupBy(*by).agg(*(value.alias(name) for name, value in {**own, **made}.items()))
 
 
 def _gives(aggregate: str, kind: Type) -> Type:

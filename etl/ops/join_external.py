@@ -16,12 +16,19 @@ from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name
 from etl.tables import LocalTables, Tables
 
-_TYPES: tuple[Type, ...] = ("int", "float", "string")
+_ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 
 
 @dataclass(frozen=True)
 class FittedJoinExternal(KeyedFitted):
     name: ClassVar[str] = "join_external"
+    kinds: tuple[Type, ...] = ()
+
+    @classmethod
+    def from_state(
+        cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
+    ) -> FittedJoinExternal:
+        return cls(tuple(inputs), tuple(outputs), state["table"], tuple(state["kinds"]))
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
@@ -30,7 +37,8 @@ class FittedJoinExternal(KeyedFitted):
         return joined, [of(each) for each in self.outputs]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        of = self.look_up(values, tables)
+        types = {name: _ARROW_TYPES[kind] for name, kind in zip(self.outputs, self.kinds, strict=True)}
+        of = self.look_up(values, tables, types)
         return [of(each) for each in self.outputs]
 
 
@@ -59,10 +67,10 @@ class JoinExternal(Operator):
     key: str | None = None
 
     def __post_init__(self) -> None:
-        wrong = {name: kind for name, kind in dict(self.columns).items() if kind not in _TYPES}
+        wrong = {name: kind for name, kind in dict(self.columns).items() if kind not in _ARROW_TYPES}
         if wrong or not self.columns:
             raise ConfigError(
-                f"join_external columns={dict(self.columns)} must name columns of type {', '.join(_TYPES)}",
+                f"join_external columns={dict(self.columns)} must name columns of type {', '.join(_ARROW_TYPES)}",
                 "write columns: {price: float}",
             )
         if self.format not in ("csv", "parquet"):
@@ -85,7 +93,8 @@ class JoinExternal(Operator):
         return JoinedTable(path=self.path, format=self.format, separator=self.separator, columns=columns), key
 
     def fit(self, step: Step, found: Statistics) -> FittedJoinExternal:
-        return FittedJoinExternal(step.inputs, step.outputs, table_name(step))
+        kinds = tuple(step.types[name] for name in step.outputs)
+        return FittedJoinExternal(step.inputs, step.outputs, table_name(step), kinds)
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
         entry = super().config()

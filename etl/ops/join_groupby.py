@@ -49,7 +49,8 @@ class JoinGroupby(Operator):
 
     `statistics` names some of count, sum, mean, var, std, min, max (var and std of the population; nulls left out).
     Outputs are named `<key>_count` and `<key>_<column>_<statistic>`. A null or unseen key has the count 0 and null for
-    all else, as has a key without a value: put fill behind. Each column is a key (`joint`: all together are one).
+    all else, as has a key without a value: put fill behind. So is a sum (for var and std: of squares) of 5e30 or more.
+    Each column is a key (`joint`: all together are one).
 
     | key  | I1   | training rows (a 1) (a 3) | key_count | key_I1_mean |
     |------|------|---------------------------|-----------|-------------|

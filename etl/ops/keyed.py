@@ -20,9 +20,13 @@ _UNITS = float(2**24)  # sums are of whole multiples of 6e-8, so that no order o
 
 
 def exact_sum(value: Column) -> Column:
-    """Sum of doubles, rounded to multiples of 2**-24 each, as double; 0.0 where there is none. Independent of order."""
+    """Sum of doubles, rounded to multiples of 2**-24 each, as double. Independent of order.
+
+    0.0 where there is no value; null where a value, or the sum, is 5e30 or more in size, and so beyond 38 digits.
+    """
     units = F.rint(value.cast("double") * _UNITS).cast("decimal(38,0)")
-    return F.coalesce(F.sum(units).cast("double") / _UNITS, F.lit(0.0))
+    fits = F.count(units) == F.count(value)
+    return F.when(F.count(value) == 0, F.lit(0.0)).when(fits, F.sum(units).cast("double") / _UNITS)
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,17 @@ class KeyedFitted(Fitted):
         joined = rows.join(renamed, joined_column(values) == F.col(f"{tag}{KEY}"), "left")
         return joined.drop(f"{tag}{KEY}"), lambda name: F.col(f"{tag}{name}")
 
-    def look_up(self, values: Sequence[pa.Array], tables: LocalTables) -> Callable[[str], pa.Array]:
-        """Column of the table → (n,) its value for each row's key, null where the key is not there."""
+    def look_up(
+        self, values: Sequence[pa.Array], tables: LocalTables, types: Mapping[str, pa.DataType] | None = None
+    ) -> Callable[[str], pa.Array]:
+        """Column of the table → (n,) its value for each row's key, null where the key is not there.
+
+        Args:
+            types: of the columns that are no doubles: what the nulls are of where the table has no rows.
+        """
         lookup, table = tables.keyed(self.table)
+        if not len(table):
+            return lambda name: pa.nulls(len(values[0]), (types or {}).get(name, pa.float64()))
         coded = joined_array(values).dictionary_encode()
         at = pa.array(lookup.find(coded.dictionary))
         of_distinct = pc.if_else(pc.greater_equal(at, 0), at, pa.scalar(None, pa.int64()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -54,5 +55,10 @@ class NormalizeMinMax(Operator):
             raise DataError(
                 f"normalize_min_max cannot be fitted on {step.inputs[0]}: it has no value in the training rows",
                 f"add fill before it, or leave {step.inputs[0]} out of features",
+            )
+        if not math.isfinite(most - least):
+            raise DataError(
+                f"normalize_min_max cannot be fitted on {step.inputs[0]}: from {least} to {most} is beyond a double",
+                "put clip before it",
             )
         return FittedNormalizeMinMax(step.inputs, step.outputs, least, (most - least) or 1.0)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
 from conf.feature_spec import LABEL, ROW_ID
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import KEY, KeyedFitted, bind_keys, exact_sum, table_name
@@ -71,8 +71,10 @@ class FittedTargetEncoding(KeyedFitted):
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
         of = self.look_up(values, tables)
         total = pc.add(of("sum"), self.prior * self.smoothing)
+        weight = pc.add(of("count").cast(pa.float64()), self.smoothing)
+        # A key whose targets are all null has no weight without smoothing: the prior, as in sql, where 0 / 0 is null.
         return [
-            pc.fill_null(pc.divide(total, pc.add(of("count").cast(pa.float64()), self.smoothing)), self.prior)
+            pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
         ]
 
 
@@ -126,6 +128,11 @@ class TargetEncoding(Operator):
         named = [measure.alias(name) for name, measure in measures.items()]
         totals = rows.agg(*named).first()
         total = totals.asDict() if totals else {}
+        if total["sum"] is None:
+            raise DataError(
+                f"target_encoding cannot be fitted: {self.target} holds values of 5e30 or more",
+                "encode another target",
+            )
         prior = _mean(total["sum"], total["count"])
         fold_priors = [
             _mean(total["sum"] - total[f"sum_{i}"], total["count"] - total[f"count_{i}"])

@@ -1,0 +1,61 @@
+"""One workflow with every example in it, and what its features must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from conf.types import Config
+from etl.split import DAY
+from etl.workflow import FittedWorkflow
+from tests.etl.ops import oracle
+from tests.etl.ops.examples import EXAMPLES
+from tests.etl.ops.learned import Table
+from tests.etl.ops.rows import DAYS, Row
+
+GROUPS = [example.group() for examples in EXAMPLES.values() for example in examples]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workflow with every example in it, fitted on the training days, and all rows it is applied to."""
+
+    config: Config
+    workflow: FittedWorkflow
+    rows: list[Row]
+    frame: DataFrame
+
+    @property
+    def by_row_id(self) -> list[Row]:
+        return sorted(self.rows, key=lambda row: row["row_id"])
+
+    def expected(self) -> dict[str, list[Any]]:
+        days = frozenset(DAYS)
+        every = table(self.by_row_id, days)
+        train = table([row for row in self.by_row_id if row[DAY] in days], days)
+        return {name: values for group in GROUPS for name, values in oracle.run(group, train, every).items()}
+
+
+def table(rows: Sequence[Row], days: frozenset[str]) -> Table:
+    return Table({name: [row[name] for row in rows] for name in rows[0]}, days)
+
+
+def assert_same(found: Mapping[str, Sequence[Any]], expected: Mapping[str, Sequence[Any]]) -> None:
+    """The same features; ids and lists exactly, floats within 1e-6, nulls where nulls are expected."""
+    assert sorted(found) == sorted(expected)
+    for name, values in expected.items():
+        assert len(found[name]) == len(values), name
+        for place, (mine, theirs) in enumerate(zip(found[name], values, strict=True)):
+            assert _same(mine, theirs), f"{name}, row {place}: {mine!r} is not {theirs!r}"
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    if mine is None or theirs is None or isinstance(mine, int | list):
+        return mine == theirs
+    return math.isclose(mine, theirs, rel_tol=1e-6, abs_tol=1e-6) or (
+        math.isinf(mine) and abs(theirs) > 3.4e38
+    )

@@ -1,0 +1,84 @@
+"""Every operator's examples, fitted on generated rows: sql, arrow and the plain-Python oracle give the same features."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.lake import Lake
+from etl.ops import FRAME_OPERATORS, OPERATORS
+from etl.split import DAY
+from etl.workflow import FittedWorkflow, load_local
+from tests.etl.ops import oracle
+from tests.etl.ops.case import GROUPS, Case, assert_same
+from tests.etl.ops.examples import EXAMPLES, FRAME_EXAMPLES
+from tests.etl.ops.rows import (
+    DAYS,
+    TEST_DAY,
+    by_day,
+    features_of,
+    fit_rows,
+    make_config,
+    to_spark,
+)
+
+
+def test_assert_same_finds_differences() -> None:
+    for mine, theirs in [(1, 2), (None, 0), (0.0, None), (1.0, 1.00001), ([1], [2]), (math.nan, 0.0)]:
+        with pytest.raises(AssertionError, match="row 1"):
+            assert_same({"a": [0, mine]}, {"a": [0, theirs]})
+    with pytest.raises(AssertionError):
+        assert_same({"a": [1]}, {"b": [1]})
+
+
+def test_every_operator_has_examples() -> None:
+    assert set(EXAMPLES) == set(OPERATORS) == set(oracle.ORACLES)
+    assert set(FRAME_EXAMPLES) == set(FRAME_OPERATORS)
+    for name, examples in EXAMPLES.items():
+        for example in examples:
+            assert name in [entry if isinstance(entry, str) else next(iter(entry)) for entry in example.ops]
+
+
+@pytest.mark.parametrize("engine", ["sql", "arrow"])
+def test_features_are_the_oracles(case: Case, engine: Any) -> None:
+    assert_same(features_of(replace(case.workflow, engine=engine), case.frame), case.expected())
+
+
+def test_one_row_without_spark_is_encoded_as_a_row_of_another_day(case: Case) -> None:
+    workflow = load_local(Lake(case.config.lake), case.workflow.version)
+    names = [each.name for each in workflow.spec.features]
+    expected = case.expected()
+    for place, row in enumerate(case.by_row_id):
+        if row[DAY] == TEST_DAY:
+            found = workflow.encode_values(row, names)
+            assert_same(
+                {name: [found[name]] for name in names}, {name: [expected[name][place]] for name in names}
+            )
+
+
+def test_the_order_and_the_partitions_of_rows_do_not_matter(
+    case: Case, spark: SparkSession, tmp_path: Path
+) -> None:
+    shuffled = random.Random(3).sample(case.rows, len(case.rows))
+    frames = {
+        day: frame.repartition(3, "C2") for day, frame in by_day(spark, shuffled).items() if day in DAYS
+    }
+    config = make_config(tmp_path, GROUPS)
+    workflow = fit_rows(spark, config, frames)
+    assert _fitted(workflow) == _fitted(case.workflow)
+    assert workflow.version == case.workflow.version
+    found = features_of(replace(workflow, engine="arrow"), to_spark(spark, shuffled).repartition(5))
+    assert_same(found, case.expected())
+
+
+def _fitted(workflow: FittedWorkflow) -> str:
+    return json.dumps(
+        [[chain.to_json() for chain in workflow.chains], workflow.spec.to_json()], sort_keys=True
+    )

@@ -1,0 +1,244 @@
+"""Operators over rows: what they keep, add and group, whatever the order and the partitions of the rows."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.types import Config
+from etl.ops import RowChanger, RowFilter, frame_operator_from_config
+from etl.plan import plan
+from etl.raw_files import require_raw
+from etl.read import read_log
+from etl.rows import prepared_rows
+from etl.split import DAY, SPLIT
+from tests.etl.ops import formulas
+from tests.etl.ops.examples import COLUMNS, FRAME_EXAMPLES
+from tests.etl.ops.rows import DAYS, Row, make_config, make_rows, to_spark
+
+FILTERS = [*FRAME_EXAMPLES["filter"], *FRAME_EXAMPLES["dropna"]]
+ROWS = [{**row, "event_time": row["row_id"] // 7} for row in make_rows(DAYS[0], 120, seed=3)]
+
+
+def _frame(spark: SparkSession, rows: list[Row]) -> Any:
+    shuffled = random.Random(5).sample(rows, len(rows))
+    return to_spark(spark, shuffled, {**COLUMNS, "event_time": "int"}).repartition(3)
+
+
+def _keeps(entry: Mapping[str, Any], row: Row) -> bool:
+    if "filter" in entry:
+        return formulas.evaluate(entry["filter"]["keep"], row) is True
+    return all(row[name] is not None for name in entry["dropna"]["columns"])
+
+
+def test_filters_keep_the_rows_for_which_they_hold(spark: SparkSession) -> None:
+    frame = _frame(spark, ROWS)
+    for number, entry in enumerate(FILTERS):
+        operator = frame_operator_from_config(entry)
+        assert isinstance(operator, RowFilter)
+        frame = frame.withColumn(f"kept{number}", operator.keeps(COLUMNS))
+    found = {row["row_id"]: row for row in frame.collect()}
+    for number, entry in enumerate(FILTERS):
+        expected = {row["row_id"]: _keeps(entry, row) for row in ROWS}
+        assert {row_id: row[f"kept{number}"] for row_id, row in found.items()} == expected
+        assert 0 < sum(expected.values()) < len(ROWS)
+
+
+def _differences(given: Mapping[str, Any], rows: list[Row]) -> dict[str, dict[int, float | None]]:
+    lag, found = given.get("lag", 1), {}
+    groups: dict[tuple, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row["event_time"], row["row_id"])):
+        groups.setdefault(tuple(row[name] for name in given["by"]), []).append(row)
+    for column in given["columns"]:
+        named = found.setdefault(f"{column}_difference_lag_{lag}", {})
+        for mine in groups.values():
+            for place, row in enumerate(mine):
+                earlier = mine[place - lag][column] if 0 <= place - lag < len(mine) else None
+                none = row[column] is None or earlier is None
+                named[row["row_id"]] = None if none else float(row[column]) - float(earlier)
+    return found
+
+
+@pytest.mark.parametrize("entry", FRAME_EXAMPLES["difference_lag"])
+def test_differences_are_to_the_row_before_of_the_same_key(
+    spark: SparkSession, entry: dict[str, Any]
+) -> None:
+    operator = frame_operator_from_config(entry)
+    assert isinstance(operator, RowChanger)
+    found = operator.apply(_frame(spark, ROWS)).collect()
+    assert len(found) == len(ROWS)
+    for name, expected in _differences(entry["difference_lag"], ROWS).items():
+        assert operator.bind(COLUMNS)[name] == "float"
+        assert {row["row_id"]: row[name] for row in found} == expected
+        assert len({*expected.values()}) > 3
+
+
+def _aggregate(name: str, rows: list[Row], column: str) -> Any:
+    values = [row[column] for row in rows]
+    present = [each for each in values if each is not None]
+    measures = {
+        "sum": lambda: math.fsum(present) if present else None,
+        "mean": lambda: math.fsum(present) / len(present) if present else None,
+        "min": lambda: min(present, default=None),
+        "max": lambda: max(present, default=None),
+        "count": lambda: len(present),
+        "first": lambda: values[0],
+        "last": lambda: values[-1],
+        "list": lambda: present,
+    }
+    return measures[name]()
+
+
+def _grouped(given: Mapping[str, Any], rows: list[Row], by: list[str]) -> dict[int, dict[str, Any]]:
+    groups: dict[tuple, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row["event_time"], row["row_id"])):
+        groups.setdefault(tuple(row[name] for name in by), []).append(row)
+    found = {}
+    for key, mine in groups.items():
+        first = min(row["row_id"] for row in mine)
+        found[first] = dict(zip(by, key, strict=True)) | {
+            "label": max(row["label"] for row in mine),
+            "event_time": max(row["event_time"] for row in mine),
+            DAY: mine[0][DAY],
+        }
+        for column, wanted in given["aggregates"].items():
+            found[first] |= {f"{column}_{each}": _aggregate(each, mine, column) for each in wanted}
+    return found
+
+
+@pytest.mark.parametrize("entry", FRAME_EXAMPLES["groupby"])
+def test_groups_are_one_row_for_the_rows_of_a_key(spark: SparkSession, entry: dict[str, Any]) -> None:
+    operator = frame_operator_from_config(entry)
+    assert isinstance(operator, RowChanger)
+    found = {row["row_id"]: row.asDict() for row in operator.apply(_frame(spark, ROWS)).collect()}
+    given = entry["groupby"]
+    expected = _grouped(given, ROWS, given["by"])
+    assert found.keys() == expected.keys()
+    assert set(operator.bind(COLUMNS)) <= set(next(iter(found.values())))
+    for row_id, row in expected.items():
+        for name, value in row.items():
+            mine = found[row_id][name]
+            if name.endswith(("_sum", "_mean")) and value is not None:
+                assert mine == pytest.approx(value, rel=1e-9, abs=1e-6), (name, row)
+            else:
+                assert mine == value, (name, row)
+
+
+def test_groups_do_not_cross_splits(spark: SparkSession) -> None:
+    given = {"by": ["C1"], "aggregates": {"I1": ["count"]}}
+    operator = frame_operator_from_config({"groupby": given})
+    assert isinstance(operator, RowChanger)
+    split = F.when(F.col("row_id") % 2 == 0, "train").otherwise("test")
+    found = operator.apply(_frame(spark, ROWS).withColumn(SPLIT, split)).collect()
+    rows = [{**row, SPLIT: "test" if row["row_id"] % 2 else "train"} for row in ROWS]
+    expected = _grouped(given, rows, ["C1", SPLIT])
+    assert {row["row_id"]: (row[SPLIT], row["I1_count"]) for row in found} == {
+        row_id: (row[SPLIT], row["I1_count"]) for row_id, row in expected.items()
+    }
+
+
+PREPARE = [
+    {"difference_lag": {"by": ["C1"], "columns": ["I1"]}},
+    {"dropna": {"columns": ["C1"]}},
+    {"filter": {"keep": "I1 != 3"}},
+    {"groupby": {"by": ["C1"], "aggregates": {"I1": ["sum", "list"], "I1_difference_lag_1": ["max"]}}},
+]
+FEATURES = [
+    {"columns": ["I1_sum", "I1_difference_lag_1_max"], "kind": "dense", "ops": ["fill"]},
+    {"columns": ["I1_list"], "kind": "multi_hot", "ops": [{"hash_bucket": {"buckets": 5}}]},
+]
+
+
+def _log(folder: Path) -> Config:
+    config = make_config(folder, FEATURES, prepare=PREPARE)
+    lines = ["\t".join([str(int(row["label"])), *(_field(row[name]) for name in COLUMNS)]) for row in ROWS]
+    day = folder / f"dt={DAYS[0]}"
+    day.mkdir()
+    (day / "log.tsv").write_text("\n".join([*lines, "broken", ""]), encoding="utf-8")
+    return config
+
+
+def _field(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config = _log(tmp_path)
+    raw = require_raw(config, config.log, DAYS[0])
+    reasons = {
+        row["_reason"]: row["count"]
+        for row in read_log(spark, config, raw).groupBy("_reason").count().collect()
+    }
+    rows = [{**row, "row_id": place, "event_time": 0} for place, row in enumerate(ROWS)]
+    dropped = [row for row in rows if row["C1"] is None]
+    filtered = [row for row in rows if row["C1"] is not None and row["I1"] in (None, 3)]
+    kept = [row for row in rows if row not in dropped and row not in filtered]
+    assert reasons == {
+        None: len(kept),
+        "dropna:C1": len(dropped),
+        "filter:I1 != 3": len(filtered),
+        "field_count": 1,
+    }
+    differences = _differences({"by": ["C1"], "columns": ["I1"]}, kept)["I1_difference_lag_1"]
+    kept = [{**row, "I1_difference_lag_1": differences[row["row_id"]]} for row in kept]
+    expected = _grouped(PREPARE[3]["groupby"], kept, ["C1"])
+    found = {row["row_id"]: row.asDict() for row in prepared_rows(spark, config, raw).collect()}
+    names = ["C1", "label", "I1_sum", "I1_list", "I1_difference_lag_1_max"]
+    assert {row_id: {name: row[name] for name in names} for row_id, row in found.items()} == {
+        row_id: {name: row[name] for name in names} for row_id, row in expected.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "prepare, said",
+    [
+        ([{"filter": {"keep": "nothing > 0"}}], "no column nothing"),
+        ([{"filter": {"keep": "I1 + 1"}}], "keep='I1 + 1' is a number, not a test"),
+        ([{"filter": {"keep": 3}}], "keep=3 must be a text"),
+        ([{"filter": {}}], "does not take"),
+        ([{"dropna": {"columns": []}}], "dropna names no columns"),
+        ([{"dropna": {"columns": ["nothing"]}}], "['nothing']"),
+        ([{"dropna": {"columns": "I1"}}], "columns='I1' must be a list"),
+        ([{"difference_lag": {"by": ["X"], "columns": ["I1"]}}], "['X']"),
+        ([{"difference_lag": {"by": ["K"], "columns": ["C1"]}}], "['C1']"),
+        ([{"difference_lag": {"by": ["K"], "columns": ["I1"], "lag": 0}}], "lag=0"),
+        ([{"difference_lag": {"by": [], "columns": ["I1"]}}], "needs by and columns"),
+        ([{"groupby": {"by": [], "aggregates": {}}}], "groupby needs by"),
+        ([{"groupby": {"by": ["X"], "aggregates": {}}}], "['X']"),
+        ([{"groupby": {"by": ["K"], "aggregates": {"I1": ["median"]}}}], "median"),
+        (
+            [{"groupby": {"by": ["K"], "aggregates": {"C1": ["sum"]}}}],
+            "sum takes a column of type int or float, and C1",
+        ),
+        (
+            [{"groupby": {"by": ["K"], "aggregates": {"X": ["list"]}}}],
+            "list takes a column of type int or string, and X",
+        ),
+        ([{"groupby": {"by": ["K"], "aggregates": {"nothing": ["count"]}}}], "nothing is None"),
+        (["sort"], "unknown operator 'sort'"),
+        ([{"dropna": {"columns": ["I1"]}, "filter": {"keep": "I1 > 0"}}], "names 2 operators"),
+    ],
+)
+def test_what_cannot_prepare_rows_is_refused(tmp_path: Path, prepare: list[Any], said: str) -> None:
+    group = {"columns": ["I1"], "kind": "dense", "ops": ["fill"]}
+    with pytest.raises(ConfigError) as refused:
+        plan(make_config(tmp_path, [group], prepare=prepare))
+    assert said in str(refused.value)
+
+
+def test_groups_that_lose_a_key_are_refused(tmp_path: Path) -> None:
+    group = {"columns": ["I1_sum"], "kind": "dense", "ops": ["fill"]}
+    prepare = [{"groupby": {"by": ["K"], "aggregates": {"I1": ["sum"]}}}]
+    plan(make_config(tmp_path, [group], prepare=prepare))
+    with pytest.raises(ConfigError, match=r"loses the keys \['C1'\]"):
+        plan(make_config(tmp_path, [group], prepare=prepare, keys={"user": "K", "item": "C1"}))

@@ -1,0 +1,128 @@
+"""What a fit leaves behind: JSON of every step, measurements of the training rows, vocabularies that can be read back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from conf.lake import Lake
+from etl.chains import FittedChain
+from etl.ops import OPERATORS, Fitted
+from etl.split import DAY
+from etl.workflow import load_workflow
+from tests.etl.ops.case import Case
+from tests.etl.ops.rows import DAYS
+
+
+def _steps(case: Case) -> list[Fitted]:
+    return [step for chain in case.workflow.chains for step in chain.steps]
+
+
+def test_every_step_is_the_same_after_json(case: Case) -> None:
+    steps = _steps(case)
+    assert {step.name for step in steps} == set(OPERATORS)
+    for step in steps:
+        stored = json.loads(json.dumps(step.state()))
+        again = type(step).from_state(list(step.inputs), list(step.outputs), stored)
+        assert again == step
+        assert again.state() == step.state()
+        assert (again.cardinality, again.kept) == (step.cardinality, step.kept)
+
+
+def test_a_loaded_workflow_is_the_saved_one(case: Case) -> None:
+    chains = json.loads(json.dumps([chain.to_json() for chain in case.workflow.chains]))
+    assert tuple(FittedChain.from_json(each) for each in chains) == case.workflow.chains
+    loaded = load_workflow(Lake(case.config.lake), case.workflow.version)
+    assert loaded.chains == case.workflow.chains
+    assert loaded.spec == case.workflow.spec
+    assert loaded.vocabularies == case.workflow.vocabularies
+
+
+def test_ids_lie_below_their_cardinality(case: Case) -> None:
+    sizes = {name: size for chain in case.workflow.chains for name, size in chain.cardinalities.items()}
+    features = [*case.workflow.spec.categorical, *case.workflow.spec.multi_hot]
+    assert features
+    for each in features:
+        assert each.cardinality == sizes[each.name]
+        values = [value for value in case.expected()[each.name] if value is not None]
+        ids = [one for value in values for one in (value if isinstance(value, list) else [value])]
+        assert max(ids, default=0) < sizes[each.name], each.name
+
+
+def test_data_stats_measure_the_training_rows(case: Case) -> None:
+    train = [row for row in case.rows if row[DAY] in DAYS]
+    measured = {
+        step.inputs[0]: step.state()["measured"] for step in _steps(case) if step.name == "data_stats"
+    }
+    assert sorted(measured) == ["C1", "C2_stats", "C3", "I1", "I3", "I5", "T", "X"]
+    for name, found in measured.items():
+        if name == "C2_stats":
+            continue
+        values = [row[name] for row in train]
+        if name == "T":
+            values = [None if each is None else [part for part in each.split("|") if part] for each in values]
+        present = [each for each in values if each is not None]
+        sizes: list[Any] = [each if isinstance(each, int | float) else len(each) for each in present]
+        expected = {"rows": len(values), "nulls": len(values) - len(present)}
+        expected |= {} if name == "T" else {"distinct": len(set(present))}
+        assert found == {**expected, "min": min(sizes, default=None), "max": max(sizes, default=None)}, name
+    ids = case.expected()["C2_stats"]
+    known = [each for each, row in zip(ids, case.by_row_id, strict=True) if row[DAY] in DAYS]
+    assert measured["C2_stats"] == {
+        "rows": len(known),
+        "nulls": 0,
+        "distinct": len(set(known)),
+        "min": min(known),
+        "max": max(known),
+    }
+
+
+def test_value_count_measures_the_lists_of_the_training_rows(case: Case) -> None:
+    (step,) = [step for step in _steps(case) if step.name == "value_count"]
+    lists = [
+        [part for part in row["T"].split("|") if part]
+        for row in case.rows
+        if row[DAY] in DAYS and row["T"] is not None
+    ]
+    assert step.state()["measured"] == {"min": min(map(len, lists)), "max": max(map(len, lists))}
+
+
+@pytest.mark.parametrize(
+    "feature, raw",
+    [
+        ("C2", "C2"),
+        ("K", "K"),
+        ("C2_oov", "C2"),
+        ("C1_share", "C1"),
+        ("brand", None),
+        ("origin", None),
+        ("T_place_0", None),
+    ],
+)
+def test_ids_are_decoded_to_the_values_they_stand_for(
+    case: Case, spark: SparkSession, feature: str, raw: str | None
+) -> None:
+    ids = case.expected()[feature]
+    frame = spark.createDataFrame([(at, each) for at, each in enumerate(ids)], f"at int, {feature} int")
+    found = {row["at"]: row["value"] for row in case.workflow.decode(frame, feature, "value").collect()}
+    assert len(found) == len(ids)
+    first = 3 if feature != "C2_oov" else 6
+    assert [found[at] is None for at in range(len(ids))] == [each < first for each in ids]
+    vocabulary = case.workflow.vocabulary_of(feature)
+    entries = case.workflow.tables.frames["vocabulary"].where(F.col("column") == vocabulary).collect()
+    named = {row["id"]: row["value"] for row in entries}
+    assert {found[at] for at, each in enumerate(ids) if each >= first} <= set(named.values())
+    for at, (each, row) in enumerate(zip(ids, case.by_row_id, strict=True)):
+        if each >= first:
+            assert found[at] == (named[each] if raw is None else str(row[raw]))
+
+
+@pytest.mark.parametrize("feature", ["C1_hash", "C1_x_K_x_C3", "I1_norm", "I1_bucket", "no feature"])
+def test_what_has_no_vocabulary_is_not_decoded(case: Case, spark: SparkSession, feature: str) -> None:
+    with pytest.raises(ConfigError, match=f"{feature} has no vocabulary"):
+        case.workflow.decode(spark.range(1), feature, "value")
