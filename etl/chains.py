@@ -69,16 +69,17 @@ class FittedChain:
         return rows, values
 
     def compute(
-        self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str]
+        self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str] | None = None
     ) -> dict[str, pa.Array]:
-        """Feature in `dtypes` → array of its dtype, from one array an input, by the arrow engine.
+        """Output → array, from one array an input, by the arrow engine.
 
         Where one input is dictionary-encoded or a string, each of its distinct values goes through the steps once.
+
+        Args:
+            dtypes: features to make → dtype each; without it, all outputs as the steps leave them.
         """
-        if len(arrays) == 1 and (
-            isinstance(arrays[0], pa.DictionaryArray) or pa.types.is_string(arrays[0].type)
-        ):
-            coded = arrays[0]
+        coded = arrays[0] if len(arrays) == 1 else None
+        if coded is not None and (isinstance(coded, pa.DictionaryArray) or pa.types.is_string(coded.type)):
             if not isinstance(coded, pa.DictionaryArray):
                 coded = coded.dictionary_encode()
             distinct = pa.concat_arrays([coded.dictionary, pa.nulls(1, coded.dictionary.type)])
@@ -91,12 +92,14 @@ class FittedChain:
         return self._run(plain, tables, dtypes)
 
     def _run(
-        self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str]
+        self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str] | None
     ) -> dict[str, pa.Array]:
         values = dict(zip(self.inputs, arrays, strict=True))
         for step in self.steps:
             made = step.compute([values[name] for name in step.inputs], tables)
             values |= dict(zip(step.outputs, made, strict=True))
+        if dtypes is None:
+            return {name: values[name] for name in self.outputs}
         return {
             name: values[name].cast(FEATURE_ARROW_TYPES[dtypes[name]], safe=False)
             for name in self.outputs

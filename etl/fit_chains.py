@@ -138,7 +138,7 @@ class Fitting:
                         read_published(self._spark, self._table(known.table, parent=True)), known.table
                     )
                 if step.operator.keeps_ids:  # of a vocabulary that may have grown
-                    known = replace(known, size=progress.cardinalities.get(step.inputs[0]))
+                    known = replace(known, size=progress.cardinalities.get(step.inputs[0]))  # type: ignore[call-arg]
                 progress.add(known)
             elif step.operator.needs == "nothing":
                 cardinality = progress.cardinalities.get(step.inputs[0])

@@ -130,7 +130,9 @@ class JoinGroupby(Operator):
         table = table.join(summed, KEY)
         for column in self.of:
             rows_of = F.col(f"{column}_rows")
-            variance = F.when(rows_of > 0, F.col(f"{column}_squares") / rows_of)
+            # Without a mean there is no distance from it.
+            measured = (rows_of > 0) & F.col(f"{column}_mean").isNotNull()
+            variance = F.when(measured, F.col(f"{column}_squares") / rows_of)
             table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
         return table
 

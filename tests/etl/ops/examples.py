@@ -110,12 +110,14 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         _ids("C3 I5", {"hashed_cross": {"buckets": 10, "output": "nothing"}}),
     ),
     "target_encoding": (
-        _dense("C1 C2 C3", {"target_encoding": {"folds": 3, "smoothing": 2}}),
+        _dense("C1 C3", {"target_encoding": {"folds": 3, "smoothing": 2}}),
         _dense("C1 K", {"target_encoding": {"joint": True}}),
-        _dense("K item", {"target_encoding": {"target": "I1", "smoothing": 0, "folds": 2}}),
+        _dense("K", {"target_encoding": {"target": "I1", "smoothing": 0, "folds": 2}}),
     ),
     "join_groupby": (
-        _dense("C1 K C3", {"join_groupby": {"statistics": _ALL_STATISTICS, "of": ["I1", "I4", "I5"]}}),
+        _dense(
+            "C1 C3", {"join_groupby": {"statistics": _ALL_STATISTICS, "of": ["I1", "I3", "I4", "I5", "X"]}}
+        ),
         _dense("C2 K", {"join_groupby": {"joint": True, "statistics": ["count", "mean"], "of": ["I2"]}}),
         _ids("C2", "join_groupby", {"bucketize": {"boundaries": [1, 5, 9]}}, _as("bucket")),
     ),

@@ -151,17 +151,26 @@ def _keys(given: Given, values: Columns) -> dict[str, list[Any]]:
 def _measure(statistic: str, present: Sequence[Any]) -> float | None:
     if not present:
         return None
-    mean = math.fsum(present) / len(present)
-    variance = math.fsum((each - mean) ** 2 for each in present) / len(present)
+    total = _sum(present)
+    mean = None if total is None else total / len(present)
+    squares = None if mean is None else _sum([(float(each) - mean) ** 2 for each in present])
+    variance = None if squares is None else squares / len(present)
     measures = {
-        "sum": math.fsum(present),
+        "sum": total,
         "mean": mean,
         "var": variance,
-        "std": math.sqrt(variance),
+        "std": None if variance is None else math.sqrt(variance),
         "min": min(present),
         "max": max(present),
     }
-    return float(measures[statistic])
+    found = measures[statistic]
+    return None if found is None else float(found)
+
+
+def _sum(values: Sequence[float]) -> float | None:
+    """Null where a value, or the sum, needs more than 38 digits in units of 2**-24."""
+    total = math.fsum(values)
+    return None if any(abs(each) * 2**24 >= 1e38 for each in (*values, total)) else total
 
 
 def join_groupby(given: Given, train: Table) -> Apply:

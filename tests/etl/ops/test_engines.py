@@ -13,11 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.lake import Lake
+from etl.chains import FittedChain
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.split import DAY
-from etl.workflow import FittedWorkflow, load_local
+from etl.workflow import load_local
 from tests.etl.ops import oracle
-from tests.etl.ops.case import GROUPS, Case, assert_same
+from tests.etl.ops.case import Case, assert_same
 from tests.etl.ops.examples import EXAMPLES, FRAME_EXAMPLES
 from tests.etl.ops.rows import (
     DAYS,
@@ -31,7 +32,15 @@ from tests.etl.ops.rows import (
 
 
 def test_assert_same_finds_differences() -> None:
-    for mine, theirs in [(1, 2), (None, 0), (0.0, None), (1.0, 1.00001), ([1], [2]), (math.nan, 0.0)]:
+    for mine, theirs in [
+        (1, 2),
+        (None, 0),
+        (0.0, None),
+        (1.0, 1.00001),
+        ([1], [2]),
+        (math.nan, 0.0),
+        (math.inf, -1e39),
+    ]:
         with pytest.raises(AssertionError, match="row 1"):
             assert_same({"a": [0, mine]}, {"a": [0, theirs]})
     with pytest.raises(AssertionError):
@@ -47,14 +56,15 @@ def test_every_operator_has_examples() -> None:
 
 
 @pytest.mark.parametrize("engine", ["sql", "arrow"])
-def test_features_are_the_oracles(case: Case, engine: Any) -> None:
-    assert_same(features_of(replace(case.workflow, engine=engine), case.frame), case.expected())
+def test_features_are_the_oracles(any_case: Case, engine: Any) -> None:
+    assert_same(features_of(replace(any_case.workflow, engine=engine), any_case.frame), any_case.expected)
 
 
-def test_one_row_without_spark_is_encoded_as_a_row_of_another_day(case: Case) -> None:
+def test_one_row_without_spark_is_encoded_as_a_row_of_another_day(any_case: Case) -> None:
+    case = any_case
     workflow = load_local(Lake(case.config.lake), case.workflow.version)
     names = [each.name for each in workflow.spec.features]
-    expected = case.expected()
+    expected = case.expected
     for place, row in enumerate(case.by_row_id):
         if row[DAY] == TEST_DAY:
             found = workflow.encode_values(row, names)
@@ -70,15 +80,18 @@ def test_the_order_and_the_partitions_of_rows_do_not_matter(
     frames = {
         day: frame.repartition(3, "C2") for day, frame in by_day(spark, shuffled).items() if day in DAYS
     }
-    config = make_config(tmp_path, GROUPS)
-    workflow = fit_rows(spark, config, frames)
-    assert _fitted(workflow) == _fitted(case.workflow)
-    assert workflow.version == case.workflow.version
+    # What learns from rows; one example of it is enough.
+    groups = [
+        EXAMPLES[name][0].group() for name, (operator, _) in OPERATORS.items() if operator.needs != "nothing"
+    ]
+    workflow = fit_rows(spark, make_config(tmp_path, groups), frames)
+    mine, theirs = ({_json(chain) for chain in each.chains} for each in (workflow, case.workflow))
+    assert len(mine) > 20
+    assert mine <= theirs
     found = features_of(replace(workflow, engine="arrow"), to_spark(spark, shuffled).repartition(5))
-    assert_same(found, case.expected())
+    expected = case.expected
+    assert_same(found, {name: expected[name] for name in found})
 
 
-def _fitted(workflow: FittedWorkflow) -> str:
-    return json.dumps(
-        [[chain.to_json() for chain in workflow.chains], workflow.spec.to_json()], sort_keys=True
-    )
+def _json(chain: FittedChain) -> str:
+    return json.dumps(chain.to_json(), sort_keys=True)

@@ -49,7 +49,7 @@ def test_ids_lie_below_their_cardinality(case: Case) -> None:
     assert features
     for each in features:
         assert each.cardinality == sizes[each.name]
-        values = [value for value in case.expected()[each.name] if value is not None]
+        values = [value for value in case.expected[each.name] if value is not None]
         ids = [one for value in values for one in (value if isinstance(value, list) else [value])]
         assert max(ids, default=0) < sizes[each.name], each.name
 
@@ -71,7 +71,7 @@ def test_data_stats_measure_the_training_rows(case: Case) -> None:
         expected = {"rows": len(values), "nulls": len(values) - len(present)}
         expected |= {} if name == "T" else {"distinct": len(set(present))}
         assert found == {**expected, "min": min(sizes, default=None), "max": max(sizes, default=None)}, name
-    ids = case.expected()["C2_stats"]
+    ids = case.expected["C2_stats"]
     known = [each for each, row in zip(ids, case.by_row_id, strict=True) if row[DAY] in DAYS]
     assert measured["C2_stats"] == {
         "rows": len(known),
@@ -107,7 +107,7 @@ def test_value_count_measures_the_lists_of_the_training_rows(case: Case) -> None
 def test_ids_are_decoded_to_the_values_they_stand_for(
     case: Case, spark: SparkSession, feature: str, raw: str | None
 ) -> None:
-    ids = case.expected()[feature]
+    ids = case.expected[feature]
     frame = spark.createDataFrame([(at, each) for at, each in enumerate(ids)], f"at int, {feature} int")
     found = {row["at"]: row["value"] for row in case.workflow.decode(frame, feature, "value").collect()}
     assert len(found) == len(ids)

@@ -1,0 +1,237 @@
+"""What is refused before anything runs: bad parameters, columns of wrong types, chains that make no feature, names twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError, DataError
+from conf.load import load_config
+from etl.ops import operator_from_config
+from etl.plan import plan
+from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "name, given, said",
+    [
+        ("fill", {"value": None}, "fill value=None"),
+        ("fill", {"value": NAN}, "fill value=nan"),
+        ("fill", {"value": [0]}, "fill value=[0]"),
+        ("fill", {"indicator": "yes"}, "fill indicator='yes'"),
+        ("fill", {"with": 0}, "does not take"),
+        ("clip", {}, "neither min nor max"),
+        ("clip", {"min": 2, "max": 1}, "min=2 is above max=1"),
+        ("clip", {"min": "a"}, "clip min='a'"),
+        ("clip", {"max": INF}, "clip max=inf"),
+        ("bucketize", {"boundaries": []}, "boundaries=() must ascend"),
+        ("bucketize", {"boundaries": [0, 0]}, "boundaries=(0, 0) must ascend"),
+        ("bucketize", {"boundaries": [1, 0]}, "boundaries=(1, 0) must ascend"),
+        ("bucketize", {"boundaries": ["a"]}, "boundaries=['a']"),
+        ("bucketize", {"boundaries": [NAN]}, "boundaries=[nan]"),
+        ("bucketize", {"boundaries": 1}, "boundaries=1"),
+        ("bucketize", {}, "does not take"),
+        ("categorify", {"min_count": 0}, "min_count=0"),
+        ("categorify", {"min_count": 1.5}, "min_count=1.5"),
+        ("categorify", {"min_count": {"C1": 0}}, "min_count=0"),
+        ("categorify", {"max_size": 0}, "max_size=0"),
+        ("categorify", {"oov_buckets": 0}, "oov_buckets=0"),
+        ("categorify", {"oov_buckets": True}, "oov_buckets=True"),
+        ("categorify", {"max_age_days": 0}, "max_age_days=0"),
+        ("categorify", {"share": 3}, "share=3"),
+        ("categorify", {"values": []}, "must be different, and at least one"),
+        ("categorify", {"values": ["a", "a"]}, "must be different"),
+        ("categorify", {"values": [1, "1"]}, "must be different"),
+        ("categorify", {"values": "abc"}, "values='abc'"),
+        ("categorify", {"values": ["a"], "max_size": 3}, "whole vocabulary"),
+        ("categorify", {"values": ["a"], "min_count": 3}, "whole vocabulary"),
+        ("categorify", {"values": ["a"], "max_age_days": 3}, "whole vocabulary"),
+        ("hash_bucket", {}, "does not take"),
+        ("hash_bucket", {"buckets": 0}, "buckets=0"),
+        ("hash_bucket", {"buckets": 2**31}, f"buckets={2**31}"),
+        ("hash_bucket", {"buckets": 1.5}, "buckets=1.5"),
+        ("hashed_cross", {"buckets": 0}, "buckets=0"),
+        ("hashed_cross", {"buckets": 5, "output": 3}, "output=3"),
+        ("target_encoding", {"folds": 1}, "folds=1"),
+        ("target_encoding", {"folds": 65}, "folds=65"),
+        ("target_encoding", {"smoothing": -1}, "smoothing=-1"),
+        ("target_encoding", {"smoothing": "a"}, "smoothing='a'"),
+        ("join_groupby", {"statistics": ["median"], "of": ["I1"]}, "['median']"),
+        ("join_groupby", {"statistics": []}, "join_groupby knows no statistics []"),
+        ("join_groupby", {"statistics": ["sum"]}, "statistics=['sum'] needs columns"),
+        ("join_groupby", {"statistics": "sum"}, "statistics='sum'"),
+        ("join_external", {"path": "p"}, "does not take"),
+        ("join_external", {"path": "p", "columns": {}}, "columns={} must name"),
+        ("join_external", {"path": "p", "columns": {"a": "date"}}, "columns={'a': 'date'}"),
+        ("join_external", {"path": "p", "columns": {"a": "int"}, "format": "orc"}, "format='orc'"),
+        ("split_list", {"separator": ""}, "separator=''"),
+        ("split_list", {"separator": 1}, "separator=1"),
+        ("list_slice", {}, "does not take"),
+        ("list_slice", {"length": 0}, "length=0"),
+        ("list_slice", {"length": 1, "start": 0.5}, "start=0.5"),
+        ("expression", {"output": "", "formula": "I1"}, "needs output and formula"),
+        ("expression", {"output": "a", "formula": 1}, "formula=1"),
+        ("rename", {}, "neither names nor prefix nor suffix"),
+        ("rename", {"names": ["a"]}, "names=['a']"),
+        ("drop_low_cardinality", {"min_cardinality": 0}, "min_cardinality=0"),
+        ("log1p", {"base": 2}, "does not take"),
+        ("log", None, "unknown operator 'log'"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name_and_value(name: str, given: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        operator_from_config({name: given})
+    assert name in str(refused.value)
+    assert said in str(refused.value)
+
+
+DENSE, IDS, LISTS = "dense", "categorical", "multi_hot"
+SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
+
+
+@pytest.mark.parametrize(
+    "columns, kind, ops, said",
+    [
+        # Types an operator does not take.
+        (["C1"], DENSE, ["fill"], "fill value=0.0 is no string"),
+        (["I1"], DENSE, [{"fill": {"value": "a"}}], "fill value='a' is no int"),
+        *[
+            (["C1"], DENSE, [each], "takes int or float, and C1 is string")
+            for each in ["fill_median", {"clip": {"min": 0}}, "log1p", "normalize", "normalize_min_max"]
+        ],
+        (["C1"], IDS, [{"bucketize": {"boundaries": [1]}}], "bucketize takes int or float, and C1 is string"),
+        (["X"], IDS, ["categorify"], "categorify takes int or string or ints or strings, and X is float"),
+        (["X"], IDS, [HASH], "hash_bucket takes int or string or ints or strings, and X is float"),
+        (["X", "C1"], IDS, [{"hashed_cross": {"buckets": 5}}], "and X is float"),
+        (["C1"], IDS, [{"hashed_cross": {"buckets": 5}}], "two columns or more, not ['C1']"),
+        (["X"], DENSE, ["target_encoding"], "keys of type int or string, and X is float"),
+        (["X"], DENSE, ["join_groupby"], "keys of type int or string, and X is float"),
+        (["T"], DENSE, [SPLIT, "join_groupby"], "keys of type int or string, and T is strings"),
+        (["I1"], LISTS, [SPLIT, HASH], "split_list takes string, and I1 is int"),
+        (["C1"], LISTS, [{"list_slice": {"length": 2}}, HASH], "list_slice takes ints or strings"),
+        (["T"], IDS, [SPLIT, {"list_slice": {"length": 2, "columns": True}}], "elements of ['T'] are no ids"),
+        (["C1"], LISTS, ["value_count", HASH], "value_count takes ints or strings, and C1 is string"),
+        (["T"], LISTS, [SPLIT, "drop_low_cardinality", HASH], "and T is strings"),
+        (["I1"], DENSE, [{"expression": {"output": "a", "formula": "C1"}}], "no column C1"),
+        (["I1", "C1"], DENSE, [{"expression": {"output": "a", "formula": "I1 + C1"}}], "not number, text"),
+        (["I1"], DENSE, [{"expression": {"output": "a", "formula": "(I1"}}], "does not parse"),
+        # What else they name is not there, or of a wrong type.
+        (["K"], DENSE, [{"join_groupby": {"statistics": ["sum"], "of": ["nothing"]}}], "{'nothing': None}"),
+        (["K"], DENSE, [{"join_groupby": {"statistics": ["sum"], "of": ["C1"]}}], "{'C1': 'string'}"),
+        (["K"], DENSE, [{"target_encoding": {"target": "nothing"}}], "{'nothing': None}"),
+        (["C1", "K"], IDS, [{"join_external": {"path": "p", "columns": {"a": "int"}}}, HASH], "one column"),
+        (["C1"], IDS, [{"categorify": {"min_count": {"C2": 3}}}], "has no entry for C1"),
+        (["I1"], DENSE, [{"rename": {"names": {"I2": "a"}}}], "['I2'], which are not in ['I1']"),
+        # Chains that do not end in their kind of feature.
+        (["C1"], DENSE, ["categorify"], "['C1'] would be ids or texts"),
+        (["C1"], DENSE, ["data_stats"], "['C1'] would be ids or texts"),
+        (["I1"], IDS, ["data_stats"], "a categorical chain ends in ids"),
+        (["T"], IDS, [SPLIT, HASH], "or end in list_slice"),
+        (["T"], LISTS, [SPLIT], "a multi_hot chain ends in ids"),
+        (["C1"], LISTS, ["categorify"], "a multi_hot chain ends in ids"),
+        (["C1"], IDS, ["categorify", "categorify"], "encodes ids again"),
+        (["C1"], IDS, ["categorify", {"categorify": {"values": ["3"]}}], "encodes ids again"),
+        # Names.
+        (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "I2"}}}], "before ['I2'] is read"),
+        (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "I2", "I2": "I1"}}}], "before ['I2'] is read"),
+        (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "a", "I2": "a"}}}], "columns of one name"),
+        (["C1"], IDS, [{"rename": {"names": {"C1": "rare"}}}, "categorify"], "cannot be named rare"),
+        (["C1"], IDS, [{"categorify": {"share": "vocabulary"}}], "cannot be named vocabulary"),
+    ],
+)
+def test_groups_that_make_no_sense_are_refused(
+    tmp_path: Path, columns: list[str], kind: str, ops: list[Any], said: str
+) -> None:
+    config = make_config(tmp_path, [{"columns": columns, "kind": kind, "ops": ops}])
+    with pytest.raises(ConfigError) as refused:
+        plan(config)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "groups, said",
+    [
+        (
+            [(["I1"], DENSE, ["fill"]), (["I1"], DENSE, ["log1p"])],
+            "features are made twice: ['I1']",
+        ),
+        (
+            [(["C1"], IDS, ["categorify"]), (["C1"], IDS, ["categorify", {"rename": {"suffix": "_b"}}])],
+            "two vocabularies would be named C1",
+        ),
+        (
+            [
+                (["C1"], IDS, [{"categorify": {"share": "a"}}]),
+                (["C2"], IDS, [{"categorify": {"share": "a", "min_count": 2}}]),
+            ],
+            "two vocabularies would be named a",
+        ),
+        (
+            [
+                (["K"], DENSE, ["target_encoding"]),
+                (["K"], DENSE, [{"target_encoding": {"folds": 3}}, {"rename": {"suffix": "_3"}}]),
+            ],
+            "two tables of target_encoding would be named target_encoding_K_K_te",
+        ),
+    ],
+)
+def test_one_name_for_two_things_is_refused(tmp_path: Path, groups: list[tuple], said: str) -> None:
+    config = make_config(
+        tmp_path, [dict(zip(("columns", "kind", "ops"), each, strict=True)) for each in groups]
+    )
+    with pytest.raises(ConfigError) as refused:
+        plan(config)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("side", ["user", "item", "context"])
+def test_scopes_of_unknown_features_are_refused(tmp_path: Path, side: str) -> None:
+    group = {"columns": ["I1"], "kind": DENSE, "ops": ["fill", {"rename": {"suffix": "_a"}}]}
+    plan(make_config(tmp_path, [group], scopes={side: ["I1_a"]}))
+    with pytest.raises(ConfigError, match=r"scopes names \['I1'\], which are no features"):
+        plan(make_config(tmp_path, [group], scopes={side: ["I1"]}))
+
+
+def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> None:
+    config = make_config(tmp_path, [{"columns": ["I1"], "kind": DENSE, "ops": [{"clip": {}}]}])
+    (tmp_path / "config.yaml").write_text(config.model_dump_json(), encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        plan(load_config(str(tmp_path / "config.yaml")))
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "columns, ops, said",
+    [
+        (["I5"], ["normalize"], "normalize cannot be fitted on I5: it has no value"),
+        (["I5"], ["normalize_min_max"], "normalize_min_max cannot be fitted on I5: it has no value"),
+        (["I5"], ["fill_median"], "fill_median cannot be fitted on I5: it has no value"),
+        (["I3"], ["normalize"], "I3 (chain 0 of features) holds"),
+        (
+            ["X"],
+            [{"expression": {"output": "W", "formula": "X * 1.7e8"}}, "normalize_min_max"],
+            "beyond a double",
+        ),
+        (["K"], [{"target_encoding": {"target": "X"}}], "X holds values of 5e30 or more"),
+    ],
+)
+def test_columns_that_cannot_be_fitted_are_errors_of_data(
+    spark: SparkSession, tmp_path: Path, columns: list[str], ops: list[Any], said: str
+) -> None:
+    config = make_config(tmp_path, [{"columns": columns, "kind": DENSE, "ops": ops}])
+    with pytest.raises(DataError) as refused:
+        fit_rows(spark, config, by_day(spark, make_rows(DAYS[0], 60, seed=1)))
+    assert said in str(refused.value)
+
+
+def test_a_workflow_without_a_feature_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path, [{"columns": ["I4", "I5"], "kind": DENSE, "ops": ["drop_low_cardinality"]}]
+    )
+    with pytest.raises(ConfigError, match="every feature was left out"):
+        fit_rows(spark, config, by_day(spark, make_rows(DAYS[0], 10, seed=1)))

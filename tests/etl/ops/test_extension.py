@@ -1,0 +1,214 @@
+"""Extensions: counts as of a full refit, ids that never move, fitted numbers that stay, values that age and return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError
+from conf.lake import Lake
+from etl.publish import read_published
+from etl.tables import RARE, VOCABULARY, workflow_table
+from etl.workflow import FittedWorkflow, load_local
+from tests.etl.ops.case import assert_same
+from tests.etl.ops.rows import (
+    DAYS,
+    TEST_DAY,
+    Row,
+    by_day,
+    features_of,
+    fit_rows,
+    make_config,
+    make_rows,
+    to_spark,
+)
+
+GROUPS: list[dict[str, Any]] = [
+    {"columns": ["C1", "C2", "C3"], "kind": "categorical", "ops": [{"categorify": {"min_count": 3}}]},
+    {
+        "columns": ["C2"],
+        "kind": "categorical",
+        "ops": [
+            {"rename": {"suffix": "_few"}},
+            {"categorify": {"max_size": 12, "oov_buckets": 2}},
+            "data_stats",
+            {"rename": {"prefix": "the_"}},
+        ],
+    },
+    {
+        "columns": ["T"],
+        "kind": "categorical",
+        "ops": [
+            "split_list",
+            {"categorify": {"min_count": 2}},
+            {"list_slice": {"length": 2, "columns": True}},
+        ],
+    },
+    {"columns": ["I1"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+    {"columns": ["C1"], "kind": "dense", "ops": [{"join_groupby": {"statistics": ["mean"], "of": ["I1"]}}]},
+    {"columns": ["K"], "kind": "dense", "ops": [{"target_encoding": {"folds": 2}}]},
+    {
+        "columns": ["item"],
+        "kind": "categorical",
+        "ops": [{"rename": {"suffix": "_given"}}, {"categorify": {"values": ["i1"]}}],
+    },
+    {
+        "columns": ["I4", "I2"],
+        "kind": "dense",
+        "ops": ["drop_low_cardinality", {"rename": {"suffix": "_kept"}}],
+    },
+]
+OLD = [row for day in DAYS[:2] for row in make_rows(day, 60, seed=4)]
+NEW = [row for day in (DAYS[2], TEST_DAY) for row in make_rows(day, 50, seed=5)]
+Entries = Mapping[tuple[str, str], tuple[int | None, int]]
+
+
+@pytest.fixture(scope="module")
+def fitted(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Lake, FittedWorkflow, FittedWorkflow, FittedWorkflow]:
+    """The lake, a workflow, its extension by two days, and one fitted on all of them."""
+    config = make_config(tmp_path_factory.mktemp("extension"), GROUPS)
+    first = fit_rows(spark, config, by_day(spark, OLD))
+    extended = fit_rows(spark, config, by_day(spark, [*OLD, *NEW]), first)
+    return Lake(config.lake), first, extended, fit_rows(spark, config, by_day(spark, [*OLD, *NEW]))
+
+
+def _entries(spark: SparkSession, lake: Lake, workflow: FittedWorkflow) -> Entries:
+    """(vocabulary, value) → (id, count), rare values with an id of None."""
+    known = read_published(spark, workflow_table(lake, workflow.version, VOCABULARY)).collect()
+    rare = read_published(spark, workflow_table(lake, workflow.version, RARE)).collect()
+    found = {(row["column"], row["value"]): (row["id"], row["count"]) for row in known}
+    assert not {(row["column"], row["value"]) for row in rare} & set(found)
+    return found | {(row["column"], row["value"]): (None, row["count"]) for row in rare}
+
+
+def test_counts_are_those_of_a_full_refit_and_ids_stay(spark: SparkSession, fitted: tuple) -> None:
+    lake, first, extended, refitted = fitted
+    assert len({first.version, extended.version, refitted.version}) == 3
+    before, after, anew = (_entries(spark, lake, each) for each in (first, extended, refitted))
+    assert {key: count for key, (_, count) in after.items()} == {
+        key: count for key, (_, count) in anew.items()
+    }
+    kept = {key: each for key, (each, _) in before.items() if each is not None}
+    assert {key: after[key][0] for key in kept} == kept
+    for vocabulary, first_id in (("C1", 3), ("C2", 3), ("C2_few", 4), ("T", 3)):
+        arrived = {key[1]: after[key] for key in after if key[0] == vocabulary and key not in kept}
+        new = {value: each for value, (each, _) in arrived.items() if each is not None}
+        highest = max((each for key, each in kept.items() if key[0] == vocabulary), default=first_id - 1)
+        ranked = sorted(new, key=lambda value: (-arrived[value][1], value.encode("utf-8")))
+        assert [new[value] for value in ranked] == list(range(highest + 1, highest + 1 + len(new))), (
+            vocabulary
+        )
+    assert any(key not in kept and each is not None for key, (each, _) in after.items())
+    assert sum(key[0] == "C2_few" and each is not None for key, (each, _) in after.items()) == 12
+
+
+def test_every_rare_value_waits_below_its_threshold(spark: SparkSession, fitted: tuple) -> None:
+    lake, _, extended, _ = fitted
+    least = {"C1": 3, "C2": 3, "T": 2}
+    entries = {key: found for key, found in _entries(spark, lake, extended).items() if key[0] in least}
+    assert any(each is None for each, _ in entries.values())
+    for (vocabulary, _), (each, count) in entries.items():
+        assert (each is not None) == (count >= least[vocabulary])
+
+
+def test_fitted_numbers_stay_and_sizes_grow(fitted: tuple) -> None:
+    _, first, extended, refitted = fitted
+    rows = [*OLD, *NEW]
+    learned = {"fill_median", "normalize", "join_groupby", "target_encoding", "drop_low_cardinality"}
+    mine, theirs, anew = (
+        [step.state() for chain in each.chains for step in chain.steps if step.name in learned]
+        for each in (extended, first, refitted)
+    )
+    assert mine == theirs != anew
+    sizes = {each.name: each.cardinality for each in extended.spec.categorical}
+    assert "the_C2_few" in sizes
+    assert [each.name for each in extended.spec.features] == [each.name for each in first.spec.features]
+    ids = features_of(
+        replace(extended, engine="arrow"), to_spark(rows=rows, spark=SparkSession.getActiveSession())
+    )
+    for name, size in sizes.items():
+        assert max(ids[name]) < size
+    for name in ("C1", "C2", "the_C2_few"):  # the last id occurs: no row of the embedding table is in vain
+        assert max(ids[name]) == sizes[name] - 1
+    grown = {each.name: each.cardinality for each in first.spec.categorical}
+    assert all(sizes[name] >= grown[name] for name in sizes)
+    assert sizes["the_C2_few"] > grown["the_C2_few"] or grown["the_C2_few"] == 16
+
+
+def test_numbers_of_the_parent_encode_its_rows_as_before(spark: SparkSession, fitted: tuple) -> None:
+    _, first, extended, _ = fitted
+    dense = [each.name for each in first.spec.dense]
+    assert dense == ["I1", "C1_I1_mean", "K_te", "I2_kept"]
+    frame = to_spark(spark, OLD)
+    before, after = features_of(first, frame), features_of(replace(extended, engine="sql"), frame)
+    assert_same({name: after[name] for name in dense}, {name: before[name] for name in dense})
+
+
+def test_an_extension_by_counted_days_is_the_parent(spark: SparkSession, fitted: tuple) -> None:
+    lake, first, _, _ = fitted
+    config = make_config(Path(lake.root).parent, GROUPS)
+    assert fit_rows(spark, config, by_day(spark, OLD), first) is first
+
+
+def _day(day: str, *values: str | None) -> list[Row]:
+    (template,) = make_rows(day, 1, seed=0)
+    return [{**template, "row_id": place, "C1": value} for place, value in enumerate(values)]
+
+
+def test_a_value_that_is_not_seen_reads_as_unknown_and_returns_to_its_id(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    group = {"columns": ["C1"], "kind": "categorical", "ops": [{"categorify": {"max_age_days": 2}}]}
+    config = make_config(tmp_path, [group])
+    days = [
+        ("2026-03-01", ["a", "a", "b"], {"a": 3, "b": 4, "c": 2}),
+        ("2026-03-03", ["b", "c", None], {"a": 3, "b": 4, "c": 5}),  # a is two days old: known
+        ("2026-03-04", ["c", "d", None], {"a": 2, "b": 4, "c": 5, "d": 6}),  # three: no more
+        ("2026-03-05", ["a", "d", "d"], {"a": 3, "b": 4, "c": 5, "d": 6}),  # back, under its id
+        ("2026-03-20", ["e", "e", "e"], {"a": 2, "b": 2, "c": 2, "d": 2, "e": 7}),
+    ]
+    workflow, frames = None, {}
+    asked = to_spark(spark, _day("2026-04-01", "a", "b", "c", "d", "e", None))
+    for day, values, known in days:
+        frames |= by_day(spark, _day(day, *values))
+        workflow = fit_rows(spark, config, frames, workflow)
+        expected = {"C1": [*(known.get(value, 2) for value in "abcde"), 1]}
+        for engine in ("sql", "arrow"):
+            assert_same(features_of(replace(workflow, engine=engine), asked), expected)  # type: ignore[arg-type]
+        local = load_local(Lake(config.lake), workflow.version)
+        assert [local.encode_values({"C1": value}, ["C1"])["C1"] for value in "abcde"] == expected["C1"][:5]
+
+
+@pytest.mark.parametrize("oov_buckets", [1, 4])
+def test_other_oov_buckets_do_not_extend(spark: SparkSession, tmp_path: Path, oov_buckets: int) -> None:
+    def groups(buckets: int) -> list[dict[str, Any]]:
+        return [{"columns": ["C1"], "kind": "categorical", "ops": [{"categorify": {"oov_buckets": buckets}}]}]
+
+    first = fit_rows(spark, make_config(tmp_path, groups(2)), by_day(spark, OLD[:20]))
+    with pytest.raises(ConfigError, match=f"oov_buckets={oov_buckets}"):
+        fit_rows(spark, make_config(tmp_path, groups(oov_buckets)), by_day(spark, [*OLD[:20], *NEW]), first)
+
+
+def test_days_without_rows_are_fitted_where_nothing_must_be_measured(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    groups = [group for group in GROUPS if group["columns"] != ["I1"] and group["columns"] != ["I4", "I2"]]
+    empty = {DAYS[0]: to_spark(spark, OLD).limit(0)}
+    workflow = fit_rows(spark, make_config(tmp_path, groups), empty)
+    found = {}
+    for engine in ("sql", "arrow"):
+        found[engine] = features_of(replace(workflow, engine=engine), to_spark(spark, OLD))  # type: ignore[arg-type]
+    assert_same(found["sql"], found["arrow"])
+    for name in ("C1", "C2", "C3"):
+        assert found["sql"][name] == [
+            1 if row[name] is None else 2 for row in sorted(OLD, key=lambda row: row["row_id"])
+        ]
+    assert set(found["sql"]["K_te"]) == {0.0}
+    assert set(found["sql"]["C1_I1_mean"]) == {None}
