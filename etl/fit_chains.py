@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -138,7 +138,7 @@ class Fitting:
                         read_published(self._spark, self._table(known.table, parent=True)), known.table
                     )
                 if step.operator.keeps_ids:  # of a vocabulary that may have grown
-                    known = replace(known, size=progress.cardinalities.get(step.inputs[0]))  # type: ignore[call-arg]
+                    known = known.resized(progress.cardinalities.get(step.inputs[0]))
                 progress.add(known)
             elif step.operator.needs == "nothing":
                 cardinality = progress.cardinalities.get(step.inputs[0])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -100,6 +100,11 @@ class Fitted(ABC):
     def cardinality(self) -> int | None:
         """Embedding rows of the ids it makes, reserved ids included; None where it makes no ids."""
         return None
+
+    def resized(self, cardinality: int | None) -> Fitted:
+        """The same step for ids of another cardinality: steps that keep ids say it in their field `size`."""
+        sized: dict[str, Any] = {"size": cardinality} if any(f.name == "size" for f in fields(self)) else {}
+        return replace(self, **sized)
 
     @property
     def kept(self) -> tuple[str, ...]:

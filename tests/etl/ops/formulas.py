@@ -30,9 +30,9 @@ def _of(node: Any, row: Mapping[str, Any]) -> Value:
             return None if found is None else not found
         case ast.BoolOp(op=op, values=parts):
             return _joined([_of(each, row) for each in parts], decides=isinstance(op, ast.Or))
-        case ast.Compare(left=left, ops=[ast.In()], comparators=[listed]):
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.List(elts=elements)]):
             value = _of(left, row)
-            return _joined([_compared(ast.Eq, value, _of(each, row)) for each in listed.elts], decides=True)
+            return _joined([_compared(ast.Eq, value, _of(each, row)) for each in elements], decides=True)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             return _compared(type(op), _of(left, row), _of(right, row))
         case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -56,7 +56,7 @@ def _joined(found: list[Value], decides: bool) -> Value:
 def _compared(op: type, a: Any, b: Any) -> Value:
     if a is None or b is None:
         return None
-    orders = {
+    orders: dict[type, Any] = {
         ast.Lt: a < b,
         ast.LtE: a <= b,
         ast.Gt: a > b,

@@ -53,7 +53,8 @@ def test_filters_keep_the_rows_for_which_they_hold(spark: SparkSession) -> None:
 
 
 def _differences(given: Mapping[str, Any], rows: list[Row]) -> dict[str, dict[int, float | None]]:
-    lag, found = given.get("lag", 1), {}
+    lag: int = given.get("lag", 1)
+    found: dict[str, dict[int, float | None]] = {}
     groups: dict[tuple, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row["event_time"], row["row_id"])):
         groups.setdefault(tuple(row[name] for name in given["by"]), []).append(row)
@@ -62,8 +63,8 @@ def _differences(given: Mapping[str, Any], rows: list[Row]) -> dict[str, dict[in
         for mine in groups.values():
             for place, row in enumerate(mine):
                 earlier = mine[place - lag][column] if 0 <= place - lag < len(mine) else None
-                none = row[column] is None or earlier is None
-                named[row["row_id"]] = None if none else float(row[column]) - float(earlier)
+                both = row[column] is not None and earlier is not None
+                named[row["row_id"]] = float(row[column]) - float(earlier or 0) if both else None
     return found
 
 
@@ -145,13 +146,13 @@ def test_groups_do_not_cross_splits(spark: SparkSession) -> None:
     }
 
 
-PREPARE = [
+PREPARE: list[dict[str, Any]] = [
     {"difference_lag": {"by": ["C1"], "columns": ["I1"]}},
     {"dropna": {"columns": ["C1"]}},
     {"filter": {"keep": "I1 != 3"}},
     {"groupby": {"by": ["C1"], "aggregates": {"I1": ["sum", "list"], "I1_difference_lag_1": ["max"]}}},
 ]
-FEATURES = [
+FEATURES: list[dict[str, Any]] = [
     {"columns": ["I1_sum", "I1_difference_lag_1_max"], "kind": "dense", "ops": ["fill"]},
     {"columns": ["I1_list"], "kind": "multi_hot", "ops": [{"hash_bucket": {"buckets": 5}}]},
 ]

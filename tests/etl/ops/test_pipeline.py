@@ -121,7 +121,7 @@ def test_an_operator_writes_the_entry_it_is_read_from(name: str) -> None:
     for example in EXAMPLES[name]:
         for entry in example.ops:
             operator = operator_from_config(entry)
-            written = operator.config()
+            written: Any = operator.config()
             # Through the configuration's types and JSON, as a digest sees it.
             group = FeatureGroup(columns=["a"], kind="dense", ops=[written]).model_dump(mode="json")
             assert operator_from_config(group["ops"][0]) == operator
