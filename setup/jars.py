@@ -114,11 +114,17 @@ def _from_maven_repository(jar: Jar, scratch: Path) -> Path | None:
 
 
 def _by_ivy(jar: Jar, scratch: Path) -> Path:
-    module = scratch / "ivy.xml"
+    # Without POMs: the accelerator is one whole jar, and a mirror need not have the parents of its POM.
+    settings, module = scratch / "ivysettings.xml", scratch / "ivy.xml"
+    settings.write_text(
+        '<ivysettings><settings defaultResolver="central"/><resolvers>'
+        '<ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers></ivysettings>',
+        encoding="utf-8",
+    )
     module.write_text(
         '<ivy-module version="2.0"><info organisation="nightrank" module="jars"/>'
         '<configurations><conf name="default"/></configurations><dependencies><dependency transitive="false" '
-        f'org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" conf="default-&gt;master"/>'
+        f'org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" conf="default-&gt;default"/>'
         "</dependencies></ivy-module>",
         encoding="utf-8",
     )
@@ -128,7 +134,17 @@ def _by_ivy(jar: Jar, scratch: Path) -> Path:
     options = [f"-Djavax.net.ssl.trustStore={DEBIAN_CERTIFICATES}"] if DEBIAN_CERTIFICATES.is_file() else []
     target = scratch / "[artifact]-[revision].[ext]"
     command: list[str | Path] = [java / "bin/java", *options, "-cp", _ivy(), "org.apache.ivy.Main"]
-    command += ["-m2compatible", "-warn", "-ivy", module, "-cache", scratch / "cache", "-retrieve", target]
+    command += [
+        "-warn",
+        "-settings",
+        settings,
+        "-ivy",
+        module,
+        "-cache",
+        scratch / "cache",
+        "-retrieve",
+        target,
+    ]
     with step(f"fetching {jar.file_name} ({jar.size_bytes / 1e6:.0f} MB) from Maven Central"):
         try:
             capture(command)
