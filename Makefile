@@ -14,7 +14,7 @@ IN_ENV := . setup/env.sh &&
 # Given by hand: make test ARGS='-k topk', make demo ARGS=--help
 ARGS ?=
 
-.PHONY: help setup demo test check docs lock clean
+.PHONY: help setup demo jars test check docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,11 @@ setup: ## make .venv from the lock files and build Horovod (about 10 minutes onc
 demo: setup ## three nights end to end on a generated click log, and what their lists are worth
 	@$(IN_ENV) python jobs/demo.py $(ARGS)
 
-test: setup ## the test suite
+jars: setup ## fetch the RAPIDS Accelerator (600 MB, once), for the tests of GPU plans
+	@$(IN_ENV) python -m setup.jars
+
+# On CI the tests of GPU plans are not skipped, so that their jar is fetched first.
+test: setup $(if $(CI),jars) ## the test suite
 	@$(IN_ENV) pytest $(ARGS)
 
 check: setup ## lint, formatting and types

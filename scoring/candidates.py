@@ -60,7 +60,7 @@ def popular_items(users: DataFrame, popular: DataFrame, clicked: DataFrame | Non
     place = F.row_number().over(Window.orderBy(F.desc("clicks"), F.asc(ITEM_INDEX)))
     ranked = popular.select(ITEM_INDEX, place.alias("place")).crossJoin(F.broadcast(most_clicked))
     ranking = ranked.where(F.col("place") <= F.lit(n) + F.col("most")).agg(
-        F.array_sort(F.collect_list(F.struct("place", ITEM_INDEX))).getField(ITEM_INDEX).alias("ranking")
+        F.sort_array(F.collect_list(F.struct("place", ITEM_INDEX))).getField(ITEM_INDEX).alias("ranking")
     )
     unseen = F.array_except("ranking", F.coalesce(EXCLUDED, F.array().cast("array<int>")))
     nothing = F.lit(None).cast("array<int>")
@@ -88,5 +88,5 @@ def _with_clicked(users: DataFrame, clicked: DataFrame | None) -> DataFrame:
     """(user_key, excluded): item indices each user clicked, ascending; null for none."""
     if clicked is None:
         return users.select(USER_KEY, F.lit(None).cast("array<int>").alias(EXCLUDED))
-    lists = clicked.groupBy(USER_KEY).agg(F.array_sort(F.collect_list(ITEM_INDEX)).alias(EXCLUDED))
+    lists = clicked.groupBy(USER_KEY).agg(F.sort_array(F.collect_list(ITEM_INDEX)).alias(EXCLUDED))
     return users.select(USER_KEY).join(lists, USER_KEY, "left")

@@ -1,0 +1,111 @@
+"""One example of every operator, for the checks of its plans. A new operator needs its line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+from etl.workflow import FittedWorkflow
+
+
+@dataclass(frozen=True)
+class Example:
+    """A chain that has the operator in it.
+
+    Attributes:
+        inputs: types of the raw columns it is applied to, which are named <operator>_1, <operator>_2 and so on.
+        kind: of the features it makes.
+        ops: the chain, as a configuration has it.
+        features: names of the features it makes; none for those of its columns.
+    """
+
+    inputs: Sequence[str]
+    kind: str
+    ops: Sequence[Any]
+    features: Sequence[str] = ()
+
+    def columns(self, operator: str) -> dict[str, str]:
+        return {f"{operator}_{place}": kind for place, kind in enumerate(self.inputs, start=1)}
+
+
+EXAMPLES: Mapping[str, Example] = {
+    "fill": Example(["int"], "dense", [{"fill": {"value": 0}}]),
+    "clip": Example(["float"], "dense", [{"clip": {"min": 0, "max": 10}}, {"fill": {"value": 0}}]),
+    "log1p": Example(["int"], "dense", [{"fill": {"value": 0}}, {"clip": {"min": 0}}, "log1p"]),
+    "normalize": Example(["float"], "dense", ["normalize", {"fill": {"value": 0}}]),
+    "categorify": Example(["string"], "categorical", [{"categorify": {"min_count": 2}}]),
+}
+
+# Raw values in turn, so that every chain can be fitted: some occur often, some once, some are missing.
+VALUES: Mapping[str, Sequence[Any]] = {
+    "int": [1, 2, None, 2, 5, 1],
+    "float": [0.5, 1.5, None, 1.5, 4.0, 0.5],
+    "string": ["a", "b", None, "a", "c", "b"],
+}
+ARROW = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
+
+
+def features_of(operator: str) -> list[str]:
+    example = EXAMPLES[operator]
+    return list(example.features) or list(example.columns(operator))
+
+
+def encoded(workflow: FittedWorkflow, rows: DataFrame, operator: str) -> DataFrame:
+    """The raw rows through the chain of one operator alone."""
+    features = features_of(operator)
+    return workflow.encode(rows, features).select(*features)
+
+
+def log_section() -> dict[str, Any]:
+    """What a configuration says of a log with the columns of all examples."""
+    typed = {"label": "int", "user": "string", "item": "string", **_all_columns()}
+    return {
+        "log": {
+            "path": "{data}/dt={date}/*",
+            "format": "tsv",
+            "columns": [{"name": name, "type": kind} for name, kind in typed.items()],
+            "label": {"column": "label"},
+        },
+        "features": [
+            {"columns": list(each.columns(name)), "kind": each.kind, "ops": list(each.ops)}
+            for name, each in EXAMPLES.items()
+        ],
+        "scopes": {},
+    }
+
+
+def write_log(path: Path, rows: int = 24) -> None:
+    """A day's log as text."""
+    lines = []
+    for row in range(rows):
+        fields = [str(row % 2), f"user {row % 3}", f"item {row % 4}"]
+        fields += [str(values[row] if values[row] is not None else "") for values in _values(rows).values()]
+        lines.append("\t".join(fields))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_typed(path: Path, rows: int = 24) -> None:
+    """The same rows as they are after parsing, so that a plan over them has nothing but operators in it."""
+    arrays = {name: pa.array(values, ARROW[_all_columns()[name]]) for name, values in _values(rows).items()}
+    keys = {"row_id": pa.array(range(rows), pa.int64()), "label": pa.array([0.0, 1.0] * (rows // 2))}
+    users = {"user": pa.array([f"user {row % 3}" for row in range(rows)])}
+    items = {"item": pa.array([f"item {row % 4}" for row in range(rows)])}
+    pq.write_table(pa.table({**keys, **users, **items, **arrays}), path)
+
+
+def _all_columns() -> dict[str, str]:
+    return {column: kind for name, each in EXAMPLES.items() for column, kind in each.columns(name).items()}
+
+
+def _values(rows: int) -> dict[str, list[Any]]:
+    return {
+        name: [VALUES[kind][(row + place) % len(VALUES[kind])] for row in range(rows)]
+        for place, (name, kind) in enumerate(_all_columns().items())
+    }

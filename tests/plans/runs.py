@@ -1,0 +1,200 @@
+"""Whole jobs on small logs, so that their frames can be recorded: what is checked on the GPU and against golden plans."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.types import Config
+from jobs import score_daily as score_daily_job
+from jobs.build_candidates import build_candidates
+from jobs.evaluate_model import evaluate_model
+from jobs.measure_recommendations import measure_recommendations
+from jobs.runner import Job
+from jobs.score_daily import score_daily
+from jobs.score_rows import score_rows
+from tests.etl import cases
+from tests.plans import examples
+from tests.scoring.lake import RUN_DATE, make_config, make_lake
+from tests.scoring.world import make_world
+from training import tracking
+
+DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
+SPLIT = {"by": "day", "train_days": 1, "validation_days": 1, "test_days": 1}
+
+
+@dataclass(frozen=True)
+class Run:
+    """`make` runs the jobs below a folder. Without `on_gpu` it is the engine for CPUs, which nobody explains."""
+
+    make: Callable[[SparkSession, Path], None]
+    on_gpu: bool = True
+
+
+def _by_day(engine: str) -> Callable[[SparkSession, Path], None]:
+    """A tab-separated log kept by day: a fit, and a night later an extension of the fitted workflow."""
+
+    def make(spark: SparkSession, folder: Path) -> None:
+        config = cases.write_config(
+            folder, {"split": SPLIT, "workflow": {"engine": engine, "mode": "retrain"}}
+        )
+        for seed, day in enumerate(DAYS):
+            cases.write_day(folder / "raw" / f"dt={day}", cases.make_lines(day, 40, seed))
+        first = cases.run_build(spark, config, DAYS[-2])
+        cases.run_build(spark, config, DAYS[-1], first.workflow.version)
+
+    return make
+
+
+CHOICES: dict[str, Any] = {
+    "log": {
+        "path": "{data}/ratings.csv",
+        "format": "csv",
+        "separator": ",",
+        "columns": [
+            {"name": "who", "type": "int"},
+            {"name": "what", "type": "string"},
+            {"name": "stars", "type": "float"},
+            {"name": "at", "type": "int"},
+        ],
+        "label": {"column": "stars", "positive_at_least": 4},
+        "event_time": {"column": "at"},
+    },
+    "users": {
+        "path": "{data}/users.csv",
+        "format": "csv",
+        "separator": ",",
+        "columns": [{"name": "who", "type": "int"}, {"name": "age", "type": "int"}],
+    },
+    "items": {
+        "path": "{data}/items.csv",
+        "format": "csv",
+        "separator": ",",
+        "columns": [{"name": "what", "type": "string"}, {"name": "kind", "type": "string"}],
+    },
+    "keys": {"user": "who", "item": "what"},
+    "features": [
+        {"columns": ["age"], "kind": "dense", "ops": [{"fill": {"value": 30}}, "normalize"]},
+        {"columns": ["who", "what", "kind"], "kind": "categorical", "ops": ["categorify"]},
+    ],
+    "scopes": {"user": ["age", "who"], "item": ["what", "kind"]},
+    "negatives": {"per_positive": 2},
+    "split": {"by": "leave_last_out"},
+}
+
+
+def _choices(spark: SparkSession, folder: Path) -> None:
+    """Ratings with a header, users and items beside them, negatives drawn, the last of each user left out."""
+    config = cases.write_config(folder, {"workflow": {"engine": "sql"}}, CHOICES)
+    raw = folder / "raw"
+    raw.mkdir()
+    tables = (
+        ("users", ["who", "age"], [[n, 20 + n] for n in range(6)]),
+        ("items", ["what", "kind"], [[f"film {n}", "ab"[n % 2]] for n in range(9)]),
+        (
+            "ratings",
+            ["who", "what", "stars", "at"],
+            [[n % 6, f"film {n * 7 % 9}", 2 + n % 4, 100 + n] for n in range(40)],
+        ),
+    )
+    for name, header, rows in tables:
+        with (raw / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([header, *rows])
+    cases.run_build(spark, config, DAYS[0])
+
+
+PARQUET: dict[str, Any] = {
+    "log": {
+        "path": "{data}/log.parquet",
+        "format": "parquet",
+        "columns": [
+            {"name": "label", "type": "int"},
+            {"name": "user", "type": "string"},
+            {"name": "item", "type": "string"},
+            {"name": "price", "type": "float"},
+            {"name": "at", "type": "int"},
+        ],
+        "label": {"column": "label"},
+        "event_time": {"column": "at"},
+    },
+    "features": [
+        {"columns": ["price"], "kind": "dense", "ops": ["normalize"]},
+        {"columns": ["user", "item"], "kind": "categorical", "ops": ["categorify"]},
+    ],
+    "scopes": {"user": ["user"], "item": ["item", "price"]},
+    "split": {"by": "fraction"},
+}
+
+
+def _parquet(spark: SparkSession, folder: Path) -> None:
+    """A Parquet log that is cut by time inside its one partition."""
+    config = cases.write_config(folder, {"workflow": {"engine": "sql"}}, PARQUET)
+    rows = pd.DataFrame(
+        [(n % 2, f"u{n % 5}", f"i{n % 7}", n / 2, n) for n in range(60)],
+        columns=["label", "user", "item", "price", "at"],
+    )
+    (folder / "raw").mkdir()
+    pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), folder / "raw/log.parquet")
+    cases.run_build(spark, config, DAYS[0])
+
+
+def operators_config(folder: Path) -> Config:
+    """A log with a column for every operator, encoded by the example of that operator."""
+    engine = {"split": SPLIT, "workflow": {"engine": "sql"}}
+    return cases.write_config(folder, examples.log_section(), engine)
+
+
+def _operators(spark: SparkSession, folder: Path) -> None:
+    """Every operator fitted and applied."""
+    config = operators_config(folder)
+    for day in DAYS[-3:]:
+        examples.write_log(folder / "raw" / f"dt={day}" / "log.tsv")
+    cases.run_build(spark, config, DAYS[-1])
+
+
+class _EncodedContext:
+    """Stands for a workflow: context values of the hand-made log are encoded already."""
+
+    def encode_values(self, _: SparkSession, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        return values
+
+
+def _scoring(spark: SparkSession, folder: Path) -> None:
+    """Gate, candidates by both strategies, lists, a probability for every row, and what lists are worth."""
+    (folder / "world").mkdir()
+    config = make_lake(folder / "lake", make_world(folder / "world"))
+    popular = make_config(
+        folder / "lake", candidates={"strategy": "popular", "n": 8, "exclude_clicked": ["train"]}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracking, "prepare", lambda *_: None)
+        patch.setattr(tracking, "set_aliases", lambda *_: None)
+        patch.setattr(score_daily_job, "load_workflow", lambda *_: _EncodedContext())
+        for body, given in (
+            (evaluate_model, config),
+            (build_candidates, popular),
+            (build_candidates, config),
+            (score_daily, config),
+            (score_rows, config),
+            (measure_recommendations, config),
+        ):
+            body(Job("test", given, RUN_DATE, _spark=spark))
+
+
+RUNS: Mapping[str, Run] = {
+    "operators": Run(_operators),
+    "by_day": Run(_by_day("sql")),
+    "by_day_on_cpus": Run(_by_day("arrow"), on_gpu=False),
+    "choices": Run(_choices),
+    "parquet": Run(_parquet),
+    "scoring": Run(_scoring),
+}

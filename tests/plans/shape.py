@@ -1,0 +1,63 @@
+"""The shape of a physical plan: what moves and orders rows, without what differs from run to run.
+
+Kept: every node, the keys of exchanges, sorts, windows, aggregates and joins, and the kind of join. Left out: expression
+ids, paths, sizes, expressions that are computed, and what lies below a frame in memory (it is recorded by itself).
+"""
+
+from __future__ import annotations
+
+import re
+
+# Nodes that move, order or group rows: what they do it by is part of the shape.
+_DETAILED = (
+    "Exchange",
+    "BroadcastExchange",
+    "Sort",
+    "SortMergeJoin",
+    "BroadcastHashJoin",
+    "ShuffledHashJoin",
+    "BroadcastNestedLoopJoin",
+    "CartesianProduct",
+    "Window",
+    "HashAggregate",
+    "ObjectHashAggregate",
+    "SortAggregate",
+    "Union",
+    "Coalesce",
+    "TakeOrderedAndProject",
+)
+_TREE = re.compile(r"^(?P<prefix>[ :+\-]*)(?:\*\(\d+\) |\* )?(?P<text>\S.*)$")
+_HIDDEN = re.compile(r"#\d+L?|, \[(?:plan_)?id=#?\d+\]|\[(?:plan_)?id=#?\d+\], |file:[^\s,\]]*")
+_BROADCAST_KEY = re.compile(r"(BroadcastExchange \w+)\(.*")
+_FUNCTIONS = re.compile(r"functions=\[(?P<calls>.*?)\](?:, output=.*)?\)$")
+
+
+def shape_of(plan: str, expressions: bool = False) -> str:
+    """The shape of a plan printed by `executedPlan().toString()`; with `expressions`, all but what differs by run."""
+    lines: list[str] = []
+    in_memory: int | None = None
+    for line in plan.splitlines():
+        match = _TREE.match(line)
+        if match is None:
+            continue
+        depth, text = len(match["prefix"]), match["text"]
+        if in_memory is not None:
+            if depth > in_memory:
+                continue
+            in_memory = None
+        if text.startswith("InMemoryTableScan"):
+            in_memory = depth
+        shown = _HIDDEN.sub("", text) if expressions else _node(text)
+        lines.append(f"{match['prefix']}{shown}")
+    return "\n".join(lines) + "\n"
+
+
+def _node(text: str) -> str:
+    name = text.split(" ", 1)[0].split("(", 1)[0]
+    if text.startswith(("FileScan", "Scan")):
+        return " ".join(re.split(r"[ \[]", text)[:2])
+    if name not in _DETAILED:
+        return name
+    clean = _BROADCAST_KEY.sub(r"\1", _HIDDEN.sub("", text))  # the join above names the key
+    # An aggregate's calls are expressions; its keys say how rows are grouped.
+    return _FUNCTIONS.sub(")", clean).replace(", )", ")")

@@ -1,0 +1,64 @@
+"""Whole jobs would run on the GPU: every frame they evaluate, keep in memory or write, but for the reviewed list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.plans.accelerator import Accelerator
+from tests.plans.allowed import read_list, refused, unneeded
+from tests.plans.recorder import Recorded
+from tests.plans.runs import RUNS
+
+ON_GPU = [name for name, run in RUNS.items() if run.on_gpu]
+
+# What each run must at least evaluate: a recording that misses them would prove nothing.
+MAIN_FRAMES = {
+    "operators": ["etl.fit._publish_vocabulary write", "etl.build._publish_features write"],
+    "by_day": [
+        "etl.positions.number_lines collect",
+        "etl.quarantine._count_and_publish collect",
+        "etl.quarantine._count_and_publish write",
+        "etl.moments.measure_moments collect",
+        "etl.fit._publish_vocabulary persist",
+        "etl.build._publish_features write",
+        "etl.latest.publish_latest write",
+    ],
+    "choices": ["etl.read.read_attributes collect", "etl.build._publish_features write"],
+    "parquet": ["etl.quarantine._count_and_publish write", "etl.build._publish_features write"],
+    "scoring": [
+        "jobs.build_candidates.publish_items write",
+        "jobs.build_candidates.publish_candidates write",
+        "jobs.score_daily.score_daily persist",
+        "jobs.score_daily.score_daily write",
+        "jobs.score_rows.score_rows write",
+    ],
+}
+
+
+@pytest.mark.parametrize("run", ON_GPU)
+def test_a_run_is_recorded_whole(run: str, recorded: Callable[[str], Recorded]) -> None:
+    assert set(MAIN_FRAMES[run]) <= {frame.name for frame in recorded(run).frames}
+
+
+@pytest.mark.parametrize("run", ON_GPU)
+def test_a_run_falls_back_only_where_the_list_says(
+    run: str, accelerator: Accelerator, recorded: Callable[[str], Recorded]
+) -> None:
+    found = refused(recorded(run).frames, read_list())
+    assert found == [], (
+        "rewrite these, or review them and add them to tests/plans/allowed.yaml:\n" + "\n".join(found)
+    )
+
+
+def test_the_list_names_nothing_that_is_not_needed(
+    accelerator: Accelerator, recorded: Callable[[str], Recorded]
+) -> None:
+    frames = [frame for run in ON_GPU for frame in recorded(run).frames]
+    assert unneeded(frames, read_list()) == []
+
+
+def test_every_entry_says_why() -> None:
+    for entry in read_list():
+        assert len(entry.because.split()) > 8, entry

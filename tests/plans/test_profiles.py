@@ -1,0 +1,130 @@
+"""conf/spark/*.conf: every setting is one that Spark or the accelerator knows, has a value it takes, and is explained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.errors import IllegalArgumentException
+from pyspark.sql import SparkSession
+
+from jobs.session import read_profile
+from tests.plans.accelerator import PREFIX, Accelerator
+
+PROFILES = sorted((Path(__file__).parents[2] / "conf/spark").glob("*.conf"))
+ON_GPU = [path for path in PROFILES if path.stem.endswith("-gpu")]
+PLUGIN = "com.nvidia.spark.SQLPlugin"
+
+# Settings Spark reads by name or by pattern, without an entry of its own.
+UNREGISTERED = re.compile(
+    r"spark\.(master|default\.parallelism)|spark\.(executor|task)\.resource\.gpu\.(amount|discoveryScript)"
+)
+
+
+def rejected_by_spark(spark: SparkSession, settings: dict[str, str]) -> dict[str, str]:
+    """Settings that Spark does not know or whose values it refuses → why. Those of the accelerator are left out."""
+    jvm: Any = spark._jvm
+    reader = jvm.org.apache.spark.internal.config.ConfigReader(jvm.java.util.HashMap(settings))
+    found = {}
+    for key in settings:
+        if key.startswith("spark.rapids.") or UNREGISTERED.fullmatch(key):
+            continue
+        entry = jvm.org.apache.spark.internal.config.ConfigEntry.findEntry(key)
+        if entry is None:
+            found[key] = "no such setting"
+            continue
+        try:
+            entry.readFrom(reader)
+        except IllegalArgumentException as error:
+            found[key] = str(error)
+    return found
+
+
+def unexplained(text: str) -> list[str]:
+    """Lines that set something without a comment right above them."""
+    lines = text.splitlines()
+    pairs = zip(["", *lines], lines, strict=False)
+    return [
+        line for above, line in pairs if line and not line.startswith("#") and not re.match(r"# \S", above)
+    ]
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+def test_spark_takes_every_setting(profile: Path, spark: SparkSession) -> None:
+    assert rejected_by_spark(spark, read_profile(profile)) == {}
+
+
+@pytest.mark.parametrize("profile", ON_GPU, ids=lambda path: path.stem)
+def test_the_accelerator_takes_every_setting(profile: Path, accelerator: Accelerator) -> None:
+    assert accelerator.rejected(read_profile(profile)) == {}
+
+
+def test_what_is_wrong_is_found(spark: SparkSession, accelerator: Accelerator) -> None:
+    of_spark = {
+        "spark.executor.kores": "4",
+        "spark.sql.shuffle.partitions": "many",
+        "spark.executor.cores": "4",
+    }
+    assert set(rejected_by_spark(spark, of_spark)) == {"spark.executor.kores", "spark.sql.shuffle.partitions"}
+    wrong = {
+        "spark.rapids.sql.explane": "ALL",
+        "spark.rapids.sql.batchSizeBytes": "1zz",
+        "spark.rapids.memory.gpu.allocFraction": "1.4",
+        "spark.rapids.shuffle.mode": "FAST",
+    }
+    assert set(accelerator.rejected(wrong | {"spark.rapids.sql.explain": "ALL"})) == set(wrong)
+    assert unexplained("# why\nspark.a 1\nspark.b 2\n") == ["spark.b 2"]
+
+
+@pytest.mark.parametrize("profile", ON_GPU, ids=lambda path: path.stem)
+def test_every_setting_is_explained(profile: Path) -> None:
+    assert unexplained(profile.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+def test_nothing_is_set_twice(profile: Path) -> None:
+    lines = profile.read_text(encoding="utf-8").splitlines()
+    keys = [line.split()[0] for line in lines if line and not line.startswith("#")]
+    assert len(keys) == len(set(keys))
+
+
+def _settings(name: str) -> dict[str, str]:
+    return read_profile(next(path for path in ON_GPU if path.stem == name))
+
+
+def test_training_leaves_the_gpu_to_torch() -> None:
+    settings = _settings("train-gpu")
+    assert "spark.plugins" not in settings
+    assert not [key for key in settings if key.startswith("spark.rapids.")]
+    assert settings["spark.task.resource.gpu.amount"] == "1"
+
+
+def test_scoring_shares_the_gpu_with_torch() -> None:
+    settings = _settings("score-gpu")
+    low, start, high = (
+        float(settings[f"spark.rapids.memory.gpu.{name}"])
+        for name in ("minAllocFraction", "allocFraction", "maxAllocFraction")
+    )
+    assert low <= start <= high <= 0.5
+
+
+@pytest.mark.parametrize("name", ["score-gpu", "train-gpu"])
+def test_cores_and_gpu_allow_the_same_number_of_tasks(name: str) -> None:
+    """Otherwise one of the two lies idle, and Spark warns."""
+    settings = _settings(name)
+    of_cores = int(settings["spark.executor.cores"]) / int(settings["spark.task.cpus"])
+    assert of_cores == 1 / float(settings["spark.task.resource.gpu.amount"])
+
+
+@pytest.mark.parametrize("name", ["etl-gpu", "score-gpu"])
+def test_the_accelerator_is_started_as_this_spark_wants_it(name: str) -> None:
+    settings = _settings(name)
+    release = pyspark.__version__.replace(".", "")
+    assert settings["spark.plugins"] == PLUGIN
+    assert settings["spark.shuffle.manager"] == f"{PREFIX}.spark{release}.RapidsShuffleManager"
+    assert settings["spark.executor.extraClassPath"] == settings["spark.driver.extraClassPath"]
+    assert settings["spark.driver.extraJavaOptions"] == settings["spark.executor.extraJavaOptions"]
+    assert settings["spark.sql.cache.serializer"] == "com.nvidia.spark.ParquetCachedBatchSerializer"
