@@ -14,8 +14,10 @@ _INDEX_IN_TASK = (
 
 
 def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Lines of text files: (file as in `paths`, line_number from 1 in the file, row_id from 0 over all files, line).
+    """Lines of text files: (file as in `paths`, line_number from 1 in the file, row_id from 0 over all files, line, is_utf8).
 
+    A line with broken UTF-8 has U+FFFD in place of each broken byte, and is_utf8 false. That is found right behind the
+    reader, which is on the CPU in any case: strings on a GPU are taken to be valid.
     A file may be read in several blocks by several tasks, so the lines of each block are counted first; that costs one
     pass over the text without parsing it, and collects one number a block.
     """
@@ -38,7 +40,11 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         of_file[end["file"]] = in_file + end["lines"]
     if not offsets:
         return blocks.select(
-            "file", F.lit(0).cast("long").alias("line_number"), F.lit(0).cast("long").alias("row_id"), "line"
+            "file",
+            F.lit(0).cast("long").alias("line_number"),
+            F.lit(0).cast("long").alias("row_id"),
+            "line",
+            "is_utf8",
         )
     starts = spark.createDataFrame(
         offsets, "file string, block long, path string, day_offset long, file_offset long"
@@ -48,15 +54,18 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         (F.col("file_offset") + F.col("index") + 1).alias("line_number"),
         (F.col("day_offset") + F.col("index")).alias("row_id"),
         "line",
+        "is_utf8",
     )
 
 
 def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    text = F.decode(F.col("value").cast("binary"), "UTF-8")
     return spark.read.text(list(paths)).select(
         F.col("_metadata.file_path").alias("file"),
         F.col("_metadata.file_block_start").alias("block"),
         F.monotonically_increasing_id().bitwiseAND(F.lit(_INDEX_IN_TASK)).alias("index"),
-        F.col("value").alias("line"),
+        text.alias("line"),
+        (text == F.col("value")).alias("is_utf8"),
     )
 
 

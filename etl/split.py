@@ -58,7 +58,10 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
     order = EVENT_TIME if timed else ROW_ID
     shares = [config.train, config.train + config.validation]
     # Positions are dense, so their quantiles follow from the last one; times are counted exactly.
-    value = F.percentile(order, F.array(*(F.lit(share) for share in shares))) if timed else F.max(ROW_ID)
+    # Each row counts once, as a long: the accelerator takes no other frequency.
+    once = F.lit(1).cast("bigint")
+    cuts = F.percentile(order, F.array(*(F.lit(share) for share in shares)), once)
+    value = cuts if timed else F.max(ROW_ID)
     found = rows.agg(value.alias("cuts")).first()
     if found is None or found["cuts"] is None:
         raise DataError("the log holds no good row", "look into the quarantine for the reasons")
