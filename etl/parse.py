@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,14 +14,13 @@ from conf import storage
 from conf.errors import DataError
 from conf.types import RawTable
 from etl.arrow_parse import parse_lines
+from etl.ops.texts import literal_pattern
 from etl.positions import number_lines, our_names
 
 _INTEGER = r"^[+-]?[0-9]{1,19}$"
 # A cast alone would also take "1d", "1f" and surrounding blanks.
 # [.] and not \.: the accelerator does not repeat an escaped character.
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
-# What has a meaning in a regular expression. re.escape would escape tabs and blanks too, which the accelerator refuses.
-_SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
 
 # Names of our own beside the table's columns; a leading underscore keeps them apart.
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
@@ -58,7 +56,7 @@ def read_text_rows(
 def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
     """Adds `_fields`: the table's fields as strings, null where the line does not split into `width` of them."""
     if table.format == "tsv":
-        fields = F.split(LINE, _SPECIAL.sub(r"\\\1", table.separator), -1)
+        fields = F.split(LINE, literal_pattern(table.separator), -1)
         return lines.withColumn("_fields", F.when(F.size(fields) == width, fields))
     schema = ", ".join([*(f"f{i} string" for i in range(width)), "broken string"])
     options = {"sep": table.separator, "quote": '"', "escape": '"', "columnNameOfCorruptRecord": "broken"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +14,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type
-from etl.ops.texts import over_elements
+from etl.ops.texts import literal_pattern, over_elements
 from etl.tables import LocalTables
 
 
@@ -25,7 +24,7 @@ class FittedSplitList(RowWise):
     separator: str = "|"
 
     def expression(self, *values: Column) -> Column:
-        parts = F.split(values[0], re.escape(self.separator), -1)
+        parts = F.split(values[0], literal_pattern(self.separator), -1)
         return F.filter(parts, lambda part: part != "")
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,15 @@ from pyspark.sql import functions as F
 
 # Joined texts: no field of a log holds these two bytes.
 SEPARATOR, MISSING = "\x1f", "\x00"
+
+
+# What has a meaning in a regular expression.
+_SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
+
+
+def literal_pattern(text: str) -> str:
+    """A regular expression for the text itself. re.escape would escape tabs and blanks too, which the accelerator refuses."""
+    return _SPECIAL.sub(r"\\\1", text)
 
 
 def text_column(value: Column) -> Column:

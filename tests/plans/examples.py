@@ -34,12 +34,56 @@ class Example:
         return {f"{operator}_{place}": kind for place, kind in enumerate(self.inputs, start=1)}
 
 
+EXTERNAL = "{data}/external.parquet"  # where join_external's example finds its table
 EXAMPLES: Mapping[str, Example] = {
     "fill": Example(["int"], "dense", [{"fill": {"value": 0}}]),
     "clip": Example(["float"], "dense", [{"clip": {"min": 0, "max": 10}}, {"fill": {"value": 0}}]),
     "log1p": Example(["int"], "dense", [{"fill": {"value": 0}}, {"clip": {"min": 0}}, "log1p"]),
     "normalize": Example(["float"], "dense", ["normalize", {"fill": {"value": 0}}]),
-    "categorify": Example(["string"], "categorical", [{"categorify": {"min_count": 2}}]),
+    "categorify": Example(["string"], "categorical", [{"categorify": {"min_count": 2, "oov_buckets": 3}}]),
+    "fill_median": Example(["int"], "dense", ["fill_median"]),
+    "normalize_min_max": Example(["float"], "dense", ["normalize_min_max", "fill"]),
+    "bucketize": Example(["float"], "categorical", [{"bucketize": {"boundaries": [0, 1, 2]}}]),
+    "hash_bucket": Example(["string"], "categorical", [{"hash_bucket": {"buckets": 9}}]),
+    "hashed_cross": Example(
+        ["string", "int"], "categorical", [{"hashed_cross": {"buckets": 9, "output": "crossed"}}], ["crossed"]
+    ),
+    "target_encoding": Example(
+        ["string"], "dense", [{"target_encoding": {"folds": 2}}], ["target_encoding_1_te"]
+    ),
+    "join_groupby": Example(
+        ["string"],
+        "dense",
+        [{"join_groupby": {"statistics": ["count", "mean", "std"], "of": ["fill_1"]}}, "fill"],
+        ["join_groupby_1_count", "join_groupby_1_fill_1_mean", "join_groupby_1_fill_1_std"],
+    ),
+    "join_external": Example(
+        ["string"],
+        "dense",
+        [{"join_external": {"path": EXTERNAL, "key": "key", "columns": {"price": "float"}}}, "fill"],
+        ["price"],
+    ),
+    "split_list": Example(
+        ["string"], "multi_hot", [{"split_list": {"separator": " "}}, {"hash_bucket": {"buckets": 9}}]
+    ),
+    "list_slice": Example(
+        ["string"],
+        "categorical",
+        ["split_list", {"hash_bucket": {"buckets": 9}}, {"list_slice": {"length": 2, "columns": True}}],
+        ["list_slice_1_0", "list_slice_1_1"],
+    ),
+    "value_count": Example(["string"], "multi_hot", ["split_list", "categorify", "value_count"]),
+    "expression": Example(
+        ["int", "float"],
+        "dense",
+        [{"expression": {"output": "ratio", "formula": "log1p(expression_1) / (expression_2 + 1)"}}, "fill"],
+        ["ratio"],
+    ),
+    "rename": Example(
+        ["string"], "categorical", [{"rename": {"suffix": "_id"}}, "categorify"], ["rename_1_id"]
+    ),
+    "data_stats": Example(["int"], "dense", ["data_stats", "fill"]),
+    "drop_low_cardinality": Example(["int"], "dense", ["drop_low_cardinality", "fill"]),
 }
 
 # Raw values in turn, so that every chain can be fitted: some occur often, some once, some are missing.
@@ -59,7 +103,7 @@ def features_of(operator: str) -> list[str]:
 def encoded(workflow: FittedWorkflow, rows: DataFrame, operator: str) -> DataFrame:
     """The raw rows through the chain of one operator alone."""
     features = features_of(operator)
-    return workflow.encode(rows, features).select(*features)
+    return workflow.encode(rows, features, [])
 
 
 def log_section() -> dict[str, Any]:
@@ -88,6 +132,8 @@ def write_log(path: Path, rows: int = 24) -> None:
         fields += [str(values[row] if values[row] is not None else "") for values in _values(rows).values()]
         lines.append("\t".join(fields))
     path.parent.mkdir(parents=True, exist_ok=True)
+    prices = pa.table({"key": ["a", "b"], "price": [1.5, None]})
+    pq.write_table(prices, path.parent.parent / EXTERNAL.rsplit("/", 1)[1])
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
