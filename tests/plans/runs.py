@@ -24,7 +24,7 @@ from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
 from tests.etl import cases
 from tests.plans import examples
-from tests.scoring.lake import RUN_DATE, make_config, make_lake
+from tests.scoring.lake import RUN_DATE, EncodedContext, make_config, make_lake
 from tests.scoring.world import make_world
 from training import tracking
 
@@ -161,13 +161,6 @@ def _operators(spark: SparkSession, folder: Path) -> None:
     cases.run_build(spark, config, DAYS[-1])
 
 
-class _EncodedContext:
-    """Stands for a workflow: context values of the hand-made log are encoded already."""
-
-    def encode_values(self, _: SparkSession, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        return values
-
-
 def _scoring(spark: SparkSession, folder: Path) -> None:
     """Gate, candidates by both strategies, lists, a probability for every row, and what lists are worth."""
     (folder / "world").mkdir()
@@ -178,7 +171,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "prepare", lambda *_: None)
         patch.setattr(tracking, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_workflow", lambda *_: _EncodedContext())
+        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
         for body, given in (
             (evaluate_model, config),
             (build_candidates, popular),

@@ -15,18 +15,18 @@ ON_GPU = [name for name, run in RUNS.items() if run.on_gpu]
 
 # What each run must at least evaluate: a recording that misses them would prove nothing.
 MAIN_FRAMES = {
-    "operators": ["etl.fit._publish_vocabulary write", "etl.build._publish_features write"],
+    "operators": ["etl.fit_chains._assign write", "etl.build._publish_frame write"],
     "by_day": [
         "etl.positions.number_lines collect",
         "etl.quarantine._count_and_publish collect",
         "etl.quarantine._count_and_publish write",
         "etl.moments.measure_moments collect",
-        "etl.fit._publish_vocabulary persist",
-        "etl.build._publish_features write",
+        "etl.fit_chains._assign persist",
+        "etl.build._publish_frame write",
         "etl.latest.publish_latest write",
     ],
-    "choices": ["etl.read.read_attributes collect", "etl.build._publish_features write"],
-    "parquet": ["etl.quarantine._count_and_publish write", "etl.build._publish_features write"],
+    "choices": ["etl.read.read_attributes collect", "etl.build._publish_frame write"],
+    "parquet": ["etl.quarantine._count_and_publish write", "etl.build._publish_frame write"],
     "scoring": [
         "jobs.build_candidates.publish_items write",
         "jobs.build_candidates.publish_candidates write",

@@ -35,6 +35,7 @@ from tests.scoring.lake import (
     DAYS,
     RUN_DATE,
     WORKFLOW,
+    EncodedContext,
     feature_rows,
     make_config,
     make_lake,
@@ -43,16 +44,6 @@ from tests.scoring.lake import (
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
 from training import metrics, tracking
 from training.registry import champion_as_of, record_run
-
-
-class EncodedContext:
-    """Stands for a workflow: context values of the hand-made log are encoded already."""
-
-    def raw_columns(self, features: list[str]) -> list[str]:
-        return features
-
-    def encode_values(self, raw: dict[str, Any], features: list[str]) -> dict[str, Any]:
-        return {name: raw[name] for name in features}
 
 
 @dataclass
