@@ -19,8 +19,7 @@ from conf.types import Config, Scope
 from etl.chains import FittedChain
 from etl.files.merge import Counts
 from etl.fit_chains import Fitting
-from etl.ops import Fitted, Operator, Step, operator_from_config
-from etl.ops.categorify import Categorify, FittedCategorify
+from etl.ops import Operator, operator_from_config
 from etl.ops.join_external import JoinExternal
 from etl.plan import Chain, Plan, plan
 from etl.quarantine import layout_digest
@@ -32,6 +31,8 @@ log = logging.getLogger("nightrank.etl")
 
 # Part of every version: raise it when the meaning of an operator changes.
 FORMAT = 2
+# Parameters an extension may change: they decide for values without an id alone, or how old a value may be.
+_OF_NEW_VALUES = ("min_count", "max_size", "max_age_days")
 
 
 def fit_workflow(
@@ -68,8 +69,9 @@ def fit_workflow(
     if workflow_exists(lake, version):
         log.info("workflow %s exists already", version)
         return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
+    asked = [_asked(chain) for chain in planned.chains]
     if parent:
-        _require_same_chains(planned, parent)
+        _require_same_chains(asked, parent)
     counts = None
     if counts_of:
         files = tuple(file for day in new_days for file in counts_of(day).files)
@@ -93,6 +95,7 @@ def fit_workflow(
         parent=parent.version if parent else None,
         spec=_spec(config, version, planned, fitted),
         chains=fitted,
+        asked=asked,
         counted=counted,
         tables=fitting.table_rows,
         vocabularies=measured,
@@ -144,31 +147,28 @@ def _canonical(config: Config) -> Config:
     return config.model_copy(update={"features": groups})
 
 
-def _require_same_chains(planned: Plan, parent: FittedWorkflow) -> None:
-    mine = [_names(chain) for chain in planned.chains]
-    theirs = [_names(chain) for chain in parent.chains]
-    if mine != theirs:
-        changed = [each for each in mine if each not in theirs] + [
-            each for each in theirs if each not in mine
-        ]
+def _require_same_chains(asked: Sequence[str], parent: FittedWorkflow) -> None:
+    changed = [each for each in asked if each not in parent.asked]
+    changed += [each for each in parent.asked if each not in asked]
+    if changed:
         raise ConfigError(
             f"features differ from those of workflow {parent.version}, which cannot be extended: {changed[:3]}",
             "set workflow.mode=fit to start anew (the next model then starts cold), or restore the features",
         )
 
 
-def _names(chain: Chain | FittedChain) -> str:
-    steps = [(step.operator if isinstance(step, Step) else step, step.outputs) for step in chain.steps]
-    return f"{','.join(chain.inputs)} → " + ", ".join(
-        f"{operator.name}{_first_ids(operator)} {'/'.join(outputs)}" for operator, outputs in steps
-    )
+def _asked(chain: Chain) -> str:
+    """A chain with all that an extension must find unchanged: its fitted numbers are the parent's, its ids stay."""
+    steps = [f"{_parameters(step.operator)} {'/'.join(step.outputs)}" for step in chain.steps]
+    return f"{','.join(chain.inputs)} → {', '.join(steps)}"
 
 
-def _first_ids(operator: Operator | Fitted) -> str:
-    """What says where ids begin: with other OOV buckets, an id would mean two things."""
-    return (
-        f"(oov_buckets={operator.oov_buckets})" if isinstance(operator, Categorify | FittedCategorify) else ""
-    )
+def _parameters(operator: Operator) -> str:
+    """The operator's name and parameters, but for those that say which new values of a vocabulary get an id."""
+    entry = operator.config()
+    given = dict((entry.get(operator.name) or {}) if isinstance(entry, dict) else {})
+    told = {name: value for name, value in sorted(given.items()) if name not in _OF_NEW_VALUES}
+    return f"{operator.name}({', '.join(f'{name}={value}' for name, value in told.items())})"
 
 
 def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedChain]) -> FeatureSpec:

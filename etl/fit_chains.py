@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -14,13 +12,15 @@ from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
 from conf.types import Config
 from etl.chains import FittedChain
-from etl.files.merge import Counts, Question, Source, answer_from_counts, moments_from
-from etl.ops.base import Fitted, Statistics, Step, Type
+from etl.files.merge import Counts, answer_from_counts
+from etl.fit_counts import answer_steps, questions_of
+from etl.ops.base import Statistics
 from etl.ops.categorify import Categorify
 from etl.ops.join_external import JoinExternal
 from etl.ops.keyed import KEY, KeyedFitted, table_name
 from etl.ops.texts import joined_column, text_column
 from etl.plan import Chain
+from etl.progress import Progress, countable, key_of, vocabulary_of
 from etl.publish import new_attempt, publish, publish_files, read_published
 from etl.read import read_attributes
 from etl.split import DAY
@@ -29,45 +29,6 @@ from etl.statistics import answer, day_number
 from etl.tables import RARE, VOCABULARY, LocalTables, Tables, open_tables, workflow_table
 from etl.vocabulary import IdRule, add_counts, assign_ids, count_values, vocabulary_facts
 from etl.workflow import FittedWorkflow, table_sizes
-
-
-@dataclass
-class _Progress:
-    """How far a chain is: the steps fitted so far, and the cardinality of values that are ids."""
-
-    chain: Chain
-    fitted: list[Fitted] = field(default_factory=list)
-    cardinalities: dict[str, int] = field(default_factory=dict)
-    dropped: set[str] = field(default_factory=set)
-
-    @property
-    def counts_ahead(self) -> int:
-        """Steps not fitted yet that need a vocabulary."""
-        return sum(step.operator.needs == "counts" for step in self.chain.steps[len(self.fitted) :])
-
-    @property
-    def waiting(self) -> Step | None:
-        return self.chain.steps[len(self.fitted)] if len(self.fitted) < len(self.chain.steps) else None
-
-    @property
-    def together(self) -> list[Step]:
-        """The waiting step and those behind it that are of the same operator, and so depend on none of its outputs."""
-        rest = self.chain.steps[len(self.fitted) :]
-        return list(takewhile(lambda step: step.operator is rest[0].operator, rest))
-
-    def add(self, step: Fitted) -> None:
-        self.fitted.append(step)
-        if step.cardinality is not None:
-            self.cardinalities |= dict.fromkeys(step.outputs, step.cardinality)
-        kept = set() if set(step.inputs) <= self.dropped else set(step.kept)
-        self.dropped = (self.dropped - kept) | (set(step.outputs) - kept)
-
-    def so_far(self) -> FittedChain:
-        return FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), ())
-
-    def done(self) -> FittedChain:
-        kept = tuple(name for name in self.chain.outputs if name not in self.dropped)
-        return FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), kept)
 
 
 class Fitting:
@@ -102,7 +63,7 @@ class Fitting:
         Raises:
             DataError: a column cannot be fitted.
         """
-        progress = [_Progress(chain) for chain in chains]
+        progress = [Progress(chain) for chain in chains]
         while any(each.waiting for each in progress):
             for index, each in enumerate(progress):
                 self._advance(each, index)
@@ -111,11 +72,11 @@ class Fitting:
                 break
             by_counts = [(i, each) for i, each in waiting if self._value_counts and countable(each)]
             # Vocabularies are published together, so all are counted at once, when no chain has one still to come.
-            vocabularies = [(i, each) for i, each in waiting if _needs(each) == "counts"]
+            vocabularies = [(i, each) for i, each in waiting if each.needs == "counts"]
             ahead = sum(each.counts_ahead for each in progress)
             together = sum(len(each.together) for _, each in vocabularies) == ahead
             others = [
-                (i, each) for i, each in waiting if _needs(each) != "counts" and (i, each) not in by_counts
+                (i, each) for i, each in waiting if each.needs != "counts" and (i, each) not in by_counts
             ]
             if others:
                 self._answer(others)
@@ -128,9 +89,9 @@ class Fitting:
                 self._vocabularies |= self._count(waiting)
         return tuple(each.done() for each in progress), self._vocabularies
 
-    def _advance(self, progress: _Progress, index: int) -> None:
+    def _advance(self, progress: Progress, index: int) -> None:
         """Fits the steps that need nothing, and those whose numbers the parent has."""
-        while (step := progress.waiting) is not None and _needs(progress) != "counts":
+        while (step := progress.waiting) is not None and progress.needs != "counts":
             if self._parent is not None:
                 known = self._parent.chains[index].steps[len(progress.fitted)]
                 if isinstance(known, KeyedFitted) and known.table not in self.table_rows:
@@ -146,24 +107,24 @@ class Fitting:
             else:
                 return
 
-    def _answer(self, waiting: Sequence[tuple[int, _Progress]]) -> None:
+    def _answer(self, waiting: Sequence[tuple[int, Progress]]) -> None:
         rows, questions = self._questions(waiting)
         keyed = [each for each in questions if each.step.operator.needs in ("groups", "external")]
         found = answer(rows, [each for each in questions if each not in keyed])
         found |= {each.key: self._keyed_table(rows, each) for each in keyed}
         for index, progress in waiting:
             for step in progress.together:
-                progress.add(step.operator.fit(step, found[_key(index, step)]))
+                progress.add(step.operator.fit(step, found[key_of(index, step)]))
 
-    def _questions(self, waiting: Sequence[tuple[int, _Progress]]) -> tuple[DataFrame, list[FrameQuestion]]:
+    def _questions(self, waiting: Sequence[tuple[int, Progress]]) -> tuple[DataFrame, list[FrameQuestion]]:
         rows, questions = self._rows(), []
         tables = self._tables()
         for index, progress in waiting:
             rows, values = progress.so_far().apply(rows, tables, f"_q{index}_")
-            kinds = self._kinds(progress)
+            kinds = progress.kinds()
             questions += [
                 FrameQuestion(
-                    key=_key(index, step),
+                    key=key_of(index, step),
                     step=step,
                     values=tuple(values[name] for name in step.inputs),
                     kinds=tuple(kinds[name] for name in step.inputs),
@@ -172,12 +133,6 @@ class Fitting:
                 for step in progress.together
             ]
         return rows, questions
-
-    def _kinds(self, progress: _Progress) -> dict[str, Type]:
-        kinds = dict(zip(progress.chain.inputs, progress.chain.types, strict=True))
-        for step in progress.chain.steps[: len(progress.fitted)]:
-            kinds |= step.types
-        return kinds
 
     def _tables(self) -> Tables:
         """What was published for this version so far."""
@@ -224,10 +179,10 @@ class Fitting:
         )
         self.table_rows[name] = manifest.rows
 
-    def _count(self, waiting: Sequence[tuple[int, _Progress]]) -> dict[str, dict[str, int]]:
+    def _count(self, waiting: Sequence[tuple[int, Progress]]) -> dict[str, dict[str, int]]:
         """Counts all vocabularies in one pass, assigns ids, publishes both tables, and fits the waiting steps."""
         rows, questions = self._questions(waiting)
-        operators = {_name(each.step): each.step.operator for each in questions}
+        operators = {vocabulary_of(each.step): each.step.operator for each in questions}
         rules, given = {}, []
         for name, operator in operators.items():
             if isinstance(operator, Categorify):
@@ -238,44 +193,23 @@ class Fitting:
                 ]
         fixed = {entry[0] for entry in given}
         values = [
-            (_name(each.step), each.values[0], each.kinds[0] in ("ints", "strings"))
+            (vocabulary_of(each.step), each.values[0], each.kinds[0] in ("ints", "strings"))
             for each in questions
-            if _name(each.step) not in fixed
+            if vocabulary_of(each.step) not in fixed
         ]
         facts = self._assign(self._counts(rows, values), rules, given)
         for _, progress in waiting:
             for step in progress.together:
-                found = facts.get(_name(step), {"entries": 0, "highest": 0})
+                found = facts.get(vocabulary_of(step), {"entries": 0, "highest": 0})
                 progress.add(step.operator.fit(step, Statistics(cardinality=found["highest"] + 1)))
         return facts
 
-    def _answer_from_counts(self, waiting: Sequence[tuple[int, _Progress]]) -> dict[str, dict[str, int]]:
+    def _answer_from_counts(self, waiting: Sequence[tuple[int, Progress]]) -> dict[str, dict[str, int]]:
         """Fits steps by the value counts; the facts of the vocabularies among them, which are published."""
         counts = self._value_counts
         if counts is None:
             return {}
-        questions: dict[str, Question] = {}
-        for index, progress in waiting:
-            for step in progress.together:
-                source = Source(progress.chain.inputs[0], progress.so_far(), step.inputs[0])
-                if isinstance(step.operator, Categorify):
-                    name = _name(step)
-                    known = questions.get(name)
-                    questions[name] = Question(
-                        key=name,
-                        wants="counts",
-                        sources=(*(known.sources if known else ()), source),
-                        rule=IdRule(
-                            step.operator.least(name), step.operator.first_id, step.operator.max_size
-                        ),
-                        given=step.operator.values,
-                        parent=self._parent_files(),
-                    )
-                else:
-                    wants: Literal["moments", "median"] = (
-                        "moments" if step.operator.needs == "moments" else "median"
-                    )
-                    questions[_key(index, step)] = Question(_key(index, step), wants, (source,))
+        questions = questions_of(waiting, self._parent_files())
         attempt = new_attempt()
         folders = (self._table(VOCABULARY).file(attempt), self._table(RARE).file(attempt))
         found = answer_from_counts(
@@ -285,12 +219,7 @@ class Fitting:
         if named:
             self._publish_vocabularies(attempt, [found[name]["files"] for name in named])
         facts = {name: found[name]["facts"] for name in named}
-        for index, progress in waiting:
-            for step in progress.together:
-                vocabulary = isinstance(step.operator, Categorify)
-                answer = facts[_name(step)] if vocabulary else found[_key(index, step)]
-                cardinality = progress.cardinalities.get(step.inputs[0])
-                progress.add(step.operator.fit(step, _statistics(answer, cardinality)))
+        answer_steps(waiting, found)
         return facts
 
     def _parent_files(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -362,38 +291,3 @@ class Fitting:
             *(read_published(self._spark, self._table(name)) for name in (VOCABULARY, RARE))
         )
         return facts
-
-
-def countable(progress: _Progress) -> bool:
-    """Whether the waiting step's statistics follow from how often each value of one raw column occurs."""
-    step = progress.waiting
-    return (
-        step is not None
-        and step.operator.needs in ("moments", "median", "counts")
-        and len(progress.chain.inputs) == 1
-        and progress.chain.types[0] in ("int", "string")
-        and not any(isinstance(each, KeyedFitted) or each.sql_only for each in progress.fitted)
-        and not any(each.name == "categorify" for each in progress.fitted)
-    )
-
-
-def _key(index: int, step: Step) -> str:
-    """Names a question; errors show it."""
-    return f"{','.join(step.inputs)} (chain {index} of features)"
-
-
-def _needs(progress: _Progress) -> str:
-    return progress.waiting.operator.needs if progress.waiting else "nothing"
-
-
-def _statistics(found: Mapping[str, Any], cardinality: int | None) -> Statistics:
-    if "highest" in found:
-        return Statistics(cardinality=found["highest"] + 1)
-    if "median" in found:
-        return Statistics(median=found["median"], cardinality=cardinality)
-    return Statistics(moments=moments_from(found), cardinality=cardinality)
-
-
-def _name(step: Step) -> str:
-    operator = step.operator
-    return operator.vocabulary(step) if isinstance(operator, Categorify) else ""

@@ -27,6 +27,7 @@ class LocalWorkflow:
     """A fitted workflow without Spark: features of raw values on Arrow arrays, by the `arrow` engine.
 
     Attributes:
+        asked: each chain as the configuration had it, which an extension must find again.
         counted: raw day → digest of the days whose values the vocabularies count, in this version or before.
         vocabularies: vocabulary → entries, highest id, occurrences, rare_values, rare_occurrences.
     """
@@ -35,6 +36,7 @@ class LocalWorkflow:
     parent: str | None
     spec: FeatureSpec
     chains: tuple[FittedChain, ...]
+    asked: tuple[str, ...]
     counted: Mapping[str, str]
     vocabularies: Mapping[str, Mapping[str, int]]
     local: LocalTables
@@ -127,6 +129,7 @@ def save_workflow(
     parent: str | None,
     spec: FeatureSpec,
     chains: Sequence[FittedChain],
+    asked: Sequence[str],
     counted: Mapping[str, str],
     tables: Mapping[str, int],
     vocabularies: Mapping[str, Mapping[str, int]],
@@ -147,6 +150,7 @@ def save_workflow(
             "parent": parent,
             "spec": spec.to_json(),
             "chains": [chain.to_json() for chain in chains],
+            "asked": list(asked),
             "counted": dict(counted),
             "tables": dict(tables),
             "vocabularies": {name: dict(found) for name, found in vocabularies.items()},
@@ -205,6 +209,7 @@ def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
         "parent": stored["parent"],
         "spec": FeatureSpec.from_json(stored["spec"]),
         "chains": tuple(FittedChain.from_json(each) for each in stored["chains"]),
+        "asked": tuple(stored["asked"]),
         "counted": stored["counted"],
         "vocabularies": stored["vocabularies"],
     }

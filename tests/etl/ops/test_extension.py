@@ -184,14 +184,34 @@ def test_a_value_that_is_not_seen_reads_as_unknown_and_returns_to_its_id(
         assert [local.encode_values({"C1": value}, ["C1"])["C1"] for value in "abcde"] == expected["C1"][:5]
 
 
-@pytest.mark.parametrize("oov_buckets", [1, 4])
-def test_other_oov_buckets_do_not_extend(spark: SparkSession, tmp_path: Path, oov_buckets: int) -> None:
-    def groups(buckets: int) -> list[dict[str, Any]]:
-        return [{"columns": ["C1"], "kind": "categorical", "ops": [{"categorify": {"oov_buckets": buckets}}]}]
+@pytest.mark.parametrize(
+    "first, later",
+    [
+        ({"oov_buckets": 2}, {}),
+        ({"oov_buckets": 2}, {"oov_buckets": 4}),
+        ({"values": ["a", "b"]}, {"values": ["b", "a"]}),
+    ],
+)
+def test_what_would_give_an_id_two_meanings_does_not_extend(
+    spark: SparkSession, tmp_path: Path, first: dict[str, Any], later: dict[str, Any]
+) -> None:
+    def groups(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"columns": ["C1"], "kind": "categorical", "ops": [{"categorify": parameters}]}]
 
-    first = fit_rows(spark, make_config(tmp_path, groups(2)), by_day(spark, OLD[:20]))
-    with pytest.raises(ConfigError, match=f"oov_buckets={oov_buckets}"):
-        fit_rows(spark, make_config(tmp_path, groups(oov_buckets)), by_day(spark, [*OLD[:20], *NEW]), first)
+    parent = fit_rows(spark, make_config(tmp_path, groups(first)), by_day(spark, OLD[:20]))
+    with pytest.raises(ConfigError, match=r"cannot be extended: .*categorify"):
+        fit_rows(spark, make_config(tmp_path, groups(later)), by_day(spark, [*OLD[:20], *NEW]), parent)
+
+
+def test_a_changed_parameter_is_refused_where_the_parents_number_would_silently_stay(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def groups(least: int) -> list[dict[str, Any]]:
+        return [{"columns": ["I1"], "kind": "dense", "ops": [{"clip": {"min": least}}, "fill"]}]
+
+    parent = fit_rows(spark, make_config(tmp_path, groups(0)), by_day(spark, OLD[:20]))
+    with pytest.raises(ConfigError, match=r"cannot be extended: .*clip\(min=1\)"):
+        fit_rows(spark, make_config(tmp_path, groups(1)), by_day(spark, [*OLD[:20], *NEW]), parent)
 
 
 def test_days_without_rows_are_fitted_where_nothing_must_be_measured(
