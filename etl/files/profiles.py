@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from etl.files.merge import Counts, merge_files
+from etl.files.merge import Counts, merge_files, read_column
 from etl.quality.compare import Values, values_of
 from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.summary import Summary, summarise
 
 _TASKS_A_SLOT = 3
-
-
-@dataclass(frozen=True)
-class _Day:
-    counts: Counts
-    summarised: bool
 
 
 def summarise_days(
@@ -55,20 +50,19 @@ def compare_days(
     files = tuple(file for counts in train for file in counts.files)
 
     def ask(index: int) -> str:
-        before, today = (_named(merge_files(each, names[index])) for each in (files, day.files))
-        both = before.rename_columns(["value", "train"]).join(
-            today.rename_columns(["value", "day"]), "value", join_type="full outer", use_threads=False
+        # One grouping for both sides: each row counts on its own side and not on the other.
+        both = pa.concat_tables(
+            [
+                *(_sided(read_column(path, names[index]), "train", "day") for path, _ in files),
+                *(_sided(read_column(path, names[index]), "day", "train") for path, _ in day.files),
+            ]
         )
         if not len(both):
             return Values().to_json()
-        filled = pa.table(
-            {
-                name: both[name] if name == "value" else both[name].fill_null(0)
-                for name in ("value", "train", "day")
-            }
-        )
-        key = pa.array([names[index]] * len(filled))
-        batch = filled.add_column(0, "column", key).combine_chunks().to_batches()[0]
+        summed = both.group_by("value", use_threads=False).aggregate([("train", "sum"), ("day", "sum")])
+        arrays = [summed[name].combine_chunks() for name in ("value", "train_sum", "day_sum")]
+        key = pa.array([names[index]]).take(pa.array(np.zeros(len(summed), np.int64)))
+        batch = pa.RecordBatch.from_arrays([key, *arrays], ["column", "value", "train", "day"])
         return values_of(names[index], batch).to_json()
 
     answers = _each(spark, len(names), ask)
@@ -76,8 +70,12 @@ def compare_days(
     return {name: values for name, values in found.items() if values.train_cells or values.day_cells}
 
 
-def _named(table: pa.Table) -> pa.Table:
-    return table.filter(table["value"].is_valid()).select(["value", "count"])
+def _sided(counts: pa.Table, side: str, other: str) -> pa.Table:
+    """(value, train, day) of counts that belong to one side; null is no value."""
+    there = counts.filter(pc.is_valid(counts["value"]))
+    none = pa.array(np.zeros(len(there), np.int64))
+    columns = {"value": there["value"], side: there["count"], other: none}
+    return pa.table({name: columns[name] for name in ("value", "train", "day")})
 
 
 def _each(spark: SparkSession, count: int, ask: Callable[[int], str]) -> Mapping[int, str]:
