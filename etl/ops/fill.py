@@ -42,7 +42,7 @@ class FittedFill(Fitted):
 
 @dataclass(frozen=True)
 class Fill(Operator):
-    """Replaces null by `value`: a number in columns of numbers, a text in columns of strings.
+    """Replaces null by `value`: a number in columns of numbers, which become doubles, a text in columns of strings.
 
     With `indicator`, each column gets a second one, `<column>_filled`: 1.0 where it was null, otherwise 0.0.
 

@@ -49,7 +49,8 @@ def _fill(given: Given, train: Table) -> Apply:
     def apply(rows: Table) -> Columns:
         found: dict[str, list[Any]] = {}
         for name, values in rows.values.items():
-            found[name] = [given.get("value", 0.0) if each is None else each for each in values]
+            filled = [given.get("value", 0.0) if each is None else each for each in values]
+            found[name] = [each if isinstance(each, str) else float(each) for each in filled]
             if given.get("indicator"):
                 found[f"{name}_filled"] = [1.0 if each is None else 0.0 for each in values]
         return found
