@@ -153,4 +153,4 @@ def test_a_third_of_a_day_that_does_not_parse(config: Path, tmp_path: Path) -> N
         "line": "0\tthree\tb",
     }
     written = {path.name for path in (tmp_path / "lake").iterdir()}
-    assert written == {"quarantine"}
+    assert written == {"quarantine", "value_counts"}

@@ -65,8 +65,11 @@ def test_locked_packages_have_hashes_and_no_address() -> None:
 
 
 def test_lock_files_agree_on_versions() -> None:
+    # A peer that benchmarks/ measures in an environment of its own has versions of its own.
+    ours = [lock for lock in LOCK_FILES if lock.name != "benchmark-nvtabular.txt"]
+    assert len(ours) == len(LOCK_FILES) - 1
     versions: dict[str, set[str]] = {}
-    for lock in LOCK_FILES:
+    for lock in ours:
         for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE):
             versions.setdefault(name, set()).add(version)
     assert {name: found for name, found in versions.items() if len(found) > 1} == {}
