@@ -83,7 +83,7 @@ def parse_block(block: bytes, layout: FileLayout, wanted: Sequence[str], header:
             bad = np.flatnonzero(why.is_valid().to_numpy(zero_copy_only=False))
             reason = why.drop_null()[0].as_py()
             reasons.add(_rows_with(coded, bad), reason)
-        columns[column.name] = pa.DictionaryArray.from_arrays(coded.indices, distinct)
+        columns[column.name] = _coded(coded.indices, distinct)
     columns |= _ours(columns, layout, reasons)
     _filter(columns, layout, reasons)
     skipped = 1 if header else 0
@@ -100,6 +100,17 @@ def parse_block(block: bytes, layout: FileLayout, wanted: Sequence[str], header:
     return Block(
         lines, places, kept, tuple(_with_texts(block, [(place, found[place]) for place in bad_lines]))
     )
+
+
+def _coded(indices: pa.Array, distinct: pa.Array) -> pa.DictionaryArray:
+    """A dictionary array without nulls in its dictionary, which could not be unified with others: their rows are null."""
+    if not distinct.null_count:
+        return pa.DictionaryArray.from_arrays(indices, distinct)
+    there = np.append(distinct.is_valid().to_numpy(zero_copy_only=False), False)
+    places = np.cumsum(there, dtype=np.int32) - 1
+    codes = indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
+    found = pa.array(places[codes].astype(np.int32), mask=~there[codes])
+    return pa.DictionaryArray.from_arrays(found, distinct.drop_null())
 
 
 def _columns(
