@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.types import Config
 from etl.files.layout import FileLayout, file_layout
-from etl.files.parse import parse_block, plain
-from etl.files.survey import wanted
+from etl.files.parse import parse_block, plain, unify
+from etl.files.survey import _Counts, wanted
 from tests.etl import cases, oracle
 
 FIELD = st.one_of(
@@ -76,6 +78,35 @@ def test_lines_of_all_kinds_in_one_block(config: Config) -> None:
         (6, "label:label"),
         (7, "integer:I1"),
     ]
+
+
+@MANY
+@given(blocks=st.lists(ROWS, min_size=2, max_size=4))
+def test_blocks_of_one_slice_go_together(config: Config, blocks: list[list[list[str]]]) -> None:
+    layout, names = _layout(config), [column.name for column in config.log.columns]
+    # A malformed integer in every block: what is no number has no place in a dictionary of numbers.
+    known = ["1\t1\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9", "0\tx\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9"]
+    parsed = [
+        parse_block(
+            "".join(line + "\n" for line in [*known, *("\t".join(row) for row in rows)]).encode(),
+            layout,
+            wanted(layout, names),
+            header=False,
+        )
+        for rows in blocks
+    ]
+    for name in names[1:]:  # the label is ours by then
+        parts = [block.columns[name] for block in parsed]
+        values = [value for part in parts for value in plain(part).to_pylist()]
+        assert plain(unify(parts)).to_pylist() == values
+        counts = _Counts()
+        for part in parts:
+            counts.add(part)
+        counted, times = counts.result()
+        found: Counter[str | None] = Counter()
+        for value, count in zip(counted.to_pylist(), times.tolist(), strict=True):
+            found[value] += count
+        assert found == Counter(pa.array(values, parts[0].dictionary.type).cast(pa.string()).to_pylist())
 
 
 def test_bytes_that_are_no_utf8_cost_their_line_alone(config: Config) -> None:
