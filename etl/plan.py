@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import ConfigError
+from conf.feature_spec import LABEL
 from conf.types import Config, FeatureGroup
 from etl.ops import (
     FrameOperator,
@@ -88,6 +89,7 @@ def plan(config: Config) -> Plan:
     _require_unique(features, chains)
     _require_tables(chains)
     _require_reads(chains, columns)
+    _require_no_label(config, chains)
     _require_scopes(config, features, chains)
     return Plan(filters, changers, columns, chains, features)
 
@@ -97,6 +99,17 @@ def _require_keys(config: Config, changers: tuple[FrameOperator, ...], columns: 
     lost = [name for name in keys if name not in columns]
     if lost and changers:
         raise ConfigError(f"prepare loses the keys {lost}", "add them to `by` of groupby")
+
+
+def _require_no_label(config: Config, chains: tuple[Chain, ...]) -> None:
+    """No feature is made of the answer, nor of a raw column that the label's own column replaces by name."""
+    for chain in chains:
+        told = [name for name in chain.inputs if name in (LABEL, config.log.label.column)]
+        if told:
+            raise ConfigError(
+                f"features are made of {told}, which is the label a model is to predict",
+                "leave it out of features; a raw column that only has that name takes another in log.columns (source)",
+            )
 
 
 def _require_scopes(config: Config, features: tuple[str, ...], chains: tuple[Chain, ...]) -> None:

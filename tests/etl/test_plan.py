@@ -20,6 +20,10 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
     [
         ({"scopes": {"user": ["I9"]}}, r"scopes names \['I9'\], which are no features"),
         (
+            {"features": [{"columns": ["label"], "kind": "dense", "ops": ["fill"]}], "scopes": {}},
+            r"features are made of \['label'\], which is the label",
+        ),
+        (
             {"users": USERS, "scopes": {"user": ["I2"]}},
             r"scopes\.user names \['I2'\], which users\.columns does not hold",
         ),
