@@ -21,11 +21,13 @@ from conf.lake import Lake, Partition
 from conf.manifest import Manifest, data_files, digest_of, is_published, read_manifest
 from conf.types import Config
 from etl.engine import choose_engine
+from etl.files.counts import BUCKET_BYTES, buckets_for
 from etl.files.encode import Encoding, encode
 from etl.files.encode import Task as EncodeTask
 from etl.files.layout import FileLayout, file_layout
-from etl.files.merge import Counts
+from etl.files.library import is_built
 from etl.files.profiles import compare_days, summarise_days
+from etl.files.questions import Counts
 from etl.files.slices import Slice, cut
 from etl.files.survey import Summary as SliceSummary
 from etl.files.survey import Task as SurveyTask
@@ -52,6 +54,9 @@ _QUARANTINE_SCHEMA = pa.schema(
 )
 
 
+_COUNTS_FORMAT = 2  # of the files of value counts: days of another one are read again
+
+
 @dataclass(frozen=True)
 class SurveyedSlice:
     """A slice with its number of lines."""
@@ -63,10 +68,12 @@ class SurveyedSlice:
 def flow_applies(spark: SparkSession, config: Config) -> bool:
     """Whether workers can read the days' files themselves: text, a partition a day, nothing joined or drawn.
 
-    All else goes through frames: attributes, negatives, operators that change rows, splits within a partition.
+    All else goes through frames: attributes, negatives, operators that change rows, splits within a partition. So do all
+    logs where the compiled scanner was not built.
     """
     return (
-        choose_engine(spark, config.workflow.engine) == "arrow"
+        is_built()
+        and choose_engine(spark, config.workflow.engine) == "arrow"
         and config.log.format in ("tsv", "csv")
         and config.split.by == "day"
         and config.users is None
@@ -105,7 +112,9 @@ class FileFlow:
         """The value counts of a surveyed day."""
         partition = self._lake.value_counts.partition(raw.dt)
         day = date.fromisoformat(raw.dt).toordinal() - date(1970, 1, 1).toordinal()
-        return Counts(tuple((path, day) for path in data_files(partition, read_manifest(partition))), day)
+        manifest = read_manifest(partition)
+        files = tuple((path, day) for path in data_files(partition, manifest))
+        return Counts(files, day, manifest.facts["values"])
 
     def has_counts_of(self, columns: Sequence[Column]) -> bool:
         """Whether the values of all these columns are counted: those of real numbers are not."""
@@ -184,7 +193,7 @@ class FileFlow:
     def _inputs(self, raw: RawFiles) -> tuple[dict[str, str], dict[str, str]]:
         """Inputs of the quarantine's manifest and of the value counts'."""
         known = {"raw": raw.digest, "layout": layout_digest(self._config)}
-        return known, {**known, "columns": digest_of(self._counted())}
+        return known, {**known, "columns": digest_of([_COUNTS_FORMAT, *self._counted()])}
 
     def _is_surveyed(self, raw: RawFiles) -> bool:
         tables = (self._lake.quarantine, self._lake.value_counts)
@@ -203,10 +212,12 @@ class FileFlow:
         names: dict[int, str] = {}
         for raw in days:
             partition = self._lake.value_counts.partition(raw.dt)
-            for index, part in enumerate(cut(raw.paths)):
+            parts = cut(raw.paths)
+            buckets = buckets_for(sum(part.bytes for part in parts), BUCKET_BYTES)
+            for index, part in enumerate(parts):
                 names[len(tasks)] = f"{attempt}/part-{index:05d}.parquet"
                 of_day[raw.dt].append(len(tasks))
-                tasks.append(SurveyTask(part, partition.file(names[len(tasks)])))
+                tasks.append(SurveyTask(part, partition.file(names[len(tasks)]), buckets))
         surveyed = survey(self._spark, tasks, self._layout(days), self._counted()).persist()
         try:
             found = summaries(surveyed)
@@ -278,10 +289,15 @@ class FileFlow:
             self._lake.value_counts.partition(raw.dt),
             dict.fromkeys(files),
             inputs=self._inputs(raw)[1],
-            expected_rows=sum(summary.count_rows for summary in found),
-            facts={"slices": slices},
+            expected_rows=sum(sum(summary.values.values()) for summary in found),
+            facts={"slices": slices, "values": _added([summary.values for summary in found])},
             grace_hours=self._config.output.grace_hours,
         )
+
+
+def _added(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of each name over all parts, zeros included."""
+    return {name: sum(part[name] for part in parts) for name in parts[0]} if parts else {}
 
 
 def _write_empty(partition: Partition, name: str) -> None:
