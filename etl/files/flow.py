@@ -91,6 +91,7 @@ class FileFlow:
         self._spark, self._config, self._lake = spark, config, lake
         self._plan: Plan = plan(config)
         self._slices: dict[str, list[SurveyedSlice]] = {}
+        self._scratch: dict[Slice, str] = {}  # of the slices that this run parsed
 
     def survey(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Day → counts; the days not surveyed yet are read, all in one job, and their tables published."""
@@ -154,7 +155,8 @@ class FileFlow:
             for index, surveyed in enumerate(self._slices[dt]):
                 name = f"{attempt}/part-{index:05d}.parquet"
                 of_day.setdefault(dt, []).append(name)
-                tasks.append(EncodeTask(surveyed.part, first, partition.file(name)))
+                scratch = self._scratch.get(surveyed.part)
+                tasks.append(EncodeTask(surveyed.part, first, partition.file(name), scratch))
                 first += surveyed.lines
         encoding = Encoding(
             layout=self._layout([raw for raw, _, _ in days.values()]),
@@ -217,7 +219,9 @@ class FileFlow:
             for index, part in enumerate(parts):
                 names[len(tasks)] = f"{attempt}/part-{index:05d}.parquet"
                 of_day[raw.dt].append(len(tasks))
-                tasks.append(SurveyTask(part, partition.file(names[len(tasks)]), buckets))
+                scratch = f"{attempt}-{len(tasks)}"
+                self._scratch[part] = scratch
+                tasks.append(SurveyTask(part, partition.file(names[len(tasks)]), buckets, scratch))
         surveyed = survey(self._spark, tasks, self._layout(days), self._counted()).persist()
         try:
             found = summaries(surveyed)

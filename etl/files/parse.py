@@ -27,6 +27,7 @@ class Block:
     """The parse of one block.
 
     Attributes:
+        bytes: of its text.
         lines: how many lines it has.
         places: (n,) int64 of the good rows: their line in the block, from 0.
         columns: raw column → dictionary array of n values (int64, double or string), and `label` (float), `user_key`,
@@ -35,6 +36,7 @@ class Block:
         bad: (line in the block, reason, text) of every other line, the reason `filter:…` or `dropna:…` included.
     """
 
+    bytes: int
     lines: int
     places: np.ndarray
     columns: Mapping[str, pa.Array]
@@ -103,7 +105,7 @@ def parse_block(block: bytes | memoryview, layout: FileLayout, wanted: Sequence[
     why = {**found.broken} | {int(found.places[row]): reason for row, reason in reasons.of.items()}
     bad_lines = sorted(place for place in why if place >= skipped)
     texts = _with_texts(block, [(place, why[place]) for place in bad_lines])
-    return Block(found.lines, places, columns, counts, tuple(texts))
+    return Block(len(block), found.lines, places, columns, counts, tuple(texts))
 
 
 def _coded(indices: pa.Array, distinct: pa.Array) -> pa.DictionaryArray:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.feature_spec import LABEL
+from etl.files import scratch
 from etl.files.counts import write_counts
 from etl.files.layout import FileLayout
 from etl.files.parse import Block, parse_block, unify
@@ -29,11 +30,12 @@ _MERGE_EVERY = 8
 
 @dataclass(frozen=True)
 class Task:
-    """A slice, the file its value counts go to, and the hash buckets these are cut into."""
+    """A slice, the file its value counts go to, the hash buckets these are cut into, and the name of the parsed slice's scratch."""
 
     part: Slice
     counts_file: str
     buckets: int = 1
+    scratch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,9 @@ def _survey_slice(
             block, layout, wanted(layout, counted), layout.header and starts_file(task.part, lines)
         )
         yield from _bad_lines(index, lines, parsed)
+        # A compressed file may come in several blocks; only what is one is kept.
+        if task.scratch and task.part.end is not None:
+            scratch.save(task.scratch, parsed)
         lines += parsed.lines
         good += len(parsed.places)
         dropped.update(reason for _, reason, _ in parsed.bad)
