@@ -26,7 +26,7 @@ IMPORTED = (
 )
 
 
-def _prefer_compiled(path: list[str]) -> list[str]:
+def prefer_compiled(path: list[str]) -> list[str]:
     """sys.path without the archive of pyspark's sources that lies within an installed pyspark: they are the same."""
 
     def is_own_archive(entry: str) -> bool:
@@ -37,7 +37,7 @@ def _prefer_compiled(path: list[str]) -> list[str]:
 
 
 def main() -> None:
-    sys.path[:] = _prefer_compiled(sys.path)
+    sys.path[:] = prefer_compiled(sys.path)
     for module in IMPORTED:
         import_module(module)
     import pyspark.daemon

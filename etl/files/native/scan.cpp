@@ -101,7 +101,7 @@ public:
         const int64_t first = static_cast<int64_t>(codes.size());
         codes.resize(first + count);
         valid.resize((first + count + 7) >> 3, 0xFF);
-        int32_t* code = &codes[first];
+        int32_t* code = codes.data() + first;
         for (int64_t i = 0; i < count; ++i) {
             if (keys[i].length == 0) {
                 ++nulls;
@@ -192,7 +192,7 @@ private:
         field_ = 0;
         has_quote_ = false;
         if (high_ && !is_utf8(block_ + start, block_ + end)) return reject(line, kNotUtf8);
-        uint32_t* ends = &ends_[batch_ * width_];
+        uint32_t* ends = ends_.data() + batch_ * width_;
         if (quoted) {
             hard.insert(hard.end(), {static_cast<int64_t>(places.size()), start, end});
             for (int32_t field = 0; field < width_; ++field) ends[field] = static_cast<uint32_t>(start + field);
@@ -219,7 +219,7 @@ private:
         for (Column& column : columns) {
             if (first) column.reserve(likely);
             for (int64_t row = 0; row < batch_; ++row) {
-                const uint32_t* ends = &ends_[row * width_];
+                const uint32_t* ends = ends_.data() + row * width_;
                 const uint32_t start = column.field ? ends[column.field - 1] + 1 : starts_[row];
                 keys_[row] = Values::key_of(block_ + start, ends[column.field] - start, end_);
                 column.values.fetch_ahead(keys_[row]);
