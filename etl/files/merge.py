@@ -14,15 +14,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from etl.files.counts import ALL, Bucket, buckets_for
+from etl.files.counts import ALL, Bucket
+from etl.files.pieces import count_pieces, shared_out
 from etl.files.questions import Counts, Question, measured
 from etl.files.vocabularies import Folders, collect, complete, split_bucket
 from etl.moments import ExactSums, sums_of_counts
 from etl.ops.base import Moments
 
-# Different values that one task merges at most, some 100 bytes each.
-MERGE_VALUES = 8_000_000
-_TASKS_A_SLOT = 3
 _SCHEMA = "question int, found string, value string, id int, count bigint, last_seen int"
 _ARROW = pa.schema(
     [
@@ -48,20 +46,14 @@ def answer_from_counts(
     Raises:
         DataError: a value too large for exact moments.
     """
-    pieces = [
-        (index, Bucket(place, of))
-        for index, question in enumerate(questions)
-        for of in [_buckets(question, counts)]
-        for place in range(of)
-    ]
-    # A Python task costs some milliseconds whatever it does: a few columns share one, and there are enough to keep slots busy.
-    tasks = max(1, min(len(pieces), _TASKS_A_SLOT * spark.sparkContext.defaultParallelism))
     asked = tuple(questions)
-    found = spark.range(0, len(pieces), 1, tasks).mapInArrow(
-        _first(tuple(pieces), asked, counts, folders), _SCHEMA
+    values = {index: _values(question, counts) for index, question in enumerate(asked)}
+    tasks = shared_out(values, spark.sparkContext.defaultParallelism)
+    found = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(
+        _first(tasks, asked, counts, folders), _SCHEMA
     )
-    if len(pieces) > len(questions):
-        found = found.repartition(tasks, "question").mapInArrow(_second(asked, folders), _SCHEMA)
+    if count_pieces(tasks) > len(asked):
+        found = found.repartition(len(tasks), "question").mapInArrow(_second(asked, folders), _SCHEMA)
     rows = found.select("question", "found").collect()  # one row a question
     return {questions[row["question"]].key: json.loads(row["found"]) for row in rows}
 
@@ -70,14 +62,15 @@ def moments_from(found: Mapping[str, Any]) -> Moments:
     return Moments(found["rows"], found["mean"], found["std"])
 
 
-def _buckets(question: Question, counts: Counts) -> int:
+def _values(question: Question, counts: Counts) -> int:
+    """How many different values a question is about, at most; moments and medians are one task's whatever their number."""
     if question.wants != "counts" or question.given is not None:
-        return 1
-    return buckets_for(sum(counts.values[source.column] for source in question.sources), MERGE_VALUES)
+        return 0
+    return sum(counts.values[source.column] for source in question.sources)
 
 
 def _first(
-    pieces: tuple[tuple[int, Bucket], ...],
+    tasks: Sequence[Sequence[tuple[int, Bucket]]],
     questions: tuple[Question, ...],
     counts: Counts,
     folders: Folders,
@@ -86,8 +79,7 @@ def _first(
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for place in batch.column(0).to_pylist():
-                index, bucket = pieces[place]
+            for index, bucket in [piece for task in batch.column(0).to_pylist() for piece in tasks[task]]:
                 question = questions[index]
                 if bucket.of == 1:
                     yield _found(index, _answer(index, question, counts, folders))

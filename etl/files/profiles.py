@@ -14,16 +14,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from etl.files.counts import Bucket, buckets_for, read_counts
+from etl.files.counts import Bucket, read_counts
+from etl.files.pieces import shared_out
 from etl.files.questions import Counts
 from etl.files.sums import Sums
 from etl.quality.compare import Values, values_of
 from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.summary import Summary, summarise
-
-# Different values that one task merges at most, some 100 bytes each.
-MERGE_VALUES = 8_000_000
-_TASKS_A_SLOT = 3
 
 
 def summarise_days(
@@ -35,7 +32,7 @@ def summarise_days(
     def ask(name: str, bucket: Bucket) -> list[str]:
         return [_summary(counts, every[name], bucket).to_json() for counts in days]
 
-    answers = _each(spark, _pieces(list(every), days), ask)
+    answers = _each(spark, _values(list(every), days), ask)
     return [
         {name: reduce(add, (Summary.from_json(part[place]) for part in answers[name])) for name in every}
         for place in range(len(days))
@@ -61,7 +58,7 @@ def compare_days(
         batch = pa.RecordBatch.from_arrays([key, values, *counted], ["column", "value", "train", "day"])
         return [values_of(name, batch).to_json()]
 
-    answers = _each(spark, _pieces(names, [*train, day]), ask)
+    answers = _each(spark, _values(names, [*train, day]), ask)
     compared = {
         name: reduce(add, (Values.from_json(text) for [text] in parts)) for name, parts in answers.items()
     }
@@ -78,33 +75,35 @@ def _summary(counts: Counts, column: Column, bucket: Bucket) -> Summary:
     return summarise(values, pa.array(found[:, 0]), column.kind) + Summary(nulls=nulls)
 
 
-def _pieces(names: Sequence[str], days: Sequence[Counts]) -> list[tuple[str, Bucket]]:
-    return [
-        (name, Bucket(index, of))
-        for name in names
-        for of in [buckets_for(sum(counts.values[name] for counts in days), MERGE_VALUES)]
-        for index in range(of)
-    ]
+def _values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
+    return {name: sum(counts.values[name] for counts in days) for name in names}
 
 
 def _each(
-    spark: SparkSession, pieces: Sequence[tuple[str, Bucket]], ask: Callable[[str, Bucket], list[str]]
+    spark: SparkSession, values: Mapping[str, int], ask: Callable[[str, Bucket], list[str]]
 ) -> Mapping[str, list[list[str]]]:
     """Column → what workers answer for its pieces."""
+    if not values:
+        return {}
+    tasks = shared_out(values, spark.sparkContext.defaultParallelism)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            indices = batch.column(0).to_pylist()
-            answers = [json.dumps(ask(*pieces[index])) for index in indices]
+            pieces = [piece for task in batch.column(0).to_pylist() for piece in tasks[task]]
+            names, buckets = zip(*pieces, strict=True)
+            answers = [json.dumps(ask(name, bucket)) for name, bucket in pieces]
             yield pa.RecordBatch.from_arrays(
-                [pa.array(indices, pa.int32()), pa.array(answers, pa.string())], ["place", "answer"]
+                [
+                    pa.array(names),
+                    pa.array([bucket.index for bucket in buckets], pa.int32()),
+                    pa.array(answers),
+                ],
+                ["name", "bucket", "answer"],
             )
 
-    if not pieces:
-        return {}
-    tasks = max(1, min(len(pieces), _TASKS_A_SLOT * spark.sparkContext.defaultParallelism))
-    found = spark.range(0, len(pieces), 1, tasks).mapInArrow(run, "place int, answer string").collect()
+    numbers = spark.range(0, len(tasks), 1, len(tasks))
+    found = numbers.mapInArrow(run, "name string, bucket int, answer string").collect()
     answers: dict[str, list[list[str]]] = {}
-    for row in sorted(found, key=lambda each: int(each["place"])):
-        answers.setdefault(pieces[row["place"]][0], []).append(json.loads(row["answer"]))
+    for row in sorted(found, key=lambda each: int(each["bucket"])):
+        answers.setdefault(row["name"], []).append(json.loads(row["answer"]))
     return answers

@@ -15,7 +15,7 @@ from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
 from conf.types import Config
 from etl.build import Built
-from etl.files import flow, merge, profiles
+from etl.files import flow, pieces
 from etl.tables import RARE, VOCABULARY, workflow_table
 from tests.etl import cases
 
@@ -87,8 +87,7 @@ def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
     spark: SparkSession, tmp_path: Path, plain: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flow, "BUCKET_BYTES", 2_000)
-    for module in (merge, profiles):
-        monkeypatch.setattr(module, "MERGE_VALUES", 5)
+    monkeypatch.setattr(pieces, "MERGE_VALUES", 5)
     original = flow.FileFlow.__init__
 
     def forget(self: flow.FileFlow, *arguments: Any) -> None:
