@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+
+from etl.compressed import find_damaged, require_codecs
 
 _INDEX_IN_TASK = (
     1 << 33
@@ -20,13 +24,23 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     reader, which is on the CPU in any case: strings on a GPU are taken to be valid.
     A file may be read in several blocks by several tasks, so the lines of each block are counted first; that costs one
     pass over the text without parsing it, and collects one number a block.
+
+    Raises:
+        DataError: a compressed file is damaged.
+        ConfigError: Spark cannot decompress a file.
     """
+    require_codecs(spark, paths)
     blocks = _in_blocks(spark, paths)
-    ends = (
-        blocks.groupBy("file", "block")
-        .agg(F.min("index").alias("low"), F.count(F.lit(1)).alias("lines"))
-        .collect()
+    counted = blocks.groupBy("file", "block").agg(
+        F.min("index").alias("low"), F.count(F.lit(1)).alias("lines")
     )
+    try:
+        ends = counted.collect()
+    except (Py4JJavaError, PySparkException) as error:
+        damaged = find_damaged(paths)
+        if damaged is None:
+            raise
+        raise damaged from error
     names = our_names(paths, {end["file"] for end in ends})
     order = {path: position for position, path in enumerate(paths)}
     offsets, total = [], 0

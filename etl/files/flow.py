@@ -36,7 +36,7 @@ from etl.quality.compare import Values
 from etl.quality.counts import Column
 from etl.quality.summary import Summary
 from etl.quarantine import DayCounts, layout_digest
-from etl.raw_files import RawFiles
+from etl.raw_files import RawFiles, raw_path
 from etl.workflow import FittedWorkflow
 
 log = logging.getLogger("nightrank.etl")
@@ -63,7 +63,8 @@ class SurveyedSlice:
 def flow_applies(spark: SparkSession, config: Config) -> bool:
     """Whether workers can read the days' files themselves: text, a partition a day, nothing joined or drawn.
 
-    All else goes through frames: attributes, negatives, operators that change rows, splits within a partition.
+    All else goes through frames: attributes, negatives, operators that change rows, splits within a partition, logs on
+    HDFS (which Spark's Hadoop client reads).
     """
     return (
         choose_engine(spark, config.workflow.engine) == "arrow"
@@ -73,7 +74,7 @@ def flow_applies(spark: SparkSession, config: Config) -> bool:
         and config.items is None
         and config.negatives is None
         and not plan(config).changers
-        and not config.log.path.startswith("hdfs:")
+        and storage.scheme_of(raw_path(config, config.log, "")) != "hdfs"
     )
 
 
