@@ -18,7 +18,7 @@ from conf import storage
 from conf.errors import DataError
 from conf.feature_spec import ROW_ID
 from conf.lake import Lake, Partition
-from conf.manifest import Manifest, data_files, digest_of, is_published, read_manifest
+from conf.manifest import Manifest, current_manifest, data_files, digest_of, read_manifest
 from conf.types import Config
 from etl.engine import choose_engine
 from etl.files.encode import Encoding, encode
@@ -189,12 +189,9 @@ class FileFlow:
 
     def _is_surveyed(self, raw: RawFiles) -> bool:
         tables = (self._lake.quarantine, self._lake.value_counts)
-        partitions = [table.partition(raw.dt) for table in tables]
-        return all(is_published(each) for each in partitions) and all(
-            dict(manifest.inputs) == inputs
-            and all(storage.exists(path) for path in data_files(partition, manifest))
-            for partition, inputs in zip(partitions, self._inputs(raw), strict=True)
-            for manifest in [read_manifest(partition)]
+        return all(
+            current_manifest(table.partition(raw.dt), inputs) is not None
+            for table, inputs in zip(tables, self._inputs(raw), strict=True)
         )
 
     def _survey(self, days: Sequence[RawFiles]) -> None:
