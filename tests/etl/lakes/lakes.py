@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf import storage
+from conf.errors import raised_in
 from conf.lake import Lake, Partition
 from conf.manifest import MANIFEST_NAME, data_files, read_manifest
 from conf.types import Config
@@ -65,6 +66,11 @@ def manifests(root: str) -> dict[str, str]:
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
     """Partitions whose manifest is not byte for byte what it was, or came or went."""
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def our_error(error: BaseException) -> BaseException:
+    """The error as a job sees it: one of ours that a Spark worker raised comes as text."""
+    return raised_in(str(error)) or error
 
 
 def partition_of(root: str) -> Partition:
