@@ -22,8 +22,10 @@ from conf.load import load_config
 from etl.compressed import first_bytes
 from etl.raw_files import find_raw, require_raw
 from etl.read import read_log
+from setup import jars
 from tests.etl import cases, oracle
 from tests.etl.lakes import lakes
+from tests.etl.lakes.conftest import ObjectStore
 
 ROOT = Path(__file__).parents[3]
 RUN_DATE = "2026-01-03"
@@ -38,15 +40,21 @@ def _put(spark: SparkSession, folder: Path, to: str) -> None:
     files.copyFromLocalFile(jvm.org.apache.hadoop.fs.Path(str(folder)), target)
 
 
-def test_a_night_by_spark_submit_equals_the_oracle(spark: SparkSession, hdfs: str, tmp_path: Path) -> None:
-    """The job as it is run: it opens HDFS before it has a session, and needs nothing but the path."""
-    config = cases.write_config(tmp_path, {"data": f"{hdfs}/logs/raw", "workflow": {"engine": "sql"}})
+def test_a_night_by_spark_submit_from_hdfs_to_an_object_store_equals_the_oracle(
+    spark: SparkSession, hdfs: str, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    """The job as it is run: HDFS is opened before there is a session, credentials stand in the environment alone."""
+    config = cases.write_config(
+        tmp_path,
+        {"data": f"{hdfs}/logs/raw", "lake": f"{object_store.root}/submitted", "workflow": {"engine": "sql"}},
+        {"output": {"row_group_rows": 8192}},
+    )
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 100, seed))
         good[day], _ = oracle.parse_log(config, paths)
     _put(spark, tmp_path / "raw", f"{hdfs}/logs/raw")
-    done = _submit(tmp_path / "config.yaml", tmp_path)
+    done = _submit(tmp_path / "config.yaml", tmp_path, object_store)
     assert done.returncode == 0, done.stderr[-3000:]
     closing = json.loads(done.stdout.splitlines()[-1])
     lake = Lake(config.lake)
@@ -59,11 +67,13 @@ def test_a_night_by_spark_submit_equals_the_oracle(spark: SparkSession, hdfs: st
     assert set(quarantined["source_file"].str.startswith(f"{hdfs}/logs/raw/dt={DAYS[0]}/")) == {True}
 
 
-def _submit(config: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def _submit(config: Path, folder: Path, store: ObjectStore) -> subprocess.CompletedProcess[str]:
     command = ["spark-submit", "--properties-file", str(ROOT / "conf/spark/local.conf")]
-    command += ["--conf", f"spark.local.dir={folder}", str(ROOT / "jobs/build_features.py")]
-    command += ["--config", str(config), "--run-date", RUN_DATE]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command += ["--jars", ",".join(str(jar.path) for jar in jars.s3_client())]
+    for key, value in {**store.settings, "spark.local.dir": str(folder)}.items():
+        command += ["--conf", f"{key}={value}"]
+    command += [str(ROOT / "jobs/build_features.py"), "--config", str(config), "--run-date", RUN_DATE]
+    environment = {**os.environ, **store.variables, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
 
 
