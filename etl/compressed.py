@@ -1,15 +1,17 @@
-"""Compressed raw text: opened by the end of its name, refused where Spark cannot read it, and the damaged file found."""
+"""Compressed raw text: opened by the end of its name, read by workers where Spark cannot, and the damaged file found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from conf import storage
 from conf.errors import ConfigError, DataError
-from etl.files.slices import compression
+from etl.files.slices import Slice, blocks, compression
 
 
 def first_bytes(path: str, length: int) -> bytes:
@@ -29,22 +31,59 @@ def first_bytes(path: str, length: int) -> bytes:
             raise _damaged(path, error) from error
 
 
-def require_codecs(spark: SparkSession, paths: Sequence[str]) -> None:
-    """ConfigError where Spark is to read files of zstd and has no library for them: Hadoop's native one, which PyPI's
-    pyspark lacks. Workers that read slices themselves (etl.files) need none.
+def spark_cannot_read(spark: SparkSession, paths: Sequence[str]) -> list[str]:
+    """Of some files, those of zstd where Spark has no library for it: Hadoop's native one, which PyPI's pyspark lacks.
+
+    Raises:
+        ConfigError: such a file lies on HDFS, where workers cannot read it either.
     """
     packed = [path for path in paths if compression(path) == "zstd"]
     jvm = spark._jvm
-    if (
-        packed
-        and jvm is not None
-        and not jvm.org.apache.hadoop.io.compress.ZStandardCodec.isNativeCodeLoaded()
-    ):
-        raise ConfigError(
-            f"{packed[0]} is compressed with zstd, which Spark reads only with Hadoop's native library, and that is not here",
-            "deliver .gz or .bz2, install libhadoop with zstd, or let workers read the log: workflow.engine=arrow, "
-            "split.by=day, no joined tables",
-        )
+    if not packed or jvm is None or jvm.org.apache.hadoop.io.compress.ZStandardCodec.isNativeCodeLoaded():
+        return []
+    for path in packed:
+        if storage.scheme_of(path) == "hdfs":
+            raise ConfigError(
+                f"{path} is compressed with zstd, which Spark reads only with Hadoop's native library, and that is not here",
+                "deliver .gz or .bz2, or start Spark with a libhadoop that has zstd (spark.driver.extraLibraryPath)",
+            )
+    return packed
+
+
+def lines_by_workers(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """Lines of compressed files, read by Python workers, a task a file: (file, escaped as Spark does; block 0; index in the
+    file; line; is_utf8).
+    """
+    function = _reader(tuple(paths))
+    return spark.range(0, len(paths), 1, max(1, len(paths))).mapInArrow(function, _LINES)
+
+
+_LINES = "file string, block bigint, index bigint, line string, is_utf8 boolean"
+
+
+def _reader(paths: tuple[str, ...]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for place in batch.column(0).to_pylist():
+                first = 0
+                for block in blocks(Slice(paths[place], 0, None)):
+                    yield _lines(quote(paths[place]), first, block)
+                    first += block.count(b"\n")
+
+    return read
+
+
+def _lines(file: str, first: int, block: bytes) -> pa.RecordBatch:
+    whole = block.removesuffix(b"\n").split(b"\n")
+    texts = [line.decode("utf-8", errors="replace") for line in whole]
+    columns = [
+        pa.array([file] * len(whole)),
+        pa.array(np.zeros(len(whole), np.int64)),
+        pa.array(np.arange(first, first + len(whole))),
+        pa.array(texts, pa.string()),
+        pa.array([text.encode() == line for text, line in zip(texts, whole, strict=True)]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, ["file", "block", "index", "line", "is_utf8"])
 
 
 def find_damaged(paths: Sequence[str]) -> DataError | None:

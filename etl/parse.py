@@ -35,7 +35,7 @@ def read_text_rows(
 
     Raises:
         DataError: a csv file's header lacks a column or differs from the others; a compressed file is damaged.
-        ConfigError: Spark cannot decompress a file.
+        ConfigError: nothing here can decompress a file.
     """
     lines = number_lines(spark, paths).select(
         "row_id",

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from etl.compressed import find_damaged, require_codecs
+from etl.compressed import find_damaged, lines_by_workers, spark_cannot_read
 
 _INDEX_IN_TASK = (
     1 << 33
@@ -27,9 +27,8 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
     Raises:
         DataError: a compressed file is damaged.
-        ConfigError: Spark cannot decompress a file.
+        ConfigError: nothing here can decompress a file.
     """
-    require_codecs(spark, paths)
     blocks = _in_blocks(spark, paths)
     counted = blocks.groupBy("file", "block").agg(
         F.min("index").alias("low"), F.count(F.lit(1)).alias("lines")
@@ -73,6 +72,11 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    packed = spark_cannot_read(spark, paths)
+    if packed:
+        others = [path for path in paths if path not in packed]
+        unpacked = lines_by_workers(spark, packed)
+        return _in_blocks(spark, others).unionByName(unpacked) if others else unpacked
     text = F.decode(F.col("value").cast("binary"), "UTF-8")
     return spark.read.text(list(paths)).select(
         F.col("_metadata.file_path").alias("file"),

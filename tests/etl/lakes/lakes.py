@@ -151,7 +151,8 @@ def check_wildcards(folder: Path, root: str, bring: Callable[[], Any]) -> None:
     def found(pattern: str) -> list[str]:
         log = config.log.model_copy(update={"path": f"{root}/{pattern}"})
         raw = find_raw(_with_log(config, log), log, "2026-01-01")
-        return [] if raw is None else [path.removeprefix(f"{root}/") for path in raw.paths]
+        base = storage.filesystem(root)[1] if storage.is_local(root) else root  # local paths have no scheme
+        return [] if raw is None else [path.removeprefix(f"{base}/") for path in raw.paths]
 
     hours = [f"2026-01-01/hour={name}" for name in ("00/part-0.tsv", "00/part-1.tsv", "01/part-0.tsv")]
     assert found("{date}/hour=*/*.tsv") == hours

@@ -20,6 +20,15 @@ from tests.etl.lakes import lakes
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 FIRST, SECOND = DAYS[3], DAYS[4]
+# A few features of each kind: what is tried here is which partitions are made, and of what.
+FEATURES = [
+    {
+        "columns": ["I{1..2}"],
+        "kind": "dense",
+        "ops": [{"fill": {"value": 0}}, {"clip": {"min": 0}}, "normalize"],
+    },
+    {"columns": ["user", "item", "C1"], "kind": "categorical", "ops": [{"categorify": {"min_count": 2}}]},
+]
 BY_RUN = ("users", "items", "quality", "datasets")
 
 
@@ -50,9 +59,9 @@ class Story:
 @pytest.fixture(scope="module", params=["arrow", "sql"])
 def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Story:
     folder = tmp_path_factory.mktemp("late")
-    config = cases.write_config(
-        folder, {"workflow": {"engine": request.param}, "output": {"row_group_rows": 8192}}
-    )
+    changes = {"features": FEATURES, "scopes": {"user": ["user"], "item": ["item"]}}
+    engine = {"workflow": {"engine": request.param}, "output": {"row_group_rows": 8192}}
+    config = cases.write_config(folder, changes, engine)
     retrain = config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": "retrain"})})
     good = {}
     for seed, day in enumerate(DAYS):

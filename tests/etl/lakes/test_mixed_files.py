@@ -15,6 +15,7 @@ from conf.errors import ConfigError, DataError
 from conf.lake import Lake
 from conf.types import Config
 from etl.parse import common_header
+from etl.positions import number_lines
 from etl.raw_files import find_raw
 from tests.etl import cases, oracle
 from tests.etl.lakes import lakes
@@ -52,7 +53,7 @@ def _write_day(folder: Path, day: str, lines: list[str], kinds: list[str]) -> li
 
 
 @pytest.mark.parametrize(
-    "engine, kinds", [("arrow", [".zst", ".gz", "", ".bz2"]), ("sql", [".gz", "", ".bz2", ".gz"])]
+    "engine, kinds", [("arrow", [".zst", ".gz", "", ".bz2"]), ("sql", [".zst", "", ".bz2", ".gz"])]
 )
 def test_a_night_of_mixed_files_equals_the_oracle_of_plain_ones(
     spark: SparkSession, tmp_path: Path, engine: str, kinds: list[str]
@@ -77,20 +78,36 @@ def test_a_night_of_mixed_files_equals_the_oracle_of_plain_ones(
         assert {path.rsplit(".tsv", 1)[1] for path in quarantined["source_file"]} == set(kinds)
 
 
-def test_zstd_without_the_native_library_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
-    config = cases.write_config(tmp_path, NESTED, {"workflow": {"engine": "sql"}})
-    paths = [
-        path
-        for seed, day in enumerate(DAYS)
-        for path in _write_day(tmp_path / "raw", day, cases.make_lines(day, 5, seed), [".gz", ".zst"])
-    ]
-    with pytest.raises(ConfigError, match=rf"{paths[1]} is compressed with zstd") as caught:
-        cases.run_build(spark, config, RUN_DATE)
-    assert "workflow.engine=arrow" in caught.value.remedy
+def test_zstd_on_hdfs_without_the_native_library_is_refused_by_name(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=r"hdfs://nodes/a\.tsv\.zst is compressed with zstd") as caught:
+        number_lines(spark, ["hdfs://nodes/a.tsv", "hdfs://nodes/a.tsv.zst"])
+    assert "deliver .gz or .bz2" in caught.value.remedy
 
 
-@pytest.mark.parametrize("engine", ["arrow", "sql"])
-@pytest.mark.parametrize("damage", ["cut off", "not gzip", "a broken byte"])
+def test_workers_number_the_lines_of_zstd_as_spark_those_of_gzip(spark: SparkSession, tmp_path: Path) -> None:
+    """Blank and percent sign in the name, no end of the last line, CR LF, broken UTF-8, an empty line, an empty file."""
+    text = b"one\r\n\n\xff\xfe broken \xe9\nlast \xc3\xa9"
+    found = {}
+    for kind, pack in ((".gz", gzip.compress), (".zst", _zstd)):
+        paths = [tmp_path / f"50%20 a{kind}", tmp_path / f"b{kind}", tmp_path / f"c{kind}"]
+        for path, data in zip(paths, (text, b"", text * 3), strict=True):
+            path.write_bytes(pack(data))
+        rows = number_lines(spark, [str(path) for path in paths]).orderBy("row_id").collect()
+        found[kind] = [(Path(row["file"]).stem, *row[1:]) for row in rows]
+    assert found[".gz"] == found[".zst"]
+    assert [row[1:3] for row in found[".zst"][:5]] == [(1, 0), (2, 1), (3, 2), (4, 3), (1, 4)]
+
+
+@pytest.mark.parametrize(
+    "engine, damage",
+    [
+        ("arrow", "cut off"),
+        ("arrow", "not gzip"),
+        ("arrow", "a broken byte"),
+        ("sql", "cut off"),
+        ("sql", "a broken byte"),
+    ],
+)
 def test_a_damaged_file_is_bad_data_by_name(
     spark: SparkSession, tmp_path: Path, engine: str, damage: str
 ) -> None:
