@@ -22,6 +22,22 @@ from etl.publish import new_attempt, publish_files
 from etl.raw_files import find_raw
 from tests.etl import cases
 
+# Changes to the configuration of cases: a few features of each kind, since what is tried is where files lie and when they
+# came. X is a float, whose values no survey counts.
+SMALL: dict[str, Any] = {
+    "features": [
+        {
+            "columns": ["I{1..2}"],
+            "kind": "dense",
+            "ops": [{"fill": {"value": 0}}, {"clip": {"min": 0}}, "normalize"],
+        },
+        {"columns": ["X"], "kind": "dense", "ops": ["normalize", {"fill": {"value": 0.5}}]},
+        {"columns": ["user", "item", "C1"], "kind": "categorical", "ops": [{"categorify": {"min_count": 2}}]},
+    ],
+    "scopes": {"user": ["user"], "item": ["item"]},
+    "output": {"row_group_rows": 8192},
+}
+
 FILES, ROWS_A_FILE = 2, 10
 
 

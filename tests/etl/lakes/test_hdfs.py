@@ -44,11 +44,8 @@ def test_a_night_by_spark_submit_from_hdfs_to_an_object_store_equals_the_oracle(
     spark: SparkSession, hdfs: str, object_store: ObjectStore, tmp_path: Path
 ) -> None:
     """The job as it is run: HDFS is opened before there is a session, credentials stand in the environment alone."""
-    config = cases.write_config(
-        tmp_path,
-        {"data": f"{hdfs}/logs/raw", "lake": f"{object_store.root}/submitted", "workflow": {"engine": "sql"}},
-        {"output": {"row_group_rows": 8192}},
-    )
+    places = {"data": f"{hdfs}/logs/raw", "lake": f"{object_store.root}/submitted"}
+    config = cases.write_config(tmp_path, lakes.SMALL, places, {"workflow": {"engine": "sql"}})
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 100, seed))

@@ -20,15 +20,6 @@ from tests.etl.lakes import lakes
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 FIRST, SECOND = DAYS[3], DAYS[4]
-# A few features of each kind: what is tried here is which partitions are made, and of what.
-FEATURES = [
-    {
-        "columns": ["I{1..2}"],
-        "kind": "dense",
-        "ops": [{"fill": {"value": 0}}, {"clip": {"min": 0}}, "normalize"],
-    },
-    {"columns": ["user", "item", "C1"], "kind": "categorical", "ops": [{"categorify": {"min_count": 2}}]},
-]
 BY_RUN = ("users", "items", "quality", "datasets")
 
 
@@ -59,9 +50,7 @@ class Story:
 @pytest.fixture(scope="module", params=["arrow", "sql"])
 def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Story:
     folder = tmp_path_factory.mktemp("late")
-    changes = {"features": FEATURES, "scopes": {"user": ["user"], "item": ["item"]}}
-    engine = {"workflow": {"engine": request.param}, "output": {"row_group_rows": 8192}}
-    config = cases.write_config(folder, changes, engine)
+    config = cases.write_config(folder, lakes.SMALL, {"workflow": {"engine": request.param}})
     retrain = config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": "retrain"})})
     good = {}
     for seed, day in enumerate(DAYS):

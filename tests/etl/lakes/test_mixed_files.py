@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -58,8 +57,7 @@ def _write_day(folder: Path, day: str, lines: list[str], kinds: list[str]) -> li
 def test_a_night_of_mixed_files_equals_the_oracle_of_plain_ones(
     spark: SparkSession, tmp_path: Path, engine: str, kinds: list[str]
 ) -> None:
-    changes: dict[str, Any] = {"workflow": {"engine": engine}, "output": {"row_group_rows": 8192}}
-    config = cases.write_config(tmp_path, NESTED, changes)
+    config = cases.write_config(tmp_path, NESTED, lakes.SMALL, {"workflow": {"engine": engine}})
     good, bad = {}, {}
     for seed, day in enumerate(DAYS):
         lines = cases.make_lines(day, 100, seed)

@@ -43,15 +43,8 @@ def night(
 ) -> Night:
     folder = tmp_path_factory.mktemp("night")
     root = f"{object_store.root}/{request.param}"
-    config = cases.write_config(
-        folder,
-        {
-            "lake": f"{root}/lake",
-            "data": f"{root}/raw",
-            "workflow": {"engine": request.param},
-            "output": {"row_group_rows": 8192},
-        },
-    )
+    places = {"lake": f"{root}/lake", "data": f"{root}/raw", "workflow": {"engine": request.param}}
+    config = cases.write_config(folder, lakes.SMALL, places)
     good, bad = {}, {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 100, seed))
