@@ -18,7 +18,7 @@ from conf import storage
 from conf.errors import DataError
 from conf.feature_spec import ROW_ID
 from conf.lake import Lake, Partition
-from conf.manifest import Manifest, data_files, digest_of, is_published, read_manifest
+from conf.manifest import Manifest, current_manifest, data_files, digest_of, read_manifest
 from conf.types import Config
 from etl.engine import choose_engine
 from etl.files.counts import BUCKET_BYTES, buckets_for
@@ -38,7 +38,7 @@ from etl.quality.compare import Values
 from etl.quality.counts import Column
 from etl.quality.summary import Summary
 from etl.quarantine import DayCounts, layout_digest
-from etl.raw_files import RawFiles
+from etl.raw_files import RawFiles, raw_path
 from etl.workflow import FittedWorkflow
 
 log = logging.getLogger("nightrank.etl")
@@ -68,8 +68,8 @@ class SurveyedSlice:
 def flow_applies(spark: SparkSession, config: Config) -> bool:
     """Whether workers can read the days' files themselves: text, a partition a day, nothing joined or drawn.
 
-    All else goes through frames: attributes, negatives, operators that change rows, splits within a partition. So do all
-    logs where the compiled scanner was not built.
+    All else goes through frames: attributes, negatives, operators that change rows, splits within a partition, logs on
+    HDFS (which Spark's Hadoop client reads). So do all logs where the compiled scanner was not built.
     """
     return (
         is_built()
@@ -80,7 +80,7 @@ def flow_applies(spark: SparkSession, config: Config) -> bool:
         and config.items is None
         and config.negatives is None
         and not plan(config).changers
-        and not config.log.path.startswith("hdfs:")
+        and storage.scheme_of(raw_path(config, config.log, "")) != "hdfs"
     )
 
 
@@ -199,12 +199,9 @@ class FileFlow:
 
     def _is_surveyed(self, raw: RawFiles) -> bool:
         tables = (self._lake.quarantine, self._lake.value_counts)
-        partitions = [table.partition(raw.dt) for table in tables]
-        return all(is_published(each) for each in partitions) and all(
-            dict(manifest.inputs) == inputs
-            and all(storage.exists(path) for path in data_files(partition, manifest))
-            for partition, inputs in zip(partitions, self._inputs(raw), strict=True)
-            for manifest in [read_manifest(partition)]
+        return all(
+            current_manifest(table.partition(raw.dt), inputs) is not None
+            for table, inputs in zip(tables, self._inputs(raw), strict=True)
         )
 
     def _survey(self, days: Sequence[RawFiles]) -> None:
