@@ -113,7 +113,11 @@ def test_one_kind_of_feature_is_enough(
     dataset = publish_all(lake, RUN_DATE, spec, {"train": rows, "validation": rows})
     train = {"global_batch_size": 64, "num_shards": 4, "num_ranks": 1}
     plan = make_plan(
-        make_config(lake, model={**MODEL, "architecture": architecture}, train=train), lake, dataset
+        make_config(
+            lake, model=MODEL if architecture == "dlrm" else {"architecture": architecture}, train=train
+        ),
+        lake,
+        dataset,
     )
     description = train_in_process(plan)
     assert description["metrics"]["validation"]["rows"] == 200
