@@ -95,6 +95,21 @@ def segment_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows
     return spec, Rows(labels, rng.normal(size=(rows, 2)).astype(np.float32), categorical)
 
 
+def wish_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
+    """Clicks that hang on whether a row's category is in its list of wishes, 2 to 4 of `size`; two columns of noise beside.
+
+    Neither the category nor a wish says anything by itself: no linear model can rank these rows.
+    """
+    spec = make_spec(2, [size + 3], lists=[size + 3])
+    rng = np.random.default_rng(seed)
+    category = rng.integers(0, size, rows)
+    wishes = [(3 + rng.choice(size, rng.integers(2, 5), replace=False)).tolist() for _ in range(rows)]
+    wanted = np.array([each + 3 in own for each, own in zip(category, wishes, strict=True)])
+    labels = (rng.random(rows) < np.where(wanted, 0.85, 0.15)).astype(np.float32)
+    dense = rng.normal(size=(rows, 2)).astype(np.float32)
+    return spec, Rows(labels, dense, (category[:, None] + 3).astype(np.int32), (wishes,))
+
+
 def write_file(path: Path, spec: FeatureSpec, rows: Rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     columns: dict[str, Any] = {"row_id": np.arange(len(rows), dtype=np.int64), "label": rows.labels}
