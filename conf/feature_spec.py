@@ -40,7 +40,8 @@ class FeatureSpec:
 
     A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition),
     `user_key` and `item_key` (strings, the raw ids; only where the config names keys), `event_time` (int64, µs UTC;
-    only where the config names it), `label` (float32, 0 or 1) and one non-null column a feature.
+    only where the config names it), `label` (float32, 0 or 1) and one column a feature, non-null but for lists of ids: a
+    null list is an empty one.
     """
 
     features: tuple[Feature, ...]

@@ -42,6 +42,7 @@ def publish_latest(
         ("item", ITEM_KEY, config.keys.item, config.items, lake.items(workflow.version)),
     ):
         columns = [each.name for each in workflow.spec.features if each.scope == side]
+        lists = {each.name for each in workflow.spec.multi_hot}  # an entity without a value may have none
         if attributes:
             rows = _from_attributes(
                 spark, config, workflow, attributes, key, name, f"{side}s", columns, run_date
@@ -55,7 +56,7 @@ def publish_latest(
             inputs=inputs,
             row_group_rows=config.output.row_group_rows,
             expected_rows=rows.count(),
-            rules=Rules(not_null=[key, *columns]),
+            rules=Rules(not_null=[key, *(name for name in columns if name not in lists)]),
             sort_by=[key],
             grace_hours=config.output.grace_hours,
         )

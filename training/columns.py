@@ -48,7 +48,7 @@ def read_columns(file: DataFile, spec: FeatureSpec, multi_hot: MultiHot) -> Colu
 
     Raises:
         DataError: the file is missing, holds another number of rows than its manifest says, or a column is missing,
-            of another type, or has nulls.
+            of another type, or has nulls. A null list counts as an empty one.
     """
     scalars = (*spec.dense, *spec.categorical)
     wanted = {spec.label: "float32", **{each.name: each.dtype for each in scalars}}
@@ -97,8 +97,8 @@ def _list_column(file: DataFile, name: str, column: pa.ChunkedArray) -> pa.ListA
     lists = column.combine_chunks()
     if not pa.types.is_list(column.type) or column.type.value_type != pa.int32():
         problem = f"arrives as {column.type}, not list<int32>"
-    elif lists.null_count or lists.values.null_count:
-        problem = f"holds {lists.null_count} null lists and {lists.values.null_count} null ids"
+    elif lists.values.null_count:
+        problem = f"holds {lists.values.null_count} null ids"
     else:
         return lists
     raise DataError(
