@@ -64,11 +64,20 @@ class StackedEmbedding(nn.Module):
 
         The padding row of a list stays zero: nothing reads it and nothing trains it.
         """
-        for feature, rows in enumerate(self.columns()):
+        for rows in self.columns():
             bound = 1 / math.sqrt(max(len(rows), 1))
             rows.uniform_(-bound, bound)
-            if feature >= self._lists_from:
-                rows[PAD_ID] = 0
+        self._clear_padding()
+
+    @torch.no_grad()
+    def init_normal(self, deviation: float) -> None:
+        """Fills all rows from N(0, deviation²), but for the padding rows of lists."""
+        self.weight.normal_(std=deviation)
+        self._clear_padding()
+
+    def _clear_padding(self) -> None:
+        for rows in self.columns()[self._lists_from :]:
+            rows[PAD_ID] = 0
 
     def columns(self) -> list[Tensor]:
         """A view (cardinality, E) of each feature's rows; ids index it."""

@@ -5,8 +5,7 @@ Notation: B rows, D dense features, C features made of ids.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from typing import Annotated
@@ -23,19 +22,22 @@ HiddenWidths = Annotated[list[PositiveInt], Field(min_length=1)]
 DropShare = Annotated[float, Field(ge=0, lt=1)]
 
 
-def linear(width_in: int, width_out: int) -> nn.Linear:
-    """Initialised as in the implementation of DLRM's authors: weights N(0, 2 / (in + out)), biases N(0, 1 / out)."""
-    layer = nn.Linear(width_in, width_out)
-    nn.init.normal_(layer.weight, std=math.sqrt(2 / (width_in + width_out)))
-    nn.init.normal_(layer.bias, std=math.sqrt(1 / width_out))
+def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
+    """Weights N(0, 2 / (in + out)) (Glorot and Bengio 2010, AISTATS, section 4.2.1), biases zero."""
+    layer = nn.Linear(width_in, width_out, bias=bias)
+    nn.init.xavier_normal_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
     return layer
 
 
-def mlp(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Linear layers from width to width, each followed by ReLU and, above 0, dropout."""
+def mlp(
+    widths: Sequence[int], dropout: float = 0.0, layer: Callable[[int, int], nn.Linear] = linear
+) -> nn.Sequential:
+    """Linear layers from width to width, each followed by ReLU and, above 0, dropout; `layer` makes them."""
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
-        layers += [linear(width_in, width_out), nn.ReLU()]
+        layers += [layer(width_in, width_out), nn.ReLU()]
         if dropout:
             layers.append(Dropout(dropout))
     return nn.Sequential(*layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,12 @@ def test_ranks_change_nothing_but_rounding(tmp_path: Path, name: str) -> None:
     plan = random_plan(Lake(str(tmp_path / "lake")), name)
     config, train = plan.model, plan.train
     shards = plan_shards([700], train.num_shards, train.global_batch_size)
+    model = build_model(config, spec, 3).train()  # once: threads share torch's generator
 
     def body(collectives: Collectives) -> tuple[list[float], dict[str, torch.Tensor]]:
         files = [DataFile(str(tmp_path / "a.parquet"), 700)]
         own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
-        trainer = Trainer(build_model(config, spec, 3).train(), train, collectives)
+        trainer = Trainer(deepcopy(model), train, collectives)
         losses = [
             float(trainer.step(batch, 1.0))
             for batch in Loader(files, shards, own, spec, 5, config.multi_hot).batches(epochs=2)

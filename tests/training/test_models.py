@@ -30,6 +30,7 @@ SHAPES = [
     (0, [], [5, 4]),
     (0, [], [6]),
 ]
+DEEP = sorted(set(VARIANTS) - {"logistic_regression"})
 LENGTH = 4  # shorter than the longest lists of random_rows
 
 
@@ -116,7 +117,27 @@ def test_initialisation_is_the_papers() -> None:
     assert float(first.bias.detach().std()) == pytest.approx((1 / 512) ** 0.5, rel=0.15)
 
 
-@pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"logistic_regression"}))
+def test_deepfm_starts_with_small_products_of_vectors_and_dlrm_alone_with_random_biases() -> None:
+    spec = make_spec(13, [20] * 20, lists=[30] * 6)
+    rows = random_rows(spec, 2_000, seed=1)
+    model: Any = build_model(variant("deepfm", embedding_dim=16), spec)
+    dense, categorical = rows.tensors(32)
+    with torch.no_grad():
+        fields = torch.cat([dense.unsqueeze(2) * model.dense_vectors, model.embedding(categorical)], dim=1)
+        products = torch.triu(fields @ fields.transpose(1, 2), diagonal=1).sum(dim=(1, 2))
+    assert 0.02 < float(products.std()) < 0.3
+    assert not any(table[PAD_ID].any() for table in model.embedding.columns()[20:])
+    for name in DEEP:
+        biases = [
+            layer.bias
+            for layer in build_model(variant(name), spec).modules()
+            if isinstance(layer, nn.Linear) and layer.bias is not None
+        ]
+        assert all(bool(each.any()) for each in biases) == (name == "dlrm")
+        assert any(bool(each.any()) for each in biases) == (name == "dlrm")
+
+
+@pytest.mark.parametrize("name", DEEP)
 def test_seed_decides_the_weights_and_leaves_the_callers_generator_alone(name: str) -> None:
     spec = make_spec(2, [5], lists=[7])
     torch.manual_seed(99)

@@ -42,12 +42,8 @@ class CrossLayer(nn.Module):
 
     def __init__(self, width: int, rank: int | None) -> None:
         super().__init__()
-        self.down = nn.Identity() if rank is None else nn.Linear(width, rank, bias=False)  # Vᵀ
-        self.up = nn.Linear(width if rank is None else rank, width)  # W or U, and b
-        for layer in (self.down, self.up):
-            if isinstance(layer, nn.Linear):
-                nn.init.xavier_normal_(layer.weight)
-        nn.init.zeros_(self.up.bias)
+        self.down = nn.Identity() if rank is None else linear(width, rank, bias=False)  # Vᵀ
+        self.up = linear(width if rank is None else rank, width)  # W or U, and b
 
     def forward(self, first: Tensor, last: Tensor) -> Tensor:
         """x_{l+1} of x_0 and x_l, (B, X) each."""

@@ -22,6 +22,9 @@ from conf.types import PositiveInt, Strict
 from training.inputs import Inputs
 from training.layers import DropShare, HiddenWidths, LinearPart, linear, mlp
 
+# Standard deviation of the second-order term before training. Tables initialised as DLRM's would start it at several.
+_FIRST_DEVIATION = 0.1
+
 
 class Settings(Strict):
     """`deep` names the hidden widths in order; the layer to one logit is implied. `dropout`: share of their outputs dropped."""
@@ -38,12 +41,14 @@ class DeepFM(nn.Module):
         super().__init__()
         dim = settings.embedding_dim
         self.first_order = LinearPart(inputs)
+        num_vectors = inputs.num_dense + inputs.num_embedded
+        num_pairs = max(num_vectors * (num_vectors - 1) // 2, 1)
+        # A sum over pairs of vectors of deviation s deviates by s² √(pairs * E): it starts below the data's own noise.
+        deviation = math.sqrt(_FIRST_DEVIATION / math.sqrt(num_pairs * dim))
         self.embedding = inputs.table(dim)
-        self.embedding.init_uniform()
-        self.dense_vectors = nn.Parameter(torch.empty(inputs.num_dense, dim))
-        nn.init.normal_(self.dense_vectors, std=math.sqrt(1 / dim))
-        width = (inputs.num_dense + inputs.num_embedded) * dim
-        self.deep = mlp([width, *settings.deep], settings.dropout)
+        self.embedding.init_normal(deviation)
+        self.dense_vectors = nn.Parameter(torch.empty(inputs.num_dense, dim).normal_(std=deviation))
+        self.deep = mlp([num_vectors * dim, *settings.deep], settings.dropout)
         self.logit = linear(settings.deep[-1], 1)
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:

@@ -6,13 +6,15 @@ Notation: B rows, D dense features, C features made of ids, W columns of ids, E 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
 from training.inputs import Inputs
-from training.layers import linear, mlp
+from training.layers import mlp
 
 
 class Settings(Strict):
@@ -35,13 +37,13 @@ class DLRM(nn.Module):
         num_vectors = inputs.num_embedded + bool(self.num_dense)
         self.embedding = inputs.table(settings.embedding_dim)
         self.embedding.init_uniform()
-        self.bottom = mlp([self.num_dense, *settings.bottom_mlp]) if self.num_dense else nn.Identity()
+        self.bottom = _mlp([self.num_dense, *settings.bottom_mlp]) if self.num_dense else nn.Identity()
         num_pairs = num_vectors * (num_vectors - 1) // 2
         # The dense features' vector enters the top MLP itself; so does an embedding that has nothing to meet.
         self.first_enters = bool(self.num_dense) or num_pairs == 0
         widths = [num_pairs + (settings.embedding_dim if self.first_enters else 0), *settings.top_mlp]
-        self.top = mlp(widths)
-        self.logit = linear(widths[-1], 1)
+        self.top = _mlp(widths)
+        self.logit = _linear(widths[-1], 1)
         below = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         self.register_buffer(
             "pairs", below[0] * num_vectors + below[1], persistent=False
@@ -75,3 +77,15 @@ def build(settings: Settings, inputs: Inputs) -> DLRM:
             "set the last number of bottom_mlp to embedding_dim",
         )
     return DLRM(settings, inputs)
+
+
+def _mlp(widths: list[int]) -> nn.Sequential:
+    return mlp(widths, layer=_linear)
+
+
+def _linear(width_in: int, width_out: int) -> nn.Linear:
+    """Initialised as in the authors' implementation: weights N(0, 2 / (in + out)), biases N(0, 1 / out)."""
+    layer = nn.Linear(width_in, width_out)
+    nn.init.normal_(layer.weight, std=math.sqrt(2 / (width_in + width_out)))
+    nn.init.normal_(layer.bias, std=math.sqrt(1 / width_out))
+    return layer
