@@ -89,6 +89,7 @@ def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> N
     plan = random_plan(Lake(str(tmp_path)), name)
     description = train_in_process(plan)
     loaded = load_model(plan.model_path, torch.device("cpu"))
+    assert (loaded.spec, loaded.version) == (plan.spec, description["version"])
     assert not loaded.model.training
     assert loaded.multi_hot.max_length == 4
     rows = random_rows(plan.spec, 600, seed=2)
