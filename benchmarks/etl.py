@@ -15,8 +15,8 @@ Ours does more and is timed with it: see benchmarks/ours.py. What each peer leav
 compared before a ratio is printed (benchmarks/agreement.py): whole rows by checksum, with every id equal, NVTabular's up to
 the order of equal counts; a disagreement is an error and there are no figures.
 
-Time is that of the work. Start-up (interpreter, imports and, for ours and NVIDIA's recipe, a Spark session and a first job)
-is printed beside it. With --repeats the median run counts. `ratios` says how many times faster ours is.
+Time is that of the work. Start-up (interpreter, imports and, for ours and NVIDIA's recipe, a Spark session and a first job, for
+ours one of Python workers too) is printed beside it. With --repeats the median run counts. `ratios` says how many times faster ours is.
 """
 
 from __future__ import annotations

@@ -46,6 +46,8 @@ def build_features(task: Task, timing: Timing) -> Outcome:
         }
         spark = build_session("benchmark etl", settings)
         spark.range(1000).count()
+        # Starts the Python workers too, as a peer's interpreter is started.
+        spark.range(task.threads).mapInArrow(lambda batches: batches, "id long").count()
     lake = Lake(config.lake)
     with timing.part(WORK):
         built = build(spark, config, lake, run_date, None, timing.part)

@@ -11,7 +11,15 @@ from conf import feature_spec, storage
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake, Partition
-from conf.manifest import Manifest, combined_digest, data_files, digest_of, read_manifest, replace_manifest
+from conf.manifest import (
+    Manifest,
+    combined_digest,
+    current_manifest,
+    data_files,
+    digest_of,
+    read_manifest,
+    replace_manifest,
+)
 from conf.types import Split
 
 
@@ -35,6 +43,8 @@ class Dataset:
         mode: `fit`, `extend` or `apply`: what became of the workflow in that run.
         parent_workflow: the version that `workflow_version` extends. Ids keep their meaning only along this line, so
             a model may be warm-started from another one only if that was made with one of these two versions.
+        changed_days: days whose raw log changed after the workflow, or a parent of it, counted them. Their features are
+            made of the new log, their counts are those of the old one.
     """
 
     run_date: str
@@ -42,6 +52,7 @@ class Dataset:
     splits: dict[str, tuple[Member, ...]]
     mode: str
     parent_workflow: str | None = None
+    changed_days: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -57,7 +68,7 @@ class Dataset:
 
 
 def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
-    """Writes `datasets/dt=<run date>`: the last step of build_features."""
+    """Writes `datasets/dt=<run date>`, unless it says the same already: the last step of build_features."""
     splits = {
         split: [{"dt": m.dt, "digest": m.digest, "label": m.label} for m in found]
         for split, found in dataset.splits.items()
@@ -73,10 +84,14 @@ def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
             "parent_workflow": dataset.parent_workflow,
             "mode": dataset.mode,
             "splits": splits,
+            "changed_days": list(dataset.changed_days),
         },
         created_at=created_at,
     )
-    replace_manifest(lake.datasets.partition(dataset.run_date), manifest)
+    partition = lake.datasets.partition(dataset.run_date)
+    known = current_manifest(partition, manifest.inputs)
+    if known is None or known.facts != manifest.facts:
+        replace_manifest(partition, manifest)
 
 
 def read_dataset(lake: Lake, run_date: str) -> Dataset:
@@ -87,7 +102,14 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
     """
     facts = read_manifest(lake.datasets.partition(run_date)).facts
     splits = {split: tuple(Member(**each) for each in found) for split, found in facts["splits"].items()}
-    return Dataset(run_date, facts["workflow_version"], splits, facts["mode"], facts["parent_workflow"])
+    return Dataset(
+        run_date,
+        facts["workflow_version"],
+        splits,
+        facts["mode"],
+        facts["parent_workflow"],
+        tuple(facts.get("changed_days", ())),
+    )
 
 
 def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:

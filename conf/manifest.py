@@ -133,6 +133,16 @@ def data_files(partition: Partition, manifest: Manifest, split: str | None = Non
     return [partition.file(each.path) for each in manifest.split_files(split)]
 
 
+def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
+    """The manifest of a partition that was made of exactly these inputs and is whole; None where it must be made."""
+    if not is_published(partition):
+        return None
+    manifest = read_manifest(partition)
+    if dict(manifest.inputs) != dict(inputs):
+        return None
+    return manifest if all(storage.exists(path) for path in data_files(partition, manifest)) else None
+
+
 def replace_manifest(partition: Partition, manifest: Manifest) -> None:
     """Publishes: the one atomic step. Everything the manifest names must be on disk and verified already."""
     storage.replace_json(partition.file(MANIFEST_NAME), manifest.to_json())

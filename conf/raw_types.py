@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -79,6 +79,15 @@ class RawTable(Strict):
         if repeated:
             raise ValueError(f"columns appear twice: {repeated}")
         return self
+
+    @field_validator("separator")
+    @classmethod
+    def _is_one_byte(cls, separator: str) -> str:
+        if not separator.isascii() or separator in '\r\n"':
+            raise ValueError(
+                f"separator={separator!r} must be an ASCII character that ends no line and quotes nothing"
+            )
+        return separator
 
     @property
     def names(self) -> list[str]:

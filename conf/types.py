@@ -42,6 +42,7 @@ from conf.stage_types import (
     Train,
     WorkflowConfig,
 )
+from conf.storage import scheme_of
 
 __all__ = [
     "SPLITS",
@@ -111,6 +112,11 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _known_columns(self) -> Config:
+        if scheme_of(self.lake) == "hdfs":
+            raise ValueError(
+                f"lake={self.lake!r}: a lake cannot lie on HDFS, where its manifests would not be replaced in one step; "
+                "keep it on s3a:// or a path that every node mounts, and name hdfs:// in log.path or data"
+            )
         known = set(self.log.names)
         for table in (self.users, self.items):
             known |= set(table.names) if table else set()

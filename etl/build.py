@@ -16,7 +16,7 @@ from conf import storage
 from conf.dataset import Dataset, Member, publish_dataset
 from conf.errors import ConfigError
 from conf.lake import Lake, Partition
-from conf.manifest import Manifest, data_files, is_published, read_manifest
+from conf.manifest import Manifest, current_manifest
 from conf.types import SPLITS, Config, Split
 from etl.files.flow import FileFlow, flow_applies
 from etl.fit import fit_workflow
@@ -95,7 +95,8 @@ def build(
         split: tuple(Member(day.dt, features[day.dt].digest, split if label else None) for day in found)
         for split, found in splits.items()
     }
-    dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent)
+    changed = _changed_since_counted(workflow, in_order)
+    dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
     publish_dataset(lake, dataset, storage.utc_now())
     return Built(dataset, workflow, counts, features, quality)
 
@@ -178,6 +179,22 @@ def _workflow(
     return workflow, mode
 
 
+def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
+    """Days whose raw log is another one than the workflow, or a parent of it, counted.
+
+    Their features are made of the new log. Their counts stay: a day counts once, or values would be counted twice.
+    """
+    changed = tuple(raw.dt for raw in days if workflow.counted.get(raw.dt, raw.digest) != raw.digest)
+    if changed:
+        log.warning(
+            "the raw logs of %s changed after workflow %s counted them: their features are made anew, its statistics and "
+            "vocabularies stay (workflow.mode=fit counts everything again)",
+            list(changed),
+            workflow.version,
+        )
+    return changed
+
+
 def _publish_features(
     config: Config,
     lake: Lake,
@@ -193,7 +210,7 @@ def _publish_features(
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
     for raw in days:
         inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow.version}
-        known = _up_to_date(table.partition(raw.dt), inputs)
+        known = current_manifest(table.partition(raw.dt), inputs)
         if known:
             log.info("features of %s are up to date", raw.dt)
             found[raw.dt] = known
@@ -205,14 +222,6 @@ def _publish_features(
         dt: _publish_frame(config, table.partition(dt), workflow, rows_of(raw), of_day, inputs)
         for dt, (raw, of_day, inputs) in missing.items()
     }
-
-
-def _up_to_date(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
-    if not is_published(partition):
-        return None
-    known = read_manifest(partition)
-    whole = all(storage.exists(path) for path in data_files(partition, known))
-    return known if whole and dict(known.inputs) == inputs else None
 
 
 def feature_rules(workflow: FittedWorkflow) -> Rules:

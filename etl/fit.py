@@ -17,7 +17,7 @@ from conf.load import config_digest
 from conf.manifest import digest_of
 from conf.types import Config, Scope
 from etl.chains import FittedChain
-from etl.files.merge import Counts
+from etl.files.questions import Counts, added
 from etl.fit_chains import Fitting
 from etl.ops import Operator, operator_from_config
 from etl.ops.join_external import JoinExternal
@@ -74,8 +74,7 @@ def fit_workflow(
         _require_same_chains(asked, parent)
     counts = None
     if counts_of:
-        files = tuple(file for day in new_days for file in counts_of(day).files)
-        counts = Counts(files, _day_number(max(counted)))
+        counts = added(_day_number(max(counted)), [counts_of(day) for day in new_days])
     latest = _day_number(max(counted))
     fitting = Fitting(
         spark,

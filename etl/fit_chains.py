@@ -12,7 +12,9 @@ from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
 from conf.types import Config
 from etl.chains import FittedChain
-from etl.files.merge import Counts, answer_from_counts
+from etl.files.merge import answer_from_counts
+from etl.files.questions import Counts
+from etl.files.vocabularies import Folders
 from etl.fit_counts import answer_steps, questions_of
 from etl.ops.base import Statistics
 from etl.ops.categorify import Categorify
@@ -211,10 +213,12 @@ class Fitting:
             return {}
         questions = questions_of(waiting, self._parent_files())
         attempt = new_attempt()
-        folders = (self._table(VOCABULARY).file(attempt), self._table(RARE).file(attempt))
-        found = answer_from_counts(
-            self._spark, list(questions.values()), counts, folders, self._config.output.row_group_rows
+        folders = Folders(
+            self._table(VOCABULARY).file(attempt),
+            self._table(RARE).file(attempt),
+            self._config.output.row_group_rows,
         )
+        found = answer_from_counts(self._spark, list(questions.values()), counts, folders)
         named = sorted(name for name, each in questions.items() if each.wants == "counts")
         if named:
             self._publish_vocabularies(attempt, [found[name]["files"] for name in named])
@@ -229,11 +233,11 @@ class Fitting:
         known, rare = (tuple(data_files(table, read_manifest(table))) for table in tables)
         return known, rare
 
-    def _publish_vocabularies(self, attempt: str, files: Sequence[Sequence[str]]) -> None:
-        for place, name in enumerate((VOCABULARY, RARE)):
+    def _publish_vocabularies(self, attempt: str, files: Sequence[Mapping[str, Sequence[str]]]) -> None:
+        for part, name in (("known", VOCABULARY), ("rare", RARE)):
             manifest = publish_files(
                 self._table(name),
-                {f"{attempt}/{each[place]}": None for each in files},
+                {f"{attempt}/{file}": None for each in files for file in each[part]},
                 inputs={"version": self._version},
             )
             self.table_rows[name] = manifest.rows

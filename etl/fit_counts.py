@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from etl.files.merge import Question, Source, moments_from
+from etl.files.merge import moments_from
+from etl.files.questions import Question, Source
 from etl.ops.base import Statistics
 from etl.ops.categorify import Categorify
 from etl.progress import Progress, key_of, vocabulary_of

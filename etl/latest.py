@@ -10,9 +10,11 @@ from pyspark.sql import functions as F
 
 from conf.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
 from conf.lake import Lake
-from conf.manifest import Manifest, combined_digest
+from conf.manifest import Manifest, combined_digest, current_manifest
 from conf.types import Config, JoinedTable
 from etl.publish import Rules, publish, read_published
+from etl.quarantine import layout_digest
+from etl.raw_files import require_raw
 from etl.read import read_attributes
 from etl.workflow import FittedWorkflow
 
@@ -28,7 +30,7 @@ def publish_latest(
     """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row a key, sorted by key.
 
     Where the config names a table of attributes, its rows are the keys; otherwise each key's latest row in the
-    window's feature partitions counts (later day, then later row).
+    window's feature partitions counts (later day, then later row). What was made of the same is left alone.
 
     Args:
         features: the manifests of the window's feature partitions.
@@ -41,8 +43,17 @@ def publish_latest(
         ("user", USER_KEY, config.keys.user, config.users, lake.users(workflow.version)),
         ("item", ITEM_KEY, config.keys.item, config.items, lake.items(workflow.version)),
     ):
+        partition = table.partition(run_date)
         columns = [each.name for each in workflow.spec.features if each.scope == side]
         lists = {each.name for each in workflow.spec.multi_hot}  # an entity without a value may have none
+        made_of = dict(inputs)
+        if attributes:
+            raw = require_raw(config, attributes, run_date, f"{side}s.path")
+            made_of |= {"attributes": raw.digest, "layout": layout_digest(config)}
+        known = current_manifest(partition, made_of)
+        if known is not None:
+            published[side] = known
+            continue
         if attributes:
             rows = _from_attributes(
                 spark, config, workflow, attributes, key, name, f"{side}s", columns, run_date
@@ -52,8 +63,8 @@ def publish_latest(
         rows = rows.persist()
         published[side] = publish(
             rows,
-            table.partition(run_date),
-            inputs=inputs,
+            partition,
+            inputs=made_of,
             row_group_rows=config.output.row_group_rows,
             expected_rows=rows.count(),
             rules=Rules(not_null=[key, *(name for name in columns if name not in lists)]),

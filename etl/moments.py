@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -70,8 +71,23 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
     return found
 
 
-def moments_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> Moments:
-    """The same of (n,) float64 values that occur `counts` times each; NaN is not allowed.
+@dataclass(frozen=True)
+class ExactSums:
+    """Rows, and the sums of their values and of the squares, in units of 2**-24. They add up in any order."""
+
+    rows: int = 0
+    total: int = 0
+    squares: int = 0
+
+    def __add__(self, other: ExactSums) -> ExactSums:
+        return ExactSums(self.rows + other.rows, self.total + other.total, self.squares + other.squares)
+
+    def moments(self) -> Moments:
+        return _moments(self.rows, self.total, self.squares)
+
+
+def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSums:
+    """The sums of (n,) float64 values that occur `counts` times each; NaN is not allowed.
 
     Raises:
         DataError: as for measure_moments.
@@ -88,7 +104,7 @@ def moments_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> Mome
         return sum((upper * counts).tolist()) * _HALF + sum((lower * counts).tolist())
 
     squares = total(high * high) * _HALF**2 + 2 * total(high * low) * _HALF + total(low * low)
-    return _moments(int(counts.sum()), total(units), squares)
+    return ExactSums(int(counts.sum()), total(units), squares)
 
 
 def _unfit(name: str, count: int) -> DataError:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import gzip
 from collections.abc import Sequence
 from typing import Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf import storage
 from conf.errors import DataError
 from conf.types import RawTable
 from etl.arrow_parse import parse_lines
+from etl.compressed import first_bytes
 from etl.ops.texts import literal_pattern
 from etl.positions import number_lines, our_names
 
@@ -35,7 +34,8 @@ def read_text_rows(
     `integer:<column>`, `number:<column>`; the first counts.
 
     Raises:
-        DataError: a csv file's header lacks a column or differs from the others.
+        DataError: a csv file's header lacks a column or differs from the others; a compressed file is damaged.
+        ConfigError: nothing here can decompress a file.
     """
     lines = number_lines(spark, paths).select(
         "row_id",
@@ -87,7 +87,7 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     """The header all csv files share.
 
     Raises:
-        DataError: a file is empty, or its header differs from the first one's.
+        DataError: a file is empty or damaged, or its header differs from the first one's.
     """
     headers = {path: _first_line(path) for path in paths}
     first = next(iter(headers.values()))
@@ -100,13 +100,7 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
 
 
 def _first_line(path: str) -> str:
-    files, inner = storage.filesystem(path)
-    with files.open_input_stream(inner) as raw:
-        data = raw.read(1 << 16)
-    if path.endswith(".gz") and data[:2] == b"\x1f\x8b":  # the stream may have decompressed already
-        with files.open_input_stream(inner, compression=None) as raw:
-            data = gzip.GzipFile(fileobj=raw).read(1 << 16)
-    first = data.split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", errors="replace")
+    first = first_bytes(path, 1 << 16).split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", errors="replace")
     return first.removeprefix("\ufeff")  # the byte order mark some spreadsheets begin a file with
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+
+from etl.compressed import find_damaged, lines_by_workers, spark_cannot_read
 
 _INDEX_IN_TASK = (
     1 << 33
@@ -20,13 +24,22 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     reader, which is on the CPU in any case: strings on a GPU are taken to be valid.
     A file may be read in several blocks by several tasks, so the lines of each block are counted first; that costs one
     pass over the text without parsing it, and collects one number a block.
+
+    Raises:
+        DataError: a compressed file is damaged.
+        ConfigError: nothing here can decompress a file.
     """
     blocks = _in_blocks(spark, paths)
-    ends = (
-        blocks.groupBy("file", "block")
-        .agg(F.min("index").alias("low"), F.count(F.lit(1)).alias("lines"))
-        .collect()
+    counted = blocks.groupBy("file", "block").agg(
+        F.min("index").alias("low"), F.count(F.lit(1)).alias("lines")
     )
+    try:
+        ends = counted.collect()
+    except (Py4JJavaError, PySparkException) as error:
+        damaged = find_damaged(paths)
+        if damaged is None:
+            raise
+        raise damaged from error
     names = our_names(paths, {end["file"] for end in ends})
     order = {path: position for position, path in enumerate(paths)}
     offsets, total = [], 0
@@ -59,6 +72,11 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    packed = spark_cannot_read(spark, paths)
+    if packed:
+        others = [path for path in paths if path not in packed]
+        unpacked = lines_by_workers(spark, packed)
+        return _in_blocks(spark, others).unionByName(unpacked) if others else unpacked
     text = F.decode(F.col("value").cast("binary"), "UTF-8")
     return spark.read.text(list(paths)).select(
         F.col("_metadata.file_path").alias("file"),

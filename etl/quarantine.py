@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from conf.errors import DataError
 from conf.feature_spec import ROW_ID
 from conf.lake import Lake
-from conf.manifest import Manifest, digest_of, is_published, read_manifest
+from conf.manifest import Manifest, current_manifest, digest_of
 from conf.types import Config, RawTable
 from etl.parse import REASON
 from etl.plan import plan
@@ -53,9 +53,7 @@ def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFile
     """
     partition = lake.quarantine.partition(raw.dt)
     inputs = {"raw": raw.digest, "layout": layout_digest(config)}
-    known = read_manifest(partition) if is_published(partition) else None
-    if known is None or dict(known.inputs) != inputs:
-        known = _count_and_publish(spark, config, lake, raw, inputs)
+    known = current_manifest(partition, inputs) or _count_and_publish(spark, config, lake, raw, inputs)
     counts = DayCounts(
         known.rows_in, known.rows_in - sum(known.dropped.values()), known.rows, dict(known.dropped)
     )

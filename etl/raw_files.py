@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-import glob
+import re
 from dataclasses import dataclass
 
 from pyarrow import fs
@@ -14,6 +14,10 @@ from conf.lake import Partition
 from conf.manifest import data_files, digest_of, is_published, read_manifest
 from conf.types import Config, RawTable
 
+_WILDCARD = re.compile(r"[*?\[]")
+# Ends of names of compressed text that no engine reads; what is read says etl.compressed.
+_UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
+
 
 @dataclass(frozen=True)
 class RawFiles:
@@ -21,7 +25,8 @@ class RawFiles:
 
     Attributes:
         dt: the day; for a log that is one undated table, the run date.
-        digest: of the raw manifest where there is one, otherwise of names, sizes and modification times.
+        digest: of the raw manifest where there is one, otherwise of names (below the part of the path that holds no
+            wildcard), sizes and modification times. A file that arrives late or is replaced changes it.
     """
 
     dt: str
@@ -38,7 +43,11 @@ def raw_path(config: Config, table: RawTable, dt: str) -> str:
 def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
     """The raw files of one day; None when there is none.
 
-    A folder with a manifest is read by it: files of an interrupted or superseded delivery are not seen.
+    A folder with a manifest is read by it: files of an interrupted or superseded delivery are not seen. Otherwise all
+    files count that match the path, whose folders may hold wildcards too, but none that begins with a dot or underscore.
+
+    Raises:
+        DataError: a file is compressed in a way that nothing here reads.
     """
     pattern = raw_path(config, table, dt)
     folder = Partition("raw", dt, pattern.rsplit("/", 1)[0])
@@ -50,8 +59,13 @@ def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
     found = _listed(pattern)
     if not found:
         return None
-    digest = digest_of([[info.base_name, info.size, info.mtime_ns] for _, info in found])
-    return RawFiles(dt, tuple(path for path, _ in found), sum(info.size for _, info in found), digest)
+    unreadable = [path for path, _, _ in found if path.endswith(_UNREADABLE) and table.format != "parquet"]
+    if unreadable:
+        raise DataError(
+            f"{unreadable[0]} is compressed in a way that is not read", "deliver it as .gz, .bz2 or .zst"
+        )
+    digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in found])
+    return RawFiles(dt, tuple(path for path, _, _ in found), sum(info.size for _, _, info in found), digest)
 
 
 def require_raw(config: Config, table: RawTable, dt: str, key: str = "log.path") -> RawFiles:
@@ -71,26 +85,34 @@ def require_raw(config: Config, table: RawTable, dt: str, key: str = "log.path")
     return found
 
 
-def _listed(pattern: str) -> list[tuple[str, fs.FileInfo]]:
-    if storage.is_local(pattern):
-        files, inner = storage.filesystem(pattern)
-        paths = sorted(glob.glob(inner))
-        infos = zip(paths, files.get_file_info(paths), strict=True)
-        return [(path, info) for path, info in infos if info.is_file and not _hidden(path)]
-    scheme = pattern.split("://", 1)[0] + "://"
-    folder, _, name = pattern.rpartition("/")
-    inside = storage.list_files(folder)
-    return [
-        (scheme + info.path, info)
-        for info in inside
-        if info.is_file and fnmatch.fnmatch(info.base_name, name) and not _hidden(info.path)
+def _listed(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:
+    """(path, path below the part without wildcards, info) of the files that match, by path."""
+    remote = "" if storage.is_local(pattern) else f"{storage.scheme_of(pattern)}://"
+    *folders, name = storage.filesystem(pattern)[1].split("/")
+    fixed = next((place for place, each in enumerate(folders) if _WILDCARD.search(each)), len(folders))
+    bases = ["/".join(folders[:fixed])]
+    for wanted in folders[fixed:]:
+        bases = [
+            info.path
+            for base in bases
+            for info in storage.list_files(remote + (base or "/"))
+            if info.type == fs.FileType.Directory and _matches(info, wanted)
+        ]
+    found = [
+        info
+        for base in bases
+        for info in storage.list_files(remote + (base or "/"))
+        if info.is_file and _matches(info, name)
     ]
+    listed = [(remote + info.path, "/".join(info.path.split("/")[fixed:]), info) for info in found]
+    return sorted(listed, key=lambda each: each[0])
+
+
+def _matches(info: fs.FileInfo, wanted: str) -> bool:
+    hidden = info.base_name.startswith((".", "_"))
+    return info.base_name == wanted or (not hidden and fnmatch.fnmatchcase(info.base_name, wanted))
 
 
 def _absolute(path: str) -> str:
     """A local path as Spark will name it: the JVM may have started in another folder."""
     return storage.filesystem(path)[1] if storage.is_local(path) else path
-
-
-def _hidden(path: str) -> bool:
-    return path.rsplit("/", 1)[1].startswith((".", "_"))

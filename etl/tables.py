@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,6 +16,7 @@ from pyspark.sql import functions as F
 from conf import storage
 from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
+from etl.files.lookup import Lookup
 from etl.publish import read_published
 
 VOCABULARY = "vocabulary"
@@ -31,27 +31,6 @@ def workflow_table(lake: Lake, version: str, name: str) -> Partition:
 def vocabulary_key(name: str) -> str:
     """What `Tables.rows` calls a single vocabulary."""
     return f"{VOCABULARY}/{name}"
-
-
-class Lookup:
-    """Value → position of one column's vocabulary or table, in a worker's memory."""
-
-    def __init__(self, values: pa.Array) -> None:
-        self._values = values
-
-    def find(self, wanted: pa.Array) -> np.ndarray:
-        """(n,) int64 positions of n distinct, non-null strings; -1 for those that are not there."""
-        if not len(self._values) or not len(wanted):
-            return np.full(len(wanted), -1, np.int64)
-        # index_in builds a hash table of all values at every call: worth it only when much is asked for at once.
-        if len(wanted) * 8 >= len(self._values):
-            found = pc.index_in(wanted, value_set=self._values)
-            return found.fill_null(-1).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        return self._index.get_indexer(pd.Index(np.asarray(wanted.to_pylist(), dtype=object)))
-
-    @cached_property
-    def _index(self) -> pd.Index:
-        return pd.Index(self._values.to_numpy(zero_copy_only=False))
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def build_features(job: Job) -> Result:
             "days": built.dataset.days,
             "features": len(built.workflow.spec.features),
             "embedding_rows": sum(built.workflow.spec.cardinalities),
+            "changed_days": list(built.dataset.changed_days),
             "quality_warnings": built.quality.warnings,
         },
     )

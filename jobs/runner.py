@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from conf import storage
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, NightrankError, raised_in
 from conf.lake import Lake
 from conf.load import load_config
 from conf.types import Config
+from etl.hadoop_files import hdfs
 from etl.plan import plan
 from jobs.session import build_session
 
@@ -122,13 +125,14 @@ def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace
     try:
         config = load_config(arguments.config, arguments.overrides)
         plan(config)  # a wrong operator is refused by every job, before any of them has worked on it
-        job = Job(name, config, parse_date(arguments.run_date))
+        job = started = Job(name, config, parse_date(arguments.run_date))
+        storage.read_hdfs_through(lambda: hdfs(started.spark))
         result = body(job)
     except NightrankError as error:
         log.error("%s failed: %s", name, error)
         return error.exit_code
-    except (PySparkException, OSError, MemoryError) as error:
-        raised = raised_in(str(error)) if isinstance(error, PySparkException) else None
+    except (PySparkException, Py4JError, OSError, MemoryError) as error:
+        raised = raised_in(str(error)) if isinstance(error, PySparkException | Py4JError) else None
         if raised is not None:
             log.error("%s failed in a Spark worker: %s", name, raised)
             return raised.exit_code

@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from setup import build_horovod, preflight
+from setup import build_horovod, build_native, preflight
 from setup.console import SetupError, capture, fail, run, say, step
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +28,8 @@ ENVIRONMENT_BYTES = 9 * 1024**3
 
 # `setup` is this package: where it imports from another folder, our other packages do too.
 CHECK_IMPORTS = (
-    "import pyspark, petastorm, pyarrow, pandas, mlflow, pydantic, safetensors, matplotlib, setup.install"
+    "import pyspark, petastorm, pyarrow, pandas, mlflow, pydantic, safetensors, matplotlib, setup.install;"
+    "from etl.files.library import library; library()"
 )
 
 
@@ -39,7 +40,8 @@ def fingerprint(root: Path) -> str:
     a new environment.
     """
     digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
-    for path in sorted([*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]):
+    scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
+    for path in [*sorted(scripts), *build_native.sources(root)]:
         digest.update(f"{path.name}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -110,6 +112,8 @@ def install(root: Path) -> None:
         install_own_packages()
     with step("installing Horovod"):
         install_horovod()
+    with step("compiling the scanner of text"):
+        build_native.build(root, VENV)
     with step("importing what was installed"):
         run([VENV / "bin/python", "-W", "ignore", "-c", CHECK_IMPORTS], cwd=Path("/"))
 

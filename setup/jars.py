@@ -1,6 +1,7 @@
 """Fetches the jars of requirements/jars.lock from Maven Central into the cache: what `make jars` does.
 
-The RAPIDS Accelerator is one file of 600 MB that only the tests of plans and GPU clusters need, so set-up leaves it alone.
+The RAPIDS Accelerator (600 MB) is needed by GPU clusters and the tests of plans alone, S3 (280 MB) by lakes and logs on
+object stores, the small HDFS by tests: set-up leaves them alone.
 Where Maven has it already, that copy is taken. Otherwise Ivy fetches it, which every pyspark carries in its jars and which
 looks in Maven Central when it is told nothing else. A file in the cache has the bytes that the lock names: it is checked
 before it gets its name.
@@ -74,6 +75,20 @@ def locked(lock: Path = LOCK) -> list[Jar]:
 def accelerator() -> Jar:
     """The RAPIDS Accelerator of the lock."""
     return next(jar for jar in locked() if jar.artifact.startswith("rapids-4-spark"))
+
+
+def s3_client() -> list[Jar]:
+    """What Spark needs on its class path for s3a://."""
+    return _of("hadoop-aws", "aws-java-sdk-bundle")
+
+
+def hdfs_server() -> list[Jar]:
+    """What pyspark's own jars lack to run an HDFS on loopback."""
+    return _of("hadoop-client-minicluster", "junit")
+
+
+def _of(*artifacts: str) -> list[Jar]:
+    return [jar for jar in locked() if jar.artifact in artifacts]
 
 
 def fetch(jar: Jar) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from conf import storage
 from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from etl.chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
+from etl.files import scratch
 from etl.files.layout import FileLayout
 from etl.files.parse import Block, parse_block, unify
 from etl.files.slices import SLICE_BYTES, Slice, blocks
@@ -24,11 +25,12 @@ _KEY_TYPES = {ROW_ID: pa.int64(), USER_KEY: pa.string(), ITEM_KEY: pa.string(), 
 
 @dataclass(frozen=True)
 class Task:
-    """A slice, the row_id of its first line, and the file its features go to."""
+    """A slice, the row_id of its first line, the file its features go to, and the name of its scratch, if it may have one."""
 
     part: Slice
     first_row: int
     features_file: str
+    scratch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,23 +82,33 @@ def _encode_slice(task: Task, encoding: Encoding) -> int:
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
     names = [name for chain in encoding.chains for name in chain.inputs]
     needed = wanted(encoding.layout, names)
-    lines, rows, held = 0, 0, 0
+    rows, held = 0, 0
     waiting: list[tuple[int, Block]] = []
     with (
         files.open_output_stream(inner) as sink,
         pq.ParquetWriter(sink, encoding.schema, compression="zstd") as writer,
     ):
-        for block in blocks(task.part):
-            header = encoding.layout.header and starts_file(task.part, lines)
-            parsed = parse_block(block, encoding.layout, needed, header)
-            waiting.append((task.first_row + lines, parsed))
-            lines += parsed.lines
-            held += len(block)
+        for first_row, parsed in _blocks(task, encoding.layout, needed):
+            waiting.append((first_row, parsed))
+            held += parsed.bytes
             if held >= SLICE_BYTES:
                 rows += _write(writer, waiting, encoding)
                 waiting, held = [], 0
         rows += _write(writer, waiting, encoding)
     return rows
+
+
+def _blocks(task: Task, layout: FileLayout, needed: Sequence[str]) -> Iterator[tuple[int, Block]]:
+    """(row_id of its first line, block) of a slice: what the first pass kept of it, or parsed again."""
+    kept = scratch.load(task.scratch, {*needed}) if task.scratch else None
+    if kept is not None:
+        yield task.first_row, kept
+        return
+    lines = 0
+    for block in blocks(task.part):
+        parsed = parse_block(block, layout, needed, layout.header and starts_file(task.part, lines))
+        yield task.first_row + lines, parsed
+        lines += parsed.lines
 
 
 def _write(writer: pq.ParquetWriter, waiting: Sequence[tuple[int, Block]], encoding: Encoding) -> int:

@@ -18,14 +18,16 @@ from conf import storage
 from conf.errors import DataError
 from conf.feature_spec import ROW_ID
 from conf.lake import Lake, Partition
-from conf.manifest import Manifest, data_files, digest_of, is_published, read_manifest
+from conf.manifest import Manifest, current_manifest, data_files, digest_of, read_manifest
 from conf.types import Config
 from etl.engine import choose_engine
+from etl.files.counts import BUCKET_BYTES, buckets_for
 from etl.files.encode import Encoding, encode
 from etl.files.encode import Task as EncodeTask
 from etl.files.layout import FileLayout, file_layout
-from etl.files.merge import Counts
+from etl.files.library import is_built
 from etl.files.profiles import compare_days, summarise_days
+from etl.files.questions import Counts
 from etl.files.slices import Slice, cut
 from etl.files.survey import Summary as SliceSummary
 from etl.files.survey import Task as SurveyTask
@@ -36,7 +38,7 @@ from etl.quality.compare import Values
 from etl.quality.counts import Column
 from etl.quality.summary import Summary
 from etl.quarantine import DayCounts, layout_digest
-from etl.raw_files import RawFiles
+from etl.raw_files import RawFiles, raw_path
 from etl.workflow import FittedWorkflow
 
 log = logging.getLogger("nightrank.etl")
@@ -52,6 +54,9 @@ _QUARANTINE_SCHEMA = pa.schema(
 )
 
 
+_COUNTS_FORMAT = 2  # of the files of value counts: days of another one are read again
+
+
 @dataclass(frozen=True)
 class SurveyedSlice:
     """A slice with its number of lines."""
@@ -63,17 +68,19 @@ class SurveyedSlice:
 def flow_applies(spark: SparkSession, config: Config) -> bool:
     """Whether workers can read the days' files themselves: text, a partition a day, nothing joined or drawn.
 
-    All else goes through frames: attributes, negatives, operators that change rows, splits within a partition.
+    All else goes through frames: attributes, negatives, operators that change rows, splits within a partition, logs on
+    HDFS (which Spark's Hadoop client reads). So do all logs where the compiled scanner was not built.
     """
     return (
-        choose_engine(spark, config.workflow.engine) == "arrow"
+        is_built()
+        and choose_engine(spark, config.workflow.engine) == "arrow"
         and config.log.format in ("tsv", "csv")
         and config.split.by == "day"
         and config.users is None
         and config.items is None
         and config.negatives is None
         and not plan(config).changers
-        and not config.log.path.startswith("hdfs:")
+        and storage.scheme_of(raw_path(config, config.log, "")) != "hdfs"
     )
 
 
@@ -84,6 +91,7 @@ class FileFlow:
         self._spark, self._config, self._lake = spark, config, lake
         self._plan: Plan = plan(config)
         self._slices: dict[str, list[SurveyedSlice]] = {}
+        self._scratch: dict[Slice, str] = {}  # of the slices that this run parsed
 
     def survey(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Day → counts; the days not surveyed yet are read, all in one job, and their tables published."""
@@ -105,7 +113,9 @@ class FileFlow:
         """The value counts of a surveyed day."""
         partition = self._lake.value_counts.partition(raw.dt)
         day = date.fromisoformat(raw.dt).toordinal() - date(1970, 1, 1).toordinal()
-        return Counts(tuple((path, day) for path in data_files(partition, read_manifest(partition))), day)
+        manifest = read_manifest(partition)
+        files = tuple((path, day) for path in data_files(partition, manifest))
+        return Counts(files, day, manifest.facts["values"])
 
     def has_counts_of(self, columns: Sequence[Column]) -> bool:
         """Whether the values of all these columns are counted: those of real numbers are not."""
@@ -145,7 +155,8 @@ class FileFlow:
             for index, surveyed in enumerate(self._slices[dt]):
                 name = f"{attempt}/part-{index:05d}.parquet"
                 of_day.setdefault(dt, []).append(name)
-                tasks.append(EncodeTask(surveyed.part, first, partition.file(name)))
+                scratch = self._scratch.get(surveyed.part)
+                tasks.append(EncodeTask(surveyed.part, first, partition.file(name), scratch))
                 first += surveyed.lines
         encoding = Encoding(
             layout=self._layout([raw for raw, _, _ in days.values()]),
@@ -184,16 +195,13 @@ class FileFlow:
     def _inputs(self, raw: RawFiles) -> tuple[dict[str, str], dict[str, str]]:
         """Inputs of the quarantine's manifest and of the value counts'."""
         known = {"raw": raw.digest, "layout": layout_digest(self._config)}
-        return known, {**known, "columns": digest_of(self._counted())}
+        return known, {**known, "columns": digest_of([_COUNTS_FORMAT, *self._counted()])}
 
     def _is_surveyed(self, raw: RawFiles) -> bool:
         tables = (self._lake.quarantine, self._lake.value_counts)
-        partitions = [table.partition(raw.dt) for table in tables]
-        return all(is_published(each) for each in partitions) and all(
-            dict(manifest.inputs) == inputs
-            and all(storage.exists(path) for path in data_files(partition, manifest))
-            for partition, inputs in zip(partitions, self._inputs(raw), strict=True)
-            for manifest in [read_manifest(partition)]
+        return all(
+            current_manifest(table.partition(raw.dt), inputs) is not None
+            for table, inputs in zip(tables, self._inputs(raw), strict=True)
         )
 
     def _survey(self, days: Sequence[RawFiles]) -> None:
@@ -203,10 +211,14 @@ class FileFlow:
         names: dict[int, str] = {}
         for raw in days:
             partition = self._lake.value_counts.partition(raw.dt)
-            for index, part in enumerate(cut(raw.paths)):
+            parts = cut(raw.paths)
+            buckets = buckets_for(sum(part.bytes for part in parts), BUCKET_BYTES)
+            for index, part in enumerate(parts):
                 names[len(tasks)] = f"{attempt}/part-{index:05d}.parquet"
                 of_day[raw.dt].append(len(tasks))
-                tasks.append(SurveyTask(part, partition.file(names[len(tasks)])))
+                scratch = f"{attempt}-{len(tasks)}"
+                self._scratch[part] = scratch
+                tasks.append(SurveyTask(part, partition.file(names[len(tasks)]), buckets, scratch))
         surveyed = survey(self._spark, tasks, self._layout(days), self._counted()).persist()
         try:
             found = summaries(surveyed)
@@ -278,10 +290,15 @@ class FileFlow:
             self._lake.value_counts.partition(raw.dt),
             dict.fromkeys(files),
             inputs=self._inputs(raw)[1],
-            expected_rows=sum(summary.count_rows for summary in found),
-            facts={"slices": slices},
+            expected_rows=sum(sum(summary.values.values()) for summary in found),
+            facts={"slices": slices, "values": _added([summary.values for summary in found])},
             grace_hours=self._config.output.grace_hours,
         )
+
+
+def _added(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of each name over all parts, zeros included."""
+    return {name: sum(part[name] for part in parts) for name in parts[0]} if parts else {}
 
 
 def _write_empty(partition: Partition, name: str) -> None:

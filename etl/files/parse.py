@@ -1,7 +1,7 @@
 """A block of lines to typed, dictionary-encoded columns, and the lines that are no rows with their reasons.
 
-pyarrow's CSV reader does the work. What it cannot judge line by line (quotes, bytes that are no UTF-8) goes through the
-slower parse of etl/arrow_parse.py; both give the rows and reasons of the sql engine.
+The compiled scanner (etl/files/scan.py) finds the fields. Types are checked here, each distinct value once. Rows and reasons are
+those of the sql engine.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 
 from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
 from etl.arrow_parse import split_fields, typed_column
 from etl.files.layout import FileLayout
+from etl.files.scan import scan
 from etl.ops.texts import text_array
 
-_CODED = pa.dictionary(pa.int32(), pa.string())
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -28,16 +27,20 @@ class Block:
     """The parse of one block.
 
     Attributes:
+        bytes: of its text.
         lines: how many lines it has.
         places: (n,) int64 of the good rows: their line in the block, from 0.
         columns: raw column → dictionary array of n values (int64, double or string), and `label` (float), `user_key`,
             `item_key` (dictionaries of strings), `event_time` (int64 µs) where the log has them.
+        counts: raw column → rows of each value of its dictionary, where the scan knows them: in blocks without a bad row.
         bad: (line in the block, reason, text) of every other line, the reason `filter:…` or `dropna:…` included.
     """
 
+    bytes: int
     lines: int
     places: np.ndarray
     columns: Mapping[str, pa.Array]
+    counts: Mapping[str, np.ndarray]
     bad: tuple[tuple[int, str, str], ...]
 
 
@@ -59,22 +62,28 @@ class _Reasons:
         return np.flatnonzero(kept)
 
 
-def parse_block(block: bytes, layout: FileLayout, wanted: Sequence[str], header: bool) -> Block:
+def parse_block(block: bytes | memoryview, layout: FileLayout, wanted: Sequence[str], header: bool) -> Block:
     """Parses a block of whole lines.
 
     Args:
         wanted: the raw columns of strings to return; numbers are always parsed, because each must be one.
         header: whether the first line is a header, and no row.
     """
-    lines = block.count(b"\n") + (0 if block.endswith(b"\n") else 1)
-    texts, broken = _columns(block, layout, wanted, lines)
-    rows_at = np.delete(np.arange(lines), sorted(broken)) if broken else np.arange(lines)
-    reasons = _Reasons(len(rows_at))
+    named = [column for column in layout.columns if column.type != "string" or column.name in wanted]
+    position = dict(zip((column.name for column in layout.columns), layout.positions, strict=True))
+    found = scan(
+        block,
+        layout.separator,
+        layout.width,
+        [position[column.name] for column in named],
+        layout.quoted,
+        lambda lines: split_fields(lines, layout.separator, layout.width, quoted=True),
+    )
+    reasons = _Reasons(len(found.places))
+    reasons.add(found.unsplit, "field_count")
     columns: dict[str, pa.Array] = {}
-    for column in layout.columns:
-        if column.name not in texts:
-            continue
-        coded = texts[column.name]
+    for column in named:
+        coded = found.columns[position[column.name]]
         if column.type == "string":
             columns[column.name] = coded
             continue
@@ -87,19 +96,16 @@ def parse_block(block: bytes, layout: FileLayout, wanted: Sequence[str], header:
     columns |= _ours(columns, layout, reasons)
     _filter(columns, layout, reasons)
     skipped = 1 if header else 0
-    if not reasons.of and not broken and not skipped:
-        return Block(lines, rows_at, columns, ())
-    good = reasons.good
-    places = rows_at[good]
-    if skipped:
-        good, places = good[places >= skipped], places[places >= skipped]
-    taken = pa.array(good)
-    kept = {name: array.take(taken) for name, array in columns.items()}
-    found = broken | {int(rows_at[row]): reason for row, reason in reasons.of.items()}
-    bad_lines = sorted(place for place in found if place >= skipped)
-    return Block(
-        lines, places, kept, tuple(_with_texts(block, [(place, found[place]) for place in bad_lines]))
-    )
+    places, counts = found.places, {column.name: found.counts[position[column.name]] for column in named}
+    if reasons.of or skipped:
+        good = reasons.good
+        good = good[places[good] >= skipped]
+        places, counts = places[good], {}
+        columns = {name: array.take(pa.array(good)) for name, array in columns.items()}
+    why = {**found.broken} | {int(found.places[row]): reason for row, reason in reasons.of.items()}
+    bad_lines = sorted(place for place in why if place >= skipped)
+    texts = _with_texts(block, [(place, why[place]) for place in bad_lines])
+    return Block(len(block), found.lines, places, columns, counts, tuple(texts))
 
 
 def _coded(indices: pa.Array, distinct: pa.Array) -> pa.DictionaryArray:
@@ -113,59 +119,6 @@ def _coded(indices: pa.Array, distinct: pa.Array) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(found, distinct.drop_null())
 
 
-def _columns(
-    block: bytes, layout: FileLayout, wanted: Sequence[str], lines: int
-) -> tuple[dict[str, pa.DictionaryArray], dict[int, str]]:
-    """(raw column → coded texts of the lines that split into fields, line → reason of the others)."""
-    names = [column.name for column in layout.columns if column.type != "string" or column.name in wanted]
-    utf8 = block.isascii() or _is_utf8(block)
-    if not utf8 or (layout.quoted and b'"' in block):
-        return _columns_slowly(block, layout, names)
-    broken: dict[int, str] = {}
-
-    def skip(row: pacsv.InvalidRow) -> str:
-        broken[row.number - 1] = "field_count"
-        return "skip"
-
-    fields = [f"f{place}" for place in range(layout.width)]
-    position = dict(zip((column.name for column in layout.columns), layout.positions, strict=True))
-    table = pacsv.read_csv(
-        pa.BufferReader(block),
-        read_options=pacsv.ReadOptions(column_names=fields, use_threads=False, block_size=len(block) + 1),
-        parse_options=pacsv.ParseOptions(
-            delimiter=layout.separator,
-            quote_char=False,
-            double_quote=False,
-            ignore_empty_lines=False,
-            invalid_row_handler=skip,
-        ),
-        convert_options=pacsv.ConvertOptions(
-            check_utf8=False,
-            strings_can_be_null=True,
-            null_values=[""],
-            include_columns=[f"f{position[name]}" for name in names],
-            column_types=dict.fromkeys(fields, _CODED),
-        ),
-    )
-    coded = {
-        name: column.chunk(0) if column.num_chunks == 1 else _unified(column)
-        for name, column in zip(names, table.columns, strict=True)
-    }
-    empty = _empty_lines(block) if layout.width > 1 else np.zeros(0, np.int64)
-    if len(empty):  # read as rows of nulls, and no rows of ours
-        rows_at = np.delete(np.arange(lines), sorted(broken))
-        rows = pa.array(np.flatnonzero(~np.isin(rows_at, empty)))
-        coded = {name: array.take(rows) for name, array in coded.items()}
-        broken |= dict.fromkeys(empty.tolist(), "field_count")
-    return coded, broken
-
-
-def _unified(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    if column.num_chunks == 0:
-        return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], pa.string()))
-    return unify([*column.chunks])
-
-
 def unify(parts: Sequence[pa.DictionaryArray]) -> pa.DictionaryArray:
     """One dictionary array of several, in order."""
     if len(parts) == 1:
@@ -173,44 +126,6 @@ def unify(parts: Sequence[pa.DictionaryArray]) -> pa.DictionaryArray:
     chunks = pa.chunked_array(parts).unify_dictionaries().chunks
     indices = pa.concat_arrays([chunk.indices for chunk in chunks])
     return pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary)
-
-
-def _is_utf8(block: bytes) -> bool:
-    try:
-        block.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _empty_lines(block: bytes) -> np.ndarray:
-    if not block.startswith(b"\n") and b"\n\n" not in block:
-        return np.zeros(0, np.int64)
-    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-    return np.flatnonzero(np.diff(ends, prepend=-1) == 1)
-
-
-def _columns_slowly(
-    block: bytes, layout: FileLayout, names: Sequence[str]
-) -> tuple[dict[str, pa.DictionaryArray], dict[int, str]]:
-    raw = block.split(b"\n")
-    raw = raw[:-1] if block.endswith(b"\n") else raw
-    texts = [line.decode("utf-8", errors="replace") for line in raw]
-    broken = {
-        place: "not_utf8" for place, line in enumerate(raw) if not line.isascii() and not _is_utf8(line)
-    }
-    fields, whole = split_fields(pa.array(texts, pa.string()), layout.separator, layout.width, layout.quoted)
-    for place in np.flatnonzero(~np.asarray(whole)).tolist():
-        broken.setdefault(place, "field_count")
-    rows = pa.array(np.delete(np.arange(len(raw)), sorted(broken)))
-    position = dict(zip((column.name for column in layout.columns), layout.positions, strict=True))
-    found = {}
-    for name in names:
-        values = fields[position[name]].take(rows)
-        found[name] = pc.if_else(
-            pc.equal(values, ""), pa.scalar(None, pa.string()), values
-        ).dictionary_encode()
-    return found, broken
 
 
 def _rows_with(coded: pa.DictionaryArray, codes: np.ndarray) -> np.ndarray:
@@ -297,13 +212,14 @@ def plain(array: pa.Array) -> pa.Array:
     return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
 
 
-def _with_texts(block: bytes, found: Sequence[tuple[int, str]]) -> list[tuple[int, str, str]]:
+def _with_texts(block: bytes | memoryview, found: Sequence[tuple[int, str]]) -> list[tuple[int, str, str]]:
     if not found:
         return []
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-    ends = ends if block.endswith(b"\n") else np.append(ends, len(block))
+    ends = ends if block[-1] == 10 else np.append(ends, len(block))
     texts = []
     for place, reason in found:
         start = int(ends[place - 1]) + 1 if place else 0
-        texts.append((place, reason, block[start : int(ends[place])].decode("utf-8", errors="replace")))
+        text = bytes(block[start : int(ends[place])]).decode("utf-8", errors="replace")
+        texts.append((place, reason, text))
     return texts

@@ -1,45 +1,42 @@
-"""What the data report asks of surveyed days, answered from their value counts: one pass over counts, none over rows."""
+"""What the data report asks of surveyed days, answered from their value counts: no pass over rows.
+
+One task answers for a column, or for a hash bucket of one that has very many values: the answers add up.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from etl.files.merge import Counts, merge_files, read_column
+from etl.files.counts import Bucket, read_counts
+from etl.files.pieces import shared_out
+from etl.files.questions import Counts
+from etl.files.sums import Sums
 from etl.quality.compare import Values, values_of
 from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.summary import Summary, summarise
-
-_TASKS_A_SLOT = 3
 
 
 def summarise_days(
     spark: SparkSession, days: Sequence[Counts], columns: Sequence[Column]
 ) -> list[dict[str, Summary]]:
-    """Per day: column (and the label) → the summary of its values. One Spark job, one row a column comes back."""
-    every = [Column(LABEL_CELLS, "float"), *columns]
+    """Per day: column (and the label) → the summary of its values. One Spark job, few rows a column come back."""
+    every = {column.name: column for column in [Column(LABEL_CELLS, "float"), *columns]}
 
-    def ask(index: int) -> str:
-        column = every[index]
-        found = []
-        for counts in days:
-            table = merge_files(counts.files, column.name)
-            found.append(
-                summarise(table["value"].combine_chunks(), table["count"].combine_chunks(), column.kind)
-            )
-        return json.dumps([each.to_json() for each in found])
+    def ask(name: str, bucket: Bucket) -> list[str]:
+        return [_summary(counts, every[name], bucket).to_json() for counts in days]
 
-    answers = _each(spark, len(every), ask)
-    per_column = {
-        column.name: [Summary.from_json(text) for text in json.loads(answers[index])]
-        for index, column in enumerate(every)
-    }
-    return [{name: found[place] for name, found in per_column.items()} for place in range(len(days))]
+    answers = _each(spark, _values(list(every), days), ask)
+    return [
+        {name: reduce(add, (Summary.from_json(part[place]) for part in answers[name])) for name in every}
+        for place in range(len(days))
+    ]
 
 
 def compare_days(
@@ -47,50 +44,66 @@ def compare_days(
 ) -> dict[str, Values]:
     """Column of names → its values on a day against the training days. One Spark job."""
     names = [column.name for column in columns if not column.numeric]
-    files = tuple(file for counts in train for file in counts.files)
+    sides = tuple((path, 0) for counts in train for path, _ in counts.files)
+    sides += tuple((path, 1) for path, _ in day.files)
 
-    def ask(index: int) -> str:
-        # One grouping for both sides: each row counts on its own side and not on the other.
-        both = pa.concat_tables(
-            [
-                *(_sided(read_column(path, names[index]), "train", "day") for path, _ in files),
-                *(_sided(read_column(path, names[index]), "day", "train") for path, _ in day.files),
-            ]
-        )
-        if not len(both):
-            return Values().to_json()
-        summed = both.group_by("value", use_threads=False).aggregate([("train", "sum"), ("day", "sum")])
-        arrays = [summed[name].combine_chunks() for name in ("value", "train_sum", "day_sum")]
-        key = pa.array([names[index]]).take(pa.array(np.zeros(len(summed), np.int64)))
-        batch = pa.RecordBatch.from_arrays([key, *arrays], ["column", "value", "train", "day"])
-        return values_of(names[index], batch).to_json()
+    def ask(name: str, bucket: Bucket) -> list[str]:
+        sums = Sums(sides=2)
+        for path, side in sides:
+            values, counts, _ = read_counts(path, name, bucket)
+            sums.add(values, counts, side)
+        values, found, _ = sums.result()
+        key = pa.array([name]).take(pa.array(np.zeros(len(values), np.int64)))
+        counted = [pa.array(np.ascontiguousarray(found[:, side])) for side in (0, 1)]
+        batch = pa.RecordBatch.from_arrays([key, values, *counted], ["column", "value", "train", "day"])
+        return [values_of(name, batch).to_json()]
 
-    answers = _each(spark, len(names), ask)
-    found = {name: Values.from_json(answers[index]) for index, name in enumerate(names)}
-    return {name: values for name, values in found.items() if values.train_cells or values.day_cells}
+    answers = _each(spark, _values(names, [*train, day]), ask)
+    compared = {
+        name: reduce(add, (Values.from_json(text) for [text] in parts)) for name, parts in answers.items()
+    }
+    return {name: values for name, values in compared.items() if values.train_cells or values.day_cells}
 
 
-def _sided(counts: pa.Table, side: str, other: str) -> pa.Table:
-    """(value, train, day) of counts that belong to one side; null is no value."""
-    there = counts.filter(pc.is_valid(counts["value"]))
-    none = pa.array(np.zeros(len(there), np.int64))
-    columns = {"value": there["value"], side: there["count"], other: none}
-    return pa.table({name: columns[name] for name in ("value", "train", "day")})
+def _summary(counts: Counts, column: Column, bucket: Bucket) -> Summary:
+    sums, nulls = Sums(), 0
+    for path, _ in counts.files:
+        values, times, missing = read_counts(path, column.name, bucket)
+        sums.add(values, times)
+        nulls += missing
+    values, found, _ = sums.result()
+    return summarise(values, pa.array(found[:, 0]), column.kind) + Summary(nulls=nulls)
 
 
-def _each(spark: SparkSession, count: int, ask: Callable[[int], str]) -> Mapping[int, str]:
-    """Index → what a worker answers, for the indices below `count`."""
+def _values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
+    return {name: sum(counts.values[name] for counts in days) for name in names}
+
+
+def _each(
+    spark: SparkSession, values: Mapping[str, int], ask: Callable[[str, Bucket], list[str]]
+) -> Mapping[str, list[list[str]]]:
+    """Column → what workers answer for its pieces."""
+    if not values:
+        return {}
+    tasks = shared_out(values, spark.sparkContext.defaultParallelism)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            indices = batch.column(0).to_pylist()
+            pieces = [piece for task in batch.column(0).to_pylist() for piece in tasks[task]]
+            names, buckets = zip(*pieces, strict=True)
+            answers = [json.dumps(ask(name, bucket)) for name, bucket in pieces]
             yield pa.RecordBatch.from_arrays(
-                [pa.array(indices, pa.int32()), pa.array([ask(index) for index in indices], pa.string())],
-                ["place", "answer"],
+                [
+                    pa.array(names),
+                    pa.array([bucket.index for bucket in buckets], pa.int32()),
+                    pa.array(answers),
+                ],
+                ["name", "bucket", "answer"],
             )
 
-    if not count:
-        return {}
-    tasks = max(1, min(count, _TASKS_A_SLOT * spark.sparkContext.defaultParallelism))
-    found = spark.range(0, count, 1, tasks).mapInArrow(run, "place int, answer string").collect()
-    return {row["place"]: row["answer"] for row in found}
+    numbers = spark.range(0, len(tasks), 1, len(tasks))
+    found = numbers.mapInArrow(run, "name string, bucket int, answer string").collect()
+    answers: dict[str, list[list[str]]] = {}
+    for row in sorted(found, key=lambda each: int(each["bucket"])):
+        answers.setdefault(row["name"], []).append(json.loads(row["answer"]))
+    return answers

@@ -13,38 +13,45 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from conf import storage
 from conf.feature_spec import LABEL
+from etl.files import scratch
+from etl.files.counts import write_counts
 from etl.files.layout import FileLayout
 from etl.files.parse import Block, parse_block, unify
 from etl.files.slices import Slice, blocks
 from etl.ops.texts import text_array
 from etl.quality.counts import LABEL_CELLS
 
-COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
-# Values kept in a slice's counts before they are merged: bounds what a task holds beside one block.
-_MERGE_EVERY = 16
+# Blocks whose counts are kept before they are merged: bounds what a task holds beside one block.
+_MERGE_EVERY = 8
 
 
 @dataclass(frozen=True)
 class Task:
-    """A slice, and the file its value counts go to."""
+    """A slice, the file its value counts go to, the hash buckets these are cut into, and the name of the parsed slice's scratch."""
 
     part: Slice
     counts_file: str
+    buckets: int = 1
+    scratch: str | None = None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the first pass found in a slice: its lines, its good rows, reason → other lines, rows of its counts file."""
+    """What the first pass found in a slice.
+
+    Attributes:
+        lines, good: its lines, and those that are good rows.
+        dropped: reason → other lines.
+        values: column → rows of its counts, as many as it has different values.
+    """
 
     lines: int
     good: int
     dropped: Mapping[str, int]
-    count_rows: int
+    values: Mapping[str, int]
 
 
 _SCHEMA = "task int, summary string, line bigint, reason string, text string"
@@ -100,14 +107,21 @@ def _survey_slice(
             block, layout, wanted(layout, counted), layout.header and starts_file(task.part, lines)
         )
         yield from _bad_lines(index, lines, parsed)
+        # A compressed file may come in several blocks; only what is one is kept.
+        if task.scratch and task.part.end is not None:
+            scratch.save(task.scratch, parsed)
         lines += parsed.lines
         good += len(parsed.places)
         dropped.update(reason for _, reason, _ in parsed.bad)
         labels = parsed.columns[LABEL].cast(pa.float64()).dictionary_encode()
         for name, count in counts.items():
-            count.add(labels if name == LABEL_CELLS else parsed.columns[name])
-    rows = _write_counts(task.counts_file, counts)
-    summary = json.dumps({"lines": lines, "good": good, "dropped": dropped, "count_rows": rows})
+            if name == LABEL_CELLS:
+                count.add(labels)
+            else:
+                count.add(parsed.columns[name], parsed.counts.get(name))
+    found = {name: count.result() for name, count in counts.items()}
+    values = write_counts(task.counts_file, found, task.buckets)
+    summary = json.dumps({"lines": lines, "good": good, "dropped": dropped, "values": values})
     yield pa.RecordBatch.from_arrays(
         [
             pa.array([each], field.type)
@@ -155,11 +169,13 @@ class _Counts:
         self._counts: list[np.ndarray] = []
         self._nulls = 0
 
-    def add(self, coded: pa.DictionaryArray) -> None:
+    def add(self, coded: pa.DictionaryArray, counts: np.ndarray | None = None) -> None:
+        """Counts a block's values; `counts` are those of its dictionary, if somebody knows them."""
         codes = coded.indices
         self._nulls += codes.null_count
-        codes = codes.drop_null() if codes.null_count else codes
-        counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=len(coded.dictionary))
+        if counts is None:
+            codes = codes.drop_null() if codes.null_count else codes
+            counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=len(coded.dictionary))
         # Each part stands for its distinct values: one code a value, counted beside.
         every = pa.array(np.arange(len(coded.dictionary), dtype=np.int32))
         self._parts.append(pa.DictionaryArray.from_arrays(every, coded.dictionary))
@@ -192,25 +208,3 @@ class _Counts:
             values = pa.concat_arrays([values, pa.nulls(1, pa.string())])
             counts = np.append(counts, self._nulls)
         return values, counts
-
-
-def _write_counts(path: str, counts: Mapping[str, _Counts]) -> int:
-    """One row group a column, so that a reader of one column reads no other."""
-    files, inner = storage.filesystem(path)
-    if storage.is_local(path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    rows = 0
-    with (
-        files.open_output_stream(inner) as sink,
-        pq.ParquetWriter(sink, COUNTS_SCHEMA, compression="zstd", use_dictionary=["column"]) as writer,
-    ):
-        for name in sorted(counts):
-            values, found = counts[name].result()
-            rows += len(values)
-            column = pa.DictionaryArray.from_arrays(
-                pa.array(np.zeros(len(values), np.int32)), pa.array([name])
-            ).cast(pa.string())
-            table = pa.Table.from_arrays([column, values, pa.array(found, pa.int64())], schema=COUNTS_SCHEMA)
-            if len(values):
-                writer.write_table(table, row_group_size=max(1, len(values)))
-    return rows

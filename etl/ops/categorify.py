@@ -80,19 +80,17 @@ class FittedCategorify(Fitted):
         return [over_elements(values[0], ids) if self.lists else ids]
 
     def _ids(self, texts: pa.Array, tables: LocalTables) -> np.ndarray:
-        coded = texts.dictionary_encode()
-        distinct = coded.dictionary
         lookup, ids = tables.vocabulary(self.vocabulary, self.max_age_days)
-        positions = lookup.find(distinct)
-        of_distinct = np.empty(len(distinct) + 1, np.int64)
-        of_distinct[-1] = NULL_ID  # the code of null, below
-        unknown = (
-            np.full(len(distinct), OOV_ID)
-            if self.oov_buckets == 1
-            else bucket_array(distinct, self.oov_buckets, OOV_ID)
-        )
-        of_distinct[:-1] = np.where(positions >= 0, ids[positions] if len(ids) else OOV_ID, unknown)
-        return of_distinct[coded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)]
+        positions = lookup.find(texts)
+        known = positions >= 0
+        found = np.full(len(texts), OOV_ID, np.int64)
+        found[known] = ids[positions[known]]
+        nulls = texts.is_null().to_numpy(zero_copy_only=False)
+        found[nulls] = NULL_ID
+        if self.oov_buckets > 1:
+            others = ~known & ~nulls
+            found[others] = bucket_array(texts.filter(pa.array(others)), self.oov_buckets, OOV_ID)
+        return found
 
 
 @dataclass(frozen=True)

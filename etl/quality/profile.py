@@ -10,10 +10,9 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf import storage
 from conf.lake import Lake, Partition
 from conf.load import config_digest
-from conf.manifest import Manifest, data_files, digest_of, is_published, read_manifest
+from conf.manifest import Manifest, current_manifest, digest_of
 from conf.types import Config, Split
 from etl.publish import Rules, publish, publish_facts
 from etl.quality.compare import Values
@@ -104,7 +103,7 @@ def profiles_of(
         _Wanted(piece, _partition(config, lake, piece), _inputs(config, piece, columns, counted is not None))
         for piece in pieces
     ]
-    known = {each.partition: _up_to_date(each) for each in wanted}
+    known = {each.partition: current_manifest(each.partition, each.inputs) for each in wanted}
     missing = [each for each in wanted if known[each.partition] is None]
     if missing:
         known |= (
@@ -130,15 +129,6 @@ class _Wanted:
 
 def _partition(config: Config, lake: Lake, piece: Piece) -> Partition:
     return lake.profiles(config.name, piece.split if piece.cut else None).partition(piece.raw.dt)
-
-
-def _up_to_date(wanted: _Wanted) -> Manifest | None:
-    """The manifest of the published profile, where it was made of the same inputs and is whole."""
-    if not is_published(wanted.partition):
-        return None
-    manifest = read_manifest(wanted.partition)
-    whole = all(storage.exists(path) for path in data_files(wanted.partition, manifest))
-    return manifest if whole and dict(manifest.inputs) == wanted.inputs else None
 
 
 def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bool) -> dict[str, str]:

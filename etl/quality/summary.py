@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
+from operator import mul
 
 import numpy as np
 import pyarrow as pa
@@ -96,7 +97,10 @@ def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
     in_bin = np.zeros(len(keys), np.int64)
     np.add.at(in_bin, place, np.asarray(times, np.int64))
     bins = dict(zip(keys.tolist(), in_bin.tolist(), strict=True))
-    total = sum(_in_units(number) * count for number, count in zip(numbers, times, strict=True))
+    if kind == "int":
+        total = sum(map(mul, numbers, times)) * _UNIT
+    else:
+        total = sum(_in_units(number) * count for number, count in zip(numbers, times, strict=True))
     return Summary(nulls, cells, len(table), top, min(numbers), max(numbers), total, bins)
 
 
@@ -104,7 +108,7 @@ def _numbers(texts: pa.Array, kind: Kind) -> pa.Array:
     return texts.cast(pa.int64() if kind == "int" else pa.float64())
 
 
-def _in_units(number: Number) -> int:
+def _in_units(number: float) -> int:
     numerator, denominator = number.as_integer_ratio()
     return numerator * (_UNIT // denominator)
 

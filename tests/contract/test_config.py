@@ -115,6 +115,8 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("split", "by", to="day"), r"split\.by=day needs \{date\} in log\.path"),
         (_changed("split", to={"by": "fraction", "train_days": 2, "min_train_days": 3}), r"min_train_days=3"),
         (_changed("log", "separator", to="||"), r"log\.separator='\|\|'"),
+        (_changed("log", "separator", to="\n"), r"log\.separator=.*must be an ASCII character"),
+        (_changed("log", "separator", to="§"), r"log\.separator=.*must be an ASCII character"),
         (_changed("log", "columns", 1, "name", to="label"), r"columns appear twice: \['label'\]"),
         (_changed("log", "columns", 0, "type", to="integer"), r"log\.columns\.0\.type='integer'"),
         (

@@ -19,8 +19,8 @@ LINES = st.lists(st.text("ab\tü", max_size=6), min_size=1, max_size=30)
 MANY = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 
-def _lines(block: bytes) -> list[bytes]:
-    return block.removesuffix(b"\n").split(b"\n")
+def _lines(block: bytes | memoryview) -> list[bytes]:
+    return bytes(block).removesuffix(b"\n").split(b"\n")
 
 
 def _read(path: Path, slice_bytes: int, block_bytes: int) -> list[list[bytes]]:

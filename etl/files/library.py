@@ -1,0 +1,111 @@
+"""The compiled half of this folder (native/*.cpp), which `make setup` builds: found, checked and described to ctypes.
+
+It is looked for below the interpreter's prefix, so that it travels in a packed environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import InfrastructureError
+
+LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
+VERSION = 1  # of the interface; native/scan.cpp says the same number
+
+_pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "scan": (_pointer, (_pointer, _long, _byte, _byte, _number, _pointer, _number)),
+    "give": (_byte, (_pointer, _number, _long, _pointer, _pointer, _pointer)),
+    "rows": (None, (_pointer, _pointer, _pointer)),
+    "column": (None, (_pointer, _number, _pointer, _pointer)),
+    "free": (None, (_pointer,)),
+    "sums": (_pointer, (_number,)),
+    "add": (_byte, (_pointer, _number, _long, _pointer, _pointer, _pointer, _number, _pointer)),
+    "summed": (None, (_pointer, _pointer, _pointer)),
+    "free_sums": (None, (_pointer,)),
+    "lookup": (_pointer, (_long, _pointer, _pointer)),
+    "find": (None, (_pointer, _long, _pointer, _pointer, _pointer)),
+    "free_lookup": (None, (_pointer,)),
+    "buckets": (None, (_long, _pointer, _pointer, ctypes.c_uint32, _pointer)),
+}
+
+
+def is_built() -> bool:
+    """Whether this environment has the library that this code knows."""
+    return _open() is not None
+
+
+def library() -> ctypes.CDLL:
+    """The library.
+
+    Raises:
+        InfrastructureError: it is missing or of another version.
+    """
+    found = _open()
+    if found is None:
+        raise InfrastructureError(
+            f"{Path(sys.prefix) / LIBRARY} is missing or of another version",
+            "run `make setup`, or pack the environment of this version again",
+        )
+    return found
+
+
+@lru_cache(maxsize=1)
+def _open() -> ctypes.CDLL | None:
+    try:
+        found = ctypes.CDLL(str(Path(sys.prefix) / LIBRARY))
+        version = found.nightrank_version
+    except (OSError, AttributeError):
+        return None
+    version.restype = ctypes.c_int32
+    if version() != VERSION:
+        return None
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(found, f"nightrank_{name}")
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
+class Handle:
+    """Something of the library's that is freed when nothing refers to it any more, arrays over its memory included."""
+
+    def __init__(self, address: int | None, free: str) -> None:
+        if not address:
+            raise MemoryError
+        self.address, self._free = address, getattr(library(), f"nightrank_{free}")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_free"):
+            self._free(self.address)
+
+    def describe(self, function: str, *arguments: int) -> tuple[list[int], list[int | None]]:
+        """(sizes, addresses) that a function of the library tells of it."""
+        sizes, addresses = (ctypes.c_int64 * 4)(), (ctypes.c_void_p * 5)()
+        getattr(library(), f"nightrank_{function}")(self.address, *arguments, sizes, addresses)
+        return list(sizes), list(addresses)
+
+    def buffer(self, address: int | None, size_bytes: int) -> pa.Buffer:
+        """Its memory as a buffer, not copied."""
+        return pa.foreign_buffer(address, size_bytes, self) if size_bytes else pa.py_buffer(b"")
+
+    def numbers(self, address: int | None, count: int, dtype: Any) -> np.ndarray:
+        """Its memory as (count,) numbers, not copied and read-only."""
+        return np.frombuffer(self.buffer(address, count * np.dtype(dtype).itemsize), dtype)
+
+    def strings(self, count: int, offsets: int | None, data: int | None, size_bytes: int) -> pa.StringArray:
+        """Its memory as strings, not copied."""
+        buffers = [None, self.buffer(offsets, 4 * (count + 1)), self.buffer(data, size_bytes)]
+        return pa.Array.from_buffers(pa.string(), count, buffers, null_count=0)
+
+
+def string_addresses(values: pa.StringArray) -> tuple[int, int]:
+    """(address of the n + 1 offsets, address of the bytes) of n strings without nulls; `values` must outlive them."""
+    _, offsets, data = values.buffers()
+    return offsets.address + 4 * values.offset, data.address if data is not None else offsets.address

@@ -1,0 +1,129 @@
+// The distinct values of a column: a hash table of strings, each with a code in order of first appearance.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace nightrank {
+
+inline uint64_t mix(uint64_t x) {
+    x *= 0x9E3779B97F4A7C15ull;
+    x ^= x >> 32;
+    x *= 0xD6E8FEB86659FD93ull;
+    return x;
+}
+
+inline uint64_t load8(const uint8_t* p) {
+    uint64_t word;
+    std::memcpy(&word, p, 8);
+    return word;
+}
+
+// Up to 8 bytes as a number, zeros behind them; `room` bytes may be read at p.
+inline uint64_t load_short(const uint8_t* p, uint32_t length, int64_t room) {
+    uint64_t word = 0;
+    std::memcpy(&word, p, room >= 8 ? 8 : length);
+    return length >= 8 ? word : word & ((1ull << (8 * length)) - 1);  // little-endian, as all our machines
+}
+
+// Codes of values. At most 2 GiB of distinct bytes, which Arrow's strings address.
+class Values {
+public:
+    Values() : slots_(64, Slot{0, 0, -1}), offsets(1, 0) {}
+
+    struct Key {
+        uint64_t bits;  // of a value of at most 8 bytes the value, of a longer one its hash
+        uint64_t hash;
+        const uint8_t* at;
+        uint32_t length;
+    };
+
+    static Key key_of(const uint8_t* at, uint32_t length, const uint8_t* block_end) {
+        uint64_t bits = length;
+        if (length <= 8) {
+            bits = load_short(at, length, block_end - at);
+        } else {
+            uint32_t done = 0;
+            for (; done + 8 <= length; done += 8) bits = mix(bits ^ load8(at + done)) + done;
+            bits = mix(bits ^ load8(at + length - 8));
+        }
+        return {bits, mix(bits + length), at, length};
+    }
+
+    void fetch_ahead(const Key& key) const { __builtin_prefetch(&slots_[key.hash >> shift_]); }
+
+    // The code of a value, or -1.
+    int32_t find(const Key& key) const {
+        const uint64_t last = slots_.size() - 1;
+        for (uint64_t place = key.hash >> shift_;; place = (place + 1) & last) {
+            const Slot& slot = slots_[place];
+            if (slot.code < 0 || is(slot, key)) return slot.code;
+        }
+    }
+
+    // The code of a value, which is added if it is new.
+    int32_t code_of(const Key& key) {
+        const uint64_t last = slots_.size() - 1;
+        for (uint64_t place = key.hash >> shift_;; place = (place + 1) & last) {
+            const Slot& slot = slots_[place];
+            if (slot.code < 0) return add(key, place);
+            if (is(slot, key)) {
+                ++counts[slot.code];
+                return slot.code;
+            }
+        }
+    }
+
+private:
+    struct Slot {
+        uint64_t bits;
+        uint32_t length;
+        int32_t code;  // -1 where the slot is free
+    };
+
+    bool is(const Slot& slot, const Key& key) const {
+        return slot.bits == key.bits && slot.length == key.length &&
+               (key.length <= 8 || std::memcmp(bytes.data() + offsets[slot.code], key.at, key.length) == 0);
+    }
+
+    int32_t add(const Key& key, uint64_t place) {
+        if (bytes.size() + key.length > INT32_MAX) throw std::length_error("more than 2 GiB of distinct values");
+        const int32_t code = static_cast<int32_t>(counts.size());
+        bytes.insert(bytes.end(), key.at, key.at + key.length);
+        offsets.push_back(static_cast<int32_t>(bytes.size()));
+        counts.push_back(1);
+        slots_[place] = Slot{key.bits, key.length, code};
+        if (counts.size() * 2 > slots_.size()) grow();
+        return code;
+    }
+
+    void grow() {
+        std::vector<Slot> old(slots_.size() * 4, Slot{0, 0, -1});
+        old.swap(slots_);
+        shift_ -= 2;
+        const uint64_t last = slots_.size() - 1;
+        for (const Slot& slot : old) {
+            if (slot.code < 0) continue;
+            uint64_t place = mix(slot.bits + slot.length) >> shift_;
+            while (slots_[place].code >= 0) place = (place + 1) & last;
+            slots_[place] = slot;
+        }
+    }
+
+private:
+    std::vector<Slot> slots_;
+    int shift_ = 58;  // 64 - log2(slots)
+
+public:
+    std::vector<int32_t> offsets;  // of value c the bytes [offsets[c], offsets[c + 1]) of `bytes`
+    std::vector<uint8_t> bytes;
+    std::vector<int64_t> counts;  // how often code_of was asked for each
+};
+
+}  // namespace nightrank
+

@@ -1,0 +1,135 @@
+"""HDFS for the driver: raw files listed and read through the Hadoop client of the Spark session.
+
+So the cluster's own configuration counts (name services, Kerberos, encryption), and pyarrow needs no native Hadoop library.
+Rows are read by Spark itself; this serves listings, headers and Parquet footers.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyarrow import fs
+from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+
+def hdfs(spark: SparkSession) -> fs.FileSystem:
+    """hdfs:// as a pyarrow file system that reads. Paths are what stands behind the scheme: `name:8020/raw`, or `/raw`."""
+    return fs.PyFileSystem(_Hdfs(spark))
+
+
+class _Hdfs(fs.FileSystemHandler):
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = spark._jvm
+        self._conf: Any = spark._jsc.hadoopConfiguration()
+
+    def get_type_name(self) -> str:
+        return "hdfs"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: Sequence[str]) -> list[fs.FileInfo]:
+        return [self._info(path) for path in paths]
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        try:
+            files, path = self._open(selector.base_dir)
+            found = list(_called(lambda: files.listStatus(path)))
+        except FileNotFoundError:
+            if selector.allow_not_found:
+                return []
+            raise
+        infos = [_file_info(_name(status), status) for status in found]
+        if selector.recursive:
+            folders = [info.path for info in infos if info.type == fs.FileType.Directory]
+            for folder in folders:
+                infos += self.get_file_info_selector(fs.FileSelector(folder, recursive=True))
+        return infos
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.open_input_file(path)
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        files, where = self._open(path)
+        size = _called(lambda: files.getFileStatus(where)).getLen()
+        stream = _called(lambda: files.open(where))
+        return pa.PythonFile(io.BufferedReader(_Stream(self._jvm, stream, size), 1 << 16), mode="r")
+
+    def _open(self, path: str) -> tuple[Any, Any]:
+        where = self._jvm.org.apache.hadoop.fs.Path(f"hdfs://{path}")
+        return _called(lambda: where.getFileSystem(self._conf)), where
+
+    def _info(self, path: str) -> fs.FileInfo:
+        try:
+            files, where = self._open(path)
+            return _file_info(path, _called(lambda: files.getFileStatus(where)))
+        except FileNotFoundError:
+            return fs.FileInfo(path, fs.FileType.NotFound)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise OSError("hdfs:// is read, not written")
+
+    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refuse
+    move = copy_file = open_output_stream = open_append_stream = _refuse
+
+
+class _Stream(io.RawIOBase):
+    """A Hadoop input stream; bytes come over in arrays."""
+
+    def __init__(self, jvm: Any, stream: Any, size: int) -> None:
+        self._read, self._stream, self._size, self._at = jvm.org.apache.commons.io.IOUtils, stream, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(0, min(len(buffer), self._size - self._at))
+        if length:
+            _called(lambda: self._stream.seek(self._at))
+            buffer[:length] = _called(lambda: self._read.toByteArray(self._stream, length))
+            self._at += length
+        return length
+
+    def close(self) -> None:
+        if not self.closed:
+            _called(self._stream.close)
+        super().close()
+
+
+def _name(status: Any) -> str:
+    """The path behind the scheme; Hadoop has filled in the name node, as Spark does in the names of files it read."""
+    return str(status.getPath().toString()).split("://", 1)[1]
+
+
+def _file_info(path: str, status: Any) -> fs.FileInfo:
+    if status.isDirectory():
+        return fs.FileInfo(path, fs.FileType.Directory)
+    nanoseconds = status.getModificationTime() * 1_000_000
+    return fs.FileInfo(path, fs.FileType.File, size=status.getLen(), mtime_ns=nanoseconds)
+
+
+def _called(call: Callable[[], T]) -> T:
+    """The result of a call into the JVM; its exceptions as Python has them for files."""
+    try:
+        return call()
+    except Py4JJavaError as error:
+        raised = error.java_exception.toString()
+        if "FileNotFoundException" in raised.split(":", 1)[0]:
+            raise FileNotFoundError(raised) from error
+        raise OSError(raised) from error

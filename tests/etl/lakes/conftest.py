@@ -1,0 +1,98 @@
+"""Servers for the tests of lakes, started once, and the shared session made able to reach them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf import storage
+from etl import hadoop_files
+from setup import jars
+from tests.etl.lakes import servers
+
+BUCKET = "nights"
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """A bucket; `root` is its URI. `variables` are what a process needs in its environment to reach it, `settings` are
+    Spark's own.
+    """
+
+    root: str
+    variables: dict[str, str]
+    settings: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def object_store(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    found = _paths(jars.s3_client())
+    try:
+        with servers.s3(tmp_path_factory.mktemp("s3")) as endpoint, pytest.MonkeyPatch.context() as patch:
+            servers.make_bucket(endpoint, BUCKET)
+            variables = {
+                "AWS_ENDPOINT_URL": endpoint,
+                "AWS_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": "someone",
+                "AWS_SECRET_ACCESS_KEY": "something",
+            }
+            settings = {
+                "spark.hadoop.fs.s3a.endpoint": endpoint,
+                "spark.hadoop.fs.s3a.path.style.access": "true",
+            }
+            for key, value in variables.items():
+                patch.setenv(key, value)
+                patch.setitem(spark.sparkContext.environment, key, value)  # of Python workers
+            _open_s3a(spark, found, {**variables, **settings})
+            yield ObjectStore(f"s3a://{BUCKET}", variables, settings)
+    except servers.Unavailable as error:
+        _missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def hdfs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """hdfs://127.0.0.1:port, which the shared session reads."""
+    found = _paths(jars.hdfs_server())
+    try:
+        with servers.hdfs(tmp_path_factory.mktemp("hdfs"), found) as root:
+            storage.read_hdfs_through(lambda: hadoop_files.hdfs(spark))
+            yield root
+            storage.read_hdfs_through(None)
+    except servers.Unavailable as error:
+        _missing(str(error))
+
+
+def _open_s3a(spark: SparkSession, found: Sequence[Path], settings: dict[str, str]) -> None:
+    """Loads the jars of s3a into the running JVM: on a cluster they are on its class path from the start."""
+    context: Any = spark.sparkContext._jsc.sc()
+    jvm: Any = spark._jvm
+    conf = context.hadoopConfiguration()
+    urls = spark.sparkContext._gateway.new_array(jvm.java.net.URL, len(found))  # type: ignore[union-attr]
+    for place, path in enumerate(found):
+        urls[place] = jvm.java.net.URL(path.as_uri())
+        context.addJar(path.as_uri())
+    conf.setClassLoader(jvm.java.net.URLClassLoader(urls, conf.getClassLoader()))
+    for key, value in settings.items():
+        if key.startswith("spark.hadoop."):
+            conf.set(key.removeprefix("spark.hadoop."), value)
+    conf.set("fs.s3a.access.key", settings["AWS_ACCESS_KEY_ID"])
+    conf.set("fs.s3a.secret.key", settings["AWS_SECRET_ACCESS_KEY"])
+
+
+def _paths(wanted: Sequence[jars.Jar]) -> list[Path]:
+    for jar in wanted:
+        if not jar.is_there:
+            _missing(f"{jar.file_name} is not in {jar.path.parent}: `make jars` fetches it")
+    return [jar.path for jar in wanted]
+
+
+def _missing(why: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(why)
+    pytest.skip(why)

@@ -1,0 +1,128 @@
+"""An S3 and an HDFS on loopback, each a process of its own that speaks the real protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+
+from setup import java_home
+from setup.console import cache_folder
+
+ROOT = Path(__file__).parents[3]
+LOCK = ROOT / "requirements/test-s3.txt"
+_PATIENCE_S = 60
+
+
+class Unavailable(Exception):
+    """Why a server cannot run here."""
+
+
+def s3_environment() -> Path:
+    """The interpreter of the S3 server's environment, made from its locked requirements the first time.
+
+    Raises:
+        Unavailable: it cannot be made.
+    """
+    folder = cache_folder() / "s3-server"
+    python, stamp = folder / "bin/python", folder / "locked.sha256"
+    wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    install = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps"]
+    for command in ([sys.executable, "-m", "venv", str(folder)], [*install, "-r", str(LOCK)]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Unavailable(f"the S3 server's environment cannot be made: {done.stderr.strip()[-300:]}")
+    stamp.write_text(wanted)
+    return python
+
+
+@contextmanager
+def s3(folder: Path) -> Iterator[str]:
+    """The endpoint of an S3 that knows no bucket yet.
+
+    Raises:
+        Unavailable: see s3_environment.
+    """
+    port = _free_port()
+    command = [str(s3_environment()), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    endpoint = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            with urllib.request.urlopen(endpoint, timeout=1):
+                return True
+        except OSError:
+            return False
+
+    with _process(command, folder / "s3.log", answers):
+        yield endpoint
+
+
+def make_bucket(endpoint: str, name: str) -> None:
+    request = urllib.request.Request(f"{endpoint}/{name}", method="PUT")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
+
+
+@contextmanager
+def hdfs(folder: Path, jars: Sequence[Path]) -> Iterator[str]:
+    """The root, hdfs://127.0.0.1:port, of a name node with one data node.
+
+    Raises:
+        Unavailable: there is no Java 17.
+    """
+    java = java_home.find()
+    if java is None:
+        raise Unavailable("there is no Java 17")
+    told = folder / "hdfs.json"
+    class_path = [*jars, Path(pyspark.__file__).parent / "jars/*"]
+    command = [str(java / "bin/java"), "-Xmx512m", f"-Dtest.build.data={folder / 'hdfs'}"]
+    command += ["-cp", ":".join(str(each) for each in class_path)]
+    command += ["org.apache.hadoop.test.MiniDFSClusterManager", "-format", "-datanodes", "1"]
+    command += ["-D", "dfs.replication=1", "-writeDetails", str(told)]
+    with _process(command, folder / "hdfs.log", lambda: told.exists() and told.read_text().endswith("}")):
+        yield f"hdfs://127.0.0.1:{json.loads(told.read_text())['namenode_port']}"
+
+
+@contextmanager
+def _process(command: list[str], log: Path, ready: Callable[[], bool]) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=log.parent,
+            env={**os.environ, "NO_COLOR": "1"},
+        )
+    try:
+        end = time.monotonic() + _PATIENCE_S
+        while not ready():
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(
+                    f"{command[-5:]} did not start:\n{log.read_text(errors='replace')[-3000:]}"
+                )
+            time.sleep(0.1)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

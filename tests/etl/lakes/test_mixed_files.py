@@ -1,0 +1,167 @@
+"""A day of several files, compressed in several ways, below folders of wildcards: read as one plain file is."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError, DataError
+from conf.lake import Lake
+from conf.types import Config
+from etl.parse import common_header
+from etl.positions import number_lines
+from etl.raw_files import find_raw
+from tests.etl import cases, oracle
+from tests.etl.lakes import lakes
+
+RUN_DATE = "2026-01-03"
+DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
+NESTED = {"log": {**cases.LOG["log"], "path": "{data}/site=*/{date}/*.tsv*"}}
+
+
+def _zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+def _members(data: bytes) -> bytes:
+    """gzip as log shippers append it: several members, cut anywhere."""
+    return gzip.compress(data[: len(data) // 3]) + gzip.compress(data[len(data) // 3 :])
+
+
+PACKED = {".gz": _members, ".bz2": bz2.compress, ".zst": _zstd, "": bytes}
+
+
+def _write_day(folder: Path, day: str, lines: list[str], kinds: list[str]) -> list[Path]:
+    """The lines over files of these kinds at two sites, in the order of the files' paths."""
+    paths = []
+    for place, kind in enumerate(kinds):
+        share = lines[place * len(lines) // len(kinds) : (place + 1) * len(lines) // len(kinds)]
+        path = folder / f"site={'ab'[place * 2 // len(kinds)]}/{day}/part-{place}.tsv{kind}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(PACKED[kind]("".join(f"{line}\n" for line in share).encode()))
+        paths.append(path)
+    return paths
+
+
+@pytest.mark.parametrize(
+    "engine, kinds", [("arrow", [".zst", ".gz", "", ".bz2"]), ("sql", [".zst", "", ".bz2", ".gz"])]
+)
+def test_a_night_of_mixed_files_equals_the_oracle_of_plain_ones(
+    spark: SparkSession, tmp_path: Path, engine: str, kinds: list[str]
+) -> None:
+    config = cases.write_config(tmp_path, NESTED, lakes.SMALL, {"workflow": {"engine": engine}})
+    good, bad = {}, {}
+    for seed, day in enumerate(DAYS):
+        lines = cases.make_lines(day, 100, seed)
+        _write_day(tmp_path / "raw", day, lines, kinds)
+        plain = tmp_path / f"{day}.tsv"
+        plain.write_bytes("".join(f"{line}\n" for line in lines).encode())
+        good[day], bad[day] = oracle.parse_log(config, [plain])
+    built = cases.run_build(spark, config, RUN_DATE)
+    fitted = oracle.fit(config, good[DAYS[0]])
+    lake = Lake(config.lake)
+    for day in DAYS:
+        rows = lakes.read_rows(lake.features(built.workflow.version).partition(day))
+        cases.assert_features_equal(rows, oracle.encode(config, fitted, good[day]), built.workflow.spec)
+        quarantined = lakes.read_rows(lake.quarantine.partition(day)).sort_values("row_id")
+        assert quarantined["row_id"].tolist() == sorted(bad[day]["row_id"])
+        assert {path.rsplit(".tsv", 1)[1] for path in quarantined["source_file"]} == set(kinds)
+
+
+def test_zstd_on_hdfs_without_the_native_library_is_refused_by_name(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=r"hdfs://nodes/a\.tsv\.zst is compressed with zstd") as caught:
+        number_lines(spark, ["hdfs://nodes/a.tsv", "hdfs://nodes/a.tsv.zst"])
+    assert "deliver .gz or .bz2" in caught.value.remedy
+
+
+def test_workers_number_the_lines_of_zstd_as_spark_those_of_gzip(spark: SparkSession, tmp_path: Path) -> None:
+    """Blank and percent sign in the name, no end of the last line, CR LF, broken UTF-8, an empty line, an empty file."""
+    text = b"one\r\n\n\xff\xfe broken \xe9\nlast \xc3\xa9"
+    found = {}
+    for kind, pack in ((".gz", gzip.compress), (".zst", _zstd)):
+        paths = [tmp_path / f"50%20 a{kind}", tmp_path / f"b{kind}", tmp_path / f"c{kind}"]
+        for path, data in zip(paths, (text, b"", text * 3), strict=True):
+            path.write_bytes(pack(data))
+        rows = number_lines(spark, [str(path) for path in paths]).orderBy("row_id").collect()
+        found[kind] = [(Path(row["file"]).stem, *row[1:]) for row in rows]
+    assert found[".gz"] == found[".zst"]
+    assert [row[1:3] for row in found[".zst"][:5]] == [(1, 0), (2, 1), (3, 2), (4, 3), (1, 4)]
+
+
+@pytest.mark.parametrize(
+    "engine, damage",
+    [
+        ("arrow", "cut off"),
+        ("arrow", "not gzip"),
+        ("arrow", "a broken byte"),
+        ("sql", "cut off"),
+        ("sql", "a broken byte"),
+    ],
+)
+def test_a_damaged_file_is_bad_data_by_name(
+    spark: SparkSession, tmp_path: Path, engine: str, damage: str
+) -> None:
+    config = cases.write_config(tmp_path, NESTED, {"workflow": {"engine": engine}})
+    for seed, day in enumerate(DAYS):
+        paths = _write_day(tmp_path / "raw", day, cases.make_lines(day, 100, seed), [".gz", ".bz2", ".gz"])
+    packed = bytearray(paths[2].read_bytes())
+    if damage == "cut off":
+        packed = packed[: len(packed) // 2]
+    elif damage == "not gzip":
+        packed = bytearray(b"plain text under a wrong name\n" * 20)
+    else:
+        packed[-8] ^= 0xFF  # of the checksum
+    paths[2].write_bytes(packed)
+    with pytest.raises(Exception, match="cannot be decompressed") as caught:
+        cases.run_build(spark, config, RUN_DATE)
+    found = lakes.our_error(caught.value)
+    assert isinstance(found, DataError)
+    assert str(paths[2]) in found.problem
+    assert not (tmp_path / f"lake/datasets/dt={RUN_DATE}").exists()
+
+
+@pytest.mark.parametrize("kind", [".gz", ".bz2", ".zst", ""])
+def test_headers_are_read_whatever_the_compression(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.csv{kind}"
+    path.write_bytes(PACKED[kind]("\ufeffone,two\r\n1,2\r\n".encode()))
+    table = cases.write_config(tmp_path).log.model_copy(update={"separator": ",", "format": "csv"})
+    assert common_header([str(path)], table) == ["one", "two"]
+    if kind:
+        path.write_bytes(b"no such format")
+        with pytest.raises(DataError, match=f"{path} cannot be decompressed"):
+            common_header([str(path)], table)
+
+
+def test_wildcards_in_folders(tmp_path: Path) -> None:
+    lakes.check_wildcards(tmp_path, str(tmp_path), lambda: None)
+    lakes.check_wildcards(tmp_path, f"file://{tmp_path}", lambda: None)
+
+
+def test_two_folders_with_equal_names_are_two_deliveries(tmp_path: Path) -> None:
+    config: Config = cases.write_config(tmp_path, NESTED)
+    lines = cases.make_lines(RUN_DATE, 5, 1)
+    first = _write_day(tmp_path / "raw", RUN_DATE, lines, ["", ""])[0]
+    before = find_raw(config, config.log, RUN_DATE)
+    moved = tmp_path / f"raw/site=c/{RUN_DATE}/{first.name}"
+    moved.parent.mkdir(parents=True)
+    first.rename(moved)
+    after = find_raw(config, config.log, RUN_DATE)
+    assert before is not None
+    assert after is not None
+    assert before.digest != after.digest
+
+
+def test_a_compression_that_nothing_reads_is_refused_by_name(tmp_path: Path) -> None:
+    config = cases.write_config(tmp_path)
+    (tmp_path / f"raw/dt={RUN_DATE}").mkdir(parents=True)
+    (tmp_path / f"raw/dt={RUN_DATE}/a.tsv.xz").write_bytes(b"\xfd7zXZ")
+    with pytest.raises(DataError, match=r"a\.tsv\.xz is compressed in a way that is not read"):
+        find_raw(config, config.log, RUN_DATE)

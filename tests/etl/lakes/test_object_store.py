@@ -1,0 +1,124 @@
+"""Raw log and lake on s3a://, against a server of the S3 protocol: build_features by both engines, reruns, dying writers."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyarrow import fs
+from pyspark.sql import SparkSession
+
+from conf import storage
+from conf.dataset import read_dataset
+from conf.lake import Lake
+from conf.manifest import read_manifest
+from conf.types import Config
+from etl.build import Built
+from tests.etl import cases, oracle
+from tests.etl.lakes import lakes
+from tests.etl.lakes.conftest import ObjectStore
+
+RUN_DATE = "2026-01-03"
+DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
+
+
+@dataclass(frozen=True)
+class Night:
+    """One night on the object store by one engine, and what the oracle says of it."""
+
+    config: Config
+    built: Built
+    good: dict[str, pd.DataFrame]
+    bad: dict[str, pd.DataFrame]
+    fitted: oracle.Fitted
+
+
+@pytest.fixture(scope="module", params=["arrow", "sql"])
+def night(
+    spark: SparkSession, object_store: ObjectStore, tmp_path_factory: pytest.TempPathFactory, request: Any
+) -> Night:
+    folder = tmp_path_factory.mktemp("night")
+    root = f"{object_store.root}/{request.param}"
+    places = {"lake": f"{root}/lake", "data": f"{root}/raw", "workflow": {"engine": request.param}}
+    config = cases.write_config(folder, lakes.SMALL, places)
+    good, bad = {}, {}
+    for seed, day in enumerate(DAYS):
+        paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 100, seed))
+        good[day], bad[day] = oracle.parse_log(config, paths)
+    lakes.upload(folder / "raw", f"{root}/raw")
+    built = cases.run_build(spark, config, RUN_DATE)
+    return Night(config, built, good, bad, oracle.fit(config, good[DAYS[0]]))
+
+
+def test_features_equal_the_oracle(night: Night) -> None:
+    version = night.built.workflow.version
+    for day in DAYS:
+        rows = lakes.read_rows(Lake(night.config.lake).features(version).partition(day))
+        expected = oracle.encode(night.config, night.fitted, night.good[day])
+        cases.assert_features_equal(rows, expected, night.built.workflow.spec)
+
+
+def test_quarantine_names_the_objects(night: Night) -> None:
+    rows = lakes.read_rows(Lake(night.config.lake).quarantine.partition(DAYS[1]))
+    assert len(rows) == len(night.bad[DAYS[1]])
+    assert set(rows["source_file"]) <= {
+        f"{night.config.data}/dt={DAYS[1]}/{name}" for name in ("a.tsv", "b.tsv.gz", "d.tsv")
+    }
+
+
+def test_a_rerun_leaves_every_object_alone(spark: SparkSession, night: Night) -> None:
+    before = lakes.objects(night.config.lake)
+    assert f"{DAYS[0]}/_MANIFEST.json" in "".join(before)
+    again = cases.run_build(spark, night.config, RUN_DATE)
+    assert again.workflow.version == night.built.workflow.version
+    assert lakes.objects(night.config.lake) == before
+
+
+def test_an_object_that_is_replaced_is_read_again(spark: SparkSession, night: Night) -> None:
+    """Validation days are in no fit, so nothing but the day itself and the tables of the run date may change."""
+    day, lake = DAYS[1], Lake(night.config.lake)
+    lines = cases.make_lines(day, 40, 99)
+    name = f"{night.config.data}/dt={day}/a.tsv"
+    before = lakes.manifests(night.config.lake)
+    size = storage.filesystem(name)[0].get_file_info(storage.filesystem(name)[1]).size
+    storage.replace_text(name, "\n".join(line for line in lines if line) + "\n")
+    assert storage.filesystem(name)[0].get_file_info(storage.filesystem(name)[1]).size != size
+    cases.run_build(spark, night.config, RUN_DATE)
+    changed = lakes.changed(before, lakes.manifests(night.config.lake))
+    assert {each.rsplit("/dt=", 1)[1] for each in changed} == {day, RUN_DATE}
+    assert not [each for each in changed if each.endswith(RUN_DATE) and each.startswith(("features", "quar"))]
+    manifest = read_manifest(lake.features(night.built.workflow.version).partition(day))
+    rows = lakes.read_rows(lake.features(night.built.workflow.version).partition(day))
+    assert len(rows) == manifest.rows
+    (member,) = read_dataset(lake, RUN_DATE).splits["validation"]
+    assert member.digest == manifest.digest
+
+
+@pytest.mark.parametrize("at", ["before the manifest", "within its upload", "after it"])
+def test_a_killed_writer_leaves_one_whole_partition(object_store: ObjectStore, at: str) -> None:
+    root = f"{object_store.root}/killed/{at.replace(' ', '_')}"
+    assert lakes.publish_in_a_process(root, 1, None) == 0
+    assert lakes.read_generation(root) == 1
+    assert lakes.publish_in_a_process(root, 2, at) == -signal.SIGKILL
+    assert lakes.read_generation(root) == (2 if at == "after it" else 1)
+    assert lakes.publish_in_a_process(root, 3, None) == 0
+    assert lakes.read_generation(root) == 3
+
+
+def test_a_lost_data_file_is_noticed(object_store: ObjectStore) -> None:
+    root = f"{object_store.root}/lost"
+    assert lakes.publish_in_a_process(root, 1, None) == 0
+    partition = lakes.partition_of(root)
+    storage.delete_file(partition.file(read_manifest(partition).files[0].path))
+    with pytest.raises(FileNotFoundError):
+        lakes.read_generation(root)
+
+
+def test_wildcards_match_as_they_do_on_a_disk(object_store: ObjectStore, tmp_path: Path) -> None:
+    root = f"{object_store.root}/wild"
+    lakes.check_wildcards(tmp_path, root, lambda: lakes.upload(tmp_path, root))
+    assert isinstance(storage.filesystem(root)[0], fs.S3FileSystem)
