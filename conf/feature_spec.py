@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from conf.errors import DataError
-from conf.types import Scope
+from conf.errors import ConfigError, DataError
+from conf.types import MultiHot, Scope
 
 # Reserved ids of every categorical column; valid ids lie in [0, cardinality).
 PAD_ID, NULL_ID, OOV_ID = range(3)
@@ -40,7 +40,8 @@ class FeatureSpec:
 
     A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition),
     `user_key` and `item_key` (strings, the raw ids; only where the config names keys), `event_time` (int64, µs UTC;
-    only where the config names it), `label` (float32, 0 or 1) and one non-null column a feature.
+    only where the config names it), `label` (float32, 0 or 1) and one column a feature, non-null but for lists of ids: a
+    null list is an empty one.
     """
 
     features: tuple[Feature, ...]
@@ -65,9 +66,29 @@ class FeatureSpec:
         return tuple(each for each in self.features if each.kind == "multi_hot")
 
     @property
+    def embedded(self) -> tuple[Feature, ...]:
+        """The features made of ids, in the order in which embedding tables hold them: one id a row, then lists of ids."""
+        return (*self.categorical, *self.multi_hot)
+
+    @property
     def cardinalities(self) -> list[int]:
-        """Embedding rows of each categorical feature, in order."""
-        return [int(each.cardinality or 0) for each in self.categorical]
+        """Embedding rows of each feature of `embedded`, in order."""
+        return [int(each.cardinality or 0) for each in self.embedded]
+
+    def list_lengths(self, multi_hot: MultiHot) -> list[int]:
+        """How many ids of each list a model takes, in the order of `multi_hot`.
+
+        Raises:
+            ConfigError: `lengths` names a feature that is no list of ids.
+        """
+        names = [each.name for each in self.multi_hot]
+        unknown = sorted(set(multi_hot.lengths) - set(names))
+        if unknown:
+            raise ConfigError(
+                f"model.multi_hot.lengths names {unknown}; the features that are lists of ids are {names}",
+                "name these, or give the feature kind: multi_hot",
+            )
+        return [multi_hot.lengths.get(name, multi_hot.max_length) for name in names]
 
     def scoped(self, scope: Scope) -> tuple[Feature, ...]:
         return tuple(each for each in self.features if each.scope == scope)

@@ -5,34 +5,59 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from conf.errors import ConfigError
-from conf.types import Config
+from conf.types import Config, Strict
+
+Section = TypeVar("Section", bound=Strict)
 
 
 def load_config(path: str, overrides: list[str] | None = None) -> Config:
     """The Config of a YAML file.
 
     `extends: other.yaml` (relative to the file) is read first and merged key by key; `model: file.yaml` (also
-    relative) is replaced by that file's mapping; then each override `a.b=value` (value parsed as YAML) is set.
+    relative) is replaced by that file's mapping; then each override `a.b=value` (value parsed as YAML) is set, one of
+    `model` itself before the file is read and one of `model.a` after.
 
     Raises:
         ConfigError: a file is missing or not YAML, a key is unknown, a value breaks its rule.
     """
     values = _read_mapping(Path(path))
     for override in overrides or []:
+        if override.startswith("model."):
+            _read_model(values, Path(path))
         _set(values, override)
-    if isinstance(values.get("model"), str):
-        values["model"] = _read_yaml(Path(path).parent / values["model"])
+    _read_model(values, Path(path))
+    return read_section(Config, values, f"{path}: ", "correct these keys in the file or in --set")
+
+
+def read_section(
+    kind: type[Section], values: dict[str, Any], intro: str, fix: str, path: tuple[str, ...] = ()
+) -> Section:
+    """The section of these values.
+
+    Args:
+        intro, fix: how the error begins, and what it advises.
+        path: keys above the section, so that the error names a key as the file does.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value breaks its rule; names all of them.
+    """
     try:
-        return Config.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(_describe(each) for each in error.errors())
-        raise ConfigError(f"{path}: {problems}", "correct these keys in the file or in --set") from error
+        problems = "; ".join(_describe({**each, "loc": (*path, *each["loc"])}) for each in error.errors())
+        raise ConfigError(f"{intro}{problems}", fix) from error
+
+
+def _read_model(values: dict[str, Any], path: Path) -> None:
+    """Replaces a `model` that names a file by what that file holds."""
+    if isinstance(values.get("model"), str):
+        values["model"] = _read_yaml(path.parent / values["model"])
 
 
 def _describe(error: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from conf.raw_types import Names, PositiveInt, Share, Strict
 
@@ -126,13 +126,34 @@ class Output(Strict):
     broadcast_max_rows: PositiveInt = 2_000_000
 
 
+class MultiHot(Strict):
+    """How a feature that is a list of ids enters a model: as the `pooling` of its ids' vectors, zero for an empty list.
+
+    The first `max_length` ids of a list count, in training and in scoring alike; `lengths` gives single features a
+    length of their own. A batch holds so many ids of every row, so a length far above what occurs costs memory.
+    """
+
+    pooling: Literal["sum", "mean"] = "mean"
+    max_length: PositiveInt = 32
+    lengths: dict[str, PositiveInt] = {}
+
+
 class ModelConfig(Strict):
-    """An architecture. Layer lists name hidden sizes in order; the last layer to one logit is implied."""
+    """An architecture and its settings.
+
+    `architecture` names a module of training/models. All other keys are that architecture's own: its class `Settings`
+    has them with their rules, and `training.models.complete` holds them against it before anything is trained.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     architecture: str
-    embedding_dim: PositiveInt = 16
-    bottom_mlp: list[PositiveInt] = []
-    top_mlp: list[PositiveInt] = []
+    multi_hot: MultiHot = MultiHot()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The architecture's own keys, as they were given."""
+        return dict(self.model_extra or {})
 
 
 class Train(Strict):

@@ -45,6 +45,7 @@ def publish_latest(
     ):
         partition = table.partition(run_date)
         columns = [each.name for each in workflow.spec.features if each.scope == side]
+        lists = {each.name for each in workflow.spec.multi_hot}  # an entity without a value may have none
         made_of = dict(inputs)
         if attributes:
             raw = require_raw(config, attributes, run_date, f"{side}s.path")
@@ -66,7 +67,7 @@ def publish_latest(
             inputs=made_of,
             row_group_rows=config.output.row_group_rows,
             expected_rows=rows.count(),
-            rules=Rules(not_null=[key, *columns]),
+            rules=Rules(not_null=[key, *(name for name in columns if name not in lists)]),
             sort_by=[key],
             grace_hours=config.output.grace_hours,
         )

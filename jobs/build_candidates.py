@@ -38,6 +38,7 @@ def publish_items(spark: SparkSession, job: Job, dataset: Dataset) -> Manifest:
     """`candidate_items`: the items table, numbered in the order of its key."""
     source = job.lake.items(dataset.workflow_version).partition(job.run_date)
     known = read_manifest(source)
+    scalars = [name for name, kind in known.schema if not kind.startswith("list")]
     return publish(
         number_items(read_published(spark, source)),
         job.lake.candidate_items(dataset.workflow_version).partition(job.run_date),
@@ -45,7 +46,7 @@ def publish_items(spark: SparkSession, job: Job, dataset: Dataset) -> Manifest:
         row_group_rows=job.config.output.row_group_rows,
         expected_rows=known.rows,
         sort_by=[ITEM_INDEX],
-        rules=Rules(not_null=[name for name, _ in known.schema], ranges={ITEM_INDEX: (0, known.rows)}),
+        rules=Rules(not_null=scalars, ranges={ITEM_INDEX: (0, known.rows)}),
         grace_hours=job.config.output.grace_hours,
     )
 

@@ -145,6 +145,8 @@ def main(argv: list[str] | None = None) -> int:
     progress = Progress()
     try:
         config = load_config(arguments.config, arguments.overrides)
+        if arguments.retrain:
+            _check_model(config)
         night = Night(config, parse_date(arguments.run_date), arguments.retrain)
         submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
         with Interruptions() as interruptions:
@@ -164,6 +166,13 @@ def main(argv: list[str] | None = None) -> int:
     job = Job("nightly", config, night.run_date, seconds)
     progress.say(closing_line(job, result, time.monotonic() - start))
     return EXIT_OK
+
+
+def _check_model(config: Config) -> None:
+    """Raises ConfigError for a wrong model before the night begins: train_model would find it hours later."""
+    from training.models import complete  # torch: seconds that a night without training need not spend
+
+    complete(config.model)
 
 
 def _parser() -> argparse.ArgumentParser:

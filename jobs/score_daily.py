@@ -91,7 +91,7 @@ def night_tables(job: Job, dataset: Dataset) -> tuple[Manifest, Manifest, Manife
 
 
 def encoded_context(job: Job, model: ModelInfo) -> dict[str, Any]:
-    """Tonight's values of the context features, encoded by the model's workflow.
+    """Tonight's values of the context features, encoded by the model's workflow; a list of ids as a tuple.
 
     Raises:
         ConfigError: score.context does not give exactly the raw columns they are made of.
@@ -103,7 +103,8 @@ def encoded_context(job: Job, model: ModelInfo) -> dict[str, Any]:
         return {}
     workflow = load_local(job.lake, model.spec.workflow_version)
     require_context(workflow.raw_columns(names), given)
-    return workflow.encode_values(given, names)
+    encoded = workflow.encode_values(given, names)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in encoded.items()}
 
 
 def candidate_users(spark: SparkSession, job: Job, dataset: Dataset, users: Manifest) -> DataFrame:

@@ -17,6 +17,8 @@ CANDIDATES = "candidates"
 EXCLUDED = "excluded"
 PROBABILITY = "probability"
 
+# What a feature holds for one row: a number, an id, or a list of ids.
+Encoded = int | float | tuple[int, ...]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 
 
@@ -47,7 +49,7 @@ class ListRequest:
 
     model: ModelRequest
     item_files: tuple[str, ...]
-    context: tuple[tuple[str, int | float], ...]
+    context: tuple[tuple[str, Encoded], ...]
     k: int
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
-from conf.types import Scope
-from scoring.contract import require_context
+from conf.types import MultiHot, Scope
+from scoring.contract import Encoded, require_context
 from scoring.predictor import model_inputs
 
 Indices = NDArray[np.int64]
@@ -27,7 +27,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Side:
-    """Inputs of one side: dense (R, D) float32 and categorical (R, C) int64, zero where the other side's stand."""
+    """Inputs of one side: dense (R, D) float32 and categorical (R, W) int64, zero where the other side's stand."""
 
     dense: Tensor
     categorical: Tensor
@@ -42,20 +42,20 @@ class Side:
         return Side(self.dense.to(device), self.categorical.to(device))
 
 
-def side_of(rows: pa.Table, spec: FeatureSpec, scope: Scope) -> Side:
+def side_of(rows: pa.Table, spec: FeatureSpec, multi_hot: MultiHot, scope: Scope) -> Side:
     """The features of one scope, from columns named as in the spec, one row an entity."""
-    columns = {each.name: rows.column(each.name).to_numpy() for each in spec.scoped(scope)}
-    return Side(*model_inputs(columns, spec, rows.num_rows))
+    columns = {each.name: rows.column(each.name) for each in spec.scoped(scope)}
+    return Side(*model_inputs(columns, spec, multi_hot, rows.num_rows))
 
 
-def context_side(values: Mapping[str, int | float], spec: FeatureSpec) -> Side:
+def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: MultiHot) -> Side:
     """One row with tonight's encoded values of the features of scope `context`.
 
     Raises:
         ConfigError: a context feature has no value, or a value belongs to no context feature.
     """
     require_context([each.name for each in spec.scoped("context")], values)
-    return Side(*model_inputs(values, spec, 1))
+    return Side(*model_inputs(values, spec, multi_hot, 1))
 
 
 @dataclass(frozen=True)

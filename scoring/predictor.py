@@ -8,17 +8,22 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
 from conf.errors import ConfigError
 from conf.feature_spec import FeatureSpec
+from conf.types import MultiHot
 from scoring.contract import DeviceKind, ModelRequest
 from training.checkpoint import load_model
+from training.inputs import id_columns, pad_lists
 
 # A step's activations stay in a core's cache: a small DLRM scores 2,048 rows at a time twice as fast as 131,072.
 _CPU_STEP_ROWS = 2_048
 _GPU_STEP_ROWS = 131_072
+
+_LIST = pa.list_(pa.int32())
 
 
 def choose_device(kind: DeviceKind, gpu: int | None = None) -> torch.device:
@@ -45,10 +50,11 @@ def choose_device(kind: DeviceKind, gpu: int | None = None) -> torch.device:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model ready to score. `step_rows` bounds how many rows are on the device at once."""
+    """A model ready to score; lists of ids enter it by `multi_hot`. `step_rows` bounds how many rows are on the device at once."""
 
     model: nn.Module
     spec: FeatureSpec
+    multi_hot: MultiHot
     version: str
     device: torch.device
     step_rows: int
@@ -61,7 +67,7 @@ class Predictor:
 
         Args:
             dense: (P, D) float32, columns in the order of `spec.dense`.
-            categorical: (P, C) int64 ids, columns in the order of `spec.categorical`.
+            categorical: (P, W) int64 ids, as training/inputs.py lays them out.
         """
         scored = torch.empty(dense.shape[0], dtype=torch.float32, device=self.device)
         for start in range(0, dense.shape[0], self.step_rows):
@@ -83,22 +89,39 @@ def predictor_of_process(request: ModelRequest, gpu: int | None, threads: int) -
     device = choose_device(request.device, gpu)
     loaded = load_model(request.path, device)
     steps = request.step_rows or (_GPU_STEP_ROWS if device.type == "cuda" else _CPU_STEP_ROWS)
-    return Predictor(loaded.model.eval(), loaded.spec, loaded.version, device, steps)
+    return Predictor(loaded.model.eval(), loaded.spec, loaded.multi_hot, loaded.version, device, steps)
 
 
-def model_inputs(columns: Mapping[str, Any], spec: FeatureSpec, rows: int) -> tuple[Tensor, Tensor]:
+def model_inputs(
+    columns: Mapping[str, Any], spec: FeatureSpec, multi_hot: MultiHot, rows: int
+) -> tuple[Tensor, Tensor]:
     """Model inputs on the CPU from named columns, those that are missing filled with zeros.
 
     Args:
-        columns: feature name → NumPy array of length `rows`, or one number for all of them.
+        columns: feature name → Arrow column of length `rows`, or one value for all of them: a number, or a list of ids.
 
     Returns:
-        dense (rows, D) float32 and categorical (rows, C) int64, columns in the spec's order.
+        dense (rows, D) float32 in the spec's order, and categorical (rows, W) int64 as training/inputs.py lays it out.
     """
     dense = np.zeros((rows, len(spec.dense)), dtype=np.float32)
-    categorical = np.zeros((rows, len(spec.categorical)), dtype=np.int64)
-    for matrix, features in ((dense, spec.dense), (categorical, spec.categorical)):
-        for place, feature in enumerate(features):
-            if feature.name in columns:
-                matrix[:, place] = columns[feature.name]
+    for index, feature in enumerate(spec.dense):
+        if feature.name in columns:
+            dense[:, index] = _values(columns[feature.name])
+    placed = id_columns(spec, multi_hot)
+    categorical = np.zeros((rows, placed[-1][1].stop if placed else 0), dtype=np.int64)
+    for feature, place in placed:
+        if feature.name in columns and feature.kind == "multi_hot":
+            categorical[:, place] = pad_lists(_lists(columns[feature.name]), place.stop - place.start)
+        elif feature.name in columns:
+            categorical[:, place.start] = _values(columns[feature.name])
     return torch.from_numpy(dense), torch.from_numpy(categorical)
+
+
+def _values(column: Any) -> Any:
+    """A scalar column as NumPy; one number as it is."""
+    return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _lists(column: Any) -> pa.ListArray:
+    """A column of lists as one array; one list as an array of it."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array([column], _LIST)

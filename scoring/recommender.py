@@ -14,8 +14,8 @@ from torch import Tensor
 
 from conf import storage
 from conf.errors import DataError
-from conf.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
-from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX, ListRequest
+from conf.feature_spec import ITEM_KEY, USER_KEY
+from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequest
 from scoring.pairs import Block, CandidateLists, Side, blocks, context_side, side_of
 from scoring.predictor import Predictor, predictor_of_process
 from scoring.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
@@ -55,7 +55,9 @@ class Recommender:
         Raises:
             DataError: a score is NaN, or candidates are out of range or repeated; names the user.
         """
-        side = side_of(pa.Table.from_batches([users]), self.predictor.spec, "user").to(self.predictor.device)
+        predictor = self.predictor
+        rows = pa.Table.from_batches([users])
+        side = side_of(rows, predictor.spec, predictor.multi_hot, "user").to(predictor.device)
         lists = CandidateLists(
             users.column(USER_KEY), users.column(CANDIDATES), users.column(EXCLUDED), len(self.items.keys)
         )
@@ -118,17 +120,18 @@ class Recommender:
 def recommender_of_process(request: ListRequest, gpu: int | None, threads: int) -> Recommender:
     """The recommender of this process, made when the first batch asks for it: model and items are read once."""
     predictor = predictor_of_process(request.model, gpu, threads)
-    items = read_items(request.item_files, predictor.spec, dict(request.context))
+    items = read_items(request.item_files, predictor, dict(request.context))
     return Recommender(predictor, Items(items.keys, items.side.to(predictor.device)), request.k)
 
 
-def read_items(files: Sequence[str], spec: FeatureSpec, context: Mapping[str, int | float]) -> Items:
-    """The candidate items, by index, on the CPU.
+def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:
+    """The candidate items, by index, on the CPU, as the predictor's model takes them.
 
     Raises:
         DataError: their indices are not 0, 1, 2, …
         ConfigError: the context does not fit the spec.
     """
+    spec, multi_hot = predictor.spec, predictor.multi_hot
     columns = [ITEM_INDEX, ITEM_KEY, *(each.name for each in spec.scoped("item"))]
     table = pa.concat_tables(_read_parquet(path, columns) for path in files).combine_chunks()
     index = table.column(ITEM_INDEX).to_numpy()
@@ -137,7 +140,7 @@ def read_items(files: Sequence[str], spec: FeatureSpec, context: Mapping[str, in
             f"{files[0]}: item_index does not count from 0 in steps of 1", "run build_candidates again"
         )
     keys = pa.array(table.column(ITEM_KEY).to_pylist(), pa.string())
-    return Items(keys, side_of(table, spec, "item").plus(context_side(context, spec)))
+    return Items(keys, side_of(table, spec, multi_hot, "item").plus(context_side(context, spec, multi_hot)))
 
 
 def _read_parquet(path: str, columns: list[str]) -> pa.Table:

@@ -20,8 +20,9 @@ def score_batch(predictor: Predictor, batch: pa.RecordBatch, keep: Sequence[str]
         DataError: a probability is NaN; names the row by its kept columns.
     """
     table = pa.Table.from_batches([batch])
-    columns = {each.name: table.column(each.name).to_numpy() for each in predictor.spec.features}
-    probabilities = predictor.probabilities(*model_inputs(columns, predictor.spec, batch.num_rows)).cpu()
+    columns = {each.name: table.column(each.name) for each in predictor.spec.features}
+    inputs = model_inputs(columns, predictor.spec, predictor.multi_hot, batch.num_rows)
+    probabilities = predictor.probabilities(*inputs).cpu()
     wrong = probabilities.isnan()
     if wrong.any():
         row = {name: batch.column(name)[int(wrong.nonzero()[0])].as_py() for name in keep}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from conf import storage
 from conf.errors import DataError, InfrastructureError
 from conf.feature_spec import FeatureSpec
-from conf.types import ModelConfig
+from conf.types import ModelConfig, MultiHot
 from training.description import MODEL_JSON, read_description
 from training.embedding import tables_of
 from training.models import build_model
@@ -33,10 +33,14 @@ _OPTIMIZER = "optimizer.safetensors"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A trained model, ready to score: `model` is in evaluation mode, `description` is its model.json."""
+    """A trained model, ready to score: `model` is in evaluation mode, `description` is its model.json.
+
+    `multi_hot` says how the model takes lists of ids.
+    """
 
     model: nn.Module
     spec: FeatureSpec
+    multi_hot: MultiHot
     version: str
     description: dict[str, Any]
 
@@ -104,7 +108,8 @@ def load_model(path: str, device: torch.device) -> LoadedModel:
     """
     description = read_description(path)
     spec = FeatureSpec.from_json(description["feature_spec"])
-    model = build_model(ModelConfig(**description["model"]), spec).to(device)
+    config = ModelConfig(**description["model"])
+    model = build_model(config, spec).to(device)
     try:
         model.load_state_dict(_read_tensors(path, description["weights"], device))
     except RuntimeError as error:
@@ -112,7 +117,7 @@ def load_model(path: str, device: torch.device) -> LoadedModel:
             f"{path}: the weights do not fit architecture {description['architecture']}: {error}",
             "train the model again with this code",
         ) from error
-    return LoadedModel(model.eval(), spec, description["version"], description)
+    return LoadedModel(model.eval(), spec, config.multi_hot, description["version"], description)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The embedding table: ids in, vectors out, gradients by row, with the optimiser for touched rows beside it.
 
-One matrix holds the rows of every categorical column, one column after the other, so that a batch is one gather
-whatever the number of columns. Nothing outside this module knows where a row lies; a table split over ranks can
-take its place behind the same three calls: forward, take_gradient and RowWiseAdagrad.step.
+One matrix holds the rows of every feature made of ids, one feature after the other, so that a batch is one gather
+whatever their number, and one more for each feature that is a list of ids. Nothing outside this module knows where a
+row lies; a table split over ranks can take its place behind the same three calls: forward, take_gradient and
+RowWiseAdagrad.step.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from conf.feature_spec import PAD_ID
 
 
 @dataclass(frozen=True)
@@ -25,36 +29,76 @@ class RowGradient:
 
 
 class StackedEmbedding(nn.Module):
-    """Embedding rows of C categorical columns in one table; starts at zero.
+    """Embedding rows of C features in one table; starts at zero.
 
     Args:
-        cardinalities: rows of each column, in order.
+        cardinalities: rows of each feature, in order.
         dim: E, numbers a row.
+        list_lengths: columns that each of the last features takes, which are lists of ids; all others take one.
+        pooling: how the vectors of a list become one.
     """
 
-    def __init__(self, cardinalities: Sequence[int], dim: int) -> None:
+    def __init__(
+        self,
+        cardinalities: Sequence[int],
+        dim: int,
+        list_lengths: Sequence[int] = (),
+        pooling: Literal["sum", "mean"] = "mean",
+    ) -> None:
         super().__init__()
         self.cardinalities = tuple(cardinalities)
+        self.list_lengths = tuple(list_lengths)
+        self.pooling = pooling
         self.weight = nn.Parameter(torch.zeros(sum(self.cardinalities), dim))
-        starts = [sum(self.cardinalities[:column]) for column in range(len(self.cardinalities))]
-        self.register_buffer("offsets", torch.tensor(starts, dtype=torch.int64), persistent=False)
+        starts = [sum(self.cardinalities[:feature]) for feature in range(len(self.cardinalities))]
+        self._lists_from = len(starts) - len(self.list_lengths)
+        self._list_starts = starts[self._lists_from :]
+        single = torch.tensor(starts[: self._lists_from], dtype=torch.int64)
+        self.register_buffer("offsets", single, persistent=False)
 
     offsets: Tensor
 
     @torch.no_grad()
     def init_uniform(self) -> None:
-        """Fills each column's rows from U(-1/√n, 1/√n), n its cardinality, as the authors of DLRM do."""
+        """Fills each feature's rows from U(-1/√n, 1/√n), n its cardinality, as the authors of DLRM do.
+
+        The padding row of a list stays zero: nothing reads it and nothing trains it.
+        """
         for rows in self.columns():
             bound = 1 / math.sqrt(max(len(rows), 1))
             rows.uniform_(-bound, bound)
+        self._clear_padding()
+
+    @torch.no_grad()
+    def init_normal(self, deviation: float) -> None:
+        """Fills all rows from N(0, deviation²), but for the padding rows of lists."""
+        self.weight.normal_(std=deviation)
+        self._clear_padding()
+
+    def _clear_padding(self) -> None:
+        for rows in self.columns()[self._lists_from :]:
+            rows[PAD_ID] = 0
 
     def columns(self) -> list[Tensor]:
-        """A view (cardinality, E) of each column's rows; ids index it."""
+        """A view (cardinality, E) of each feature's rows; ids index it."""
         return list(self.weight.detach().split(self.cardinalities))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Vectors (B, C, E) of ids (B, C) int64, each in [0, cardinality of its column)."""
-        return functional.embedding(ids + self.offsets, self.weight, sparse=True)
+        """Vectors (B, C, E) of ids (B, W) int64, each in [0, cardinality of its feature).
+
+        Of a list PAD_ID is left out, of the sum and of the mean's count; the vector of an empty list is zero.
+        """
+        single, *lists = ids.split([self._lists_from, *self.list_lengths], dim=1)
+        vectors = functional.embedding(single + self.offsets, self.weight, sparse=True)
+        if not lists:
+            return vectors
+        pooled = [
+            functional.embedding_bag(
+                each + start, self.weight, mode=self.pooling, sparse=True, padding_idx=start + PAD_ID
+            )
+            for each, start in zip(lists, self._list_starts, strict=True)
+        ]
+        return torch.cat([vectors, torch.stack(pooled, dim=1)], dim=1)
 
     def take_gradient(self) -> RowGradient:
         """The gradient since the last call, which this clears; no rows when there is none."""

@@ -60,7 +60,7 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan) -> dict[str, Any]:
 
 
 def _rank(plan: TrainPlan, threads: int) -> Outcome:
-    """Runs in the rank's process; imports torch there and not in the driver."""
+    """Runs in the rank's process; Horovod is initialised there and not in the driver."""
     from training.worker import run_rank
 
     return run_rank(plan, threads)

@@ -6,7 +6,8 @@ see the same batches. Files are read one at a time in a single background thread
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +17,12 @@ from torch import Tensor
 
 from conf.errors import DataError
 from conf.feature_spec import PAD_ID, FeatureSpec
+from conf.types import MultiHot
 from training.columns import Columns, read_columns
+from training.inputs import id_columns
 from training.sharding import DataFile, Piece, ShardPlan, piece_order, row_positions
+
+log = logging.getLogger("nightrank.training")
 
 # Rows that are turned from columns into rows at a time: 4096 rows of 40 columns stay within a core's cache.
 _CHUNK_ROWS = 4096
@@ -29,7 +34,7 @@ class Batch:
 
     Attributes:
         dense: (L, D) float32.
-        categorical: (L, C) int64.
+        categorical: (L, W) int64, ids as training/inputs.py lays them out.
         labels: (L,) float32, 0 or 1.
         weights: (L,) float32, 1 for a row and 0 for padding.
         global_weight: rows in the global batch, padding not counted; equal on all ranks.
@@ -60,6 +65,7 @@ class Loader:
         shards: the shards this rank owns.
         spec: the columns to read, in the model's order.
         seed: of the order of rows; None keeps the order of the files.
+        multi_hot: how many ids of a list count.
     """
 
     def __init__(
@@ -69,13 +75,18 @@ class Loader:
         shards: Sequence[int],
         spec: FeatureSpec,
         seed: int | None,
+        multi_hot: MultiHot | None = None,
     ) -> None:
         self.files = files
         self.plan = plan
         self.shards = shards
         self.spec = spec
         self.seed = seed
+        self.multi_hot = multi_hot or MultiHot()
+        self.id_columns = id_columns(spec, self.multi_hot)
+        self.id_width = self.id_columns[-1][1].stop if self.id_columns else 0
         self._recent: tuple[int, Columns] | None = None
+        self._told_cut: set[str] = set()
 
     def batches(self, epochs: int = 1, first_step: int = 0) -> Iterator[Batch]:
         """The batches of all epochs, one epoch after the other, without the first `first_step` of them.
@@ -97,7 +108,7 @@ class Loader:
         local_rows = rows * len(cursors)
         batch = Batch(
             torch.zeros(local_rows, len(self.spec.dense)),
-            torch.full((local_rows, len(self.spec.categorical)), PAD_ID, dtype=torch.int64),
+            torch.full((local_rows, self.id_width), PAD_ID, dtype=torch.int64),
             torch.zeros(local_rows),
             torch.zeros(local_rows),
             global_weight,
@@ -110,8 +121,21 @@ class Loader:
         """A file's columns; the file read last is at hand, for shards that share it."""
         if self._recent is None or self._recent[0] != file:
             self._recent = None  # lets go of the old columns before the new ones take memory
-            self._recent = (file, read_columns(self.files[file], self.spec))
+            self._recent = (file, read_columns(self.files[file], self.spec, self.multi_hot))
+            self._tell_cut(self.files[file], self._recent[1].cut)
         return self._recent[1]
+
+    def _tell_cut(self, file: DataFile, cut: Mapping[str, int]) -> None:
+        """Warns once a feature that its lists are longer than what the model takes."""
+        for name in cut.keys() - self._told_cut:
+            log.warning(
+                "%s: %d of the %d lists in %s are longer than model.multi_hot allows, and are cut",
+                name,
+                cut[name],
+                file.rows,
+                file.path,
+            )
+            self._told_cut.add(name)
 
 
 class _Cursor:
@@ -125,7 +149,7 @@ class _Cursor:
             pieces = piece_order(shard, pieces, loader.seed, epoch)
         most = max((piece.rows for piece in pieces), default=0)
         self._dense = np.empty((most, len(loader.spec.dense)), dtype=np.float32)
-        self._categorical = np.empty((most, len(loader.spec.categorical)), dtype=np.int32)
+        self._categorical = np.empty((most, loader.id_width), dtype=np.int32)
         self._labels = np.empty(most, dtype=np.float32)
         self._next = 0
         self._rows = 0
@@ -168,9 +192,9 @@ class _Cursor:
         if not piece.rows:
             return
         ids = self._categorical[: piece.rows]
-        for feature, low, high in zip(
-            self._loader.spec.categorical, ids.min(axis=0), ids.max(axis=0), strict=True
-        ):
+        lowest, highest = ids.min(axis=0), ids.max(axis=0)
+        for feature, columns in self._loader.id_columns:
+            low, high = lowest[columns].min(), highest[columns].max()
             if low < 0 or high >= int(feature.cardinality or 0):
                 raise DataError(
                     f"{self._loader.files[piece.file].path}: {feature.name} holds ids from {low} to {high}, outside "
@@ -185,12 +209,16 @@ def _stack(
     positions: NDArray[np.int64],
     into: NDArray[np.generic],
 ) -> None:
-    """Writes rows start, start + 1, … of the columns to the given rows of `into` (rows, columns)."""
+    """Writes rows start, start + 1, … of the columns, (rows,) or (rows, several), to the given rows of `into`."""
     if not columns:
         return
-    chunk = np.empty((min(_CHUNK_ROWS, len(positions)), len(columns)), dtype=into.dtype)
+    chunk = np.empty((min(_CHUNK_ROWS, len(positions)), into.shape[1]), dtype=into.dtype)
     for first in range(0, len(positions), _CHUNK_ROWS):
         rows = min(_CHUNK_ROWS, len(positions) - first)
-        for index, column in enumerate(columns):
-            chunk[:rows, index] = column[start + first : start + first + rows]
+        place = 0
+        for column in columns:
+            taken = column[start + first : start + first + rows]
+            width = 1 if taken.ndim == 1 else taken.shape[1]
+            chunk[:rows, place : place + width] = taken.reshape(rows, width)
+            place += width
         into[positions[first : first + rows]] = chunk[:rows]

@@ -52,13 +52,17 @@ class TrainPlan:
 def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     """The plan of a run date's training, decided from its dataset and from what was champion before that date.
 
+    Imports torch, with the architecture, so that a wrong setting ends the job before any rank starts.
+
     Raises:
-        ConfigError: the lake is not local, or a feature is a list.
+        ConfigError: the lake is not local, or the model's settings are not those of its architecture.
         DataError: a partition is missing or was replaced, or the train split holds no rows.
     """
+    from training.models import complete
+
     _require_local(lake)
+    config = config.model_copy(update={"model": complete(config.model)})
     spec = read_spec(lake, dataset.workflow_version)
-    _require_scalars(spec)
     parent = find_parent(config, lake, dataset)
     seen = parent.trained_days if parent else frozenset()
     parent_version = parent.version if parent else None
@@ -97,15 +101,6 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         if parent_version
         else None,
     )
-
-
-def _require_scalars(spec: FeatureSpec) -> None:
-    lists = [each.name for each in spec.multi_hot]
-    if lists:
-        raise ConfigError(
-            f"the models take one id a feature, and {lists} are lists of ids",
-            "end their chains in list_slice: {length: 3, columns: true}, and set kind: categorical",
-        )
 
 
 def _require_local(lake: Lake) -> None:

@@ -49,7 +49,7 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
     metrics = _measure(model, held_out, collectives, device)
     baselines = {}
     for name in plan.train.baselines:
-        baseline = _build(plan, ModelConfig(architecture=name), device)
+        baseline = _build(plan, ModelConfig(architecture=name, multi_hot=plan.model.multi_hot), device)
         if leads:
             log.info("baseline %s", name)
         every = _loader(plan, plan.splits["train"], collectives, shuffled=True)
@@ -107,7 +107,7 @@ def _loader(
     train = plan.train
     shards = plan_shards([file.rows for file in files], train.num_shards, train.global_batch_size)
     own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
-    return Loader(files, shards, own, plan.spec, train.seed if shuffled else None)
+    return Loader(files, shards, own, plan.spec, train.seed if shuffled else None, plan.model.multi_hot)
 
 
 def _measure(

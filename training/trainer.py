@@ -1,4 +1,7 @@
-"""One training step: loss, gradients summed over ranks, Adam for the dense part, row-wise Adagrad for the tables."""
+"""One training step: loss, gradients summed over ranks, and each parameter's own optimiser.
+
+Dense parameters are Adam's and tables row-wise Adagrad's, but for linear parts that are configured to be trained by FTRL.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from conf.types import Train
 from training.adam import Adam
 from training.collectives import Collectives, sum_over_ranks
 from training.embedding import RowWiseAdagrad, tables_of
+from training.ftrl import FtrlDense, FtrlRows
+from training.layers import Dropout, ftrl_parts
 from training.loader import Batch
+from training.sharding import shards_of_rank
 
 
 class Trainer:
@@ -27,13 +33,34 @@ class Trainer:
         self._train = train
         self._collectives = collectives
         self._tables = tables_of(model)
-        weights = {id(each.weight) for each in self._tables.values()}
-        self._dense = [each for each in model.parameters() if id(each) not in weights]
-        self._adam = Adam(self._dense)
-        self._adagrad = {name: RowWiseAdagrad(table) for name, table in self._tables.items()}
+        parts = ftrl_parts(model)
+        self._ftrl = {
+            name: FtrlDense([part.weights, part.bias], ftrl) for name, (part, ftrl) in parts.items()
+        }
+        self._ftrl_rows = {
+            f"{name}.embedding.weight": FtrlRows(part.embedding, ftrl) for name, (part, ftrl) in parts.items()
+        }
+        self._adagrad = {
+            name: RowWiseAdagrad(table) for name, table in self._tables.items() if name not in self._ftrl_rows
+        }
+        of_ftrl = [each for part, _ in parts.values() for each in (part.weights, part.bias)]
+        elsewhere = {id(each) for each in (*of_ftrl, *(table.weight for table in self._tables.values()))}
+        of_adam = [each for each in model.parameters() if id(each) not in elsewhere]
+        self._adam = Adam(of_adam)
+        self._dense = [*of_adam, *of_ftrl]
+        self._sizes = [sum(each.numel() for each in of_adam), *(len(each.z) for each in self._ftrl.values())]
+        self._dropouts = [each for each in model.modules() if isinstance(each, Dropout)]
+        self._shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
 
     def step(self, batch: Batch, rate_factor: float) -> Tensor:
-        """Updates the model by one global batch; returns the batch's mean loss, a scalar."""
+        """Updates the model by one global batch; returns the batch's mean loss, a scalar.
+
+        Args:
+            batch: this rank's rows, those of its shards one after the other.
+            rate_factor: of the configured learning rates; FTRL has rates of its own.
+        """
+        for layer, dropout in enumerate(self._dropouts):
+            dropout.begin(f"{self._train.seed}/{int(self._adam.steps)}/{layer}", self._shards)
         logits = self.model(batch.dense, batch.categorical)
         losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
         loss = (losses * batch.weights).sum() / batch.global_weight
@@ -45,20 +72,33 @@ class Trainer:
             name: sum_over_ranks(table.take_gradient(), self._collectives)
             for name, table in self._tables.items()
         }
-        self._adam.step(summed[:-1], self._train.learning_rate * rate_factor)
+        of_adam, *of_ftrl, mean_loss = summed.split([*self._sizes, 1])
+        self._adam.step(of_adam, self._train.learning_rate * rate_factor)
+        for ftrl, gradient in zip(self._ftrl.values(), of_ftrl, strict=True):
+            ftrl.step(gradient)
         for name, adagrad in self._adagrad.items():
             adagrad.step(rows[name], self._train.embedding_learning_rate * rate_factor)
-        return summed[-1]
+        for name, ftrl_rows in self._ftrl_rows.items():
+            ftrl_rows.step(rows[name])
+        return mean_loss[0]
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Moments and accumulators by name: `adam.*`, and one accumulator (rows,) a table; not copied."""
+        """Moments and accumulators by name: `adam.*`, `adagrad.<table>`, `ftrl.z.<table or part>` and `ftrl.n.…`; not copied."""
         accumulators = {f"adagrad.{name}": adagrad.accumulator for name, adagrad in self._adagrad.items()}
+        ftrl: dict[str, FtrlDense | FtrlRows] = {**self._ftrl, **self._ftrl_rows}
         return {
             "adam.mean": self._adam.mean,
             "adam.square": self._adam.square,
             "adam.steps": self._adam.steps,
             **accumulators,
+            **{f"ftrl.z.{name}": each.z for name, each in ftrl.items()},
+            **{f"ftrl.n.{name}": each.n for name, each in ftrl.items()},
         }
+
+    def row_state(self) -> set[str]:
+        """The names in `state` that hold one entry for each row of a table."""
+        kinds = ("model", "adagrad", "ftrl.z", "ftrl.n")
+        return {f"{kind}.{name}" for kind in kinds for name in self._tables} & self.state().keys()
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that the next step depends on, by name; not copied."""

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
-from training.embedding import tables_of
 from training.trainer import Trainer
 
 
@@ -33,7 +32,7 @@ def warm_start(
         DataError: the parent has other features, more ids in a column, or other layers.
     """
     _require_extension(spec, parent_spec)
-    by_row = {f"{prefix}.{name}" for prefix in ("model", "adagrad") for name in tables_of(trainer.model)}
+    by_row = trainer.row_state()
     state = trainer.state()
     if state.keys() != parent_state.keys():
         raise _misfit(f"the parent's state is {sorted(parent_state)}, the model's {sorted(state)}")
@@ -55,7 +54,7 @@ def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
     if mine != theirs:
         changed = sorted({name for name, _ in set(mine) ^ set(theirs)}) or "their order"
         raise _misfit(f"features differ from the parent's: {changed}")
-    for feature, old in zip(spec.categorical, parent.categorical, strict=True):
+    for feature, old in zip(spec.embedded, parent.embedded, strict=True):
         if int(feature.cardinality or 0) < int(old.cardinality or 0):
             raise _misfit(
                 f"{feature.name} has {feature.cardinality} ids, the parent's vocabulary {old.cardinality}: "

@@ -176,8 +176,10 @@ def _model(lake: Lake, name: str) -> None:
     model = {
         "version": MODEL,
         "run_date": RUN_DATE,
-        "architecture": {
+        "architecture": "dlrm",
+        "model": {
             "architecture": "dlrm",
+            "multi_hot": {"pooling": "mean", "max_length": 32, "lengths": {}},
             "embedding_dim": 16,
             "bottom_mlp": [64, 16],
             "top_mlp": [64, 32],

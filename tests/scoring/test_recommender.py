@@ -153,17 +153,17 @@ def test_candidates_out_of_range_are_refused(
         lists_of(recommender, batch_of(world.users[:2], candidates=[[1], listed]))
 
 
-def test_items_must_be_counted_from_zero(world: World) -> None:
+def test_items_must_be_counted_from_zero(world: World, recommender: Recommender) -> None:
     with pytest.raises(DataError, match="item_index does not count from 0"):
-        read_items(world.request.item_files[::-1], SPEC, CONTEXT)
+        read_items(world.request.item_files[::-1], recommender.predictor, CONTEXT)
 
 
 @pytest.mark.parametrize("context, named", [({"hour": 0.25}, "device"), ({**CONTEXT, "kind": 3}, "kind")])
 def test_context_must_give_exactly_the_context_features(
-    world: World, context: dict[str, float], named: str
+    world: World, recommender: Recommender, context: dict[str, float], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        read_items(world.request.item_files, SPEC, context)
+        read_items(world.request.item_files, recommender.predictor, context)
 
 
 def test_dlrm_lists_equal_its_own_forward_pass(world: World, tmp_path: Path) -> None:

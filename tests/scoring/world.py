@@ -66,8 +66,8 @@ def write_model(
     spec: FeatureSpec = SPEC,
 ) -> str:
     """A model folder; weights come from a seed, times `sign`."""
-    layers = {"bottom_mlp": [8, 4], "top_mlp": [8]} if architecture == "dlrm" else {}
-    config = ModelConfig(architecture=architecture, embedding_dim=4, **layers)
+    layers = {"embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8]} if architecture == "dlrm" else {}
+    config = ModelConfig.model_validate({"architecture": architecture, **layers})
     model = build_model(config, spec)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 
 from conf import feature_spec, storage
@@ -19,31 +21,62 @@ from conf.manifest import FileEntry, Manifest, replace_manifest
 from conf.types import Config, Split
 
 
-def make_spec(num_dense: int, cardinalities: list[int], workflow_version: str = "w1") -> FeatureSpec:
+def make_spec(
+    num_dense: int, cardinalities: list[int], workflow_version: str = "w1", lists: Sequence[int] = ()
+) -> FeatureSpec:
+    """Features I0…, C0… of these cardinalities, and L0…, lists of ids of the cardinalities `lists`."""
     dense = [Feature(f"I{i}", "dense", "float32", "pair") for i in range(num_dense)]
     categorical = [Feature(f"C{i}", "categorical", "int32", "pair", n) for i, n in enumerate(cardinalities)]
-    return FeatureSpec((*dense, *categorical), ("row_id",), workflow_version)
+    multi_hot = [Feature(f"L{i}", "multi_hot", "list<int32>", "pair", n) for i, n in enumerate(lists)]
+    return FeatureSpec((*multi_hot, *dense, *categorical), ("row_id",), workflow_version)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Feature rows: labels (N,), dense (N, D), categorical (N, C)."""
+    """Feature rows: labels (N,), dense (N, D), categorical (N, C), and of each feature that is a list, N lists of ids."""
 
     labels: NDArray[np.float32]
     dense: NDArray[np.float32]
     categorical: NDArray[np.int32]
+    lists: tuple[list[list[int]], ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def part(self, first: int, count: int) -> Rows:
+        chosen = slice(first, first + count)
+        lists = tuple(each[chosen] for each in self.lists)
+        return Rows(self.labels[chosen], self.dense[chosen], self.categorical[chosen], lists)
+
+    def ids(self, row: int, length: int) -> list[list[int]]:
+        """The ids of every feature made of ids, in one row: a list each, its first `length` ids."""
+        return [[int(each)] for each in self.categorical[row]] + [each[row][:length] for each in self.lists]
+
+    def tensors(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Model inputs, lists padded to `length` columns of ids."""
+        single = self.categorical.shape[1]
+        padded = []
+        for row in range(len(self)):
+            ids = self.ids(row, length)
+            padded.append([each for own in ids[:single] for each in own])
+            for each in ids[single:]:
+                padded[row] += [*each, *[0] * (length - len(each))]
+        width = self.categorical.shape[1] + length * len(self.lists)
+        return torch.from_numpy(self.dense), torch.tensor(padded, dtype=torch.int64).view(len(self), width)
+
 
 def random_rows(spec: FeatureSpec, rows: int, seed: int) -> Rows:
     rng = np.random.default_rng(seed)
-    ids = [rng.integers(0, n, rows) for n in spec.cardinalities]
+    ids = [rng.integers(0, each.cardinality, rows) for each in spec.categorical]
+    lists = [
+        [rng.integers(1, each.cardinality, rng.integers(0, 6)).tolist() for _ in range(rows)]
+        for each in spec.multi_hot
+    ]
     return Rows(
         rng.integers(0, 2, rows).astype(np.float32),
         rng.normal(size=(rows, len(spec.dense))).astype(np.float32),
         np.stack(ids, axis=1).astype(np.int32) if ids else np.zeros((rows, 0), np.int32),
+        tuple(lists),
     )
 
 
@@ -62,11 +95,29 @@ def segment_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows
     return spec, Rows(labels, rng.normal(size=(rows, 2)).astype(np.float32), categorical)
 
 
+def wish_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
+    """Clicks that hang on whether a row's category is in its list of wishes, 2 to 4 of `size`; two columns of noise beside.
+
+    Neither the category nor a wish says anything by itself: no linear model can rank these rows.
+    """
+    spec = make_spec(2, [size + 3], lists=[size + 3])
+    rng = np.random.default_rng(seed)
+    category = rng.integers(0, size, rows)
+    wishes = [(3 + rng.choice(size, rng.integers(2, 5), replace=False)).tolist() for _ in range(rows)]
+    wanted = np.array([each + 3 in own for each, own in zip(category, wishes, strict=True)])
+    labels = (rng.random(rows) < np.where(wanted, 0.85, 0.15)).astype(np.float32)
+    dense = rng.normal(size=(rows, 2)).astype(np.float32)
+    return spec, Rows(labels, dense, (category[:, None] + 3).astype(np.int32), (wishes,))
+
+
 def write_file(path: Path, spec: FeatureSpec, rows: Rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns: dict[str, NDArray] = {"row_id": np.arange(len(rows), dtype=np.int64), "label": rows.labels}
+    columns: dict[str, Any] = {"row_id": np.arange(len(rows), dtype=np.int64), "label": rows.labels}
     columns |= {each.name: rows.dense[:, i] for i, each in enumerate(spec.dense)}
     columns |= {each.name: rows.categorical[:, i] for i, each in enumerate(spec.categorical)}
+    columns |= {
+        each.name: pa.array(rows.lists[i], pa.list_(pa.int32())) for i, each in enumerate(spec.multi_hot)
+    }
     table = pa.table({name: columns[name] for name in spec.table_columns})
     pq.write_table(table, path, row_group_size=max(len(rows), 1))
 
@@ -78,9 +129,7 @@ def publish_day(
     partition = lake.features(spec.workflow_version).partition(dt)
     entries = []
     for index, first in enumerate(range(0, len(rows), file_rows)):
-        part = Rows(
-            *(each[first : first + file_rows] for each in (rows.labels, rows.dense, rows.categorical))
-        )
+        part = rows.part(first, file_rows)
         path = Path(partition.path) / f"part-{index:05d}.parquet"
         write_file(path, spec, part)
         entries.append(FileEntry(path.name, len(part), path.stat().st_size, (len(part),)))

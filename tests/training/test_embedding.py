@@ -34,6 +34,26 @@ def test_sum_rows_adds_equal_rows(rows: list[int]) -> None:
         assert torch.equal(value, expected)
 
 
+def test_lists_are_pooled_without_padding() -> None:
+    for pooling, expected in (("sum", [[1, 30, 12], [2, 0, 10]]), ("mean", [[1, 15, 12], [2, 0, 10]])):
+        table = StackedEmbedding([3, 5, 4], 1, [3, 1], pooling)
+        with torch.no_grad():
+            for rows, values in zip(
+                table.columns(), ([0, 1, 2], [99, 10, 20, 30, 40], [99, 10, 11, 12]), strict=True
+            ):
+                rows.copy_(torch.tensor(values).view(-1, 1))
+        ids = torch.tensor([[1, 2, 0, 1, 3], [2, 0, 0, 0, 1]])
+        assert table(ids).squeeze(2).tolist() == expected
+
+
+def test_an_id_twice_in_a_list_counts_twice_and_padding_has_no_gradient() -> None:
+    table = StackedEmbedding([3, 5], 2, [3], "sum")
+    table(torch.tensor([[1, 2, 2, 0], [1, 0, 0, 0]])).sum().backward()
+    gradient = table.take_gradient()
+    assert gradient.rows.tolist() == [1, 5]
+    assert gradient.values.tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
 def test_gradient_touches_the_rows_of_the_batch_and_is_taken_once() -> None:
     table = StackedEmbedding([4, 6], 3)
     ids = torch.tensor([[1, 0], [1, 5]])

@@ -14,6 +14,7 @@ import torch
 
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
+from conf.types import MultiHot
 from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
 from training.columns import read_columns
 from training.loader import Batch, Loader
@@ -60,7 +61,7 @@ def assert_equal(mine: Batch, theirs: Batch) -> None:
 
 
 def test_every_row_arrives_once_whole_and_in_another_order_each_epoch(files: list[DataFile]) -> None:
-    written = [read_columns(file, SPEC) for file in files]
+    written = [read_columns(file, SPEC, MultiHot()) for file in files]
     categorical = np.concatenate([np.stack(each.categorical, axis=1) for each in written])
     labels = np.concatenate([each.label for each in written])
     loader = make_loader(files)
@@ -136,7 +137,7 @@ def test_several_row_groups_are_read_in_order(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_file(path, SPEC, rows)
     pq.write_table(pq.read_table(path), path, row_group_size=30)
-    columns = read_columns(DataFile(str(path), 100), SPEC)
+    columns = read_columns(DataFile(str(path), 100), SPEC, MultiHot())
     assert np.array_equal(columns.label, rows.labels)
     assert np.array_equal(columns.categorical[2], rows.categorical[:, 2])
 
@@ -157,15 +158,15 @@ def test_wrong_rows_columns_types_and_nulls_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     good = broken(path)
     with pytest.raises(DataError, match=r"a.parquet gave \[10\] rows, its manifest says 11"):
-        read_columns(replace(good, rows=11), SPEC)
+        read_columns(replace(good, rows=11), SPEC, MultiHot())
     with pytest.raises(DataError, match=r"gone.parquet does not exist although a manifest names it"):
-        read_columns(DataFile(str(tmp_path / "gone.parquet"), 10), SPEC)
+        read_columns(DataFile(str(tmp_path / "gone.parquet"), 10), SPEC, MultiHot())
     with pytest.raises(DataError, match=r"lacks the columns \['C1'\]"):
-        read_columns(broken(path, C1=None), SPEC)
+        read_columns(broken(path, C1=None), SPEC, MultiHot())
     with pytest.raises(DataError, match="column C1 arrives as float64, not int32"):
-        read_columns(broken(path, C1=pa.array([None, *range(9)], pa.int32())), SPEC)
+        read_columns(broken(path, C1=pa.array([None, *range(9)], pa.int32())), SPEC, MultiHot())
     with pytest.raises(DataError, match="column I0 arrives as float64, not float32"):
-        read_columns(broken(path, I0=pa.array(range(10), pa.float64())), SPEC)
+        read_columns(broken(path, I0=pa.array(range(10), pa.float64())), SPEC, MultiHot())
 
 
 def out_of_range(spec: FeatureSpec) -> Rows:

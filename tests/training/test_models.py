@@ -1,106 +1,162 @@
-"""Architectures against forward passes written in NumPy."""
+"""Architectures against forward passes written in NumPy, their gradients, their initial weights."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
 
 from conf.errors import ConfigError
+from conf.feature_spec import PAD_ID
 from conf.types import ModelConfig
+from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_spec, random_rows
-from training.models import build_model, known_architectures
+from tests.training.numpy_models import Network
+from training.embedding import tables_of
+from training.models import build_model, complete, known_architectures
 
-SMALL = ModelConfig(architecture="dlrm", embedding_dim=4, bottom_mlp=[8, 4], top_mlp=[6, 5])
-
-
-def numpy_dlrm(state: dict[str, NDArray], dense: NDArray, ids: NDArray, cardinalities: list[int]) -> NDArray:
-    """DLRM row by row, pair by pair."""
-
-    def mlp(values: NDArray, prefix: str) -> NDArray:
-        layers = sorted({int(name.split(".")[1]) for name in state if name.startswith(f"{prefix}.")})
-        for layer in layers:
-            values = np.maximum(
-                state[f"{prefix}.{layer}.weight"] @ values + state[f"{prefix}.{layer}.bias"], 0
-            )
-        return values
-
-    logits = []
-    for row in range(len(dense)):
-        vectors = []
-        if dense.shape[1]:
-            vectors.append(mlp(dense[row], "bottom"))
-        for column in range(len(cardinalities)):
-            vectors.append(state["embedding.weight"][sum(cardinalities[:column]) + ids[row, column]])
-        pairs = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
-        first = vectors[0] if dense.shape[1] or not pairs else np.zeros(0)
-        top = mlp(np.concatenate([first, pairs]), "top")
-        logits.append(float((state["logit.weight"] @ top + state["logit.bias"])[0]))
-    return np.array(logits)
+SHAPES = [
+    (3, [5, 7, 4], []),
+    (0, [5, 7, 4], []),
+    (3, [], []),
+    (0, [6], []),
+    (1, [3], []),
+    (3, [5, 7], [6, 9]),
+    (2, [], [8]),
+    (0, [], [5, 4]),
+    (0, [], [6]),
+]
+DEEP = sorted(set(VARIANTS) - {"logistic_regression"})
+LENGTH = 4  # shorter than the longest lists of random_rows
 
 
-@pytest.mark.parametrize(
-    "num_dense, cardinalities", [(3, [5, 7, 4]), (0, [5, 7, 4]), (3, []), (0, [6]), (1, [3])]
-)
-def test_dlrm_equals_numpy(num_dense: int, cardinalities: list[int]) -> None:
-    spec = make_spec(num_dense, cardinalities)
-    rows = random_rows(spec, 9, seed=1)
-    model = build_model(SMALL, spec, seed=3)
-    state = {name: value.numpy().astype(np.float64) for name, value in model.state_dict().items()}
+def randomised(config: ModelConfig, shape: tuple[int, list[int], list[int]], seed: int = 3) -> nn.Module:
+    """A model in evaluation mode none of whose weights is zero by design, the padding rows' included."""
+    model = build_model(config, make_spec(shape[0], shape[1], lists=shape[2]), seed)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        found = model(torch.from_numpy(rows.dense), torch.from_numpy(rows.categorical).long())
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.6)
+    return model.eval()
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_equal_numpy(name: str, shape: tuple[int, list[int], list[int]], pooling: str) -> None:
+    config = complete(variant(name, multi_hot={"pooling": pooling, "max_length": LENGTH}))
+    rows = random_rows(make_spec(shape[0], shape[1], lists=shape[2]), 9, seed=1)
+    model = randomised(config, shape)
+    state = {key: value.numpy().astype(np.float64) for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        found = model(*rows.tensors(LENGTH))
     assert found.shape == (9,)
     assert found.dtype == torch.float32
-    expected = numpy_dlrm(state, rows.dense.astype(np.float64), rows.categorical, cardinalities)
+    network = Network(state, [*shape[1], *shape[2]], pooling, config.settings)
+    expected = [
+        network.logit(config.architecture, rows.dense[row].astype(np.float64), rows.ids(row, LENGTH))
+        for row in range(len(rows))
+    ]
+    assert np.std(expected) > 0.001
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_dense, cardinalities", [(3, [5, 7]), (0, [5]), (3, [])])
-def test_logistic_regression_is_linear(num_dense: int, cardinalities: list[int]) -> None:
-    spec = make_spec(num_dense, cardinalities)
-    rows = random_rows(spec, 9, seed=1)
-    model = build_model(ModelConfig(architecture="logistic_regression"), spec)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_()
-        found = model(torch.from_numpy(rows.dense), torch.from_numpy(rows.categorical).long()).numpy()
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    starts = np.cumsum([0, *cardinalities])
-    expected = state["bias"] + rows.dense @ state["weights"]
-    for column in range(len(cardinalities)):
-        expected = expected + state["embedding.weight"][starts[column] + rows.categorical[:, column], 0]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_weight_gets_a_gradient_and_padding_rows_none(name: str) -> None:
+    spec = make_spec(3, [5, 7], lists=[6, 9])
+    model = randomised(variant(name, multi_hot={"max_length": LENGTH}), (3, [5, 7], [6, 9])).train()
+    rows = random_rows(spec, 400, seed=2)
+    logits = model(*rows.tensors(LENGTH))
+    functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(rows.labels)).backward()
+    tables = tables_of(model)
+    for key, parameter in model.named_parameters():
+        gradient = parameter.grad
+        assert gradient is not None, key
+        if key in tables:
+            touched = {int(row) for row in tables[key].take_gradient().rows}
+            pads = {12 + PAD_ID, 18 + PAD_ID}  # where the two lists' rows begin
+            assert touched == set(range(5 + 7 + 6 + 9)) - pads, key
+        else:
+            assert gradient.abs().max() > 0, key
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_padding_says_nothing_whatever_its_row_holds(name: str) -> None:
+    shape = (2, [5], [6])
+    rows = random_rows(make_spec(2, [5], lists=[6]), 20, seed=4)
+    found = []
+    for length in (5, 9):
+        model = randomised(variant(name, multi_hot={"max_length": length}), shape)
+        for table in tables_of(model).values():
+            table.columns()[1][PAD_ID] = 1e6
+        with torch.no_grad():
+            found.append(model(*rows.tensors(length)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    assert found[0].abs().max() < 1e4
 
 
 def test_initialisation_is_the_papers() -> None:
-    spec = make_spec(512, [10_000, 16])
-    config = ModelConfig(architecture="dlrm", embedding_dim=256, bottom_mlp=[512, 256], top_mlp=[64])
-    model = build_model(config, spec)
-    large, small = model.embedding.columns()
+    spec = make_spec(512, [10_000, 16], lists=[400])
+    config = ModelConfig.model_validate(
+        {"architecture": "dlrm", "embedding_dim": 256, "bottom_mlp": [512, 256], "top_mlp": [64]}
+    )
+    model: Any = build_model(config, spec)
+    large, small, listed = model.embedding.columns()
     assert float(large.abs().max()) <= 1 / 100
     assert float(large.std()) == pytest.approx(1 / 100 / 3**0.5, rel=0.02)
     assert float(small.abs().max()) <= 1 / 4
+    assert not listed[PAD_ID].any()
+    assert bool(large[PAD_ID].any())
+    assert float(listed[1:].std()) == pytest.approx(1 / 20 / 3**0.5, rel=0.02)
     first = model.bottom[0]
     assert float(first.weight.detach().std()) == pytest.approx((2 / 1024) ** 0.5, rel=0.02)
     assert float(first.bias.detach().std()) == pytest.approx((1 / 512) ** 0.5, rel=0.15)
 
 
-def test_seed_decides_the_weights_and_leaves_the_callers_generator_alone() -> None:
-    spec = make_spec(2, [5])
+def test_deepfm_starts_with_small_products_of_vectors_and_dlrm_alone_with_random_biases() -> None:
+    spec = make_spec(13, [20] * 20, lists=[30] * 6)
+    rows = random_rows(spec, 2_000, seed=1)
+    model: Any = build_model(variant("deepfm", embedding_dim=16), spec)
+    dense, categorical = rows.tensors(32)
+    with torch.no_grad():
+        fields = torch.cat([dense.unsqueeze(2) * model.dense_vectors, model.embedding(categorical)], dim=1)
+        products = torch.triu(fields @ fields.transpose(1, 2), diagonal=1).sum(dim=(1, 2))
+    assert 0.02 < float(products.std()) < 0.3
+    assert not any(table[PAD_ID].any() for table in model.embedding.columns()[20:])
+    for name in DEEP:
+        biases = [
+            layer.bias
+            for layer in build_model(variant(name), spec).modules()
+            if isinstance(layer, nn.Linear) and layer.bias is not None
+        ]
+        assert all(bool(each.any()) for each in biases) == (name == "dlrm")
+        assert any(bool(each.any()) for each in biases) == (name == "dlrm")
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_seed_decides_the_weights_and_leaves_the_callers_generator_alone(name: str) -> None:
+    spec = make_spec(2, [5], lists=[7])
     torch.manual_seed(99)
     before = torch.get_rng_state()
-    one, same, other = (build_model(SMALL, spec, seed=seed).state_dict() for seed in (1, 1, 2))
+    one, same, other = (build_model(variant(name), spec, seed=seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
-    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert all(torch.equal(one[key], same[key]) for key in one)
     assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
 
 
-def test_unknown_architectures_and_layers_that_do_not_fit_are_named() -> None:
-    assert {"dlrm", "logistic_regression"} <= set(known_architectures())
-    with pytest.raises(ConfigError, match=r"architecture='dcn' does not exist; known: \['dlrm'"):
-        build_model(ModelConfig(architecture="dcn"), make_spec(1, [3]))
-    with pytest.raises(ConfigError, match=r"bottom_mlp=\[8, 5\] must end in embedding_dim=4"):
-        build_model(ModelConfig(architecture="dlrm", embedding_dim=4, bottom_mlp=[8, 5]), make_spec(1, [3]))
+def test_every_architecture_is_tested_here() -> None:
+    assert {each["architecture"] for each in VARIANTS.values()} == set(known_architectures())
+
+
+def test_what_does_not_fit_the_features_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"bottom_mlp=\[8, 5\] must end in embedding_dim=8"):
+        build_model(variant("dlrm", bottom_mlp=[8, 5]), make_spec(1, [3]))
     with pytest.raises(ConfigError, match="no features"):
-        build_model(SMALL, make_spec(0, []))
+        build_model(variant("dlrm"), make_spec(0, []))
+    lengths = {"multi_hot": {"lengths": {"C0": 3}}}
+    with pytest.raises(ConfigError, match=r"lengths names \['C0'\]; the features .* are \['L0'\]"):
+        build_model(variant("dlrm", **lengths), make_spec(1, [3], lists=[5]))

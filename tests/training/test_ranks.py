@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError, InfrastructureError
+from conf.feature_spec import FeatureSpec
 from conf.lake import Lake
-from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.feature_tables import Rows, make_config, publish_all, segment_rows, wish_rows
 from training.launch import train_on_ranks
 from training.plan import TrainPlan, make_plan
 from training.sharding import DataFile
@@ -20,16 +23,31 @@ from training.sharding import DataFile
 RUN_DATE = "2026-01-04"
 
 
+DLRM = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
+WIDE_AND_DEEP = {
+    "architecture": "wide_and_deep",
+    "embedding_dim": 8,
+    "deep": [64, 16],
+    "dropout": 0.1,
+    "wide_ftrl": {"beta": 0.1, "l1": 1e-6},
+    "multi_hot": {"pooling": "sum", "max_length": 4},
+}
+
+
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
-    lake = Lake(str(tmp_path_factory.mktemp("lake")))
-    spec, train = segment_rows(30_000, seed=1)
+    return make(Lake(str(tmp_path_factory.mktemp("lake"))), DLRM, segment_rows)
+
+
+def make(
+    lake: Lake, model: dict[str, Any], rows_of: Callable[[int, int], tuple[FeatureSpec, Rows]]
+) -> TrainPlan:
+    spec, train = rows_of(30_000, 1)
     held_out = {
-        split: {dt: segment_rows(8_000, seed)[1]}
+        split: {dt: rows_of(8_000, seed)[1]}
         for split, dt, seed in [("validation", "2026-01-03", 2), ("test", RUN_DATE, 3)]
     }
     dataset = publish_all(lake, RUN_DATE, spec, {"train": {"2026-01-02": train}, **held_out}, file_rows=4_096)
-    model = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
     train_section = {"global_batch_size": 512, "log_every_steps": 1, "device": "cpu", "epochs": 2}
     return make_plan(make_config(lake, model=model, train=train_section), lake, dataset)
 
@@ -41,7 +59,12 @@ def on_ranks(plan: TrainPlan, ranks: int, folder: Path) -> TrainPlan:
     )
 
 
-def test_two_ranks_equal_one(spark: SparkSession, plan: TrainPlan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model, rows_of", [(DLRM, segment_rows), (WIDE_AND_DEEP, wish_rows)])
+def test_two_ranks_equal_one(
+    spark: SparkSession, tmp_path: Path, model: dict[str, Any], rows_of: Any
+) -> None:
+    """Also where FTRL trains rows of its own, masks are drawn at random and features are lists."""
+    plan = make(Lake(str(tmp_path / "lake")), model, rows_of)
     handler = signal.getsignal(signal.SIGTERM)
     one, two = (train_on_ranks(spark, on_ranks(plan, ranks, tmp_path / str(ranks))) for ranks in (1, 2))
     assert signal.getsignal(signal.SIGTERM) == handler

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,12 +16,12 @@ from conf.errors import ConfigError, DataError
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake
 from conf.types import Config, ModelConfig, Train
+from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_config, make_spec, publish_all, random_rows, segment_rows
 from training import loop, registry, run
 from training.checkpoint import Checkpoints, load_model
 from training.collectives import LocalCollectives
 from training.description import read_description
-from training.metrics import auc
 from training.models import build_model
 from training.parent import find_parent
 from training.plan import TrainPlan, make_plan
@@ -86,35 +85,17 @@ def test_dlrm_learns_what_no_linear_model_can(tmp_path: Path) -> None:
     assert json.loads(json.dumps(description)).items() <= written.items()
 
 
-def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
-    plan = random_plan(lake)
-    description = train_in_process(plan)
-    loaded = load_model(plan.model_path, torch.device("cpu"))
-    assert loaded.spec == plan.spec
-    assert loaded.version == description["version"]
-    assert not loaded.model.training
-    rows = random_rows(plan.spec, 600, seed=2)
-    with torch.no_grad():
-        logits = loaded.model(torch.from_numpy(rows.dense), torch.from_numpy(rows.categorical).long()).numpy()
-    assert auc(rows.labels, 1 / (1 + np.exp(-logits))) == pytest.approx(
-        description["metrics"]["test"]["auc"], abs=1e-6
-    )
-
-
 @pytest.mark.parametrize("num_dense, cardinalities", [(2, []), (0, [5])])
-@pytest.mark.parametrize("architecture", ["dlrm", "logistic_regression"])
+@pytest.mark.parametrize("name", VARIANTS)
 def test_one_kind_of_feature_is_enough(
-    tmp_path: Path, num_dense: int, cardinalities: list[int], architecture: str
+    tmp_path: Path, num_dense: int, cardinalities: list[int], name: str
 ) -> None:
     lake = Lake(str(tmp_path))
     spec = make_spec(num_dense, cardinalities)
     rows = {"2026-01-02": random_rows(spec, 200, seed=0)}
     dataset = publish_all(lake, RUN_DATE, spec, {"train": rows, "validation": rows})
     train = {"global_batch_size": 64, "num_shards": 4, "num_ranks": 1}
-    plan = make_plan(
-        make_config(lake, model={**MODEL, "architecture": architecture}, train=train), lake, dataset
-    )
+    plan = make_plan(make_config(lake, model=variant(name).model_dump(), train=train), lake, dataset)
     description = train_in_process(plan)
     assert description["metrics"]["validation"]["rows"] == 200
     assert description["metrics"]["test"] == {

@@ -10,6 +10,8 @@ from jobs.report_page.charts.line import Reference, Series, line_chart
 from jobs.report_page.facts import Night
 from jobs.report_page.markup import Html, facts_list, figure, grid, lead, missing, section, tag
 
+_WITHOUT_LISTS = {"architecture", "multi_hot"}
+
 
 def render(night: Night) -> Html:
     """From model.json of tonight's challenger, or of the serving model on a night without training."""
@@ -84,9 +86,21 @@ def _facts(model: Mapping[str, Any]) -> Html:
 
 
 def _architecture(model: Mapping[str, Any]) -> str:
+    """The architecture and its settings but those that are off; how lists enter, where the model takes any."""
+    features = model.get("feature_spec", {}).get("features", [])
+    hidden = {"architecture"} if any(each["kind"] == "multi_hot" for each in features) else _WITHOUT_LISTS
     sizes = [
-        f"{name.replace('_', ' ').replace('mlp', 'MLP')} {'–'.join(map(str, value)) if isinstance(value, list) else value}"
+        f"{name.replace('_', ' ').replace('mlp', 'MLP')} {_setting(value)}"
         for name, value in sorted(model.get("model", {}).items())
-        if name != "architecture" and value
+        if name not in hidden and value
     ]
     return ", ".join([str(model.get("architecture", numbers.NONE)), *sizes])
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, list):
+        return "–".join(map(str, value))
+    if isinstance(value, Mapping):
+        inner = [f"{name.replace('_', ' ')} {_setting(each)}" for name, each in value.items() if each]
+        return f"({', '.join(inner)})"
+    return str(value)

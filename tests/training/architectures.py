@@ -1,0 +1,30 @@
+"""A small configuration of every architecture and of each of its variants, for tests that hold for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conf.types import ModelConfig
+
+_DCN = {"embedding_dim": 8, "cross_layers": 2, "deep": [16]}
+_WIDE = {"embedding_dim": 8, "deep": [16, 8]}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "logistic_regression": {"architecture": "logistic_regression"},
+    "dlrm": {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16, 8]},
+    "wide_and_deep": {
+        "architecture": "wide_and_deep",
+        **_WIDE,
+        "wide_ftrl": {"learning_rate": 0.1, "beta": 0.1, "l1": 1e-5, "l2": 1e-5},
+    },
+    "wide_and_deep_without_ftrl": {"architecture": "wide_and_deep", **_WIDE, "wide_ftrl": None},
+    "dcn_v2_full": {"architecture": "dcn_v2", **_DCN},
+    "dcn_v2_low_rank": {"architecture": "dcn_v2", **_DCN, "cross_rank": 5, "bottom_mlp": [6, 3]},
+    "dcn_v2_parallel": {"architecture": "dcn_v2", **_DCN, "structure": "parallel"},
+    "deepfm": {"architecture": "deepfm", "embedding_dim": 8, "deep": [16, 8]},
+    "deepfm_dropout": {"architecture": "deepfm", "embedding_dim": 8, "deep": [32, 16], "dropout": 0.3},
+}
+
+
+def variant(name: str, **changed: Any) -> ModelConfig:
+    return ModelConfig.model_validate({**VARIANTS[name], **changed})

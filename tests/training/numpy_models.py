@@ -1,0 +1,89 @@
+"""Every architecture's logit of one row, in NumPy, written from the equations of its paper.
+
+A row is its dense values (D,) and, for each feature made of ids, the list of its ids (one id where it is no list).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+State = Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model's weights and what else its output depends on."""
+
+    state: State
+    cardinalities: list[int]
+    pooling: str
+    settings: Mapping[str, Any]
+
+    def logit(self, architecture: str, dense: NDArray, ids: list[list[int]]) -> float:
+        return float(getattr(self, architecture)(dense, ids))
+
+    def logistic_regression(self, dense: NDArray, ids: list[list[int]], prefix: str = "") -> float:
+        total = self.state[f"{prefix}bias"] + sum(dense * self.state[f"{prefix}weights"])
+        return total + sum(vector[0] for vector in self.vectors(ids, f"{prefix}embedding.weight"))
+
+    def dlrm(self, dense: NDArray, ids: list[list[int]]) -> float:
+        vectors = self.vectors(ids, "embedding.weight")
+        if len(dense):
+            vectors.insert(0, self.relu_layers("bottom", dense))
+        products = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
+        first = vectors[0] if len(dense) or not products else np.zeros(0)
+        return self.affine("logit", self.relu_layers("top", np.concatenate([first, products])))[0]
+
+    def wide_and_deep(self, dense: NDArray, ids: list[list[int]]) -> float:
+        a0 = np.concatenate([*self.vectors(ids, "embedding.weight"), dense])
+        deep = self.affine("logit", self.relu_layers("deep", a0))[0]
+        return self.logistic_regression(dense, ids, "wide.") + deep
+
+    def deepfm(self, dense: NDArray, ids: list[list[int]]) -> float:
+        fields = [x * v for x, v in zip(dense, self.state["dense_vectors"], strict=True)]
+        fields += self.vectors(ids, "embedding.weight")
+        second = sum(fields[i] @ fields[j] for i in range(len(fields)) for j in range(i + 1, len(fields)))
+        dnn = self.affine("logit", self.relu_layers("deep", np.concatenate(fields)))[0]
+        return self.logistic_regression(dense, ids, "first_order.") + second + dnn
+
+    def dcn_v2(self, dense: NDArray, ids: list[list[int]]) -> float:
+        x0 = np.concatenate([self.relu_layers("bottom", dense), *self.vectors(ids, "embedding.weight")])
+        x = x0
+        for layer in range(self.settings["cross_layers"]):
+            if self.settings["cross_rank"] is None:
+                x = (
+                    x0 * (self.state[f"cross.{layer}.up.weight"] @ x + self.state[f"cross.{layer}.up.bias"])
+                    + x
+                )
+            else:
+                u, v = self.state[f"cross.{layer}.up.weight"], self.state[f"cross.{layer}.down.weight"].T
+                assert u.shape == v.shape == (len(x0), self.settings["cross_rank"])
+                x = x0 * (u @ (v.T @ x) + self.state[f"cross.{layer}.up.bias"]) + x
+        if self.settings["structure"] == "parallel":
+            return self.affine("logit", np.concatenate([x, self.relu_layers("deep", x0)]))[0]
+        return self.affine("logit", self.relu_layers("deep", x))[0]
+
+    def vectors(self, ids: list[list[int]], table: str) -> list[NDArray]:
+        """One vector a feature: its ids' rows, pooled; zeros where there are none."""
+        found = []
+        for feature, own in enumerate(ids):
+            start = sum(self.cardinalities[:feature])
+            total = np.zeros(self.state[table].shape[1])
+            for each in own:
+                total = total + self.state[table][start + each]
+            found.append(total / len(own) if own and self.pooling == "mean" else total)
+        return found
+
+    def affine(self, layer: str, x: NDArray) -> NDArray:
+        return self.state[f"{layer}.weight"] @ x + self.state[f"{layer}.bias"]
+
+    def relu_layers(self, prefix: str, x: NDArray) -> NDArray:
+        numbers = sorted({int(name.split(".")[1]) for name in self.state if name.startswith(f"{prefix}.")})
+        for number in numbers:
+            x = np.maximum(self.affine(f"{prefix}.{number}", x), 0)
+        return x

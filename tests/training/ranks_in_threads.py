@@ -1,0 +1,46 @@
+"""Ranks that are threads of one process: `Collectives` that wait for each other, for tests without Horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from training.collectives import Collectives
+
+Result = TypeVar("Result")
+
+
+class ThreadCollectives:
+    """One rank's view of tensors that all ranks put on one table."""
+
+    def __init__(self, rank: int, table: list[tuple[Tensor, ...]], barrier: Barrier) -> None:
+        self.rank = rank
+        self.size = len(table)
+        self._table = table
+        self._barrier = barrier
+
+    def allreduce_sum(self, values: Tensor) -> Tensor:
+        return torch.stack([own for (own,) in self._exchange(values)]).sum(dim=0)
+
+    def allgather(self, *tensors: Tensor) -> list[Tensor]:
+        return [torch.cat(each) for each in zip(*self._exchange(*tensors), strict=True)]
+
+    def _exchange(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+        self._table[self.rank] = tensors
+        self._barrier.wait(timeout=60)
+        found = list(self._table)
+        self._barrier.wait(timeout=60)
+        return found
+
+
+def on_ranks(ranks: int, body: Callable[[Collectives], Result]) -> list[Result]:
+    """What `body` returns on each of so many ranks."""
+    table: list[tuple[Tensor, ...]] = [()] * ranks
+    barrier = Barrier(ranks)
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(lambda rank: body(ThreadCollectives(rank, table, barrier)), range(ranks)))

@@ -1,0 +1,200 @@
+"""What holds for every architecture in training: it learns, resumes, grows, is saved, and does not depend on ranks."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conf.feature_spec import PAD_ID, FeatureSpec
+from conf.lake import Lake
+from tests.training.architectures import VARIANTS, variant
+from tests.training.feature_tables import (
+    Rows,
+    make_config,
+    make_spec,
+    publish_all,
+    random_rows,
+    segment_rows,
+    wish_rows,
+    write_file,
+)
+from tests.training.ranks_in_threads import on_ranks
+from training import loop
+from training.checkpoint import load_model
+from training.collectives import Collectives, LocalCollectives
+from training.embedding import tables_of
+from training.loader import Loader
+from training.metrics import auc
+from training.models import build_model
+from training.plan import TrainPlan, make_plan
+from training.run import train_in_process
+from training.sharding import DataFile, plan_shards, shards_of_rank
+from training.trainer import Trainer
+from training.warm_start import warm_start
+
+RUN_DATE = "2026-01-04"
+LISTS = {"max_length": 4, "pooling": "sum"}
+DEEP = sorted(set(VARIANTS) - {"logistic_regression"})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def plan_of(lake: Lake, name: str, spec: FeatureSpec, days: dict[str, Rows], **train: Any) -> TrainPlan:
+    splits = {
+        split: {dt: days[split]}
+        for split, dt in [("train", "2026-01-02"), ("validation", "2026-01-03"), ("test", RUN_DATE)]
+    }
+    dataset = publish_all(lake, RUN_DATE, spec, splits, file_rows=3_000)
+    model = variant(name, multi_hot=LISTS).model_dump()
+    train = {"num_ranks": 1, "num_shards": 4, "device": "cpu", **train}
+    return make_plan(make_config(lake, model=model, train=train), lake, dataset)
+
+
+def random_plan(lake: Lake, name: str, **train: Any) -> TrainPlan:
+    spec = make_spec(2, [9], lists=[7])
+    days = {split: random_rows(spec, 600, seed) for seed, split in enumerate(["train", "validation", "test"])}
+    return plan_of(lake, name, spec, days, global_batch_size=64, log_every_steps=1, **train)
+
+
+@pytest.mark.parametrize("rows_of", [segment_rows, wish_rows])
+@pytest.mark.parametrize("name", DEEP)
+def test_it_learns_interactions_that_no_linear_model_can(tmp_path: Path, name: str, rows_of: Any) -> None:
+    spec, train = rows_of(30_000, seed=1)
+    days = {"train": train, "validation": rows_of(5_000, seed=2)[1], "test": rows_of(5_000, seed=3)[1]}
+    plan = plan_of(
+        Lake(str(tmp_path)),
+        name,
+        spec,
+        days,
+        global_batch_size=512,
+        epochs=4,
+        baselines=["logistic_regression"],
+    )
+    description = train_in_process(plan)
+    baseline = description["baselines"]["logistic_regression"]["test"]["auc"]
+    assert baseline < 0.6
+    assert description["metrics"]["test"]["auc"] > 0.78  # the true probabilities reach 0.80 and 0.84
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> None:
+    plan = random_plan(Lake(str(tmp_path)), name)
+    description = train_in_process(plan)
+    loaded = load_model(plan.model_path, torch.device("cpu"))
+    assert (loaded.spec, loaded.version) == (plan.spec, description["version"])
+    assert not loaded.model.training
+    assert loaded.multi_hot.max_length == 4
+    rows = random_rows(plan.spec, 600, seed=2)
+    with torch.no_grad():
+        logits = loaded.model(*rows.tensors(4)).numpy()
+    assert auc(rows.labels, 1 / (1 + np.exp(-logits))) == pytest.approx(
+        description["metrics"]["test"]["auc"], abs=1e-6
+    )
+    for table in tables_of(loaded.model).values():
+        assert not table.columns()[1][PAD_ID].any()
+        assert bool(table.columns()[1][1:].all())
+
+
+class Interrupted(Exception):
+    """Stands for a killed process."""
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_resumed_training_ends_in_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    settings = {"epochs": 2, "checkpoint_every_steps": 4}
+    undisturbed = random_plan(Lake(str(tmp_path / "a")), name, **settings)
+    expected = train_in_process(undisturbed)
+    plan = random_plan(Lake(str(tmp_path / "b")), name, **settings)
+    steps = 0
+
+    def counting(*arguments: Any) -> float:
+        nonlocal steps
+        steps += 1
+        if steps > 7:
+            raise Interrupted
+        return original(*arguments)
+
+    original = loop.learning_rate_factor
+    monkeypatch.setattr(loop, "learning_rate_factor", counting)
+    with pytest.raises(Interrupted):
+        train_in_process(plan)
+    monkeypatch.setattr(loop, "learning_rate_factor", original)
+    found = train_in_process(plan)
+    assert [each["loss"] for each in found["history"]] == [each["loss"] for each in expected["history"]]
+    mine, theirs = (load_model(each.model_path, torch.device("cpu")).model for each in (plan, undisturbed))
+    for key, value in theirs.state_dict().items():
+        assert torch.equal(mine.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_ranks_change_nothing_but_rounding(tmp_path: Path, name: str) -> None:
+    spec = make_spec(2, [9], lists=[7])
+    write_file(tmp_path / "a.parquet", spec, random_rows(spec, 700, seed=0))
+    plan = random_plan(Lake(str(tmp_path / "lake")), name)
+    config, train = plan.model, plan.train
+    shards = plan_shards([700], train.num_shards, train.global_batch_size)
+    model = build_model(config, spec, 3).train()  # once: threads share torch's generator
+
+    def body(collectives: Collectives) -> tuple[list[float], dict[str, torch.Tensor]]:
+        files = [DataFile(str(tmp_path / "a.parquet"), 700)]
+        own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
+        trainer = Trainer(deepcopy(model), train, collectives)
+        losses = [
+            float(trainer.step(batch, 1.0))
+            for batch in Loader(files, shards, own, spec, 5, config.multi_hot).batches(epochs=2)
+        ]
+        return losses, {key: value.clone() for key, value in trainer.state().items()}
+
+    losses, alone = body(LocalCollectives())
+    first, second = on_ranks(2, body)
+    np.testing.assert_allclose(first[0], losses, rtol=1e-4)
+    assert first[0] == second[0]
+    for key, value in alone.items():
+        assert torch.equal(first[1][key], second[1][key]), key
+        torch.testing.assert_close(first[1][key], value, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_warm_start_keeps_rows_of_a_grown_vocabulary(name: str) -> None:
+    config = variant(name, multi_hot=LISTS)
+    old_spec, new_spec = make_spec(2, [5], lists=[7]), make_spec(2, [6], "w2", lists=[9])
+    parent, child = (
+        Trainer(build_model(config, spec, seed), make_train(), LocalCollectives())
+        for spec, seed in [(old_spec, 1), (new_spec, 2)]
+    )
+    by_row = parent.row_state()
+    assert {key for key in by_row if key.startswith("model.")} == {
+        f"model.{key}" for key in tables_of(parent.model)
+    }
+    generator = torch.Generator().manual_seed(0)
+    for value in parent.state().values():
+        if value.dtype == torch.float32:
+            value.detach().copy_(torch.rand(value.shape, generator=generator))
+    fresh = {key: value.clone() for key, value in child.state().items()}
+    warm_start(child, new_spec, parent.state(), old_spec)
+    for key, value in child.state().items():
+        old = parent.state()[key]
+        if key in by_row:
+            assert torch.equal(value[:5], old[:5]), key
+            assert torch.equal(value[5:6], fresh[key][5:6]), key
+            assert torch.equal(value[6:13], old[5:]), key
+            assert torch.equal(value[13:], fresh[key][13:]), key
+        else:
+            assert torch.equal(value, old), key
+    with torch.no_grad():
+        inputs = random_rows(old_spec, 20, seed=0).tensors(4)
+        assert torch.equal(child.model.eval()(*inputs), parent.model.eval()(*inputs))
+
+
+def make_train() -> Any:
+    return make_config(Lake("unused"), model={"architecture": "dlrm"}).train

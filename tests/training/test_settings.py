@@ -1,0 +1,197 @@
+"""A model's YAML: what it may hold, what its errors name, the presets, and an architecture that is one new file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from conf.errors import ConfigError
+from conf.feature_spec import Feature, FeatureSpec
+from conf.lake import Lake
+from conf.load import load_config
+from conf.types import ModelConfig
+from tests.training.architectures import VARIANTS, variant
+from tests.training.feature_tables import make_config, publish_all, random_rows
+from training import models
+from training.checkpoint import load_model
+from training.models import build_model, complete
+from training.plan import make_plan
+from training.run import train_in_process
+
+PRESETS = Path("conf/models")
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (
+            {"architecture": "dcn"},
+            r"model.architecture='dcn' does not exist; known: \['dcn_v2', 'deepfm', 'dlrm'",
+        ),
+        (
+            {"architecture": "dlrm", "bottom_mpl": [4]},
+            r"architecture dlrm: unknown key model.bottom_mpl=\[4\]\n.*\['bottom_mlp', 'embedding_dim', 'top_mlp'\]",
+        ),
+        ({"architecture": "dlrm", "cross_layers": 3}, "architecture dlrm: unknown key model.cross_layers=3"),
+        ({"architecture": "logistic_regression", "embedding_dim": 8}, "unknown key model.embedding_dim=8"),
+        ({"architecture": "deepfm", "deep": []}, "model.deep: List should have at least 1 item"),
+        ({"architecture": "deepfm", "dropout": 1.0}, "model.dropout=1.0: Input should be less than 1"),
+        ({"architecture": "dcn_v2", "structure": "mixed"}, "model.structure='mixed'"),
+        ({"architecture": "dcn_v2", "cross_rank": 0}, "model.cross_rank=0: Input should be greater than 0"),
+        ({"architecture": "wide_and_deep", "wide_ftrl": {"alpha": 1}}, "unknown key model.wide_ftrl.alpha=1"),
+        (
+            {"architecture": "dlrm", "top_mlp": [0], "dropout": 0.5},
+            r"model.top_mlp.0=0: .* greater than 0; unknown key model.dropout=0.5",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        complete(ModelConfig.model_validate(given))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_complete_configuration_holds_every_setting_and_is_complete(name: str) -> None:
+    config = complete(variant(name))
+    kind = models._module(config).Settings
+    assert set(config.settings) == set(kind.model_fields)
+    assert complete(config) == config
+    assert complete(ModelConfig.model_validate(config.model_dump(mode="json"))) == config
+    assert config.settings.items() >= {k: v for k, v in VARIANTS[name].items() if k != "architecture"}.items()
+
+
+def test_a_plan_refuses_wrong_settings_and_describes_all_of_them(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    spec = FeatureSpec((Feature("C0", "categorical", "int32", "pair", 5),), ("row_id",), "w1")
+    dataset = publish_all(lake, "2026-01-04", spec, {"train": {"2026-01-02": random_rows(spec, 20, seed=0)}})
+    with pytest.raises(ConfigError, match=r"unknown key model.top_mpl=\[8\]"):
+        make_plan(make_config(lake, model={"architecture": "dlrm", "top_mpl": [8]}), lake, dataset)
+    plan = make_plan(make_config(lake, model={"architecture": "deepfm"}), lake, dataset)
+    assert plan.description["model"] == {
+        "architecture": "deepfm",
+        "multi_hot": {"pooling": "mean", "max_length": 32, "lengths": {}},
+        "embedding_dim": 10,
+        "deep": [400, 400, 400],
+        "dropout": 0.0,
+    }
+
+
+def criteo_like() -> FeatureSpec:
+    dense = [Feature(f"I{i}", "dense", "float32", "pair") for i in range(13)]
+    ids = [Feature(f"C{i}", "categorical", "int32", "pair", 4) for i in range(26)]
+    return FeatureSpec((*dense, *ids), ("row_id",), "w1")
+
+
+def widths(layers: nn.Module) -> list[int]:
+    """Input width, then the width of every linear layer."""
+    found = [each for each in layers if isinstance(each, nn.Linear)]
+    return [found[0].in_features, *(each.out_features for each in found)]
+
+
+def preset(name: str) -> ModelConfig:
+    return ModelConfig.model_validate(yaml.safe_load((PRESETS / f"{name}.yaml").read_text()))
+
+
+def build_preset(name: str) -> Any:
+    return build_model(preset(name), criteo_like())
+
+
+def test_dlrm_preset_has_the_published_widths() -> None:
+    model = build_preset("dlrm_criteo")
+    assert model.embedding.weight.shape == (26 * 4, 128)
+    assert widths(model.bottom) == [13, 512, 256, 128]
+    assert widths(model.top) == [27 * 26 // 2 + 128, 1024, 1024, 512, 256]
+
+
+@pytest.mark.parametrize("name, rank", [("dcn_v2", 512), ("dcn_v2_full", None)])
+def test_dcn_v2_presets_have_the_published_widths(name: str, rank: int | None) -> None:
+    model = build_preset(name)
+    assert model.embedding.weight.shape == (26 * 4, 128)
+    assert widths(model.bottom) == [13, 512, 256, 128]
+    assert len(model.cross) == 3
+    for layer in model.cross:
+        assert layer.up.weight.shape == (3456, rank or 3456)
+        assert rank is None or layer.down.weight.shape == (512, 3456)
+    assert widths(model.deep) == [3456, 1024, 1024, 512, 256]
+    assert preset(name).multi_hot.pooling == "sum"
+
+
+def test_wide_and_deep_preset_has_the_published_widths() -> None:
+    model = build_preset("wide_and_deep")
+    assert widths(model.deep) == [26 * 64 + 13, *[1024] * 5]
+    assert model.wide.embedding.weight.shape == (26 * 4, 1)
+    assert model.wide.ftrl.learning_rate == 0.02
+    assert [each.share for each in model.deep if hasattr(each, "share")] == [0.1] * 5
+
+
+def test_deepfm_preset_has_the_published_widths() -> None:
+    model = build_preset("deepfm")
+    assert model.embedding.weight.shape == (26 * 4, 10)
+    assert widths(model.deep) == [39 * 10, 400, 400, 400]
+    assert [each.share for each in model.deep if hasattr(each, "share")] == [0.5] * 3
+
+
+@pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_preset_scores_and_tells_where_it_is_from(path: Path) -> None:
+    model = build_preset(path.stem).eval()
+    with torch.no_grad():
+        logits = model(torch.zeros(2, 13), torch.ones(2, 26, dtype=torch.int64))
+    assert logits.shape == (2,)
+    assert logits.isfinite().all()
+    assert path.read_text().startswith("# ")
+
+
+def test_a_setting_of_the_models_file_can_be_overridden() -> None:
+    config = load_config(
+        "conf/datasets/criteo.yaml", ["model=../models/deepfm.yaml", "model.dropout=0.2", "model.deep=[8]"]
+    )
+    assert config.model.architecture == "deepfm"
+    assert config.model.settings == {"embedding_dim": 10, "deep": [8], "dropout": 0.2}
+
+
+NEW_ARCHITECTURE = '''
+"""Embeddings, added up."""
+import torch
+from torch import nn
+from conf.types import PositiveInt, Strict
+
+class Settings(Strict):
+    embedding_dim: PositiveInt
+
+class Sum(nn.Module):
+    def __init__(self, settings, inputs):
+        super().__init__()
+        self.embedding = inputs.table(settings.embedding_dim)
+        self.embedding.init_uniform()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, dense, categorical):
+        return self.scale * self.embedding(categorical).sum(dim=(1, 2))
+
+def build(settings, inputs):
+    return Sum(settings, inputs)
+'''
+
+
+def test_an_architecture_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "architectures"
+    folder.mkdir()
+    (folder / "sum_of_embeddings.py").write_text(NEW_ARCHITECTURE)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(folder)])
+    lake = Lake(str(tmp_path / "lake"))
+    spec = FeatureSpec((Feature("C0", "categorical", "int32", "pair", 5),), ("row_id",), "w1")
+    days = {"2026-01-02": random_rows(spec, 200, seed=0)}
+    dataset = publish_all(lake, "2026-01-04", spec, {"train": days, "validation": days})
+    config = {"architecture": "sum_of_embeddings", "embedding_dim": 3}
+    train = {"global_batch_size": 64, "num_shards": 4, "num_ranks": 1, "device": "cpu"}
+    plan = make_plan(make_config(lake, model=config, train=train), lake, dataset)
+    assert train_in_process(plan)["metrics"]["validation"]["rows"] == 200
+    loaded = load_model(plan.model_path, torch.device("cpu"))
+    assert loaded.model.state_dict()["embedding.weight"].shape == (5, 3)
+    with pytest.raises(ConfigError, match=r"architecture sum_of_embeddings: model.embedding_dim is missing"):
+        complete(ModelConfig(architecture="sum_of_embeddings"))
