@@ -32,11 +32,14 @@ def save(name: str, block: Block) -> None:
     arrays = {_PLACES: pa.array(block.places), **block.columns}
     batch = pa.RecordBatch.from_arrays([*arrays.values()], [*arrays])
     schema = batch.schema.with_metadata({_LINES: str(block.lines).encode()})
+    # A second attempt at the task, on the same machine, writes a file of its own.
+    written = path.with_suffix(f".{os.getpid()}")
     try:
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        with pa.OSFile(str(written), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+        written.replace(path)
     except OSError:
-        path.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
 
 
 def load(name: str, columns: set[str]) -> Block | None:
