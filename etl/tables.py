@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -17,6 +16,7 @@ from conf import storage
 from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
 from etl.files.lookup import Lookup
+from etl.files.mapped import open_vocabulary
 from etl.publish import read_published
 
 VOCABULARY = "vocabulary"
@@ -48,15 +48,12 @@ class LocalTables:
     def vocabulary(self, name: str, max_age_days: int | None = None) -> tuple[Lookup, np.ndarray]:
         """(lookup of the values of one vocabulary, their int32 ids); values past `max_age_days` left out."""
         oldest = -(2**31) if max_age_days is None else self.latest - max_age_days
-        return _read_vocabularies(self.files.get(VOCABULARY, ()), oldest).get(name, _EMPTY)
+        return open_vocabulary(self.files.get(VOCABULARY, ()), name, oldest)
 
     def keyed(self, name: str) -> tuple[Lookup, pa.Table]:
         """(lookup of a table's column `key`, the table); one without rows has no file, and so no columns."""
         files = self.files[name]
-        return _read_keyed(files) if files else (_EMPTY[0], pa.table({}))
-
-
-_EMPTY = (Lookup(pa.array([], pa.string())), np.zeros(0, np.int32))
+        return _read_keyed(files) if files else (Lookup(pa.array([], pa.string())), pa.table({}))
 
 
 @dataclass(frozen=True)
@@ -114,25 +111,6 @@ def _read(files: tuple[str, ...]) -> pa.Table:
         found, inner = storage.filesystem(path)
         tables.append(pq.read_table(inner, filesystem=found, partitioning=None))
     return pa.concat_tables(tables).combine_chunks()
-
-
-@lru_cache(maxsize=4)
-def _read_vocabularies(files: tuple[str, ...], oldest: int) -> dict[str, tuple[Lookup, np.ndarray]]:
-    if not files:
-        return {}
-    entries = _read(files)
-    if oldest > -(2**31):
-        entries = entries.filter(pc.greater_equal(entries["last_seen"], oldest)).combine_chunks()
-    # The table is sorted by column, so each vocabulary is one run of rows.
-    names = entries["column"].combine_chunks().dictionary_encode()
-    found = {}
-    codes = names.indices.to_numpy(zero_copy_only=False)
-    for code, name in enumerate(names.dictionary.to_pylist()):
-        at = np.flatnonzero(codes == code)
-        part = entries.take(pa.array(at))
-        values = part["value"].combine_chunks()
-        found[name] = (Lookup(values), part["id"].to_numpy().astype(np.int32))
-    return found
 
 
 @lru_cache(maxsize=32)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 
 LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
-VERSION = 1  # of the interface; native/scan.cpp says the same number
+VERSION = 2  # of the interface; native/scan.cpp says the same number
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -31,7 +31,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "summed": (None, (_pointer, _pointer, _pointer)),
     "free_sums": (None, (_pointer,)),
     "lookup": (_pointer, (_long, _pointer, _pointer)),
-    "find": (None, (_pointer, _long, _pointer, _pointer, _pointer)),
+    "table": (None, (_pointer, _pointer, _pointer)),
+    "find": (None, (_pointer, _long, _pointer, _pointer, _long, _pointer, _pointer, _pointer)),
     "free_lookup": (None, (_pointer,)),
     "buckets": (None, (_long, _pointer, _pointer, ctypes.c_uint32, _pointer)),
 }

@@ -31,6 +31,14 @@ inline uint64_t load_short(const uint8_t* p, uint32_t length, int64_t room) {
     return length >= 8 ? word : word & ((1ull << (8 * length)) - 1);  // little-endian, as all our machines
 }
 
+// A place of the hash table; 16 bytes, so that a table can be mapped from a file.
+struct Slot {
+    uint64_t bits;
+    uint32_t length;
+    int32_t code;  // -1 where the slot is free
+};
+static_assert(sizeof(Slot) == 16);
+
 // Codes of values. At most 2 GiB of distinct bytes, which Arrow's strings address.
 class Values {
 public:
@@ -57,14 +65,19 @@ public:
 
     void fetch_ahead(const Key& key) const { __builtin_prefetch(&slots_[key.hash >> shift_]); }
 
-    // The code of a value, or -1.
-    int32_t find(const Key& key) const {
-        const uint64_t last = slots_.size() - 1;
-        for (uint64_t place = key.hash >> shift_;; place = (place + 1) & last) {
-            const Slot& slot = slots_[place];
-            if (slot.code < 0 || is(slot, key)) return slot.code;
+    // The code of a value in a table that lies in memory, or -1.
+    static int32_t find(const Slot* slots, uint64_t count, const int32_t* offsets, const uint8_t* bytes, const Key& key) {
+        const uint64_t last = count - 1;
+        for (uint64_t place = key.hash >> shift_of(count);; place = (place + 1) & last) {
+            const Slot& slot = slots[place];
+            if (slot.code < 0 || is(slot, key, offsets, bytes)) return slot.code;
         }
     }
+
+    // Slots are found by the highest bits of a hash.
+    static int shift_of(uint64_t slots) { return 64 - __builtin_ctzll(slots); }
+
+    const std::vector<Slot>& slots() const { return slots_; }
 
     // The code of a value, which is added if it is new.
     int32_t code_of(const Key& key) {
@@ -72,7 +85,7 @@ public:
         for (uint64_t place = key.hash >> shift_;; place = (place + 1) & last) {
             const Slot& slot = slots_[place];
             if (slot.code < 0) return add(key, place);
-            if (is(slot, key)) {
+            if (is(slot, key, offsets.data(), bytes.data())) {
                 ++counts[slot.code];
                 return slot.code;
             }
@@ -80,15 +93,9 @@ public:
     }
 
 private:
-    struct Slot {
-        uint64_t bits;
-        uint32_t length;
-        int32_t code;  // -1 where the slot is free
-    };
-
-    bool is(const Slot& slot, const Key& key) const {
+    static bool is(const Slot& slot, const Key& key, const int32_t* offsets, const uint8_t* bytes) {
         return slot.bits == key.bits && slot.length == key.length &&
-               (key.length <= 8 || std::memcmp(bytes.data() + offsets[slot.code], key.at, key.length) == 0);
+               (key.length <= 8 || std::memcmp(bytes + offsets[slot.code], key.at, key.length) == 0);
     }
 
     int32_t add(const Key& key, uint64_t place) {
