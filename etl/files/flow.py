@@ -71,9 +71,8 @@ def flow_applies(spark: SparkSession, config: Config) -> bool:
     All else goes through frames: attributes, negatives, operators that change rows, splits within a partition, logs on
     HDFS (which Spark's Hadoop client reads). So do all logs where the compiled scanner was not built.
     """
-    return (
-        is_built()
-        and choose_engine(spark, config.workflow.engine) == "arrow"
+    applies = (
+        choose_engine(spark, config.workflow.engine) == "arrow"
         and config.log.format in ("tsv", "csv")
         and config.split.by == "day"
         and config.users is None
@@ -82,6 +81,12 @@ def flow_applies(spark: SparkSession, config: Config) -> bool:
         and not plan(config).changers
         and storage.scheme_of(raw_path(config, config.log, "")) != "hdfs"
     )
+    if applies and not is_built():
+        log.warning(
+            "the scanner of text is not built here: days go through Spark, some times slower; run `make setup`"
+        )
+        return False
+    return applies
 
 
 class FileFlow:
