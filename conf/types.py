@@ -26,11 +26,8 @@ from conf.stage_types import (
     SPLITS,
     Candidates,
     FeatureGroup,
-    Gate,
     Generate,
     Measure,
-    ModelConfig,
-    MultiHot,
     OperatorEntry,
     Output,
     Quality,
@@ -39,10 +36,10 @@ from conf.stage_types import (
     Score,
     Split,
     SplitConfig,
-    Train,
     WorkflowConfig,
 )
 from conf.storage import scheme_of
+from conf.train_types import Gate, ModelConfig, MultiHot, Train
 
 __all__ = [
     "SPLITS",

@@ -23,7 +23,7 @@ from conf.errors import DataError, InfrastructureError
 from conf.feature_spec import FeatureSpec
 from conf.types import ModelConfig, MultiHot
 from training.description import MODEL_JSON, read_description
-from training.embedding import tables_of
+from training.embedding.table import tables_of
 from training.models import build_model
 
 _DENSE = "dense.safetensors"

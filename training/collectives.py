@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from training.embedding import RowGradient, sum_rows
+from training.embedding.table import RowGradient, sum_rows
 
 
 class Collectives(Protocol):

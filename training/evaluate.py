@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from training.collectives import Collectives
-from training.loader import Loader
 from training.metrics import summarize
-from training.prefetch import Prefetch
+from training.reading.loader import Loader
+from training.reading.prefetch import Prefetch
 
 
 @torch.no_grad()  # not inference_mode: Horovod resizes its output tensors in a thread of its own

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from conf.feature_spec import PAD_ID, Feature, FeatureSpec
 from conf.types import MultiHot
-from training.embedding import StackedEmbedding
+from training.embedding.table import StackedEmbedding
 
 
 @dataclass(frozen=True)

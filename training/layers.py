@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from conf.types import PositiveInt
-from training.ftrl import FtrlSettings
 from training.inputs import Inputs
+from training.optimizers.ftrl import FtrlSettings
 
 HiddenWidths = Annotated[list[PositiveInt], Field(min_length=1)]
 DropShare = Annotated[float, Field(ge=0, lt=1)]

@@ -14,8 +14,8 @@ from torch import Tensor
 from conf.errors import DataError
 from conf.types import Train
 from training.checkpoint import Checkpoints, Position
-from training.loader import Loader
-from training.prefetch import Prefetch
+from training.reading.loader import Loader
+from training.reading.prefetch import Prefetch
 from training.schedule import learning_rate_factor
 from training.trainer import Trainer
 

@@ -15,7 +15,7 @@ from conf.load import config_digest
 from conf.types import SPLITS, Config, ModelConfig, Split, Train
 from training import registry
 from training.parent import day_name, find_parent, train_days
-from training.sharding import DataFile
+from training.reading.sharding import DataFile
 
 
 @dataclass(frozen=True)

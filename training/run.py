@@ -15,11 +15,11 @@ from conf.types import ModelConfig, Split
 from training.checkpoint import Checkpoints, load_training_state, save_model
 from training.collectives import Collectives, LocalCollectives
 from training.evaluate import evaluate
-from training.loader import Loader
 from training.loop import train_model
 from training.models import build_model
 from training.plan import TrainPlan
-from training.sharding import DataFile, plan_shards, shards_of_rank
+from training.reading.loader import Loader
+from training.reading.sharding import DataFile, plan_shards, shards_of_rank
 from training.trainer import Trainer
 from training.warm_start import warm_start
 

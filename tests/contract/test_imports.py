@@ -109,7 +109,7 @@ def test_the_walk_sees_the_packages() -> None:
         ("etl.build", "import torch"),
         ("training.loop", "from pyspark.sql import SparkSession"),
         ("training.loop", "import horovod.torch as hvd"),
-        ("training.loader", "from etl.publish import publish"),
+        ("training.reading.loader", "from etl.publish import publish"),
         ("scoring.score", "from etl.build import build"),
         ("scoring.score", "from training import loop"),
         ("scoring.score", "import training.registry"),

@@ -27,13 +27,13 @@ from tests.training.ranks_in_threads import on_ranks
 from training import loop
 from training.checkpoint import load_model
 from training.collectives import Collectives, LocalCollectives
-from training.embedding import tables_of
-from training.loader import Loader
+from training.embedding.table import tables_of
 from training.metrics import auc
 from training.models import build_model
 from training.plan import TrainPlan, make_plan
+from training.reading.loader import Loader
+from training.reading.sharding import DataFile, plan_shards, shards_of_rank
 from training.run import train_in_process
-from training.sharding import DataFile, plan_shards, shards_of_rank
 from training.trainer import Trainer
 from training.warm_start import warm_start
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.embedding import RowGradient, RowWiseAdagrad, StackedEmbedding, sum_rows
+from training.embedding.table import RowGradient, StackedEmbedding, sum_rows
+from training.optimizers.row_wise_adagrad import RowWiseAdagrad
 
 
 def test_columns_do_not_share_rows() -> None:

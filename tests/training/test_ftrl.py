@@ -9,8 +9,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from training.embedding import RowGradient, StackedEmbedding
-from training.ftrl import FtrlDense, FtrlRows, FtrlSettings
+from training.embedding.table import RowGradient, StackedEmbedding
+from training.optimizers.ftrl import FtrlDense, FtrlRows, FtrlSettings
 
 SETTINGS = [
     FtrlSettings(),

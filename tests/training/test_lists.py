@@ -16,10 +16,10 @@ from conf.errors import ConfigError, DataError
 from conf.feature_spec import PAD_ID
 from conf.types import MultiHot
 from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
-from training.columns import read_columns
 from training.inputs import Inputs, id_columns, pad_lists
-from training.loader import Loader
-from training.sharding import DataFile, plan_shards, shards_of_rank
+from training.reading.columns import read_columns
+from training.reading.loader import Loader
+from training.reading.sharding import DataFile, plan_shards, shards_of_rank
 
 SPEC = make_spec(1, [50], lists=[30, 12])
 MULTI_HOT = MultiHot(max_length=3, lengths={"L1": 6})

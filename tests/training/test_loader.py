@@ -16,9 +16,9 @@ from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
 from conf.types import MultiHot
 from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
-from training.columns import read_columns
-from training.loader import Batch, Loader
-from training.sharding import DataFile, plan_shards, shards_of_rank
+from training.reading.columns import read_columns
+from training.reading.loader import Batch, Loader
+from training.reading.sharding import DataFile, plan_shards, shards_of_rank
 
 SPEC = make_spec(2, [50, 7, 9])
 SIZES = [120, 37, 1, 195, 90]

@@ -16,7 +16,7 @@ from conf.types import ModelConfig
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_spec, random_rows
 from tests.training.numpy_models import Network
-from training.embedding import tables_of
+from training.embedding.table import tables_of
 from training.models import build_model, complete, known_architectures
 
 SHAPES = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conf.types import Train
-from training.adam import Adam
+from training.optimizers.adam import Adam
 from training.schedule import learning_rate_factor
 
 

@@ -18,7 +18,7 @@ from conf.lake import Lake
 from tests.training.feature_tables import Rows, make_config, publish_all, segment_rows, wish_rows
 from training.launch import train_on_ranks
 from training.plan import TrainPlan, make_plan
-from training.sharding import DataFile
+from training.reading.sharding import DataFile
 
 RUN_DATE = "2026-01-04"
 

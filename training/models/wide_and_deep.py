@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from conf.types import PositiveInt, Strict
-from training.ftrl import FtrlSettings
 from training.inputs import Inputs
 from training.layers import DropShare, HiddenWidths, LinearPart, linear, mlp
+from training.optimizers.ftrl import FtrlSettings
 
 
 class Settings(Strict):

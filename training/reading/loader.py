@@ -18,9 +18,9 @@ from torch import Tensor
 from conf.errors import DataError
 from conf.feature_spec import PAD_ID, FeatureSpec
 from conf.types import MultiHot
-from training.columns import Columns, read_columns
 from training.inputs import id_columns
-from training.sharding import DataFile, Piece, ShardPlan, piece_order, row_positions
+from training.reading.columns import Columns, read_columns
+from training.reading.sharding import DataFile, Piece, ShardPlan, piece_order, row_positions
 
 log = logging.getLogger("nightrank.training")
 

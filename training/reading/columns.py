@@ -23,7 +23,7 @@ from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
 from conf.types import MultiHot
 from training.inputs import pad_lists
-from training.sharding import DataFile
+from training.reading.sharding import DataFile
 
 
 @dataclass(frozen=True)

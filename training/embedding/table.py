@@ -1,9 +1,8 @@
-"""The embedding table: ids in, vectors out, gradients by row, with the optimiser for touched rows beside it.
+"""The embedding table: ids in, vectors out, gradients by row.
 
 One matrix holds the rows of every feature made of ids, one feature after the other, so that a batch is one gather
-whatever their number, and one more for each feature that is a list of ids. Nothing outside this module knows where a
-row lies; a table split over ranks can take its place behind the same three calls: forward, take_gradient and
-RowWiseAdagrad.step.
+whatever their number, and one more for each feature that is a list of ids. Nothing outside this folder knows where a
+row lies: `blocks` says it to those who write rows to disk and read them back.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -26,6 +26,25 @@ class RowGradient:
 
     rows: Tensor
     values: Tensor
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows of one feature that lie together in this rank's matrix.
+
+    Attributes:
+        feature: which, among the table's.
+        first, step, rows: the block holds the feature's rows first, first + step, first + 2 * step, …: so many.
+        place: where the first of them lies in the matrix; the others follow it.
+        written: whether this rank saves them; of rows that every rank holds, one does.
+    """
+
+    feature: int
+    first: int
+    step: int
+    rows: int
+    place: int
+    written: bool = True
 
 
 class StackedEmbedding(nn.Module):
@@ -57,6 +76,15 @@ class StackedEmbedding(nn.Module):
         self.register_buffer("offsets", single, persistent=False)
 
     offsets: Tensor
+
+    @property
+    def blocks(self) -> tuple[RowBlock, ...]:
+        """The rows that this rank holds: here all rows of all features, in their order."""
+        starts = accumulate(self.cardinalities, initial=0)
+        return tuple(
+            RowBlock(feature, 0, 1, rows, place)
+            for feature, (rows, place) in enumerate(zip(self.cardinalities, starts, strict=False))
+        )
 
     @torch.no_grad()
     def init_uniform(self) -> None:
@@ -121,25 +149,3 @@ def sum_rows(rows: Tensor, values: Tensor) -> RowGradient:
     unique, position = torch.unique(rows, return_inverse=True)
     summed = values.new_zeros(len(unique), values.shape[1]).index_add_(0, position, values)
     return RowGradient(unique, summed)
-
-
-class RowWiseAdagrad:
-    """Adagrad with one accumulator a row: the mean of its squared gradients (Mudigere et al. 2022, arXiv:2104.05158).
-
-        accumulator[r] += mean(gradient[r]²);  weight[r] -= rate * gradient[r] / (√accumulator[r] + epsilon)
-
-    Only the rows of the gradient are read and written.
-    """
-
-    epsilon = 1e-8
-
-    def __init__(self, table: StackedEmbedding) -> None:
-        self.table = table
-        self.accumulator = torch.zeros(table.weight.shape[0], device=table.weight.device)
-
-    @torch.no_grad()
-    def step(self, gradient: RowGradient, rate: float) -> None:
-        total = self.accumulator[gradient.rows] + gradient.values.square().mean(dim=1)
-        self.accumulator[gradient.rows] = total
-        scale = -rate / (total.sqrt() + self.epsilon)
-        self.table.weight.index_add_(0, gradient.rows, gradient.values * scale.unsqueeze(1))

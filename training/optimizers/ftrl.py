@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from conf.types import Strict
-from training.embedding import RowGradient, StackedEmbedding
+from training.embedding.table import RowGradient, StackedEmbedding
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -1,0 +1,1 @@
+"""What turns gradients, summed over ranks, into new weights: of dense parameters, and of the rows of tables."""
