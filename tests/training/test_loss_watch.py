@@ -87,7 +87,9 @@ def test_padding_is_no_suspect(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_hide_the_loss(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("no folder")
     watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "c"))
-    with pytest.raises(DataError, match="the loss at step 1 is nan; .* its rows could not be saved: cannot write"):
+    with pytest.raises(
+        DataError, match=r"the loss at step 1 is nan; .* its rows could not be saved: cannot write"
+    ):
         watch.add(1, torch.tensor(torch.nan), make_batch(16))
 
 

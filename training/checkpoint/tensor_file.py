@@ -182,7 +182,7 @@ class TensorFile:
                 f"{self.path} is no safetensors file, or cut short at {size} bytes",
                 "delete the folder it is in and run train_model again",
             )
-        found = json.loads(self._stream.read_at(length, 8).to_pybytes() if length else b"{}")
+        found = json.loads(self._stream.read_at(length, 8))
         found.pop("__metadata__", None)
         for each in found.values():
             each["data_offsets"] = [8 + length + offset for offset in each["data_offsets"]]

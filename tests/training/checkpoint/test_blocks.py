@@ -57,7 +57,9 @@ def test_ranks_write_every_row_once(layout: str, ranks: int) -> None:
                 expected = [(row * 7 + block.feature * 31 + 3) % 251 for row in ids_of(block)]
                 assert laid[block.place : block.place + block.rows].tolist() == expected
                 seen += [(block.feature, row) for row in ids_of(block)]
-    assert sorted(seen) == [(feature, row) for feature, rows in enumerate(cardinalities) for row in range(rows)]
+    assert sorted(seen) == [
+        (feature, row) for feature, rows in enumerate(cardinalities) for row in range(rows)
+    ]
 
 
 def test_a_stored_block_survives_json() -> None:

@@ -221,9 +221,14 @@ def test_ranks_that_do_not_share_the_folder_are_told(tmp_path: Path, monkeypatch
 
 def test_leaving_after_an_error_completes_what_was_begun(tmp_path: Path) -> None:
     trainer = FakeTrainer(LAYOUTS["replicated"], CARDINALITIES).fill(4)
-    with pytest.raises(KeyError), Checkpoints(str(tmp_path), LocalCollectives()) as opened:
-        opened.save(trainer, Position(4))
-        raise KeyError
+
+    def body() -> None:
+        with Checkpoints(str(tmp_path), LocalCollectives()) as opened:
+            opened.save(trainer, Position(4))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        body()
     assert step_restored(tmp_path) == 4
 
 

@@ -113,7 +113,9 @@ def save_as_before(path: Path, whole: Trainer) -> None:
     rows = {name: weights.pop(name) for name in ["embedding.weight"]}
     save_file(weights, path / "dense.safetensors")
     save_file(rows, path / "embeddings-00000.safetensors")
-    save_file({name: each for name, each in state.items() if name[:6] != "model."}, path / "optimizer.safetensors")
+    save_file(
+        {name: each for name, each in state.items() if name[:6] != "model."}, path / "optimizer.safetensors"
+    )
     listed = {
         "weights": ["dense.safetensors", "embeddings-00000.safetensors"],
         "optimizer": ["optimizer.safetensors"],
@@ -174,7 +176,7 @@ def test_a_model_that_was_cut_is_named(tmp_path: Path) -> None:
 def test_weights_of_another_architecture_are_named(tmp_path: Path) -> None:
     wider = MODEL.model_copy(update={"top_mlp": [6]}).model_dump(mode="json")
     save_model(str(tmp_path), make_trainer().model, {**describe(), "model": wider})
-    with pytest.raises(DataError, match="the weights do not fit architecture dlrm: .* has shape"):
+    with pytest.raises(DataError, match=r"the weights do not fit architecture dlrm: .* has shape"):
         load_model(str(tmp_path), CPU)
 
 
