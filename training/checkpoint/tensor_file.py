@@ -177,12 +177,15 @@ class TensorFile:
         """Tensor → dtype, shape and data_offsets, these from the start of the file."""
         size = self._stream.size()
         length = int.from_bytes(self._stream.read_at(8, 0), "little") if size >= 8 else size
-        if 8 + length > size:
+        try:
+            if 8 + length > size:
+                raise ValueError("its header is longer than it is")
+            found = json.loads(self._stream.read_at(length, 8))
+        except ValueError as error:
             raise DataError(
-                f"{self.path} is no safetensors file, or cut short at {size} bytes",
+                f"{self.path} is no safetensors file, or cut short at {size} bytes: {error}",
                 "delete the folder it is in and run train_model again",
-            )
-        found = json.loads(self._stream.read_at(length, 8))
+            ) from error
         found.pop("__metadata__", None)
         for each in found.values():
             each["data_offsets"] = [8 + length + offset for offset in each["data_offsets"]]

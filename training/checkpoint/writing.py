@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +25,9 @@ from training.checkpoint.tensor_file import write_tensors
 
 log = logging.getLogger("nightrank.training")
 
-_POLL_S = 0.05
+# Between looks for other ranks' parts: doubled each time, as on an object store every look is a request.
+_POLL_S = 0.02
+_LONGEST_POLL_S = 1.0
 
 
 class HostCopy:
@@ -114,7 +116,7 @@ class Writing:
         if self._thread.is_alive() and self._error is None:
             self.give_up()
             return self._error or InfrastructureError(
-                f"rank 0 does not find what ranks {self._missing()} wrote to {self._folder}",
+                f"rank 0 does not find what ranks {self._missing(range(self._num_ranks))} wrote to {self._folder}",
                 "keep the lake where all ranks see the same files",
             )
         return self._error
@@ -162,13 +164,15 @@ class Writing:
         seconds = {"copy_s": contents.copy_s, "write_s": time.perf_counter() - began}
         storage.replace_json(self._part(self._rank), {"files": files, "rows": blocks, **seconds})
 
-    def _missing(self) -> list[int]:
-        return [rank for rank in range(self._num_ranks) if not storage.exists(self._part(rank))]
+    def _missing(self, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if not storage.exists(self._part(rank))]
 
     def _publish(self) -> None:
-        while self._missing():
-            if self._given_up.wait(_POLL_S):
+        missing, pause_s = self._missing(range(self._num_ranks)), _POLL_S
+        while missing:
+            if self._given_up.wait(pause_s):
                 return
+            missing, pause_s = self._missing(missing), min(2 * pause_s, _LONGEST_POLL_S)
         parts = [storage.read_json(self._part(rank)) for rank in range(self._num_ranks)]
         rows: dict[str, list[Any]] = {}
         for part in parts:

@@ -101,7 +101,7 @@ def test_damage_is_seen(tmp_path: Path, how: str) -> None:
 def test_what_is_no_file_of_tensors_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.safetensors is missing"):
         TensorFile(str(tmp_path / "none.safetensors"))
-    for content in (b"", b"12", b"\xff" * 8):
+    for content in (b"", b"12", b"\xff" * 8, bytes(8)):
         (tmp_path / "x").write_bytes(content)
         with TensorFile(str(tmp_path / "x")) as file, pytest.raises(DataError, match="cut short"):
             file.read("a")
