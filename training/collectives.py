@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
-
-from training.embedding.table import RowGradient, sum_rows
 
 
 class Collectives(Protocol):
@@ -22,8 +21,22 @@ class Collectives(Protocol):
         """The sum over ranks of tensors of one shape."""
         ...
 
+    def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        """As `allreduce_sum`, but returns at once: what it returns waits for the sum. Other calls may come between;
+        a second one of this kind may not, and `values` must not change.
+        """
+        ...
+
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
         """Each tensor, concatenated along dimension 0 in rank order; lengths may differ between ranks."""
+        ...
+
+    def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Sends the first splits[0] rows of `values` to rank 0, the next splits[1] to rank 1, and so on.
+
+        Returns:
+            What the ranks sent to this one, in rank order, and how many rows each of them sent.
+        """
         ...
 
 
@@ -36,13 +49,14 @@ class LocalCollectives:
     def allreduce_sum(self, values: Tensor) -> Tensor:
         return values
 
+    def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        return lambda: values
+
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
         return list(tensors)
 
+    def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
+        return values, list(splits)
 
-def sum_over_ranks(gradient: RowGradient, collectives: Collectives) -> RowGradient:
-    """The rows that any rank touched and the sum of their gradients: never a gradient of the whole table."""
-    if collectives.size == 1:
-        return gradient
-    rows, values = collectives.allgather(gradient.rows, gradient.values)
-    return sum_rows(rows, values)
+
+ALONE = LocalCollectives()
