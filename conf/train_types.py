@@ -71,7 +71,9 @@ class Train(Strict):
 
     Both learning rates rise linearly over the first `warmup_share` of all steps, stay until `decay_start_share` of them,
     then decay with power 2 to zero. `learning_rate` is Adam's, for the dense layers; `embedding_learning_rate` is
-    that of embedding tables, whose optimiser the section `embeddings` names. `baselines` names architectures that are trained and measured beside the model.
+    that of embedding tables, whose optimiser the section `embeddings` names. `baselines` names architectures that are trained
+    and measured beside the model. Of the checkpoints the newest `keep_checkpoints` are kept, for a restart that finds the last
+    one damaged.
     """
 
     num_ranks: PositiveInt = 2
@@ -84,6 +86,7 @@ class Train(Strict):
     warmup_share: Share = 0.05
     decay_start_share: Share = 0.6
     checkpoint_every_steps: PositiveInt = 500
+    keep_checkpoints: PositiveInt = 2
     log_every_steps: PositiveInt = 20
     seed: int = 0
     baselines: list[str] = []

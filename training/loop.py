@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conf.errors import DataError
 from conf.types import Train
 from training.checkpoint import Checkpoints, Position
+from training.loss_watch import LossWatch
 from training.reading.loader import Loader
 from training.reading.prefetch import Prefetch
 from training.schedule import learning_rate_factor
@@ -44,18 +43,20 @@ def train_model(
     train: Train,
     device: torch.device,
     checkpoints: Checkpoints | None,
+    watch: LossWatch,
     *,
     reports: bool,
 ) -> Training:
     """Trains a trainer's model in place for `train.epochs`, from the latest checkpoint on where there is one.
 
     Args:
+        watch: sees every loss, and all of them before a checkpoint is saved.
         reports: whether this rank writes the log lines.
 
     Raises:
         DataError: a file is not what its manifest says, or the loss is no number any more.
     """
-    position = _resume(trainer, checkpoints, device)
+    position = (checkpoints.restore(trainer) if checkpoints else None) or Position()
     history = list(position.history)
     steps = loader.plan.steps * train.epochs
     began = time.perf_counter() - position.seconds
@@ -64,8 +65,11 @@ def train_model(
         trainer.model.train()
         for done, batch in enumerate(batches, start=position.step + 1):
             factor = learning_rate_factor(done - 1, steps, train)
-            meter.add(trainer.step(batch.to(device), factor), batch.global_weight)
+            loss = trainer.step(batch.to(device), factor)
+            meter.add(loss, batch.global_weight)
+            watch.add(done, loss, batch)
             if done % train.log_every_steps == 0 or done == steps:
+                watch.catch_up()
                 entry = {
                     "step": done,
                     "epoch": (done - 1) // loader.plan.steps,
@@ -73,22 +77,12 @@ def train_model(
                     **meter.take(batches.wait_s),
                 }
                 history.append(entry)
-                _check(entry)
                 if reports:
                     _report(entry, steps)
             if checkpoints and done % train.checkpoint_every_steps == 0:
-                checkpoints.save(trainer.state(), Position(done, time.perf_counter() - began, history))
+                watch.catch_up()
+                checkpoints.save(trainer, Position(done, time.perf_counter() - began, history))
     return Training(history, steps, round(time.perf_counter() - began, 3))
-
-
-def _resume(trainer: Trainer, checkpoints: Checkpoints | None, device: torch.device) -> Position:
-    latest = checkpoints.latest(device) if checkpoints else None
-    if latest is None:
-        return Position()
-    state, position = latest
-    trainer.load_state(state)
-    log.info("resuming after step %d", position.step)
-    return position
 
 
 class _Meter:
@@ -119,14 +113,6 @@ class _Meter:
         self._waited_s = waited_s
         self._restart()
         return entry
-
-
-def _check(entry: dict[str, Any]) -> None:
-    if not math.isfinite(entry["loss"]):
-        raise DataError(
-            f"the loss at step {entry['step']} is {entry['loss']}",
-            "lower train.learning_rate and train.embedding_learning_rate, and look for extreme feature values",
-        )
 
 
 def _report(entry: dict[str, Any], steps: int) -> None:

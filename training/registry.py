@@ -25,8 +25,15 @@ from conf.types import Config
 from training import tracking
 
 # Of the train section, what changes how a training runs but not what comes out of it.
-_NOT_IN_VERSION = {"num_ranks", "log_every_steps", "checkpoint_every_steps", "device", "start_timeout_s"}
-_NOT_IN_EMBEDDINGS = {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"}
+_NOT_IN_VERSION: dict[str, bool | set[str]] = {
+    "num_ranks": True,
+    "log_every_steps": True,
+    "checkpoint_every_steps": True,
+    "keep_checkpoints": True,
+    "device": True,
+    "start_timeout_s": True,
+    "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
+}
 _CODE = ("conf", "etl", "training")
 
 
@@ -44,8 +51,7 @@ class Decision:
 
 def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
     """16 hex digits: equal for equal configuration, data, code and parent, whatever the number of ranks."""
-    left_out = {**dict.fromkeys(_NOT_IN_VERSION, True), "embeddings": _NOT_IN_EMBEDDINGS}
-    train = config.train.model_dump(mode="json", exclude=left_out)
+    train = config.train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
     return digest_of([config.model.model_dump(mode="json"), train, dataset_digest, code_version(), parent])
 
 

@@ -1,4 +1,4 @@
-"""What every rank does with a plan: build, train, measure, and on rank 0 save. Knows nothing of how ranks talk."""
+"""What every rank does with a plan: build, train, measure and save. Knows nothing of how ranks talk."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import nn
 from conf import storage
 from conf.errors import ConfigError
 from conf.types import ModelConfig, Split
-from training.checkpoint import Checkpoints, load_training_state, save_model
+from training.checkpoint import Checkpoints, open_trained, save_trained
 from training.collectives import Collectives, LocalCollectives
 from training.evaluate import evaluate
 from training.loop import train_model
+from training.loss_watch import LossWatch
 from training.models import build_model
 from training.plan import TrainPlan
 from training.reading.loader import Loader
@@ -29,7 +30,7 @@ _MEASURED: tuple[Split, ...] = ("validation", "test")
 
 
 def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) -> dict[str, Any]:
-    """Trains, measures and (on rank 0) saves the model of a plan; then its baselines, of which only measures are kept.
+    """Trains, measures and saves the model of a plan; then its baselines, of which only measures are kept.
 
     Returns:
         The description that stands in model.json.
@@ -42,10 +43,12 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
     model = _build(plan, plan.model, collectives, device)
     trainer = Trainer(model, plan.train, collectives)
     if plan.parent_path is not None:
-        warm_start(trainer, plan.spec, *load_training_state(plan.parent_path, device))
-    checkpoints = Checkpoints(plan.checkpoint_path, writes=leads)
+        warm_start(trainer, plan.spec, *open_trained(plan.parent_path))
     loader = _loader(plan, plan.train_files, collectives, shuffled=True)
-    training = train_model(trainer, loader, plan.train, device, checkpoints, reports=leads)
+    with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
+        watch = LossWatch(loader, collectives, plan.checkpoint_path)
+        training = train_model(trainer, loader, plan.train, device, checkpoints, watch, reports=leads)
+        checkpoints.wait()
     metrics = _measure(model, held_out, collectives, device)
     baselines = {}
     for name in plan.train.baselines:
@@ -55,9 +58,9 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
         if leads:
             log.info("baseline %s", name)
         every = _loader(plan, plan.splits["train"], collectives, shuffled=True)
-        train_model(
-            Trainer(baseline, plan.train, collectives), every, plan.train, device, None, reports=leads
-        )
+        trained = Trainer(baseline, plan.train, collectives)
+        watch = LossWatch(every, collectives, plan.checkpoint_path)
+        train_model(trained, every, plan.train, device, None, watch, reports=leads)
         baselines[name] = _measure(baseline, held_out, collectives, device)
     description = {
         **plan.description,
@@ -70,9 +73,8 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
         "num_ranks": collectives.size,
         "created_at": storage.utc_now(),
     }
-    if leads:
-        save_model(plan.model_path, model, description, trainer.optimizer_state())
-        checkpoints.delete()
+    save_trained(plan.model_path, trainer, description, collectives)
+    checkpoints.delete()
     return description
 
 

@@ -1,51 +1,52 @@
 """Starts a training where its parent ended, over a vocabulary that has grown since.
 
 A value never changes its id and new ids follow at each column's end, so the parent's rows of a column are the first
-rows of that column. In the stacked table every column after a grown one begins further down.
+rows of that column. Each rank reads those of its own rows that the parent has, straight from the parent's files.
 
 The optimisers' state comes along: rows that were trained long move slowly on, new rows learn at the full rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from dataclasses import replace
 
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
-from training.trainer import Trainer
+from training.checkpoint.model import Trained
+from training.checkpoint.stored import Misfit, StoredState
+from training.embedding.table import RowBlock
+
+# A loss scale belongs to a precision, which may have changed, and finds itself anew.
+_OWN = ("scaler.",)
 
 
-@torch.no_grad()
-def warm_start(
-    trainer: Trainer, spec: FeatureSpec, parent_state: Mapping[str, Tensor], parent_spec: FeatureSpec
-) -> None:
+def warm_start(trainer: Trained, spec: FeatureSpec, parent: StoredState, parent_spec: FeatureSpec) -> None:
     """Copies a parent's training state into that of a fresh model; rows of ids the parent lacks stay as they are.
 
     Args:
         trainer: of a freshly initialised model of `spec`.
-        parent_state: `Trainer.state()` of the parent.
+        parent: the parent's training state on disk.
 
     Raises:
         DataError: the parent has other features, more ids in a column, or other layers.
     """
     _require_extension(spec, parent_spec)
-    by_row = trainer.row_state()
-    state = trainer.state()
-    if state.keys() != parent_state.keys():
-        raise _misfit(f"the parent's state is {sorted(parent_state)}, the model's {sorted(state)}")
-    for name, value in state.items():
-        old = parent_state[name]
-        if name in by_row and old.shape[1:] == value.shape[1:]:
-            columns = zip(value.split(spec.cardinalities), old.split(parent_spec.cardinalities), strict=True)
-            for rows, old_rows in columns:
-                rows[: len(old_rows)] = old_rows
-        elif old.shape == value.shape:
-            value.copy_(old)
-        else:
-            raise _misfit(f"{name} has shape {tuple(value.shape)}, the parent's {tuple(old.shape)}")
+    old = {
+        name: [_old_rows(block, parent_spec.cardinalities) for block in blocks]
+        for name, blocks in trainer.row_state().items()
+    }
+    try:
+        state = {name: value for name, value in trainer.state().items() if not name.startswith(_OWN)}
+        parent.load(state, old, unread=_OWN)
+    except Misfit as error:
+        raise _misfit(str(error)) from error
+
+
+def _old_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
+    """The rows of a block that the parent has too: the first ones."""
+    rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
+    return replace(block, rows=min(rows, block.rows))
 
 
 def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:

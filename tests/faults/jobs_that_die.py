@@ -114,13 +114,13 @@ def run_job(job: str, config: Path, kill_after_s: float | None = None) -> Ended:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     seconds = time.monotonic() - start
-    _wait_until_gone(mark)
+    wait_until_gone(mark)
     return Ended(killed, process.returncode, seconds, log)
 
 
-def _wait_until_gone(mark: str) -> None:
+def wait_until_gone(mark: str) -> None:
     deadline = time.monotonic() + 10
-    while left := list(_marked(mark)):
+    while left := list(marked(mark)):
         if time.monotonic() > deadline:
             for pid, _ in left:
                 os.kill(pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ def _wait_until_gone(mark: str) -> None:
         time.sleep(0.2)
 
 
-def _marked(mark: str) -> Iterator[tuple[int, str]]:
+def marked(mark: str) -> Iterator[tuple[int, str]]:
     """(process id, command) of every process that inherited the mark in its environment."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

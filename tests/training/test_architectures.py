@@ -25,7 +25,7 @@ from tests.training.feature_tables import (
 )
 from tests.training.ranks_in_threads import on_ranks
 from training import loop
-from training.checkpoint import load_model
+from training.checkpoint import load_model, open_trained, save_trained
 from training.collectives import Collectives, LocalCollectives
 from training.embedding.table import tables_of
 from training.metrics import auc
@@ -165,7 +165,7 @@ def test_ranks_change_nothing_but_rounding(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_warm_start_keeps_rows_of_a_grown_vocabulary(name: str) -> None:
+def test_warm_start_keeps_rows_of_a_grown_vocabulary(tmp_path: Path, name: str) -> None:
     config = variant(name, multi_hot=LISTS)
     old_spec, new_spec = make_spec(2, [5], lists=[7]), make_spec(2, [6], "w2", lists=[9])
     parent, child = (
@@ -181,7 +181,8 @@ def test_warm_start_keeps_rows_of_a_grown_vocabulary(name: str) -> None:
         if value.dtype == torch.float32:
             value.detach().copy_(torch.rand(value.shape, generator=generator))
     fresh = {key: value.clone() for key, value in child.state().items()}
-    warm_start(child, new_spec, parent.state(), old_spec)
+    save_trained(str(tmp_path), parent, {"feature_spec": old_spec.to_json()}, LocalCollectives())
+    warm_start(child, new_spec, *open_trained(str(tmp_path)))
     for key, value in child.state().items():
         old = parent.state()[key]
         if key in by_row:

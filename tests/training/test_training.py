@@ -19,7 +19,8 @@ from conf.types import Config, ModelConfig, Train
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_config, make_spec, publish_all, random_rows, segment_rows
 from training import loop, registry, run
-from training.checkpoint import Checkpoints, load_model
+from training.checkpoint import load_model, open_trained, save_trained
+from training.checkpoint.stored import StoredState
 from training.collectives import LocalCollectives
 from training.description import read_description
 from training.models import build_model
@@ -133,7 +134,7 @@ def test_a_resumed_training_ends_in_the_same_weights(
     monkeypatch.setattr(loop, "learning_rate_factor", counting)
     with pytest.raises(Interrupted):
         train_in_process(plan)
-    assert len(list(Path(plan.checkpoint_path).glob("*"))) == min(killed_at // 4, 2)
+    assert len(list(Path(plan.checkpoint_path).glob("step-*.json"))) == min(killed_at // 4, 2)
     monkeypatch.setattr(loop, "learning_rate_factor", original)
     found = train_in_process(plan)
     mine, theirs = weights_of(plan), weights_of(undisturbed)
@@ -141,19 +142,6 @@ def test_a_resumed_training_ends_in_the_same_weights(
     assert [each["loss"] for each in found["history"]] == [each["loss"] for each in expected["history"]]
     assert found["metrics"] == expected["metrics"]
     assert not Path(plan.checkpoint_path).exists()
-
-
-def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(str(tmp_path / "c"), writes=True)
-    assert checkpoints.latest(torch.device("cpu")) is None
-    for step in (5, 10, 15):
-        checkpoints.save({"x": torch.tensor(float(step))}, replace(loop.Position(), step=step))
-    latest = checkpoints.latest(torch.device("cpu"))
-    assert latest is not None
-    assert float(latest[0]["x"]) == latest[1].step == 15
-    assert len(list((tmp_path / "c").iterdir())) == 2
-    Checkpoints(str(tmp_path / "none"), writes=False).save({}, loop.Position())
-    assert not (tmp_path / "none").exists()
 
 
 def test_training_twice_gives_the_same_weights(tmp_path: Path) -> None:
@@ -176,12 +164,18 @@ def make_trainer(spec: FeatureSpec, seed: int = 0, **model: Any) -> Trainer:
     return Trainer(build_model(config, spec, seed), Train(), LocalCollectives())
 
 
-def test_warm_start_keeps_rows_of_a_grown_vocabulary() -> None:
+def stored(path: Path, trainer: Trainer, spec: FeatureSpec) -> tuple[StoredState, FeatureSpec]:
+    """A trainer's state as a model on disk holds it."""
+    save_trained(str(path), trainer, {"feature_spec": spec.to_json()}, LocalCollectives())
+    return open_trained(str(path))
+
+
+def test_warm_start_keeps_rows_of_a_grown_vocabulary(tmp_path: Path) -> None:
     old_spec, new_spec = make_spec(2, [5, 7, 4]), make_spec(2, [5, 9, 6], "w2")
     parent, child, fresh = make_trainer(old_spec, 1), make_trainer(new_spec, 2), make_trainer(new_spec, 2)
     parent.state()["adagrad.embedding.weight"].copy_(torch.arange(16))
     parent.state()["adam.mean"].normal_()
-    warm_start(child, new_spec, parent.state(), old_spec)
+    warm_start(child, new_spec, *stored(tmp_path, parent, old_spec))
     columns = (each.model.embedding.columns() for each in (child, parent, fresh))
     for rows, old, new in zip(*columns, strict=True):
         assert torch.equal(rows[: len(old)], old)
@@ -195,16 +189,16 @@ def test_warm_start_keeps_rows_of_a_grown_vocabulary() -> None:
         assert torch.equal(child.model(*inputs), parent.model(*inputs))
 
 
-def test_warm_start_rejects_what_is_no_extension() -> None:
+def test_warm_start_rejects_what_is_no_extension(tmp_path: Path) -> None:
     spec = make_spec(2, [5, 7])
     child = make_trainer(spec)
     shrunk, other = make_spec(2, [5, 8]), make_spec(1, [5, 7, 3])
     with pytest.raises(DataError, match="C1 has 7 ids, the parent's vocabulary 8"):
-        warm_start(child, spec, make_trainer(shrunk).state(), shrunk)
+        warm_start(child, spec, *stored(tmp_path / "1", make_trainer(shrunk), shrunk))
     with pytest.raises(DataError, match=r"features differ from the parent's: \['C2', 'I1'\]"):
-        warm_start(child, spec, make_trainer(other).state(), other)
-    with pytest.raises(DataError, match=r"has shape \(.*\), the parent's \(.*\)"):
-        warm_start(child, spec, make_trainer(spec, top_mlp=[17]).state(), spec)
+        warm_start(child, spec, *stored(tmp_path / "2", make_trainer(other), other))
+    with pytest.raises(DataError, match=r"cannot warm-start: .* has shape \(.*\), in .* \(.*\)"):
+        warm_start(child, spec, *stored(tmp_path / "3", make_trainer(spec, top_mlp=[17]), spec))
 
 
 def promote(lake: Lake, run_date: str, version: str) -> None:

@@ -1,0 +1,114 @@
+"""A loss that is no number stops all ranks at its step, with the rows saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conf.errors import DataError
+from tests.training.feature_tables import make_spec, random_rows, write_file
+from tests.training.ranks_in_threads import on_ranks
+from training import loss_watch
+from training.collectives import Collectives, LocalCollectives
+from training.loss_watch import LossWatch
+from training.reading.loader import Batch, Loader
+from training.reading.sharding import DataFile, plan_shards, shards_of_rank
+
+SPEC = make_spec(2, [9])
+
+
+def make_loader(folder: Path, rank: int = 0, ranks: int = 1) -> Loader:
+    path = folder / "a.parquet"
+    if not path.exists():
+        write_file(path, SPEC, random_rows(SPEC, 90, seed=0))
+    return Loader(
+        [DataFile(str(path), 90)], plan_shards([90], 2, 16), shards_of_rank(2, rank, ranks), SPEC, 5
+    )
+
+
+def make_batch(rows: int, value: float = 0.5) -> Batch:
+    return Batch(
+        torch.full((rows, 2), value),
+        torch.ones(rows, 1, dtype=torch.int64),
+        torch.ones(rows),
+        torch.ones(rows),
+        rows,
+    )
+
+
+def test_finite_losses_pass(tmp_path: Path) -> None:
+    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "c"))
+    for number in range(1, 5):
+        watch.add(number, torch.tensor(0.5), make_batch(16))
+    watch.catch_up()
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_all_ranks_stop_and_say_the_same(tmp_path: Path, loss: float) -> None:
+    make_loader(tmp_path)
+
+    def body(collectives: Collectives) -> str:
+        loader = make_loader(tmp_path, collectives.rank, 2)
+        watch = LossWatch(loader, collectives, str(tmp_path / "c"))
+        bad = make_batch(8)
+        if collectives.rank == 1:
+            bad.dense[2, 0], bad.dense[3, 0], bad.dense[1, 1] = torch.nan, -torch.inf, -3e7
+        watch.add(7, torch.tensor(0.5), make_batch(8, 0.25))
+        with pytest.raises(DataError) as caught:
+            watch.add(8, torch.tensor(loss), bad)
+        return str(caught.value)
+
+    one, two = on_ranks(2, body)
+    assert one == two
+    assert f"the loss at step 8 is {loss}; I0 holds 2 values that are no numbers, I1 reaches 3e+07; " in one
+    assert f"{tmp_path}/c/bad-batch-step-8.rank-*" in one
+    saved = load_file(tmp_path / "c/bad-batch-step-8.rank-00001.safetensors")
+    assert float(saved["dense"][1, 1]) == -3e7
+    assert bool((saved["before.dense"] == 0.25).all())
+    about = json.loads((tmp_path / "c/bad-batch-step-8.rank-00001.json").read_text())
+    assert (about["step"], about["epoch"], about["step_in_epoch"]) == (8, 1, 1)  # 6 steps an epoch
+    assert about["shards"] == {"1": [{"file": str(tmp_path / "a.parquet"), "start": 45, "stop": 90}]}
+    assert (about["dense"], about["categorical"]) == (["I0", "I1"], {"C0": [0, 1]})
+
+
+def test_padding_is_no_suspect(tmp_path: Path) -> None:
+    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "c"))
+    batch = make_batch(16)
+    batch.dense[3], batch.weights[3] = 1e9, 0
+    with pytest.raises(DataError, match="step 1 is nan; no column stands out"):
+        watch.add(1, torch.tensor(torch.nan), batch)
+
+
+def test_a_full_disk_does_not_hide_the_loss(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("no folder")
+    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "c"))
+    with pytest.raises(
+        DataError, match=r"the loss at step 1 is nan; .* its rows could not be saved: cannot write"
+    ):
+        watch.add(1, torch.tensor(torch.nan), make_batch(16))
+
+
+def test_on_a_gpu_a_loss_is_read_later_but_before_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lag itself, which needs no GPU: what is read when, and that a later batch is not taken for the bad one."""
+    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "c"))
+    monkeypatch.setattr(loss_watch, "_lag", lambda loss: 3)
+    watch.add(1, torch.tensor(torch.nan), make_batch(16, 0.125))
+    watch.add(2, torch.tensor(0.5), make_batch(16))
+    watch.add(3, torch.tensor(0.5), make_batch(16))
+    with pytest.raises(DataError, match="the loss at step 1 is nan"):
+        watch.catch_up()
+    saved = load_file(tmp_path / "c/bad-batch-step-1.rank-00000.safetensors")
+    assert bool((saved["dense"] == 0.125).all())
+    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "d"))
+    watch.add(1, torch.tensor(torch.nan), make_batch(16))
+    for number in (2, 3):
+        watch.add(number, torch.tensor(0.5), make_batch(16))
+    with pytest.raises(DataError, match="the loss at step 1 is nan"):
+        watch.add(4, torch.tensor(0.5), make_batch(16))

@@ -1,0 +1,214 @@
+"""Models on disk: a folder of safetensors files and `model.json`, which is written last.
+
+Each rank writes the rows it owns: `embeddings-<rank>-<attempt>`, and `optimizer-<rank>-…` with what optimisers keep of
+them; rank 0 adds `dense-…` and `optimizer-dense-…`. model.json lists the files and the blocks of rows in them. An
+attempt's names are its own, so that a killed one and the next never write to the same file.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from conf import storage
+from conf.errors import DataError, NightrankError
+from conf.feature_spec import FeatureSpec
+from conf.types import ModelConfig, MultiHot
+from training.checkpoint.blocks import Owned, StoredBlock, owned
+from training.checkpoint.finite import require_finite
+from training.checkpoint.sharing import raise_together, share
+from training.checkpoint.stored import Misfit, StoredState
+from training.checkpoint.tensor_file import FileEntry, write_tensors
+from training.collectives import Collectives, LocalCollectives
+from training.description import MODEL_JSON, read_description
+from training.embedding.table import RowBlock, tables_of
+from training.models import build_model
+
+_WEIGHTS = "model."  # what the names of weights begin with in a trainer's state
+
+
+class Trained(Protocol):
+    """What is saved: a `Trainer`."""
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def row_state(self) -> dict[str, tuple[RowBlock, ...]]: ...
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trained model, ready to score: `model` is in evaluation mode, `description` is its model.json.
+
+    `multi_hot` says how the model takes lists of ids.
+    """
+
+    model: nn.Module
+    spec: FeatureSpec
+    multi_hot: MultiHot
+    version: str
+    description: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Untrained:
+    """A model without optimisers, all of its rows in this process."""
+
+    model: nn.Module
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{_WEIGHTS}{name}": value for name, value in self.model.state_dict().items()}
+
+    def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
+        return {f"{_WEIGHTS}{name}": table.blocks for name, table in tables_of(self.model).items()}
+
+
+def save_model(path: str, model: nn.Module, description: Mapping[str, Any]) -> None:
+    """Writes a model that this process holds wholly. It can score, and no training can start from it."""
+    save_trained(path, _Untrained(model), description, LocalCollectives())
+
+
+def save_trained(
+    path: str, trainer: Trained, description: Mapping[str, Any], collectives: Collectives
+) -> None:
+    """Writes a model's folder with the optimisers' state; every rank calls this and writes its own rows.
+
+    Raises:
+        InfrastructureError: a rank could not write; there is no model then.
+        DataError: the state holds numbers that are not finite.
+    """
+    leads = collectives.rank == 0
+    attempt = share(collectives, uuid.uuid4().hex[:8])[0]
+    mine = owned(trainer.state(), trainer.row_state(), leads=leads)
+    written: list[dict[str, Any]] = []
+    failed: NightrankError | None = None
+    try:
+        require_finite(
+            {name: [value] for name, value in mine.equal.items()} | mine.rows, "after the last step"
+        )
+        written = [_write(path, mine, *each) for each in _files(mine, collectives.rank, attempt)]
+    except NightrankError as error:
+        failed = error
+    raise_together(collectives, failed)
+    files = [each for theirs in share(collectives, written) for each in theirs]
+    if leads:
+        storage.replace_json(f"{path}/{MODEL_JSON}", {**description, **_listed(files)})
+        _delete_others(path, {each["name"] for each in files})
+
+
+def _files(mine: Owned, rank: int, attempt: str) -> list[tuple[str, str, dict[str, list[Tensor]]]]:
+    """(kind, file name, tensors by their names in the file) of a rank's files that hold anything."""
+    equal = {name: [value] for name, value in mine.equal.items()}
+    names = {
+        ("weights", "dense"): _weights(equal),
+        ("weights", f"embeddings-{rank:05d}"): _weights(mine.rows),
+        ("optimizer", "optimizer-dense"): _others(equal),
+        ("optimizer", f"optimizer-{rank:05d}"): _others(mine.rows),
+    }
+    return [
+        (kind, f"{stem}-{attempt}.safetensors", tensors) for (kind, stem), tensors in names.items() if tensors
+    ]
+
+
+def _weights(tensors: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    return {name.removeprefix(_WEIGHTS): each for name, each in tensors.items() if name.startswith(_WEIGHTS)}
+
+
+def _others(tensors: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    return {name: each for name, each in tensors.items() if not name.startswith(_WEIGHTS)}
+
+
+def _write(
+    path: str, mine: Owned, kind: str, name: str, tensors: Mapping[str, list[Tensor]]
+) -> dict[str, Any]:
+    entry = write_tensors(path, name, tensors)
+    prefix = _WEIGHTS if kind == "weights" else ""
+    rows = {
+        each: [StoredBlock(name, block).to_json() for block in mine.blocks[prefix + each]]
+        for each in tensors
+        if prefix + each in mine.blocks
+    }
+    return {**asdict(entry), "kind": kind, "rows": rows}
+
+
+def _listed(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What model.json says of the files: their names by kind, their lengths, and where rows lie."""
+    rows: dict[str, list[Any]] = {}
+    for file in files:
+        for name, blocks in file["rows"].items():
+            rows.setdefault((_WEIGHTS if file["kind"] == "weights" else "") + name, []).extend(blocks)
+    kinds = {
+        kind: [each["name"] for each in files if each["kind"] == kind] for kind in ("weights", "optimizer")
+    }
+    entries = [{key: each[key] for key in ("name", "bytes", "crc32")} for each in files]
+    return {**kinds, "files": entries, "rows": rows}
+
+
+def _delete_others(path: str, names: set[str]) -> None:
+    """Deletes what killed attempts left."""
+    for info in storage.list_files(path):
+        if info.base_name.endswith(".safetensors") and info.base_name not in names:
+            storage.delete_file(f"{path}/{info.base_name}")
+
+
+def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, optimizer: bool) -> StoredState:
+    """The state in a model's folder; DataError when a file has not the length that model.json says."""
+    for each in description.get("files", ()):  # models of earlier versions list no lengths
+        entry = FileEntry(**each)
+        files, inner = storage.filesystem(f"{path}/{entry.name}")
+        size = files.get_file_info(inner).size
+        if size is not None and size != entry.bytes:
+            raise DataError(
+                f"{path}/{entry.name} has {size} bytes, {MODEL_JSON} says {entry.bytes}",
+                "delete the model's folder and run train_model again",
+            )
+    prefixes = dict.fromkeys(description["weights"], _WEIGHTS)
+    if optimizer:
+        prefixes |= dict.fromkeys(description["optimizer"], "")
+    rows = {
+        name: [StoredBlock.from_json(each) for each in blocks]
+        for name, blocks in description.get("rows", {}).items()
+        if optimizer or name.startswith(_WEIGHTS)
+    }
+    return StoredState(path, prefixes, rows, spec.cardinalities)
+
+
+def open_trained(path: str) -> tuple[StoredState, FeatureSpec]:
+    """What a further training starts from: a trainer's state as it was at the model's end, and the model's spec.
+
+    Raises:
+        DataError: the folder holds no whole model, or one that an older version of this code wrote.
+    """
+    description = read_description(path)
+    if "optimizer" not in description:
+        raise DataError(
+            f"{path}/{MODEL_JSON} names no optimiser state: an older version of this code wrote it",
+            "train afresh once with --set train.warm_start=false",
+        )
+    spec = FeatureSpec.from_json(description["feature_spec"])
+    return _stored(path, description, spec, optimizer=True), spec
+
+
+def load_model(path: str, device: torch.device) -> LoadedModel:
+    """The model of a folder `models/<name>/<version>`, all of its rows in this process.
+
+    Raises:
+        DataError: the folder holds no complete model, or its weights are not those of its architecture.
+    """
+    description = read_description(path)
+    spec = FeatureSpec.from_json(description["feature_spec"])
+    config = ModelConfig(**description["model"])
+    model = build_model(config, spec).to(device)
+    whole = _Untrained(model)
+    try:
+        _stored(path, description, spec, optimizer=False).load(whole.state(), whole.row_state())
+    except Misfit as error:
+        raise DataError(
+            f"{path}: the weights do not fit architecture {description['architecture']}: {error}",
+            "train the model again with this code",
+        ) from error
+    return LoadedModel(model.eval(), spec, config.multi_hot, description["version"], description)
