@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 
 import horovod.torch as hvd
 import torch
@@ -33,6 +34,13 @@ class HorovodCollectives:
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
         return list(hvd.grouped_allgather(list(tensors), name="rows"))
+
+    def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
+        # Horovod knows no bfloat16; what it only moves may as well be called float16.
+        sent = values.view(torch.float16) if values.dtype == torch.bfloat16 else values
+        counts = torch.tensor(list(splits), dtype=torch.int32)
+        received, received_counts = hvd.alltoall(sent.contiguous(), splits=counts, name="exchange")
+        return received.view(values.dtype), received_counts.tolist()
 
 
 def run_rank(plan: TrainPlan, threads: int) -> Outcome:

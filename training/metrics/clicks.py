@@ -9,9 +9,7 @@ from numpy.typing import ArrayLike
 
 from conf.errors import DataError
 from training.metrics.arrays import vectors
-
-# A probability of exactly 0 or 1 would make one wrong row's loss infinite; float32 cannot come closer to 1 than this.
-_EPSILON = 2.0**-24
+from training.metrics.partial import EPSILON, combine, count_scores, sum_deciles, sum_range
 
 
 def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -49,7 +47,7 @@ def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | N
     label, probability, weight = vectors(labels, probabilities, weights)
     if not weight.sum():
         raise DataError("the log loss of no rows is undefined", "measure on a split that holds rows")
-    clipped = np.clip(probability, _EPSILON, 1 - _EPSILON)
+    clipped = np.clip(probability, EPSILON, 1 - EPSILON)
     losses = -(label * np.log(clipped) + (1 - label) * np.log1p(-clipped))
     return float(np.average(losses, weights=weight))
 
@@ -74,14 +72,10 @@ def normalized_entropy(
 
 
 def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
-    """`{auc, log_loss, normalized_entropy, rows, positives}`; a measure the rows leave undefined is None."""
-    label = np.asarray(labels)
-    positives = int(label.sum())
-    both = 0 < positives < len(label)
-    return {
-        "auc": auc(label, probabilities) if both else None,
-        "log_loss": log_loss(label, probabilities) if len(label) else None,
-        "normalized_entropy": normalized_entropy(label, probabilities) if both else None,
-        "rows": len(label),
-        "positives": positives,
-    }
+    """What `partial.combine` returns, of these rows; a measure they leave undefined is None.
+
+    Raises:
+        DataError: lengths differ, or a probability is not finite.
+    """
+    counts = count_scores(labels, probabilities)
+    return combine([sum_range(counts)], sum_deciles(counts, 0, int(counts.rows.sum())))
