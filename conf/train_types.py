@@ -68,6 +68,16 @@ class Profile(Strict):
     every_rank: bool = False
 
 
+class Elastic(Strict):
+    """A training that survives the loss of ranks: those that are left go on from the last checkpoint.
+
+    Ranks that Spark starts anew, or for which it has room later, join at a checkpoint, up to `train.num_ranks`. With fewer
+    than `min_ranks` it waits `train.start_timeout_s` for more, then ends.
+    """
+
+    min_ranks: PositiveInt = 1
+
+
 class Train(Strict):
     """The training loop. Batch sizes and rates are global: they do not depend on `num_ranks`.
 
@@ -83,6 +93,7 @@ class Train(Strict):
     """
 
     num_ranks: PositiveInt = 2
+    elastic: Elastic | None = None
     num_shards: PositiveInt = 16
     global_batch_size: PositiveInt = 4096
     epochs: PositiveInt = 1
@@ -114,6 +125,10 @@ class Train(Strict):
         if self.global_batch_size % self.num_shards:
             raise ValueError(
                 f"global_batch_size={self.global_batch_size} must be a multiple of num_shards={self.num_shards}"
+            )
+        if self.elastic and self.elastic.min_ranks > self.num_ranks:
+            raise ValueError(
+                f"elastic.min_ranks={self.elastic.min_ranks} must not be more than num_ranks={self.num_ranks}"
             )
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch import Tensor
 from conf.errors import DataError
 from conf.types import Train
 from training.checkpoint import Checkpoints, Position
+from training.progress import Report
 from training.reading.loader import Loader
 from training.reading.prefetch import Prefetch
 from training.schedule import learning_rate_factor
 from training.trainer import Trainer
 
 log = logging.getLogger("nightrank.training")
+steps_log = logging.getLogger("nightrank.training.steps")  # silenced where the driver shows the steps
 
 
 @dataclass
@@ -46,11 +49,15 @@ def train_model(
     checkpoints: Checkpoints | None,
     *,
     reports: bool,
+    report: Report | None = None,
+    at_checkpoint: Callable[[], None] | None = None,
 ) -> Training:
     """Trains a trainer's model in place for `train.epochs`, from the latest checkpoint on where there is one.
 
     Args:
         reports: whether this rank writes the log lines.
+        report: called with every entry of the history, as soon as it is made.
+        at_checkpoint: called when a checkpoint has been written; what it raises ends the training.
 
     Raises:
         DataError: a file is not what its manifest says, or the loss is no number any more.
@@ -76,8 +83,12 @@ def train_model(
                 _check(entry)
                 if reports:
                     _report(entry, steps)
+                if report:
+                    report(entry)
             if checkpoints and done % train.checkpoint_every_steps == 0:
                 checkpoints.save(trainer.state(), Position(done, time.perf_counter() - began, history))
+                if at_checkpoint:
+                    at_checkpoint()
     return Training(history, steps, round(time.perf_counter() - began, 3))
 
 
@@ -130,7 +141,7 @@ def _check(entry: dict[str, Any]) -> None:
 
 
 def _report(entry: dict[str, Any], steps: int) -> None:
-    log.info(
+    steps_log.info(
         "step %d of %d: loss %.5f, %d rows/s, %.0f%% waiting for data",
         entry["step"],
         steps,

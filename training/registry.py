@@ -27,6 +27,7 @@ from training import tracking
 # Of the train section, what changes how a training runs but not what comes out of it.
 _NOT_IN_VERSION = {
     "num_ranks",
+    "elastic",
     "log_every_steps",
     "checkpoint_every_steps",
     "device",
