@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from conf.errors import ConfigError
 from conf.types import Train
-from training.embedding.table import StackedEmbedding
+from training.embedding.table import tables_of
 from training.layers import Dropout
 from training.reading.loader import Batch
 
@@ -45,11 +45,10 @@ class DensePart(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        tables = [each for each in model.modules() if isinstance(each, StackedEmbedding)]
-        kept = [*model.parameters(), *model.buffers()]
+        kept: list[object] = [*model.parameters(), *model.buffers()]
         kept += [each for each in model.modules() if isinstance(each, Dropout)]
         memo: dict[int, object] = {id(each): each for each in kept}
-        memo |= {id(each): _Given(index) for index, each in enumerate(tables)}
+        memo |= {id(each): _Given(index) for index, each in enumerate(tables_of(model).values())}
         self.body = copy.deepcopy(model, memo)  # what is in the memo is not copied
 
     def forward(self, dense: Tensor, *vectors: Tensor) -> Tensor:
@@ -70,7 +69,7 @@ class Forward:
     def __init__(self, model: nn.Module, train: Train) -> None:
         self._model = model
         self._train = train
-        self._tables = [each for each in model.modules() if isinstance(each, StackedEmbedding)]
+        self._tables = list(tables_of(model).values())
         self._device = next(model.parameters()).device
         self._prepared: nn.Module | None = None
         if train.cuda_graphs and self._device.type != "cuda":
@@ -119,8 +118,8 @@ class Forward:
             return part
         # The samples become the graph's own memory; later batches are copied there.
         samples = (dense.clone(), *(each.detach().clone().requires_grad_() for each in vectors))
-        recorded: nn.Module = torch.cuda.make_graphed_callables(part, samples, allow_unused_input=True)
-        return recorded
+        torch.cuda.make_graphed_callables(part, samples, allow_unused_input=True)  # replaces its forward
+        return part
 
     @contextmanager
     def _compiler_errors(self) -> Iterator[None]:

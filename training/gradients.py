@@ -36,10 +36,11 @@ class LossScale:
         """What to multiply the loss by, a scalar."""
         return self._scale if self._active else None
 
-    @property
-    def skipped(self) -> int:
-        """Steps skipped since the training began."""
-        return int(self._skipped)
+    def facts(self) -> dict[str, float]:
+        """`loss_scale` and `skipped_steps`, those since the training began; nothing where nothing is scaled."""
+        if not self._active:
+            return {}
+        return {"loss_scale": float(self._scale), "skipped_steps": int(self._skipped)}
 
     def accepts(self, dense: Tensor, rows: Iterable[RowGradient], collectives: Collectives) -> bool:
         """Whether to make this step's update, the same on all ranks; adapts the scale to it.

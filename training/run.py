@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from training.evaluate import evaluate
 from training.loop import train_model
 from training.models import build_model
 from training.plan import TrainPlan
+from training.profiling import StepProfiler
 from training.progress import Report
 from training.reading.loader import Loader
 from training.reading.sharding import DataFile, plan_shards, shards_of_rank
@@ -66,6 +68,8 @@ def run_plan(
         reports=leads,
         report=_labelled(report, plan.model.architecture, loader, plan.train),
         at_checkpoint=at_checkpoint,
+        validate=partial(evaluate, model, held_out["validation"], collectives, device),
+        profiler=StepProfiler(plan.train.profile, f"{plan.checkpoint_path}.profile", collectives.rank),
     )
     metrics = _measure(model, held_out, collectives, device)
     baselines = {}
@@ -92,6 +96,7 @@ def run_plan(
         "train_rows": sum(file.rows for file in plan.train_files),
         "steps": training.steps,
         "seconds": training.seconds,
+        "stopped": training.stopped,
         "num_ranks": collectives.size,
         "created_at": storage.utc_now(),
     }
@@ -149,5 +154,4 @@ def _loader(
 def _measure(
     model: nn.Module, loaders: Mapping[Split, Loader], collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
-    model.eval()
     return {split: evaluate(model, loader, collectives, device) for split, loader in loaders.items()}

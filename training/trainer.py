@@ -70,10 +70,9 @@ class Trainer:
             dropout.begin(key, self._shards, len(batch.labels))
         return self._forward.backward(batch, self._loss_scale.scale)
 
-    @property
-    def skipped_steps(self) -> int:
-        """Steps without an update since the training began, because a gradient overflowed fp16."""
-        return self._loss_scale.skipped
+    def facts(self) -> dict[str, float]:
+        """What a log entry tells of the trainer: with fp16 the scale of the loss, and the steps skipped since the beginning."""
+        return self._loss_scale.facts()
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """As `Updates.state`."""

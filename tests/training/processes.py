@@ -95,11 +95,18 @@ class Driver:
 
 @contextmanager
 def driving(
-    folder: Path, plans: Mapping[str, TrainPlan], settings: Mapping[str, str], workers: list[int] | None = None
+    folder: Path,
+    plans: Mapping[str, TrainPlan],
+    settings: Mapping[str, str],
+    workers: list[int] | None = None,
 ) -> Iterator[Driver]:
     """Trains these plans, one after the other. At the end the driver and its children are gone, whatever happened."""
     profile = read_profile(ROOT / "conf/spark/local.conf")
-    scratch = {"spark.local.dir": str(folder / "scratch"), "spark.driver.memory": "1g", "spark.ui.showConsoleProgress": "false"}
+    scratch = {
+        "spark.local.dir": str(folder / "scratch"),
+        "spark.driver.memory": "1g",
+        "spark.ui.showConsoleProgress": "false",
+    }
     (folder / "settings.json").write_text(json.dumps({**profile, **scratch, **settings}))
     for name, plan in plans.items():
         (folder / f"{name}.plan").write_bytes(pickle.dumps(plan))
@@ -163,8 +170,15 @@ def standalone_cluster(folder: Path, workers: int, cores: int) -> Iterator[Clust
     try:
         wait_for("the master", lambda: _answers(port))
         for index in range(workers):
-            own = ["--work-dir", str(folder / f"work-{index}"), "--properties-file", str(folder / "worker.conf")]
-            started.append(_start(folder, "worker.Worker", "--cores", str(cores), "--memory", "1g", *own, master))
+            own = [
+                "--work-dir",
+                str(folder / f"work-{index}"),
+                "--properties-file",
+                str(folder / "worker.conf"),
+            ]
+            started.append(
+                _start(folder, "worker.Worker", "--cores", str(cores), "--memory", "1g", *own, master)
+            )
         yield Cluster(master, [each.pid for each in started[1:]], folder)
     finally:
         for each in reversed(started):

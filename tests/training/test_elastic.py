@@ -58,7 +58,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def variant(plan: TrainPlan, folder: Path, ranks: int, min_ranks: int | None = None, **other: Any) -> TrainPlan:
+def variant(
+    plan: TrainPlan, folder: Path, ranks: int, min_ranks: int | None = None, **other: Any
+) -> TrainPlan:
     """The plan for so many ranks, elastic where `min_ranks` is given, with a model's folder of its own."""
     folder.mkdir(exist_ok=True)
     elastic = Elastic(min_ranks=min_ranks) if min_ranks else None

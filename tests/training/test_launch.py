@@ -34,7 +34,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launch")
     lake = Lake(str(folder / "lake"))
     spec, train = segment_rows(2_000, 1)
-    days = {"validation": {"2026-01-03": segment_rows(500, 2)[1]}, "test": {RUN_DATE: segment_rows(500, 3)[1]}}
+    days = {
+        "validation": {"2026-01-03": segment_rows(500, 2)[1]},
+        "test": {RUN_DATE: segment_rows(500, 3)[1]},
+    }
     publish_all(lake, RUN_DATE, spec, {"train": {"2026-01-02": train}, **days})
     section = {"global_batch_size": 64, "device": "cpu"}
     values = make_config(lake, model=MODEL, train=section).model_dump(mode="json", exclude_unset=True)
@@ -54,7 +57,9 @@ def test_one_rank_trains_without_spark(config: Path, capsys: pytest.CaptureFixtu
     description = read_description(told["output"])
     assert told["metrics"] == description["metrics"]
     assert (told["num_ranks"], told["version"]) == (1, description["version"])
-    assert run_alone(config, "train.num_ranks=4", "train.elastic.min_ranks=1") == 0  # the same version: it is there
+    assert (
+        run_alone(config, "train.num_ranks=4", "train.elastic.min_ranks=1") == 0
+    )  # the same version: it is there
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert again == told
 
@@ -92,7 +97,11 @@ class FakeSpark:
 @pytest.mark.parametrize(
     "master, failures, said",
     [
-        ("local[2]", "4", r"train.elastic: Spark \(local\[2\]\) gives up when a task fails for the first time"),
+        (
+            "local[2]",
+            "4",
+            r"train.elastic: Spark \(local\[2\]\) gives up when a task fails for the first time",
+        ),
         ("local[2,1]", "4", r"local\[2,4\]"),
         ("local", "4", r"local\[2,4\]"),
         ("spark://head:7077", "1", "spark.task.maxFailures"),
