@@ -39,7 +39,7 @@ from conf.stage_types import (
     WorkflowConfig,
 )
 from conf.storage import scheme_of
-from conf.train_types import Gate, ModelConfig, MultiHot, Train
+from conf.train_types import Gate, ModelConfig, MultiHot, Profile, StopAt, Train
 
 __all__ = [
     "SPLITS",
@@ -62,6 +62,7 @@ __all__ = [
     "OperatorEntry",
     "Output",
     "PositiveInt",
+    "Profile",
     "Quality",
     "RawTable",
     "Scope",
@@ -70,6 +71,7 @@ __all__ = [
     "Share",
     "Split",
     "SplitConfig",
+    "StopAt",
     "Strict",
     "Train",
     "WorkflowConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -26,6 +27,14 @@ class Collectives(Protocol):
         """Each tensor, concatenated along dimension 0 in rank order; lengths may differ between ranks."""
         ...
 
+    def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Sends the first splits[0] rows of `values` to rank 0, the next splits[1] to rank 1, and so on.
+
+        Returns:
+            What the ranks sent to this one, in rank order, and how many rows each of them sent.
+        """
+        ...
+
 
 class LocalCollectives:
     """One rank, no communication."""
@@ -38,6 +47,9 @@ class LocalCollectives:
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
         return list(tensors)
+
+    def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
+        return values, list(splits)
 
 
 def sum_over_ranks(gradient: RowGradient, collectives: Collectives) -> RowGradient:

@@ -25,7 +25,17 @@ from conf.types import Config
 from training import tracking
 
 # Of the train section, what changes how a training runs but not what comes out of it.
-_NOT_IN_VERSION = {"num_ranks", "log_every_steps", "checkpoint_every_steps", "device", "start_timeout_s"}
+_NOT_IN_VERSION = {
+    "num_ranks",
+    "elastic",
+    "log_every_steps",
+    "checkpoint_every_steps",
+    "device",
+    "compile",
+    "cuda_graphs",
+    "profile",
+    "start_timeout_s",
+}
 _CODE = ("conf", "etl", "training")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,13 +12,15 @@ from torch import nn
 
 from conf import storage
 from conf.errors import ConfigError
-from conf.types import ModelConfig, Split
+from conf.types import ModelConfig, Split, Train
 from training.checkpoint import Checkpoints, load_training_state, save_model
 from training.collectives import Collectives, LocalCollectives
 from training.evaluate import evaluate
 from training.loop import train_model
 from training.models import build_model
 from training.plan import TrainPlan
+from training.profiling import StepProfiler
+from training.progress import Report
 from training.reading.loader import Loader
 from training.reading.sharding import DataFile, plan_shards, shards_of_rank
 from training.trainer import Trainer
@@ -28,8 +31,19 @@ log = logging.getLogger("nightrank.training")
 _MEASURED: tuple[Split, ...] = ("validation", "test")
 
 
-def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) -> dict[str, Any]:
+def run_plan(
+    plan: TrainPlan,
+    collectives: Collectives,
+    device: torch.device,
+    *,
+    report: Report | None = None,
+    at_checkpoint: Callable[[], None] | None = None,
+) -> dict[str, Any]:
     """Trains, measures and (on rank 0) saves the model of a plan; then its baselines, of which only measures are kept.
+
+    Args:
+        report: hears of the log entries of every training, with its architecture as `training` and its `steps`.
+        at_checkpoint: called on every rank when a checkpoint has been written; may raise to end the training there.
 
     Returns:
         The description that stands in model.json.
@@ -45,7 +59,18 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
         warm_start(trainer, plan.spec, *load_training_state(plan.parent_path, device))
     checkpoints = Checkpoints(plan.checkpoint_path, writes=leads)
     loader = _loader(plan, plan.train_files, collectives, shuffled=True)
-    training = train_model(trainer, loader, plan.train, device, checkpoints, reports=leads)
+    training = train_model(
+        trainer,
+        loader,
+        plan.train,
+        device,
+        checkpoints,
+        reports=leads,
+        report=_labelled(report, plan.model.architecture, loader, plan.train),
+        at_checkpoint=at_checkpoint,
+        validate=partial(evaluate, model, held_out["validation"], collectives, device),
+        profiler=StepProfiler(plan.train.profile, f"{plan.checkpoint_path}.profile", collectives.rank),
+    )
     metrics = _measure(model, held_out, collectives, device)
     baselines = {}
     for name in plan.train.baselines:
@@ -54,7 +79,13 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
             log.info("baseline %s", name)
         every = _loader(plan, plan.splits["train"], collectives, shuffled=True)
         train_model(
-            Trainer(baseline, plan.train, collectives), every, plan.train, device, None, reports=leads
+            Trainer(baseline, plan.train, collectives),
+            every,
+            plan.train,
+            device,
+            None,
+            reports=leads,
+            report=_labelled(report, name, every, plan.train),
         )
         baselines[name] = _measure(baseline, held_out, collectives, device)
     description = {
@@ -65,6 +96,7 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
         "train_rows": sum(file.rows for file in plan.train_files),
         "steps": training.steps,
         "seconds": training.seconds,
+        "stopped": training.stopped,
         "num_ranks": collectives.size,
         "created_at": storage.utc_now(),
     }
@@ -96,6 +128,15 @@ def choose_device(wanted: str, index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+def _labelled(report: Report | None, name: str, loader: Loader, train: Train) -> Report | None:
+    """Adds to a training's entries what the driver must know to show them."""
+    if report is None:
+        return None
+    steps = loader.plan.steps * train.epochs
+    about = {"training": name, "steps": steps, "batch_rows": train.global_batch_size}
+    return lambda entry: report({**about, **entry})
+
+
 def _build(plan: TrainPlan, config: ModelConfig, device: torch.device) -> nn.Module:
     return build_model(config, plan.spec, plan.train.seed).to(device)
 
@@ -113,5 +154,4 @@ def _loader(
 def _measure(
     model: nn.Module, loaders: Mapping[Split, Loader], collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
-    model.eval()
     return {split: evaluate(model, loader, collectives, device) for split, loader in loaders.items()}

@@ -33,7 +33,8 @@ def warm_start(
     """
     _require_extension(spec, parent_spec)
     by_row = trainer.row_state()
-    state = trainer.state()
+    # A loss scale belongs to a precision, which may have changed, and finds itself anew.
+    state = {name: value for name, value in trainer.state().items() if not name.startswith("scaler.")}
     if state.keys() != parent_state.keys():
         raise _misfit(f"the parent's state is {sorted(parent_state)}, the model's {sorted(state)}")
     for name, value in state.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TypeVar
@@ -26,6 +26,11 @@ class ThreadCollectives:
 
     def allreduce_sum(self, values: Tensor) -> Tensor:
         return torch.stack([own for (own,) in self._exchange(values)]).sum(dim=0)
+
+    def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
+        sent = self._exchange(*values.split(list(splits)))
+        received = [each[self.rank] for each in sent]
+        return torch.cat(received), [len(each) for each in received]
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
         return [torch.cat(each) for each in zip(*self._exchange(*tensors), strict=True)]
