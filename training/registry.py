@@ -26,15 +26,21 @@ from training import tracking
 
 # Of the train section, what changes how a training runs but not what comes out of it.
 _NOT_IN_VERSION = {
-    "num_ranks",
-    "elastic",
-    "log_every_steps",
-    "checkpoint_every_steps",
-    "device",
-    "compile",
-    "cuda_graphs",
-    "profile",
-    "start_timeout_s",
+    **dict.fromkeys(
+        (
+            "num_ranks",
+            "elastic",
+            "log_every_steps",
+            "checkpoint_every_steps",
+            "device",
+            "compile",
+            "cuda_graphs",
+            "profile",
+            "start_timeout_s",
+        ),
+        True,
+    ),
+    "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
 }
 _CODE = ("conf", "etl", "training")
 
