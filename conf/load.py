@@ -1,8 +1,9 @@
-"""Reads a YAML file into a Config: `extends`, the model's file, `--set` overrides, and errors that name the key."""
+"""Reads a YAML file into a Config: `extends`, the model's file, `--set` overrides, and errors that name the key; and dates."""
 
 from __future__ import annotations
 
 import json
+from datetime import date
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +34,17 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
         _set(values, override)
     _read_model(values, Path(path))
     return read_section(Config, values, f"{path}: ", "correct these keys in the file or in --set")
+
+
+def parse_date(text: str) -> str:
+    """An ISO date, returned as given; ConfigError otherwise."""
+    try:
+        parsed = date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"--run-date {text!r} is not a date: {error}", "write it as YYYY-MM-DD") from error
+    if parsed.isoformat() != text:
+        raise ConfigError(f"--run-date {text!r} is not of the form YYYY-MM-DD", f"write {parsed.isoformat()}")
+    return text
 
 
 def read_section(

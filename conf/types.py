@@ -39,7 +39,16 @@ from conf.stage_types import (
     WorkflowConfig,
 )
 from conf.storage import scheme_of
-from conf.train_types import Embeddings, EmbeddingStorage, Gate, ModelConfig, MultiHot, Train
+from conf.train_types import (
+    Embeddings,
+    EmbeddingStorage,
+    Gate,
+    ModelConfig,
+    MultiHot,
+    Profile,
+    StopAt,
+    Train,
+)
 
 __all__ = [
     "SPLITS",
@@ -64,6 +73,7 @@ __all__ = [
     "OperatorEntry",
     "Output",
     "PositiveInt",
+    "Profile",
     "Quality",
     "RawTable",
     "Scope",
@@ -72,6 +82,7 @@ __all__ = [
     "Share",
     "Split",
     "SplitConfig",
+    "StopAt",
     "Strict",
     "Train",
     "WorkflowConfig",

@@ -13,13 +13,13 @@ from pathlib import Path
 from conf import storage
 from conf.errors import EXIT_OK, ConfigError, NightrankError
 from conf.lake import Lake
-from conf.load import load_config
+from conf.load import load_config, parse_date
 from conf.manifest import is_published, read_manifest
 from conf.types import Config
 from jobs.night.highlights import remark
 from jobs.night.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
 from jobs.night.terminal import Progress
-from jobs.runner import Job, Result, closing_line, parse_date, parser
+from jobs.runner import Job, Result, closing_line, parser
 
 DESCRIPTION = (
     "Runs the stages of one night as spark-submit processes: build_features, build_candidates, score_daily, "

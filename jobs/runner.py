@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -20,7 +19,7 @@ from pyspark.sql import SparkSession
 from conf import storage
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, NightrankError, raised_in
 from conf.lake import Lake
-from conf.load import load_config
+from conf.load import load_config, parse_date
 from conf.types import Config
 from etl.hadoop_files import hdfs
 from etl.plan import plan
@@ -161,17 +160,6 @@ def closing_line(job: Job, result: Result, seconds: float) -> str:
         },
         allow_nan=False,
     )
-
-
-def parse_date(text: str) -> str:
-    """An ISO date, returned as given; ConfigError otherwise."""
-    try:
-        parsed = date.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(f"--run-date {text!r} is not a date: {error}", "write it as YYYY-MM-DD") from error
-    if parsed.isoformat() != text:
-        raise ConfigError(f"--run-date {text!r} is not of the form YYYY-MM-DD", f"write {parsed.isoformat()}")
-    return text
 
 
 def require(config: Config, *sections: str) -> None:

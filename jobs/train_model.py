@@ -6,6 +6,7 @@ import logging
 
 from conf.dataset import read_dataset
 from jobs.runner import Job, Result, run
+from jobs.training_bar import TrainingBar
 from training import tracking
 from training.description import is_complete, read_description
 from training.launch import train_on_ranks
@@ -28,8 +29,8 @@ def train_model(job: Job) -> Result:
         description = read_description(plan.model_path)
     else:
         spark = job.spark
-        with job.phase("train"):
-            description = train_on_ranks(spark, plan)
+        with job.phase("train"), TrainingBar() as bar:
+            description = train_on_ranks(spark, plan, bar.show)
     record_run(job.lake, job.config.name, job.run_date, description["version"])
     with job.phase("track"):
         tracking.track_training(job.lake, description, job.config.model_dump(include={"model", "train"}))

@@ -1,24 +1,30 @@
-"""The training of one model on one rank: epochs over the train split, checkpoints, log lines."""
+"""The training of one model on one rank: epochs over the train split, checkpoints, log lines, and when it ends."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from conf.types import Train
 from training.checkpoint import Checkpoints, Position
 from training.loss_watch import LossWatch
+from training.meter import Meter, log_entry
+from training.profiling import StepProfiler
+from training.progress import Report
 from training.reading.loader import Loader
 from training.reading.prefetch import Prefetch
 from training.schedule import learning_rate_factor
+from training.stopping import stop_reason
 from training.trainer import Trainer
 
 log = logging.getLogger("nightrank.training")
+
+_FOLLOWED = ("auc", "log_loss", "normalized_entropy")
 
 
 @dataclass
@@ -26,15 +32,17 @@ class Training:
     """How a training went.
 
     Attributes:
-        history: one entry each `log_every_steps` and one for the last step; `loss` and `loader_wait_share` are means
-            since the entry before.
+        history: one entry each `log_every_steps`, one where the model was measured, and one for the last step; `loss` and
+            `loader_wait_share` are means since the entry before. `validation` holds the measures where there are any.
         steps: global batches.
         seconds: spent in them, over all attempts when it was resumed.
+        stopped: why it ended before its last step; None where it did not.
     """
 
     history: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0
+    stopped: str | None = None
 
 
 def train_model(
@@ -46,12 +54,21 @@ def train_model(
     watch: LossWatch,
     *,
     reports: bool,
+    report: Report | None = None,
+    at_checkpoint: Callable[[], None] | None = None,
+    validate: Callable[[], Mapping[str, Any]] | None = None,
+    profiler: StepProfiler | None = None,
 ) -> Training:
     """Trains a trainer's model in place for `train.epochs`, from the latest checkpoint on where there is one.
 
     Args:
         watch: sees every loss, and all of them before a checkpoint is saved.
         reports: whether this rank writes the log lines.
+        report: called with every entry of the history, as soon as it is made.
+        at_checkpoint: called when a checkpoint is on its way to the disk; what it raises ends the training, and the checkpoint still becomes complete.
+        validate: measures the model, with the same result on all ranks; called each `train.evaluate_every_steps`. Without
+            it the training takes all its steps.
+        profiler: sees every step.
 
     Raises:
         DataError: a file is not what its manifest says, or the loss is no number any more.
@@ -59,68 +76,55 @@ def train_model(
     position = (checkpoints.restore(trainer) if checkpoints else None) or Position()
     history = list(position.history)
     steps = loader.plan.steps * train.epochs
+    rule = train.stop_at if validate else None
+    done, stopped = position.step, stop_reason(history, rule)
     began = time.perf_counter() - position.seconds
-    with Prefetch(loader.batches(train.epochs, position.step)) as batches:
-        meter = _Meter(device)
+    with (
+        Prefetch(loader.batches(train.epochs, position.step)) as batches,
+        profiler or StepProfiler(None, "", 0) as profiled,
+    ):
+        meter = Meter(device)
         trainer.model.train()
-        for done, batch in enumerate(batches, start=position.step + 1):
+        for batch in batches:
+            if stopped:
+                break
+            done += 1
             factor = learning_rate_factor(done - 1, steps, train)
+            profiled.before(done)
             loss = trainer.step(batch.to(device), factor)
+            profiled.after(done)
             meter.add(loss, batch.global_weight)
             watch.add(done, loss, batch)
-            if done % train.log_every_steps == 0 or done == steps:
+            measures = validate if _due(done, train.evaluate_every_steps) and done < steps else None
+            if _due(done, train.log_every_steps) or measures or done == steps:
                 watch.catch_up()
                 entry = {
                     "step": done,
                     "epoch": (done - 1) // loader.plan.steps,
                     "learning_rate": train.learning_rate * factor,
                     **meter.take(batches.wait_s),
+                    **trainer.facts(),
                 }
+                if measures:
+                    found = measures()
+                    entry["validation"] = {name: found[name] for name in _FOLLOWED}
+                    meter.restart()
                 history.append(entry)
+                stopped = stop_reason(history, rule)
                 if reports:
-                    _report(entry, steps)
-            if checkpoints and done % train.checkpoint_every_steps == 0:
+                    log_entry(entry, steps)
+                if report:
+                    report(entry)
+            if checkpoints and _due(done, train.checkpoint_every_steps):
                 watch.catch_up()
                 checkpoints.save(trainer, Position(done, time.perf_counter() - began, history))
-    return Training(history, steps, round(time.perf_counter() - began, 3))
+                if at_checkpoint:
+                    at_checkpoint()
+    if stopped and reports:
+        log.info("ended after step %d of %d: %s", done, steps, stopped)
+    return Training(history, done, round(time.perf_counter() - began, 3), stopped)
 
 
-class _Meter:
-    """Loss, speed and waiting since it was last read. Reading is the only moment that waits for the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._waited_s = 0.0
-        self._restart()
-
-    def _restart(self) -> None:
-        self._loss = torch.zeros((), device=self._device)
-        self._rows = 0
-        self._since = time.perf_counter()
-
-    def add(self, loss: Tensor, rows: int) -> None:
-        self._loss += loss * rows
-        self._rows += rows
-
-    def take(self, waited_s: float) -> dict[str, float]:
-        loss = float(self._loss) / self._rows
-        seconds = time.perf_counter() - self._since
-        entry = {
-            "loss": loss,
-            "rows_per_s": round(self._rows / seconds),
-            "loader_wait_share": round((waited_s - self._waited_s) / seconds, 4),
-        }
-        self._waited_s = waited_s
-        self._restart()
-        return entry
-
-
-def _report(entry: dict[str, Any], steps: int) -> None:
-    log.info(
-        "step %d of %d: loss %.5f, %d rows/s, %.0f%% waiting for data",
-        entry["step"],
-        steps,
-        entry["loss"],
-        entry["rows_per_s"],
-        100 * entry["loader_wait_share"],
-    )
+def _due(step: int, every: int) -> bool:
+    """Whether something done each `every` steps is done after this one; never if `every` is 0."""
+    return every > 0 and step % every == 0

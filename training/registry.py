@@ -27,10 +27,14 @@ from training import tracking
 # Of the train section, what changes how a training runs but not what comes out of it.
 _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "num_ranks": True,
+    "elastic": True,
     "log_every_steps": True,
     "checkpoint_every_steps": True,
     "keep_checkpoints": True,
     "device": True,
+    "compile": True,
+    "cuda_graphs": True,
+    "profile": True,
     "start_timeout_s": True,
     "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from conf import storage
 from conf.errors import ConfigError
-from conf.types import ModelConfig, Split
+from conf.types import ModelConfig, Split, Train
 from training.checkpoint import Checkpoints, open_trained, save_trained
 from training.collectives import Collectives, LocalCollectives
 from training.evaluate import evaluate
@@ -19,6 +20,8 @@ from training.loop import train_model
 from training.loss_watch import LossWatch
 from training.models import build_model
 from training.plan import TrainPlan
+from training.profiling import StepProfiler
+from training.progress import Report
 from training.reading.loader import Loader
 from training.reading.sharding import DataFile, plan_shards, shards_of_rank
 from training.trainer import Trainer
@@ -29,8 +32,19 @@ log = logging.getLogger("nightrank.training")
 _MEASURED: tuple[Split, ...] = ("validation", "test")
 
 
-def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) -> dict[str, Any]:
+def run_plan(
+    plan: TrainPlan,
+    collectives: Collectives,
+    device: torch.device,
+    *,
+    report: Report | None = None,
+    at_checkpoint: Callable[[], None] | None = None,
+) -> dict[str, Any]:
     """Trains, measures and saves the model of a plan; then its baselines, of which only measures are kept.
+
+    Args:
+        report: hears of the log entries of every training, with its architecture as `training` and its `steps`.
+        at_checkpoint: called on every rank when a checkpoint is on its way to the disk; may raise to end the training there.
 
     Returns:
         The description that stands in model.json.
@@ -46,8 +60,19 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
         warm_start(trainer, plan.spec, *open_trained(plan.parent_path))
     loader = _loader(plan, plan.train_files, collectives, shuffled=True)
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
-        watch = LossWatch(loader, collectives, plan.checkpoint_path)
-        training = train_model(trainer, loader, plan.train, device, checkpoints, watch, reports=leads)
+        training = train_model(
+            trainer,
+            loader,
+            plan.train,
+            device,
+            checkpoints,
+            LossWatch(loader, collectives, plan.checkpoint_path),
+            reports=leads,
+            report=_labelled(report, plan.model.architecture, loader, plan.train),
+            at_checkpoint=at_checkpoint,
+            validate=partial(evaluate, model, held_out["validation"], collectives, device),
+            profiler=StepProfiler(plan.train.profile, f"{plan.checkpoint_path}.profile", collectives.rank),
+        )
         checkpoints.wait()
     metrics = _measure(model, held_out, collectives, device)
     baselines = {}
@@ -58,9 +83,16 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
         if leads:
             log.info("baseline %s", name)
         every = _loader(plan, plan.splits["train"], collectives, shuffled=True)
-        trained = Trainer(baseline, plan.train, collectives)
-        watch = LossWatch(every, collectives, plan.checkpoint_path)
-        train_model(trained, every, plan.train, device, None, watch, reports=leads)
+        train_model(
+            Trainer(baseline, plan.train, collectives),
+            every,
+            plan.train,
+            device,
+            None,
+            LossWatch(every, collectives, plan.checkpoint_path),
+            reports=leads,
+            report=_labelled(report, name, every, plan.train),
+        )
         baselines[name] = _measure(baseline, held_out, collectives, device)
     description = {
         **plan.description,
@@ -70,6 +102,7 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
         "train_rows": sum(file.rows for file in plan.train_files),
         "steps": training.steps,
         "seconds": training.seconds,
+        "stopped": training.stopped,
         "num_ranks": collectives.size,
         "created_at": storage.utc_now(),
     }
@@ -100,6 +133,15 @@ def choose_device(wanted: str, index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+def _labelled(report: Report | None, name: str, loader: Loader, train: Train) -> Report | None:
+    """Adds to a training's entries what the driver must know to show them."""
+    if report is None:
+        return None
+    steps = loader.plan.steps * train.epochs
+    about = {"training": name, "steps": steps, "batch_rows": train.global_batch_size}
+    return lambda entry: report({**about, **entry})
+
+
 def _build(plan: TrainPlan, config: ModelConfig, collectives: Collectives, device: torch.device) -> nn.Module:
     train = plan.train
     return build_model(config, plan.spec, train.seed, train.embeddings, collectives).to(device)
@@ -118,5 +160,4 @@ def _loader(
 def _measure(
     model: nn.Module, loaders: Mapping[Split, Loader], collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
-    model.eval()
     return {split: evaluate(model, loader, collectives, device) for split, loader in loaders.items()}

@@ -131,6 +131,12 @@ def _metrics(description: Mapping[str, Any]) -> list[Any]:
         for entry in description["history"]
         for key in ("loss", "learning_rate", "rows_per_s", "loader_wait_share")
     ]
+    found += [
+        Metric(f"during.validation.{key}", float(value), now_ms, int(entry["step"]))
+        for entry in description["history"]
+        for key, value in entry.get("validation", {}).items()
+        if value is not None
+    ]
     measures = {
         **description["metrics"],
         "baseline": description["baselines"],
@@ -139,7 +145,7 @@ def _metrics(description: Mapping[str, Any]) -> list[Any]:
     found += [
         Metric(key, float(value), now_ms, description["steps"])
         for key, value in _flat(measures)
-        if value is not None
+        if value is not None and not isinstance(value, list)
     ]
     return found
 

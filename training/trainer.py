@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from conf.types import Train
 from training.collectives import Collectives
-from training.embedding.table import RowBlock, tables_of
+from training.embedding.table import RowBlock, RowGradient, tables_of
+from training.forward import Forward
+from training.gradients import LossScale, clipped
 from training.layers import Dropout
 from training.reading.loader import Batch
 from training.reading.sharding import shards_of_rank
@@ -31,6 +32,8 @@ class Trainer:
         self._tables = tables_of(model)
         self._updates = Updates(model, train)
         self._dropouts = [each for each in model.modules() if isinstance(each, Dropout)]
+        self._forward = Forward(model, train)
+        self._loss_scale = LossScale(next(model.parameters()).device, active=train.precision == "fp16")
         self._shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
 
     def step(self, batch: Batch, rate_factor: float) -> Tensor:
@@ -47,18 +50,27 @@ class Trainer:
         )
         rows = self._updates.take_row_gradients(self._collectives)
         summed = finish()
-        self._updates.apply(summed[:-1], rows, rate_factor)
+        if self._loss_scale.accepts(summed[:-1], rows.values(), self._collectives):
+            self._apply(summed[:-1], rows, rate_factor)
         return summed[-1]
+
+    def _apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
+        """Updates every parameter by gradients of the scaled loss, summed over ranks."""
+        unscaled = self._loss_scale.unscaled
+        gradient = clipped(unscaled(dense), self._train.clip_norm)
+        by_row = {name: RowGradient(each.rows, unscaled(each.values)) for name, each in rows.items()}
+        self._updates.apply(gradient, by_row, rate_factor)
 
     def _gradients(self, batch: Batch) -> Tensor:
         """Leaves the gradients of this rank's share of the mean loss at the parameters; returns that share, a scalar."""
         for layer, dropout in enumerate(self._dropouts):
-            dropout.begin(f"{self._train.seed}/{int(self._updates.steps)}/{layer}", self._shards)
-        logits = self.model(batch.dense, batch.categorical)
-        losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
-        loss: Tensor = (losses * batch.weights).sum() / batch.global_weight
-        loss.backward()
-        return loss.detach()
+            key = f"{self._train.seed}/{int(self._updates.steps)}/{layer}"
+            dropout.begin(key, self._shards, len(batch.labels))
+        return self._forward.backward(batch, self._loss_scale.scale)
+
+    def facts(self) -> dict[str, float]:
+        """What a log entry tells of the trainer: with fp16 the scale of the loss, and the steps skipped since the beginning."""
+        return self._loss_scale.facts()
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """As `Updates.state`."""
@@ -77,6 +89,7 @@ class Trainer:
         return {
             **{f"model.{name}": value for name, value in self.model.state_dict().items()},
             **self.optimizer_state(),
+            **self._loss_scale.state(),
         }
 
     @torch.no_grad()

@@ -35,6 +35,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("etl", "scoring", "jobs", "training.launch"),
     "torch": ("training", "scoring"),
+    "triton": ("training.embedding.kernels",),
     "horovod": ("training.launch", "training.worker"),
     "petastorm": ("training",),
     "mlflow": ("training",),
@@ -114,6 +115,7 @@ def test_the_walk_sees_the_packages() -> None:
         ("scoring.score", "from training import loop"),
         ("scoring.score", "import training.registry"),
         ("scoring.predictor", "from pyspark import TaskContext"),
+        ("training.embedding.table", "import triton"),
         ("jobs.train_model", "import torch"),
         ("jobs.report", "from tests.etl import oracle"),
         ("scoring.score", "from jobs import runner"),

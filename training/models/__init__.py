@@ -10,8 +10,9 @@ The model takes
     dense        (B, D) float32, the spec's dense features in order
     categorical  (B, W) int64, ids as training/inputs.py lays them out
 
-and returns logits (B,) float32. Either of D and W may be 0. Embedding tables come from `inputs.table`: the loop sends
-their gradients row by row and everything else as one dense buffer.
+and returns logits (B,) float32, its last layer computed `in_float32`. Either of D and W may be 0. Embedding tables come from
+`inputs.table`: the loop sends their gradients row by row and everything else as one dense buffer. Each table is called once,
+with `categorical` as it came, which is good for nothing else: the loop may look up first and compile or record what follows.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from conf.types import PositiveInt, Strict
 from training.inputs import Inputs
-from training.layers import DropShare, HiddenWidths, linear, mlp
+from training.layers import DropShare, HiddenWidths, in_float32, linear, mlp
 
 
 class Settings(Strict):
@@ -74,8 +74,8 @@ class DCNv2(nn.Module):
         for layer in self.cross:
             crossed = layer(first, crossed)
         if self.parallel:
-            return self.logit(torch.cat([crossed, self.deep(first)], dim=1)).squeeze(1)
-        return self.logit(self.deep(crossed)).squeeze(1)
+            return in_float32(self.logit, torch.cat([crossed, self.deep(first)], dim=1)).squeeze(1)
+        return in_float32(self.logit, self.deep(crossed)).squeeze(1)
 
 
 def build(settings: Settings, inputs: Inputs) -> DCNv2:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from conf.types import PositiveInt, Strict
 from training.inputs import Inputs
-from training.layers import DropShare, HiddenWidths, LinearPart, linear, mlp
+from training.layers import DropShare, HiddenWidths, LinearPart, in_float32, linear, mlp
 
 # Standard deviation of the second-order term before training. Tables initialised as DLRM's would start it at several.
 _FIRST_DEVIATION = 0.1
@@ -56,7 +56,7 @@ class DeepFM(nn.Module):
         of_dense = dense.unsqueeze(2) * self.dense_vectors  # (B, D, E)
         vectors = torch.cat([of_dense, self.embedding(categorical)], dim=1)  # (B, D + C, E)
         pairs = (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1) / 2  # (B,)
-        deep = self.logit(self.deep(vectors.flatten(1))).squeeze(1)
+        deep = in_float32(self.logit, self.deep(vectors.flatten(1))).squeeze(1)
         return self.first_order(dense, categorical) + pairs + deep
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
 from training.inputs import Inputs
-from training.layers import mlp
+from training.layers import in_float32, mlp
 
 
 class Settings(Strict):
@@ -59,7 +59,7 @@ class DLRM(nn.Module):
         interactions = self._interact(vectors)
         if self.first_enters:
             interactions = torch.cat([vectors[:, 0], interactions], dim=1)
-        return self.logit(self.top(interactions)).squeeze(1)
+        return in_float32(self.logit, self.top(interactions)).squeeze(1)
 
     def _interact(self, vectors: Tensor) -> Tensor:
         """Dot products of all pairs of vectors (B, F, E), each pair once: (B, F * (F - 1) // 2)."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from conf.types import PositiveInt, Strict
 from training.inputs import Inputs
-from training.layers import DropShare, HiddenWidths, LinearPart, linear, mlp
+from training.layers import DropShare, HiddenWidths, LinearPart, in_float32, linear, mlp
 from training.optimizers.ftrl import FtrlSettings
 
 
@@ -51,7 +51,7 @@ class WideAndDeep(nn.Module):
         deep = self.deep(
             torch.cat([vectors.flatten(1), dense], dim=1)
         )  # (B, C * E + D) before the first layer
-        return self.wide(dense, categorical) + self.logit(deep).squeeze(1)
+        return self.wide(dense, categorical) + in_float32(self.logit, deep).squeeze(1)
 
 
 def build(settings: Settings, inputs: Inputs) -> WideAndDeep:

@@ -97,18 +97,17 @@ def plan_shards(file_rows: Sequence[int], num_shards: int, global_batch_size: in
 
 
 def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
-    """The neighbouring shards a rank owns.
+    """The neighbouring shards a rank owns: as many as any other rank, or one fewer where they do not divide.
 
     Raises:
-        ConfigError: the shards do not divide by the ranks.
+        ConfigError: a rank would own none.
     """
-    if num_shards % num_ranks:
+    if num_ranks > num_shards:
         raise ConfigError(
-            f"num_shards={num_shards} must be a multiple of num_ranks={num_ranks}",
-            "change train.num_shards or train.num_ranks",
+            f"num_shards={num_shards} are fewer than num_ranks={num_ranks}",
+            "raise train.num_shards or lower train.num_ranks",
         )
-    share = num_shards // num_ranks
-    return range(rank * share, (rank + 1) * share)
+    return range(num_shards * rank // num_ranks, num_shards * (rank + 1) // num_ranks)
 
 
 def piece_order(shard: int, pieces: Sequence[Piece], seed: int, epoch: int) -> list[Piece]:

@@ -1,18 +1,15 @@
-"""Measures of predicted click probabilities: exact, weighted, in float64, on NumPy arrays of one value a row."""
+"""Measures of predicted click probabilities, one row at a time: ranking, loss, and how both stand to chance."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from conf.errors import DataError
-
-# A probability of exactly 0 or 1 would make one wrong row's loss infinite; float32 cannot come closer to 1 than this.
-_EPSILON = 2.0**-24
-
-Vector = NDArray[np.float64]
+from training.metrics.arrays import vectors
+from training.metrics.partial import EPSILON, combine, count_scores, sum_deciles, sum_range
 
 
 def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -26,7 +23,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
     Raises:
         DataError: one class has no weight, so the area is undefined; or a score is not finite.
     """
-    label, score, weight = _vectors(labels, scores, weights)
+    label, score, weight = vectors(labels, scores, weights)
     positive, negative = weight * label, weight * (1 - label)
     if not positive.sum() or not negative.sum():
         raise DataError(
@@ -47,10 +44,10 @@ def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | N
     Raises:
         DataError: there are no rows, or a probability is not finite.
     """
-    label, probability, weight = _vectors(labels, probabilities, weights)
+    label, probability, weight = vectors(labels, probabilities, weights)
     if not weight.sum():
         raise DataError("the log loss of no rows is undefined", "measure on a split that holds rows")
-    clipped = np.clip(probability, _EPSILON, 1 - _EPSILON)
+    clipped = np.clip(probability, EPSILON, 1 - EPSILON)
     losses = -(label * np.log(clipped) + (1 - label) * np.log1p(-clipped))
     return float(np.average(losses, weights=weight))
 
@@ -63,7 +60,7 @@ def normalized_entropy(
     Raises:
         DataError: one class has no weight, so the divisor is 0.
     """
-    label, _, weight = _vectors(labels, probabilities, weights)
+    label, _, weight = vectors(labels, probabilities, weights)
     rate = float(np.average(label, weights=weight)) if weight.sum() else 0.0
     if rate in (0.0, 1.0):
         raise DataError(
@@ -75,33 +72,10 @@ def normalized_entropy(
 
 
 def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
-    """`{auc, log_loss, normalized_entropy, rows, positives}`; a measure the rows leave undefined is None."""
-    label = np.asarray(labels)
-    positives = int(label.sum())
-    both = 0 < positives < len(label)
-    return {
-        "auc": auc(label, probabilities) if both else None,
-        "log_loss": log_loss(label, probabilities) if len(label) else None,
-        "normalized_entropy": normalized_entropy(label, probabilities) if both else None,
-        "rows": len(label),
-        "positives": positives,
-    }
+    """What `partial.combine` returns, of these rows; a measure they leave undefined is None.
 
-
-def _vectors(
-    labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None
-) -> tuple[Vector, Vector, Vector]:
-    label = np.asarray(labels, dtype=np.float64)
-    score = np.asarray(scores, dtype=np.float64)
-    weight = np.ones_like(label) if weights is None else np.asarray(weights, dtype=np.float64)
-    if not label.shape == score.shape == weight.shape or label.ndim != 1:
-        raise DataError(
-            f"labels {label.shape}, scores {score.shape} and weights {weight.shape} are not vectors of one length",
-            "pass one value a row",
-        )
-    if not np.isfinite(score).all():
-        raise DataError(
-            f"{int((~np.isfinite(score)).sum())} of {len(score)} scores are not finite",
-            "look for infinite features or a diverged model",
-        )
-    return label, score, weight
+    Raises:
+        DataError: lengths differ, or a probability is not finite.
+    """
+    counts = count_scores(labels, probabilities)
+    return combine([sum_range(counts)], sum_deciles(counts, 0, int(counts.rows.sum())))

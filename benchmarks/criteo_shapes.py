@@ -1,0 +1,66 @@
+"""What a training step on Criteo's terabyte looks like: how many features, how many ids, and random batches of them.
+
+Cardinalities are those that NVIDIA publishes for the log with a frequency limit of 15 (DeepLearningExamples, DLRM: the variant
+`criteo_t15_synthetic` of its synthetic data, 24.9 million rows, 12 GiB at 128 numbers of float32). That variant draws ids
+from a power law of exponent 1.45, and so do we: the smallest ids are the most frequent, as our workflow numbers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from conf.feature_spec import NUM_RESERVED_IDS, Feature, FeatureSpec
+from training.reading.loader import Batch
+
+NUM_DENSE = 13
+# fmt: off
+CARDINALITIES = (
+    7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11,
+    2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35,
+)
+# fmt: on
+EXPONENT = 1.45
+
+
+def capped(most_rows: int | None) -> list[int]:
+    """The cardinalities, none above `most_rows`: what fits a small machine."""
+    return [min(each, most_rows or each) for each in CARDINALITIES]
+
+
+def spec_of(cardinalities: Sequence[int]) -> FeatureSpec:
+    """A FeatureSpec of Criteo's layout: I1 to I13, C1 to C26."""
+    dense = [Feature(f"I{place}", "dense", "float32", "context") for place in range(1, NUM_DENSE + 1)]
+    categorical = [
+        Feature(f"C{place}", "categorical", "int32", "context", cardinality)
+        for place, cardinality in enumerate(cardinalities, start=1)
+    ]
+    return FeatureSpec((*dense, *categorical), ("row_id",), "benchmark")
+
+
+def draw_ids(rows: int, cardinalities: Sequence[int], generator: torch.Generator) -> Tensor:
+    """(rows, C) int64: id k of a feature with a probability of about (k - 2)^-1.45, reserved ids left out where there are others."""
+    uniform = torch.rand(rows, len(cardinalities), generator=generator, dtype=torch.float64)
+    reserved = torch.tensor([NUM_RESERVED_IDS if each > NUM_RESERVED_IDS else 0 for each in cardinalities])
+    values = torch.tensor(list(cardinalities)) - reserved
+    power = 1 - EXPONENT
+    highest = (values + 1.0) ** power  # of the inverse distribution function on [1, values + 1)
+    drawn = ((highest - 1) * uniform + 1) ** (1 / power)
+    return drawn.long().sub_(1).clamp_(min=0).minimum(values - 1).add_(reserved)
+
+
+def make_batches(count: int, rows: int, cardinalities: Sequence[int], seed: int = 0) -> list[Batch]:
+    """Random batches on the CPU, a quarter of their rows clicked on."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        Batch(
+            torch.randn(rows, NUM_DENSE, generator=generator),
+            draw_ids(rows, cardinalities, generator),
+            (torch.rand(rows, generator=generator) < 0.25).float(),
+            torch.ones(rows),
+            rows,
+        )
+        for _ in range(count)
+    ]

@@ -1,0 +1,181 @@
+"""Each of our kernels against what torch does in its place, on one GPU: milliseconds, and the memory traffic it needs at least.
+
+    .venv/bin/python benchmarks/gpu/kernels.py [--quick]
+
+Contenders per kernel, on a batch of Criteo's terabyte with vectors in bf16 and tables in float32 and bf16:
+
+* gather: `embedding` of ids + offsets, cast to bf16;
+* interaction, forward and backward: concatenation, batched product, index_select, concatenation, through autograd;
+* update: gradients of equal rows added up (`unique`, `index_add_`), then row-wise Adagrad on these rows by indexing.
+
+Both sides give equal results (asserted here, to rounding). Without a GPU shapes are tiny, kernels are interpreted, and
+nothing is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.criteo_shapes import draw_ids
+from benchmarks.gpu.setting import Setting, read_setting
+from benchmarks.report import closing_line, table
+from benchmarks.steps import wait_for
+
+Work = Callable[[], Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    setting = read_setting(__doc__, arguments)
+    of_machine = setting.machine()
+    generator = torch.Generator().manual_seed(0)
+    ids = draw_ids(setting.batch, setting.cardinalities, generator).to(setting.device)
+    pairs: dict[str, tuple[Work, Work, int]] = {}
+    for name, storage in (("fp32", torch.float32), ("16_bit", half(setting))):
+        pairs[f"gather_{name}"] = gathers(setting, ids, storage)
+        pairs[f"update_{name}"] = updates(setting, ids, storage)
+    pairs["interaction"] = interactions(setting)
+    ours, peers, ratios = {}, {}, {}
+    for name, (mine, theirs, traffic) in pairs.items():
+        mine_ms, theirs_ms = (milliseconds(work, setting) for work in (mine, theirs))
+        ours[name] = {"ms": round(mine_ms, 4), "gb_per_s": round(traffic / mine_ms / 1e6, 1)}
+        peers[name] = {"ms": round(theirs_ms, 4)}
+        ratios[name] = theirs_ms / mine_ms
+    print(setting.told())
+    rows = [
+        [
+            name,
+            f"{each['ms']:.3f}",
+            f"{peers[name]['ms']:.3f}",
+            f"{ratios[name]:.2f}",
+            f"{each['gb_per_s']:,.0f}",
+        ]
+        for name, each in ours.items()
+    ]
+    print(table(["kernel", "ours ms", "torch ms", "times as fast", "ours GB/s"], rows))
+    measured: dict[str, float | None] = {
+        name: each if setting.measures else None for name, each in ratios.items()
+    }
+    print(closing_line("gpu_kernels", of_machine, ours, peers, measured, measures=setting.measures))
+    return 0
+
+
+def half(setting: Setting) -> torch.dtype:
+    """bf16; fp16 where Triton interprets, which takes no product of bf16."""
+    return torch.bfloat16 if setting.measures else torch.float16
+
+
+def milliseconds(work: Work, setting: Setting) -> float:
+    """The median over turns of a call's mean."""
+    work()
+    seconds = []
+    for _ in range(setting.turns):
+        wait_for(setting.device)
+        began = time.perf_counter()
+        for _ in range(setting.steps):
+            work()
+        wait_for(setting.device)
+        seconds.append((time.perf_counter() - began) / setting.steps)
+    return sorted(seconds)[len(seconds) // 2] * 1e3
+
+
+def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
+    """(ours, torch's, bytes that must be read and written)."""
+    from training.embedding.kernels.lookup import Features, gather
+
+    features = Features.of(setting.cardinalities, [], False, setting.device)
+    weight = _weight(setting, storage)
+
+    def ours() -> Tensor:
+        return gather(weight, ids, features, half(setting))
+
+    def theirs() -> Tensor:
+        return functional.embedding(ids + features.first_row, weight).to(half(setting))
+
+    _assert_close(ours(), theirs(), 2**-7)
+    return ours, theirs, ids.numel() * (8 + setting.dim * (weight.element_size() + 2))
+
+
+def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
+    """As `gathers`. In 16 bits torch's counterpart rounds to the nearest, which is less work than ours does."""
+    from training.embedding.kernels.lookup import Features, rows_of
+    from training.embedding.kernels.row_update import update_rows
+
+    rows, _, _ = rows_of(ids, Features.of(setting.cardinalities, [], False, setting.device))
+    gradient = torch.randn(len(rows), setting.dim, device=setting.device).to(half(setting))
+    mine, theirs = (_weight(setting, storage) for _ in range(2))
+    my_sums, their_sums = (torch.zeros(len(mine), device=setting.device) for _ in range(2))
+
+    def ours() -> Tensor:
+        update_rows(mine, my_sums, rows, gradient, 0.01)
+        return mine
+
+    def plain() -> Tensor:
+        unique, position = torch.unique(rows, return_inverse=True)
+        summed = torch.zeros(len(unique), setting.dim, device=setting.device)
+        summed.index_add_(0, position, gradient.float())
+        total = their_sums[unique] + summed.square().mean(dim=1)
+        their_sums[unique] = total
+        scale = -0.01 / (total.sqrt() + 1e-8)
+        theirs[unique] = (theirs[unique].float() + summed * scale.unsqueeze(1)).to(storage)
+        return theirs
+
+    _assert_close(ours(), plain(), 1e-4 if storage == torch.float32 else 2**-6)
+    touched = len(torch.unique(rows))
+    traffic = gradient.numel() * 2 + len(rows) * 8 + touched * 2 * (setting.dim * mine.element_size() + 4)
+    return ours, plain, traffic
+
+
+def interactions(setting: Setting) -> tuple[Work, Work, int]:
+    """As `gathers`; a call is forward and backward."""
+    from training.embedding.kernels.interaction import interact
+
+    count = len(setting.cardinalities) + 1
+    shape = (setting.batch, count, setting.dim)
+    vectors = (torch.randn(shape, device=setting.device) / setting.dim**0.5).to(half(setting))
+    bottom, embedded = (each.contiguous().requires_grad_() for each in vectors.split([1, count - 1], dim=1))
+    lower = torch.tril_indices(count, count, offset=-1, device=setting.device)
+    flat = lower[0] * count + lower[1]
+
+    def forward_of_torch() -> Tensor:
+        stacked = torch.cat([bottom, embedded], dim=1)
+        dots = torch.bmm(stacked, stacked.transpose(1, 2)).flatten(1).index_select(1, flat)
+        return torch.cat([stacked[:, 0], dots], dim=1)
+
+    def forward_of_ours() -> Tensor:
+        return interact(bottom[:, 0], embedded)
+
+    gradient = torch.randn_like(forward_of_torch())
+
+    def both(forward: Callable[[], Tensor]) -> Work:
+        return lambda: torch.autograd.grad(forward(), (bottom, embedded), gradient)
+
+    ours, theirs = both(forward_of_ours), both(forward_of_torch)
+    _assert_close(forward_of_ours(), forward_of_torch(), 2**-6)
+    for mine, other in zip(ours(), theirs(), strict=True):
+        _assert_close(mine, other, 2**-5)
+    traffic = 2 * (3 * vectors.numel() + 2 * gradient.numel())
+    return ours, theirs, traffic
+
+
+def _weight(setting: Setting, storage: torch.dtype) -> Tensor:
+    generator = torch.Generator(setting.device).manual_seed(1)
+    shape = (sum(setting.cardinalities), setting.dim)
+    return torch.empty(shape, device=setting.device).uniform_(-0.1, 0.1, generator=generator).to(storage)
+
+
+def _assert_close(mine: Tensor, other: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(mine.float(), other.float(), rtol=tolerance, atol=tolerance)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

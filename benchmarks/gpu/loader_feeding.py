@@ -1,0 +1,89 @@
+"""Whether the loader keeps one GPU busy: rows a second it brings to the device, alone and under a training step.
+
+    .venv/bin/python benchmarks/gpu/loader_feeding.py [--quick]
+
+`feeds` is what the loader brings to the device over what the step takes from batches that lie there; `end_to_end` what both
+give together over the step alone. Without a GPU shapes are tiny and nothing is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.criteo_shapes import spec_of
+from benchmarks.gpu.setting import CACHE, Setting, read_setting
+from benchmarks.gpu.training_step import make, model_of
+from benchmarks.report import closing_line, table
+from benchmarks.steps import seconds_of, wait_for
+from benchmarks.training_files import full_batches, write_files
+from conf.types import Train
+from training.reading.loader import Loader
+from training.reading.prefetch import Prefetch
+from training.reading.sharding import plan_shards, shards_of_rank
+
+_BATCHES_A_FILE, _FILES, _EPOCHS = 32, 4, 10_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    setting = read_setting(__doc__, arguments)
+    of_machine = setting.machine()
+    speeds = measure(setting)
+    ratios = {
+        "feeds": speeds["loader"] / speeds["step"] if setting.measures else None,
+        "end_to_end": speeds["end_to_end"] / speeds["step"] if setting.measures else None,
+    }
+    print(setting.told())
+    print(table(["", "rows/s"], [[name, f"{each:,.0f}"] for name, each in speeds.items()]))
+    for name, ratio in ratios.items():
+        if ratio is not None:
+            print(f"{name}: {ratio:.2f}")
+    print(closing_line("gpu_loader_feeding", of_machine, speeds, {}, ratios))
+    return 0
+
+
+def measure(setting: Setting) -> dict[str, float]:
+    """Rows a second of the loader alone, the step alone, and both."""
+    cardinalities, device = setting.cardinalities, setting.device
+    rows = setting.batch * _BATCHES_A_FILE * _FILES
+    files = write_files(CACHE / f"{rows}-{setting.most_rows}", rows, _FILES, cardinalities)
+    train = Train.model_validate({"num_ranks": 1, "global_batch_size": setting.batch})
+    plan = plan_shards([each.rows for each in files], train.num_shards, train.global_batch_size)
+    own = shards_of_rank(train.num_shards, 0, 1)
+    loader = Loader(files, plan, own, spec_of(cardinalities), train.seed)
+    step = make("ours_bf16", setting, model_of(setting))
+    steps = setting.steps * setting.turns
+
+    def run(takes: bool) -> float:
+        """Seconds of so many batches, after as many that were read ahead."""
+        with Prefetch(loader.batches(_EPOCHS)) as prefetch:
+            coming = full_batches(iter(prefetch), setting.batch)
+            for batch in islice(coming, 10):
+                batch.to(device)
+            began = time.perf_counter()
+            for batch in islice(coming, steps):
+                moved = batch.to(device)
+                if takes:
+                    step(moved)
+            wait_for(device)
+            return time.perf_counter() - began
+
+    with Prefetch(loader.batches(_EPOCHS)) as prefetch:
+        held = [each.to(device) for each in islice(iter(prefetch), 2)]
+    seconds_of(step, held, 5 if setting.measures else 1, device)  # compiles
+    alone = seconds_of(step, held, steps, device)
+    rows = steps * setting.batch
+    return {
+        "loader": round(rows / run(takes=False)),
+        "step": round(rows / alone),
+        "end_to_end": round(rows / run(takes=True)),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

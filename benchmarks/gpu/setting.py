@@ -1,0 +1,71 @@
+"""Where and how large a benchmark for a GPU runs: Criteo's terabyte on a GPU, tiny shapes on a CPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.criteo_shapes import capped
+from benchmarks.report import machine
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path.home() / ".cache/nightrank/benchmarks/gpu"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What to run.
+
+    Attributes:
+        batch: rows of a global batch.
+        dim: E, numbers a row.
+        most_rows: cap on a table's rows; None for the published cardinalities.
+        steps, turns: of every contender.
+        measures: whether the figures mean anything, which takes a GPU.
+    """
+
+    device: torch.device
+    batch: int
+    dim: int
+    most_rows: int | None
+    steps: int
+    turns: int
+    measures: bool
+
+    @property
+    def cardinalities(self) -> list[int]:
+        return capped(self.most_rows)
+
+    def machine(self) -> dict[str, Any]:
+        """As `report.machine`, with the GPU's name; null without one."""
+        gpu = torch.cuda.get_device_name(self.device) if self.measures else None
+        return {**machine(len(os.sched_getaffinity(0)), ("torch", "triton")), "gpu": gpu}
+
+    def told(self) -> str:
+        """What precedes the table."""
+        if not self.measures:
+            return "no GPU: tiny shapes, to see that it runs; this measures nothing\n"
+        return f"{torch.cuda.get_device_name(self.device)}, batch {self.batch:,}, dim {self.dim}\n"
+
+
+def read_setting(description: str | None, arguments: Sequence[str] | None) -> Setting:
+    """From the command line. Without a GPU, Triton's kernels are interpreted: call this before any of them is imported."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer steps, smaller tables; implied without a GPU"
+    )
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+        torch.set_num_threads(1)
+        return Setting(torch.device("cpu"), 16, 8, 20, 1, 1, measures=False)
+    device = torch.device("cuda", 0)
+    if options.quick:
+        return Setting(device, 65_536, 128, 1_000_000, 10, 3, measures=True)
+    return Setting(device, 65_536, 128, None, 30, 7, measures=True)

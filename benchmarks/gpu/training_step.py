@@ -1,0 +1,127 @@
+"""Samples a second of a whole training step on one GPU, DLRM on Criteo's terabyte, against the figures NVIDIA published.
+
+    .venv/bin/python benchmarks/gpu/training_step.py [--quick]
+
+Network and batch are those of the published runs (conf/models/dlrm_criteo.yaml, 65,536 rows, cardinalities of frequency limit 15);
+batches lie on the GPU. Published, on one A100-80 in mixed precision: 4.02 million samples/s (DeepLearningExamples, PyTorch) and
+4.55 million (TensorFlow 2). Our aim on an H200 is 12 million.
+
+`plain_bf16` is benchmarks/peers/plain_dlrm.py on the same GPU. With --quick tables are capped at a million rows; without a GPU
+shapes are tiny and nothing is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import yaml
+
+from benchmarks.criteo_shapes import NUM_DENSE, make_batches, spec_of
+from benchmarks.gpu.setting import ROOT, Setting, read_setting
+from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
+from benchmarks.report import closing_line, table
+from benchmarks.steps import Step, alternate
+from conf.types import ModelConfig, Train
+from training.collectives import LocalCollectives
+from training.models import build_model
+from training.trainer import Trainer
+
+PUBLISHED = {"a100_pytorch": 4.02e6, "a100_tensorflow2": 4.55e6}
+AIM = 12e6
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    setting = read_setting(__doc__, arguments)
+    of_machine = setting.machine()
+    model = model_of(setting)
+    batches = [each.to(setting.device) for each in make_batches(4, setting.batch, setting.cardinalities)]
+    speeds: dict[str, dict[str, float]] = {}
+    for name in contenders_of(setting):  # one at a time: each pair of table and accumulator takes 13 GiB
+        step = make(name, setting, model)
+        warm_up = 5 if setting.measures else 1
+        speeds |= alternate(
+            {name: step},
+            batches,
+            warm_up=warm_up,
+            steps=setting.steps,
+            turns=setting.turns,
+            device=setting.device,
+        )
+        del step
+        if setting.measures:
+            torch.cuda.empty_cache()
+    _print(setting, speeds)
+    ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
+    peers = {name: each for name, each in speeds.items() if name not in ours}
+    print(
+        closing_line(
+            "gpu_training_step", of_machine, ours, peers, ratios_of(setting, speeds), published=PUBLISHED
+        )
+    )
+    return 0
+
+
+def contenders_of(setting: Setting) -> dict[str, dict[str, Any]]:
+    """Ours by name → settings of training. torch.compile takes a minute, so a CPU, which measures nothing, leaves it out."""
+    compiled = {"compile": setting.measures}
+    return {
+        "ours_bf16": {"precision": "bf16", **compiled},
+        "ours_bf16_graphs": {"precision": "bf16", **compiled, "cuda_graphs": setting.measures},
+        "ours_tf32": {"precision": "tf32", **compiled},
+        "plain_bf16": {},
+    }
+
+
+def model_of(setting: Setting) -> ModelConfig:
+    """The published network; a narrow one of the same form on a CPU."""
+    found = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
+    if not setting.measures:
+        found |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
+    return ModelConfig.model_validate(found)
+
+
+def make(name: str, setting: Setting, model: ModelConfig) -> Step:
+    train = Train.model_validate(
+        {"num_ranks": 1, "global_batch_size": setting.batch, **contenders_of(setting)[name]}
+    )
+    if name.startswith("plain"):
+        settings = model.settings
+        shape = (setting.cardinalities, setting.dim, settings["bottom_mlp"], settings["top_mlp"])
+        rates = (train.learning_rate, train.embedding_learning_rate)
+        return PlainStep(PlainDLRM(NUM_DENSE, *shape), setting.device, "bf16", "sgd", *rates)
+    with torch.device(setting.device):  # 12 GiB of rows are drawn where they stay
+        built = build_model(model, spec_of(setting.cardinalities))
+    trainer = Trainer(built.to(setting.device), train, LocalCollectives())
+    built.train()
+    return lambda batch: trainer.step(batch, 1.0)
+
+
+def ratios_of(setting: Setting, speeds: dict[str, dict[str, float]]) -> dict[str, float | None]:
+    """Our best over each peer, the published ones included; null where nothing is measured."""
+    best = max(each["samples_per_s"] for name, each in speeds.items() if name.startswith("ours"))
+    peers = {**PUBLISHED, "aim": AIM, "plain_bf16": speeds["plain_bf16"]["samples_per_s"]}
+    return {name: best / each if setting.measures else None for name, each in peers.items()}
+
+
+def _print(setting: Setting, speeds: dict[str, dict[str, float]]) -> None:
+    print(setting.told())
+    keys = ("samples_per_s", "lowest", "highest")
+    print(
+        table(
+            ["step", "samples/s", "lowest", "highest"],
+            [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()],
+        )
+    )
+    for name, ratio in ratios_of(setting, speeds).items():
+        if ratio is not None:
+            print(f"{name}: {ratio:.2f}, {'met' if ratio >= 1 else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Times training steps of several contenders in one process, turn by turn, so that all see the same machine.
+
+Contenders share threads, batches and device. In each turn every contender takes some steps, in an order that shifts by one
+from turn to turn; what counts is the median over turns. A device's queue is waited for before a clock is read.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+
+from training.reading.loader import Batch
+
+Step = Callable[[Batch], Any]
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(step: Step, batches: Sequence[Batch], steps: int, device: torch.device) -> float:
+    """Seconds of so many steps over the batches, again and again."""
+    wait_for(device)
+    began = time.perf_counter()
+    for batch in islice(cycle(batches), steps):
+        step(batch)
+    wait_for(device)
+    return time.perf_counter() - began
+
+
+def alternate(
+    contenders: Mapping[str, Step],
+    batches: Sequence[Batch],
+    *,
+    warm_up: int,
+    steps: int,
+    turns: int,
+    device: torch.device,
+) -> dict[str, dict[str, float]]:
+    """Samples a second of each contender: `samples_per_s` is the median over turns, `lowest` and `highest` its range."""
+    for step in contenders.values():
+        seconds_of(step, batches, warm_up, device)
+    rows = len(batches[0].labels)
+    speeds: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for turn in range(turns):
+        first = turn % len(names)
+        for name in [*names[first:], *names[:first]]:
+            speeds[name].append(rows * steps / seconds_of(contenders[name], batches, steps, device))
+    return {name: spread(each) for name, each in speeds.items()}
+
+
+def spread(speeds: Sequence[float]) -> dict[str, float]:
+    return {
+        "samples_per_s": round(statistics.median(speeds), 1),
+        "lowest": round(min(speeds), 1),
+        "highest": round(max(speeds), 1),
+    }

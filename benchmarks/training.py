@@ -1,0 +1,226 @@
+"""Samples a second of our training step against the same DLRM written plainly, against its dense part alone, and over ranks.
+
+    .venv/bin/python benchmarks/training.py [--quick] [--batch ROWS] [--most-rows ROWS] [--precision fp32 bf16] [--no-ranks]
+
+Ratios, each of samples a second, ours over the other's:
+
+* `plain_fp32`, `plain_bf16`: benchmarks/peers/plain_dlrm.py with Adagrad, in that precision. Our bf16 has its dense part compiled;
+  the plain model runs under autocast. `plain_sgd_*` has SGD on its tables, which is less work than ours does.
+* `dense_limit`: our own step in fp32 without tables (benchmarks/dense_part.py); nothing can exceed 1 but by noise.
+* `end_to_end`: Petastorm, loader, prefetch, step and Horovod with one rank over the same rank's step on batches at hand.
+* `scaling_N`: N ranks over one, each with one thread, per rank; the global batch stays. How much of a step is communication
+  stands in `ours.ranks`.
+
+Contenders take turns in one process, with the same threads and batches (benchmarks/steps.py); ranks are Spark tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a file here has the name of our package training
+
+import torch
+import yaml
+
+from benchmarks.criteo_shapes import NUM_DENSE, capped, make_batches, spec_of
+from benchmarks.dense_part import without_tables
+from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
+from benchmarks.report import closing_line, machine, table
+from benchmarks.steps import Step, alternate
+from conf.types import ModelConfig, Train
+from training.collectives import LocalCollectives
+from training.models import build_model
+from training.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = Path.home() / ".cache/nightrank/benchmarks/training"
+TARGETS = {"plain_fp32": 1.05, "plain_bf16": 1.5, "end_to_end": 0.95}
+PRECISIONS = ("fp32", "bf16")
+DEVICE = torch.device("cpu")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="small tables and batches, few steps")
+    parser.add_argument("--batch", type=int, help="rows of the global batch (default 4096; quick: 512)")
+    parser.add_argument("--most-rows", type=int, help="cap on a table's rows (default 200,000; quick: 5,000)")
+    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--cores", type=int, default=2, help="threads of every contender (default 2)")
+    parser.add_argument("--no-ranks", action="store_true", help="leave out Horovod, and with it Spark")
+    options = parser.parse_args(arguments)
+    options.batch = options.batch or (512 if options.quick else 4096)
+    options.most_rows = options.most_rows or (5_000 if options.quick else 200_000)
+    options.steps, options.turns = (4, 3) if options.quick else (12, 7)
+    of_machine = machine(options.cores, ("torch", "horovod", "petastorm", "pyspark"))
+    torch.set_num_threads(options.cores)
+    model = dlrm()
+    speeds = step_speeds(model, options)
+    ranks = {} if options.no_ranks else rank_speeds(model, options)
+    ratios = ratios_of(speeds, ranks)
+    _print(speeds, ranks, ratios)
+    ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
+    peers = {name: each for name, each in speeds.items() if name not in ours}
+    more = {"batch": options.batch, "most_rows": options.most_rows, "targets": TARGETS}
+    print(closing_line("training", of_machine, {"steps": ours, "ranks": ranks}, peers, ratios, **more))
+    return 0
+
+
+def dlrm() -> ModelConfig:
+    """The published preset."""
+    return ModelConfig.model_validate(yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text()))
+
+
+def train_settings(batch: int, precision: str, ranks: int = 1) -> Train:
+    """What both halves of this benchmark train with; bf16 with its dense part compiled."""
+    reduced = {} if precision == "fp32" else {"precision": precision, "compile": True}
+    return Train.model_validate({"num_ranks": ranks, "global_batch_size": batch, "device": "cpu", **reduced})
+
+
+def step_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Contender → its samples a second. One precision after the other: a pair of models is large."""
+    cardinalities = capped(options.most_rows)
+    batches = make_batches(4, options.batch, cardinalities)
+    speeds: dict[str, dict[str, float]] = {}
+    for precision in options.precision:
+        print(f"training: {precision} …", file=sys.stderr, flush=True)
+        contenders = _contenders(model, precision, options.batch, cardinalities)
+        speeds |= alternate(
+            contenders, batches, warm_up=3, steps=options.steps, turns=options.turns, device=DEVICE
+        )
+        del contenders
+    return speeds
+
+
+def _contenders(
+    model: ModelConfig, precision: str, batch: int, cardinalities: Sequence[int]
+) -> dict[str, Step]:
+    train = train_settings(batch, precision)
+    settings = model.settings
+    shape = (NUM_DENSE, cardinalities, settings["embedding_dim"], settings["bottom_mlp"], settings["top_mlp"])
+    rates = (train.learning_rate, train.embedding_learning_rate)
+    ours = build_model(model, spec_of(cardinalities))
+    limit = build_model(model, spec_of([4] * len(cardinalities)))
+    without_tables(limit, batch, len(cardinalities), settings["embedding_dim"], DEVICE)
+    found: dict[str, Step] = {
+        f"ours_{precision}": _step(Trainer(ours, train, LocalCollectives())),
+        f"plain_{precision}": PlainStep(PlainDLRM(*shape), DEVICE, precision, "adagrad", *rates),
+        f"plain_sgd_{precision}": PlainStep(PlainDLRM(*shape), DEVICE, precision, "sgd", *rates),
+        f"dense_part_{precision}": _step(Trainer(limit, train, LocalCollectives())),
+    }
+    return found
+
+
+def _step(trainer: Trainer) -> Step:
+    trainer.model.train()
+    return lambda batch: trainer.step(batch, 1.0)
+
+
+def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """`end_to_end`: one rank with all cores; `ranks_N`: N ranks of one thread each."""
+    from benchmarks.training_files import write_files
+    from benchmarks.training_ranks import Measurement, measure_on_ranks
+    from jobs.session import build_session, read_profile
+
+    cardinalities = capped(options.most_rows)
+    rows = options.batch * 64
+    files = write_files(CACHE / f"{rows}-{options.most_rows}", rows, 4, cardinalities)
+    settings = read_profile(ROOT / "conf/spark/local.conf")
+    spark = build_session("benchmark", {**settings, "spark.master": f"local[{options.cores}]"})
+    spark.sparkContext.setLogLevel("ERROR")
+    runs = {"end_to_end": (1, options.cores)}
+    runs |= {f"ranks_{count}": (count, 1) for count in (1, 2, 4, 8) if count <= options.cores}
+    found = {}
+    try:
+        for name, (ranks, threads) in runs.items():
+            print(f"training: {name} …", file=sys.stderr, flush=True)
+            train = train_settings(options.batch, "fp32", ranks)
+            measurement = Measurement(
+                model, train, cardinalities, files, threads, options.steps, options.turns
+            )
+            found[name] = measure_on_ranks(spark, measurement)
+    finally:
+        spark.stop()
+    return found
+
+
+def ratios_of(
+    speeds: Mapping[str, Mapping[str, float]], ranks: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float | None]:
+    """As the module says; null where a contender did not run."""
+
+    def ratio(ours: str, other: str) -> float | None:
+        if ours not in speeds or other not in speeds:
+            return None
+        return speeds[ours]["samples_per_s"] / speeds[other]["samples_per_s"]
+
+    found = {
+        f"{plain}_{precision}": ratio(f"ours_{precision}", f"{plain}_{precision}")
+        for plain in ("plain", "plain_sgd")
+        for precision in PRECISIONS
+    }
+    found["dense_limit"] = ratio("ours_fp32", "dense_part_fp32")
+    found["dense_limit_bf16"] = ratio("ours_bf16", "dense_part_bf16")
+    found["bf16_over_plain_fp32"] = ratio("ours_bf16", "plain_fp32")
+    one = ranks.get("end_to_end")
+    found["end_to_end"] = one["end_to_end"] / one["step"] if one else None
+    for name, each in ranks.items():
+        if name.startswith("ranks_") and name != "ranks_1":
+            found[f"scaling_{each['ranks']}"] = each["step"] / ranks["ranks_1"]["step"] / each["ranks"]
+    return found
+
+
+def verdict(name: str, ratio: float | None) -> str:
+    """One line for people."""
+    if ratio is None:
+        return f"{name}: not measured"
+    target = TARGETS.get(name)
+    if target is None:
+        return f"{name}: {ratio:.3f}"
+    met = "met" if ratio >= target else "MISSED"
+    wins = "" if ratio >= 1 or name == "end_to_end" else f" (it wins, by {1 / ratio:.2f})"
+    return f"{name}: {ratio:.3f}{wins}, target {target}: {met}"
+
+
+def _print(
+    speeds: Mapping[str, Mapping[str, float]],
+    ranks: Mapping[str, Mapping[str, Any]],
+    ratios: Mapping[str, float | None],
+) -> None:
+    keys = ("samples_per_s", "lowest", "highest")
+    rows = [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()]
+    print(table(["step", "samples/s", "lowest", "highest"], rows))
+    if ranks:
+        head = ["ranks", "threads each", "step", "end to end", "communication", "waits for the loader"]
+        print()
+        print(
+            table(
+                head,
+                [
+                    [
+                        f"{each['ranks']}",
+                        f"{each['threads_a_rank']}",
+                        f"{each['step']:,.0f}",
+                        f"{each['end_to_end']:,.0f}",
+                        f"{each['communication_share']:.1%}",
+                        f"{each['loader_wait_share']:.1%}",
+                    ]
+                    for each in ranks.values()
+                ],
+            )
+        )
+    print()
+    for name, ratio in ratios.items():
+        print(verdict(name, ratio))
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Feature files of Criteo's layout for the loader, and the batches of them that are worth timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.criteo_shapes import make_batches, spec_of
+from training.reading.loader import Batch
+from training.reading.sharding import DataFile
+
+
+def write_files(folder: Path, rows: int, files: int, cardinalities: Sequence[int]) -> list[DataFile]:
+    """Feature files as build_features leaves them, made once for their size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = spec_of(cardinalities)
+    made = []
+    for place in range(files):
+        path = folder / f"{place}.parquet"
+        if not path.exists():
+            (batch,) = make_batches(1, rows // files, cardinalities, seed=place)
+            columns: dict[str, Any] = {"label": batch.labels.numpy()}
+            columns |= {each.name: batch.dense[:, i].numpy() for i, each in enumerate(spec.dense)}
+            ids = batch.categorical.numpy().astype(np.int32)
+            columns |= {each.name: ids[:, i] for i, each in enumerate(spec.categorical)}
+            fresh = path.with_suffix(".partial")
+            pq.write_table(pa.table(columns), fresh, compression="zstd")
+            fresh.rename(path)
+        made.append(DataFile(str(path), rows // files))
+    return made
+
+
+def full_batches(batches: Iterator[Batch], rows: int) -> Iterator[Batch]:
+    """Those that hold no padding: an epoch's last batch may be shorter, and a step on it is no cheaper."""
+    return (batch for batch in batches if batch.global_weight == rows)

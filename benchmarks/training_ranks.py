@@ -1,0 +1,134 @@
+"""One rank of a measured training: loader, step and Horovod as in training, with a clock around what crosses ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import horovod.spark
+import horovod.torch as hvd
+import torch
+from pyspark.sql import SparkSession
+
+from benchmarks.criteo_shapes import spec_of
+from benchmarks.steps import seconds_of
+from benchmarks.training_files import full_batches
+from conf.types import ModelConfig, Train
+from training.models import build_model
+from training.reading.loader import Batch, Loader
+from training.reading.prefetch import Prefetch
+from training.reading.sharding import DataFile, plan_shards, shards_of_rank
+from training.trainer import Trainer
+from training.worker import HorovodCollectives
+
+ROOT = Path(__file__).resolve().parent.parent
+# Batches that may be read ahead: so many are taken before a clock starts, so that the loader's own speed counts.
+_READ_AHEAD = 10
+_EPOCHS = 10_000  # more than any measurement takes
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a rank is to do: `turns` times `steps` steps on batches at hand, and as many that the loader brings."""
+
+    model: ModelConfig
+    train: Train
+    cardinalities: Sequence[int]
+    files: Sequence[DataFile]
+    threads: int
+    steps: int
+    turns: int
+
+
+class TimedCollectives:
+    """Collectives that count the seconds of their calls, waiting for other ranks included."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return self._timed(found) if callable(found) else found
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return timed
+
+
+def measure_on_ranks(spark: SparkSession, measurement: Measurement) -> dict[str, Any]:
+    """What rank 0 measured, all ranks taking the same steps."""
+    ranks = measurement.train.num_ranks
+    found: list[dict[str, Any]] = horovod.spark.run(
+        run_rank, args=(measurement,), num_proc=ranks, use_gloo=True, env={"PYTHONPATH": str(ROOT)}, verbose=0
+    )
+    return found[0]
+
+
+def run_rank(measurement: Measurement) -> dict[str, Any]:
+    """Runs in a rank's process.
+
+    Returns:
+        `step` and `end_to_end`: samples a second of the global batch, medians over turns; `communication_share`: of the
+        seconds of `step`; `loader_wait_share`: of the seconds end to end.
+    """
+    torch.set_num_threads(measurement.threads)
+    hvd.init()
+    try:
+        return _measure(measurement)
+    finally:
+        hvd.shutdown()
+
+
+def _measure(measurement: Measurement) -> dict[str, Any]:
+    train, steps = measurement.train, measurement.steps
+    collectives = TimedCollectives(HorovodCollectives())
+    spec = spec_of(measurement.cardinalities)
+    model = build_model(measurement.model, spec, train.seed)
+    trainer = Trainer(model, train, collectives)
+    plan = plan_shards([each.rows for each in measurement.files], train.num_shards, train.global_batch_size)
+    own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
+    loader = Loader(measurement.files, plan, own, spec, train.seed)
+    alone_s, together_s, crossed_s = [], [], []
+    waited_s = 0.0
+    model.train()
+    with Prefetch(loader.batches(_EPOCHS)) as prefetch:
+        coming = full_batches(iter(prefetch), train.global_batch_size)
+        at_hand = list(islice(coming, 4))
+        device = torch.device("cpu")
+
+        def step(batch: Batch) -> Any:
+            return trainer.step(batch, 1.0)
+
+        seconds_of(step, at_hand, 3, device)
+        for _ in range(measurement.turns):
+            before = collectives.seconds
+            alone_s.append(seconds_of(step, at_hand, steps, device))
+            crossed_s.append(collectives.seconds - before)
+            seconds_of(step, list(islice(coming, _READ_AHEAD)), 1, device)
+            waited = prefetch.wait_s
+            began = time.perf_counter()
+            for batch in islice(coming, steps):
+                step(batch)
+            together_s.append(time.perf_counter() - began)
+            waited_s += prefetch.wait_s - waited
+    rows = train.global_batch_size * steps
+    return {
+        "ranks": collectives.size,
+        "threads_a_rank": measurement.threads,
+        "step": round(rows / median(alone_s), 1),
+        "end_to_end": round(rows / median(together_s), 1),
+        "communication_share": round(sum(crossed_s) / sum(alone_s), 4),
+        "loader_wait_share": round(waited_s / sum(together_s), 4),
+    }

@@ -1,0 +1,174 @@
+"""Ranks that are killed, drivers that are killed, and a standalone cluster of two workers: each driver a process of its own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conf.lake import Lake
+from conf.train_types import Elastic
+from tests.training.feature_tables import make_config, publish_all, segment_rows
+from tests.training.processes import GPUS, Cluster, driving, standalone_cluster, wait_for
+from training.plan import TrainPlan, make_plan
+from training.reading.sharding import DataFile
+from training.run import train_in_process
+
+pytestmark = pytest.mark.timeout(600)
+
+RUN_DATE = "2026-01-04"
+MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
+EVERY = 20
+LOCAL = {"spark.master": "local[2,4]"}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
+    lake = Lake(str(tmp_path_factory.mktemp("lake")))
+    spec, train = segment_rows(30_000, 1)
+    held_out = {
+        split: {dt: segment_rows(8_000, seed)[1]}
+        for split, dt, seed in [("validation", "2026-01-03", 2), ("test", RUN_DATE, 3)]
+    }
+    dataset = publish_all(lake, RUN_DATE, spec, {"train": {"2026-01-02": train}, **held_out}, file_rows=4_096)
+    section = {
+        "global_batch_size": 512,
+        "log_every_steps": 1,
+        "checkpoint_every_steps": EVERY,
+        "device": "cpu",
+        "epochs": 6,
+    }
+    return make_plan(make_config(lake, model=MODEL, train=section), lake, dataset)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(plan: TrainPlan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same training on one rank, that nobody kills."""
+    return train_in_process(variant(plan, tmp_path_factory.mktemp("undisturbed"), 1))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with standalone_cluster(tmp_path_factory.mktemp("cluster"), workers=2, cores=2) as started:
+        yield started
+
+
+def variant(
+    plan: TrainPlan, folder: Path, ranks: int, min_ranks: int | None = None, **other: Any
+) -> TrainPlan:
+    """The plan for so many ranks, elastic where `min_ranks` is given, with a model's folder of its own."""
+    folder.mkdir(exist_ok=True)
+    elastic = Elastic(min_ranks=min_ranks) if min_ranks else None
+    train = plan.train.model_copy(update={"num_ranks": ranks, "elastic": elastic, **other})
+    paths = {"model_path": str(folder / "model"), "checkpoint_path": str(folder / "checkpoints")}
+    return replace(plan, train=train, **paths)
+
+
+def assert_equal(ended: dict[str, Any], undisturbed: dict[str, Any]) -> None:
+    assert "error" not in ended, ended
+    for split in ("validation", "test"):
+        expected = undisturbed["metrics"][split]["auc"]
+        assert expected > 0.75
+        assert ended["metrics"][split]["auc"] == pytest.approx(expected, abs=2e-3)
+        assert ended["metrics"][split]["rows"] == 8_000
+    assert ended["steps"] == undisturbed["steps"]
+    assert [each["step"] for each in ended["history"]] == [each["step"] for each in undisturbed["history"]]
+
+
+def assert_lost_only_since_the_checkpoint(steps: list[int], first: int, last: int) -> None:
+    """Every ring began behind a checkpoint, at most one interval behind where the ring before it stood."""
+    backs = [(before, after) for before, after in zip(steps, steps[1:], strict=False) if after <= before]
+    assert backs, "no ring formed anew"
+    assert (steps[0], steps[-1]) == (first, last)
+    for before, after in backs:
+        assert after % EVERY == 1
+        assert after > EVERY
+        # The lines of the steps around the kill may be lost with rank 0, so `before` is a lower bound.
+        assert before - after < EVERY
+
+
+def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    """Also an error of a rank keeps its type where ranks may come and go."""
+    survives = variant(plan, tmp_path / "a", 2, min_ranks=1)
+    *files, last = plan.train_files
+    wrong = (*files, DataFile(last.path, last.rows + 1))
+    fails = replace(variant(plan, tmp_path / "b", 2, min_ranks=1), train_files=wrong)
+    with driving(tmp_path, {"survives": survives, "fails": fails}, LOCAL) as driver:
+        driver.kill_at_checkpoint(survives, rank=1)
+        ended = driver.ended("survives")
+        failed = driver.ended("fails")
+    assert_equal(ended, undisturbed)
+    assert_lost_only_since_the_checkpoint(driver.steps("survives"), 1, undisturbed["steps"])
+    assert (failed["error"], failed["exit_code"]) == ("DataError", 3)
+    assert f"{last.path} gave" in failed["said"]
+
+
+def test_a_cluster_of_two_workers_is_one_ring(
+    plan: TrainPlan, undisturbed: dict[str, Any], cluster: Cluster, tmp_path: Path
+) -> None:
+    """Four ranks, two on each worker; each sees the GPU that Spark gave its task, and no other."""
+    four = variant(plan, tmp_path / "four", 4, epochs=1)
+    alone = train_in_process(variant(plan, tmp_path / "alone", 1, epochs=1))
+    with driving(tmp_path, {"four": four}, cluster.settings, cluster.workers) as driver:
+        ended = driver.ended("four")
+    assert_equal(ended, alone)
+    assert ended["num_ranks"] == 4
+    assert driver.steps("four") == list(range(1, ended["steps"] + 1))
+    said = cluster.log_lines(" of 4 on ")
+    assert sorted(line.split("nightrank.rank: ")[1].split(" on ")[0] for _, line in said) == [
+        f"rank {rank} of 4" for rank in range(4)
+    ]
+    executors = {executor for executor, _ in said}
+    assert len(executors) == 2
+    for executor in executors:
+        seen = [line.rpartition("visible GPUs: ")[2] for each, line in said if each == executor]
+        assert sorted(seen) == list(GPUS)
+
+
+def test_a_cluster_replaces_rank_0(
+    plan: TrainPlan, undisturbed: dict[str, Any], cluster: Cluster, tmp_path: Path
+) -> None:
+    """The progress goes on from the next rank 0, and shards that do not divide by three ranks are trained all the same."""
+    survives = variant(plan, tmp_path / "survives", 4, min_ranks=2)
+    with driving(tmp_path, {"survives": survives}, cluster.settings, cluster.workers) as driver:
+        driver.kill_at_checkpoint(survives, rank=0)
+        ended = driver.ended("survives")
+    assert_equal(ended, undisturbed)
+    assert_lost_only_since_the_checkpoint(driver.steps("survives"), 1, undisturbed["steps"])
+    assert cluster.log_lines("the ring forms anew")
+
+
+def test_no_rank_outlives_its_driver(plan: TrainPlan, cluster: Cluster, tmp_path: Path) -> None:
+    """SIGKILL to the driver; its ranks, on executors of other processes, end by themselves. A rerun resumes."""
+    long = variant(plan, tmp_path / "long", 4, epochs=60)
+    with driving(tmp_path, {"long": long}, cluster.settings, cluster.workers) as driver:
+        driver.wait_for_checkpoint(long)
+        assert len(driver.ranks()) == 4
+        driver.process.kill()
+        wait_for("the end of the ranks", lambda: not driver.ranks(), seconds=60)
+    assert not (tmp_path / "long/model").exists()
+
+
+def test_a_lost_rank_and_a_signal_end_with_what_to_do(plan: TrainPlan, tmp_path: Path) -> None:
+    """Not elastic: the killed rank ends the training, and so does Ctrl-C; both are worth a retry, and nothing is left over."""
+    lost, stopped = (variant(plan, tmp_path / name, 2, epochs=60) for name in ("lost", "stopped"))
+    with driving(tmp_path, {"lost": lost, "stopped": stopped}, LOCAL) as driver:
+        driver.kill_at_checkpoint(lost, rank=1)
+        first = driver.ended("lost")
+        assert not driver.ranks()
+        driver.wait_for_checkpoint(stopped)
+        left = [each.pid for each in psutil.Process(driver.process.pid).children(recursive=True)]
+        driver.process.send_signal(signal.SIGINT)
+        second = driver.ended("stopped")
+        driver.process.wait(timeout=60)
+        wait_for("the end of all processes", lambda: not any(map(psutil.pid_exists, left)), seconds=60)
+    assert (first["error"], first["exit_code"]) == ("InfrastructureError", 4)
+    assert "training on 2 ranks broke off" in first["said"]
+    assert "Rerun to resume" in first["said"]
+    assert (second["error"], second["exit_code"]) == ("InfrastructureError", 4)
+    assert "SIGINT ended the training" in second["said"]

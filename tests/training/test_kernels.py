@@ -1,0 +1,350 @@
+"""The kernels against NumPy: on a GPU where there is one, elsewhere on the CPU under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conf.feature_spec import PAD_ID
+from training.embedding import kernels
+
+ROOT = Path(__file__).parents[2]
+Floats = NDArray[np.float64]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+    else:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        yield torch.device("cpu")
+
+
+def test_without_a_gpu_kernels_are_for_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert not kernels.available(torch.device("cpu"))
+    assert kernels.available(torch.device("cuda"))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert kernels.available(torch.device("cpu"))
+
+
+def test_triton_is_not_imported_before_a_kernel_is_asked_for() -> None:
+    program = "import sys, training.trainer, training.models.dlrm; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, env=plain_environment())
+
+
+def plain_environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """The interpreter accepts more than the compiler does; which needs no GPU."""
+    script = ROOT / "tests/training/compile_kernels.py"
+    environment = plain_environment(TRITON_CACHE_DIR=str(tmp_path))
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["_gather", "_forward", "_backward", "_add_up", "_finish"]
+
+
+def ids_of(rows: int, cardinalities: list[int], lengths: list[int], seed: int) -> NDArray[np.int64]:
+    """(rows, W) ids; of each list some are padding, in the middle too, and the first row's are all padding."""
+    rng = np.random.default_rng(seed)
+    single = len(cardinalities) - len(lengths)
+    columns = [rng.integers(0, each, rows) for each in cardinalities[:single]]
+    for cardinality, length in zip(cardinalities[single:], lengths, strict=True):
+        ids = rng.integers(0, cardinality, (rows, length)) * (rng.random((rows, length)) < 0.6)
+        if rows:
+            ids[0] = PAD_ID
+        columns += list(ids.T)
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
+def pooled(
+    weight: Floats, ids: NDArray[np.int64], cardinalities: list[int], lengths: list[int], mean: bool
+) -> Floats:
+    """(B, C, E) one vector at a time."""
+    single = len(cardinalities) - len(lengths)
+    starts = np.cumsum([0, *cardinalities])
+    out = np.zeros((len(ids), len(cardinalities), weight.shape[1]))
+    for row, own in enumerate(ids):
+        for feature in range(single):
+            out[row, feature] = weight[starts[feature] + own[feature]]
+        column = single
+        for feature, length in enumerate(lengths, start=single):
+            kept = [each for each in own[column : column + length] if each != PAD_ID]
+            for each in kept:
+                out[row, feature] += weight[starts[feature] + each] / (len(kept) if mean else 1)
+            column += length
+    return out
+
+
+@pytest.mark.parametrize(
+    "rows, cardinalities, lengths, dim, mean",
+    [
+        (7, [5, 3, 11], [], 5, True),
+        (1, [4], [], 1, False),
+        (33, [9, 2, 6, 8], [3, 1], 16, True),
+        (5, [3, 7], [4], 7, False),
+        (4, [6, 6], [2, 5], 3, True),
+        (0, [4, 4], [], 8, True),
+    ],
+)
+@pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16, torch.float16])
+def test_gather(
+    device: torch.device,
+    rows: int,
+    cardinalities: list[int],
+    lengths: list[int],
+    dim: int,
+    mean: bool,
+    storage: torch.dtype,
+) -> None:
+    from training.embedding.kernels.lookup import Features, gather
+
+    ids = ids_of(rows, cardinalities, lengths, seed=1)
+    weight = torch.from_numpy(np.random.default_rng(2).normal(size=(sum(cardinalities), dim))).to(storage)
+    features = Features.of(cardinalities, lengths, mean, device)
+    found = gather(weight.to(device), torch.from_numpy(ids).to(device), features, torch.float32)
+    expected = pooled(weight.double().numpy(), ids, cardinalities, lengths, mean)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found.cpu().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gather_gives_the_dtype_of_the_computation(device: torch.device) -> None:
+    """To within a spacing: the interpreter cuts what a GPU rounds to the nearest."""
+    from training.embedding.kernels.lookup import Features, gather
+
+    weight = torch.linspace(-3, 3, 40, device=device).view(20, 2)
+    features = Features.of([20], [], True, device)
+    found = gather(weight, torch.arange(20, device=device).unsqueeze(1), features, torch.bfloat16)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found[:, 0].float(), weight, rtol=2**-7, atol=0)
+
+
+def interacted(vectors: Floats, first: bool) -> Floats:
+    """One pair at a time."""
+    count = vectors.shape[1]
+    dots = [np.sum(vectors[:, i] * vectors[:, j], axis=1) for i in range(count) for j in range(i)]
+    own = list(vectors[:, 0].T) if first else []
+    return np.stack([*own, *dots], axis=1)
+
+
+@pytest.mark.parametrize(
+    "rows, features, dim, first",
+    [
+        (3, 4, 5, True),
+        (1, 1, 16, True),
+        (2, 26, 3, True),
+        (5, 2, 1, False),
+        (2, 17, 130, False),
+        (0, 3, 4, True),
+    ],
+)
+def test_interaction_forward_and_backward(
+    device: torch.device, rows: int, features: int, dim: int, first: bool
+) -> None:
+    from training.embedding.kernels.interaction import interact
+
+    rng = np.random.default_rng(3)
+    vectors = rng.normal(size=(rows, features + first, dim))
+    bottom, embedded = (tensor_on(device, each) for each in (vectors[:, 0], vectors[:, int(first) :]))
+    out = interact(bottom if first else None, embedded)
+    expected = interacted(vectors, first)
+    assert out.shape == expected.shape
+    np.testing.assert_allclose(out.detach().cpu().numpy(), expected, rtol=1e-4, atol=1e-4)
+
+    gradient = rng.normal(size=expected.shape)
+    out.backward(torch.from_numpy(gradient).float().to(device))
+    of_vectors = np.zeros_like(vectors)
+    place = dim if first else 0
+    for i in range(features + first):
+        for j in range(i):
+            of_vectors[:, i] += gradient[:, place : place + 1] * vectors[:, j]
+            of_vectors[:, j] += gradient[:, place : place + 1] * vectors[:, i]
+            place += 1
+    if first:
+        of_vectors[:, 0] += gradient[:, :dim]
+        assert bottom.grad is not None
+        np.testing.assert_allclose(bottom.grad.cpu().numpy(), of_vectors[:, 0], rtol=1e-4, atol=1e-4)
+    assert embedded.grad is not None
+    np.testing.assert_allclose(embedded.grad.cpu().numpy(), of_vectors[:, int(first) :], rtol=1e-4, atol=1e-4)
+
+
+def tensor_on(device: torch.device, values: Floats) -> Tensor:
+    return torch.from_numpy(values).float().to(device).requires_grad_()
+
+
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton interprets no product of bf16")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=ON_A_GPU)])
+def test_interaction_in_16_bits_keeps_sums_in_32(device: torch.device, dtype: torch.dtype) -> None:
+    from training.embedding.kernels.interaction import interact
+
+    vectors = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = interact(vectors[:, 0].to(device), vectors[:, 1:].to(device))
+    assert found.dtype == dtype
+    expected = torch.from_numpy(interacted(vectors.double().numpy(), True)).to(dtype)
+    spacing = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.cpu(), expected, rtol=spacing, atol=spacing)
+
+
+def updated(
+    weight: Floats, accumulator: Floats | None, rows: NDArray[np.int64], values: Floats, rate: float
+) -> None:
+    """In place: the formula of training/optimizers/row_wise_adagrad.py, or SGD, one row at a time."""
+    for row in sorted(set(rows.tolist()) - {-1}):
+        gradient = values[rows == row].sum(axis=0)
+        scale = rate
+        if accumulator is not None:
+            accumulator[row] += np.mean(gradient**2)
+            scale /= np.sqrt(accumulator[row]) + 1e-8
+        weight[row] -= scale * gradient
+
+
+ROWS = {
+    "repeats": [3, 1, 3, 0, 3, 9, 1, 3],
+    "one": [4],
+    "none": [],
+    "all equal, over many chunks": [7] * 61,
+    "runs that end at borders": [0] * 4 + [1] * 8 + [2] * 3 + [3] * 5 + [9] * 4,
+    "padding": [-1] * 9 + [2, 2, -1, 5, 2] + [-1],
+    "padding alone": [-1] * 6,
+    "at random": np.random.default_rng(5).integers(-1, 10, 70).tolist(),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+@pytest.mark.parametrize("adagrad", [True, False])
+def test_update_of_rows(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, rows: list[int], adagrad: bool
+) -> None:
+    from training.embedding.kernels import row_update
+
+    monkeypatch.setattr(row_update, "_CHUNK", 4)  # so that few lookups cross many borders
+    monkeypatch.setattr(row_update, "_PARTS", 2)
+    rng = np.random.default_rng(6)
+    own = rng.permutation(np.array(rows, dtype=np.int64))
+    weight, accumulator, values = rng.normal(size=(10, 5)), rng.random(10), rng.normal(size=(len(own), 5))
+    mine = torch.from_numpy(weight).float().to(device)
+    sums = torch.from_numpy(accumulator).float().to(device)
+    for _ in range(2):
+        row_update.update_rows(
+            mine,
+            sums if adagrad else None,
+            torch.from_numpy(own).to(device),
+            torch.from_numpy(values).float().to(device),
+            0.3,
+        )
+        updated(weight, accumulator if adagrad else None, own, values, 0.3)
+    np.testing.assert_allclose(mine.cpu().numpy(), weight, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sums.cpu().numpy(), accumulator, rtol=1e-4)
+
+
+def test_update_through_sources_and_scales_is_that_of_lists(device: torch.device) -> None:
+    """The gradient of a pooled vector reaches each id of its list, divided by how many there are."""
+    from training.embedding.kernels.lookup import Features, rows_of
+    from training.embedding.kernels.row_update import update_rows
+
+    cardinalities, lengths = [5, 8, 6], [3, 2]
+    ids = ids_of(9, cardinalities, lengths, seed=8)
+    rng = np.random.default_rng(9)
+    weight, gradient = rng.normal(size=(19, 4)), rng.normal(size=(9, 3, 4))
+    features = Features.of(cardinalities, lengths, True, device)
+    rows, sources, scales = rows_of(torch.from_numpy(ids).to(device), features)
+    mine = torch.from_numpy(weight).float().to(device)
+    update_rows(
+        mine,
+        None,
+        rows,
+        torch.from_numpy(gradient).float().to(device).flatten(0, 1),
+        0.5,
+        sources=sources,
+        scales=scales,
+    )
+    expected = weight.copy()
+    starts = [0, 5, 13]
+    for row, own in enumerate(ids):
+        for feature, columns in enumerate((slice(0, 1), slice(1, 4), slice(4, 6))):
+            kept = [each for each in own[columns] if each != PAD_ID or feature == 0]
+            for each in kept:
+                expected[starts[feature] + each] -= 0.5 * gradient[row, feature] / len(kept)
+    np.testing.assert_allclose(mine.cpu().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def philox(step: int, row: int, place: int, seed: int) -> int:
+    """The first of the four words of Philox-4x32-10 (Salmon et al. 2011, section 3.3)."""
+    low = 2**32 - 1
+    c, k = [place, row & low, row >> 32, step & low], [seed & low, seed >> 32]
+    for _ in range(10):
+        first, second = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [(second >> 32) ^ c[1] ^ k[0], second & low, (first >> 32) ^ c[3] ^ k[1], first & low]
+        k = [(k[0] + 0x9E3779B9) & low, (k[1] + 0xBB67AE85) & low]
+    return c[0]
+
+
+def test_our_philox_is_the_published_one() -> None:
+    """Known answers of the authors' Random123 library for counter and key all zeros, and all ones."""
+    ones = 2**32 - 1
+    assert philox(0, 0, 0, 0) == 0x6627E8D5
+    assert philox(ones, ones << 32 | ones, ones, 2**64 - 1) == 0x408F276D
+
+
+@pytest.mark.parametrize("storage, mantissa, lowest", [(torch.bfloat16, 7, -119), (torch.float16, 10, -14)])
+def test_16_bit_weights_are_rounded_stochastically(
+    device: torch.device, storage: torch.dtype, mantissa: int, lowest: int
+) -> None:
+    from training.embedding.kernels.row_update import update_rows
+
+    seed, step, rate = 2**40 + 7, 11, 1.0
+    rng = np.random.default_rng(10)
+    weight = torch.from_numpy(rng.normal(size=(6, 9)) * 10.0 ** rng.integers(-6, 3, (6, 1))).to(storage)
+    rows = torch.tensor([0, 5, 2, 3, 4])
+    values = torch.from_numpy(rng.normal(size=(5, 9)) * 1e-3).float()
+    mine = weight.to(device, copy=True)
+    update_rows(mine, None, rows.to(device), values.to(device), rate, seed=seed, step=step)
+    assert torch.equal(mine[1].cpu(), weight[1])  # not touched
+    for row, own in zip(rows.tolist(), values.numpy(), strict=True):
+        exact = weight[row].float().numpy() - own
+        uniform = np.array([(philox(step, row, place, seed) >> 8) / 2**24 for place in range(9)], np.float32)
+        exponent = np.maximum(np.frexp(exact)[1] - 1, lowest)
+        spacing = np.ldexp(np.float32(1), exponent - mantissa).astype(np.float32)
+        expected = np.floor(exact / spacing + uniform) * spacing
+        assert mine[row].float().cpu().tolist() == expected.tolist()
+
+
+def test_rounding_is_right_on_average_where_the_nearest_number_never_is(device: torch.device) -> None:
+    from training.embedding.kernels.row_update import update_rows
+
+    weight = torch.ones(64, 32, dtype=torch.bfloat16, device=device)
+    rows = torch.arange(64, device=device)
+    update_rows(weight, None, rows, torch.full((64, 32), -(2.0**-10), device=device), 1.0, seed=1)
+    assert set(weight.flatten().tolist()) == {1.0, 1 + 2**-7}  # an eighth of them up; half up: none
+    assert weight.double().mean().item() - 1 == pytest.approx(2**-10, rel=0.25)
+
+
+def test_the_update_is_deterministic(device: torch.device) -> None:
+    from training.embedding.kernels.row_update import update_rows
+
+    rng = np.random.default_rng(12)
+    rows = torch.from_numpy(rng.integers(0, 3, 80)).to(device)
+    values = torch.from_numpy(rng.normal(size=(80, 4))).float().to(device)
+
+    def run() -> tuple[Any, Any]:
+        weight, sums = torch.zeros(3, 4, device=device), torch.zeros(3, device=device)
+        update_rows(weight, sums, rows, values, 0.1)
+        return weight.tolist(), sums.tolist()
+
+    assert run() == run()

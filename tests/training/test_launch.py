@@ -1,0 +1,195 @@
+"""What is decided before ranks start, and the one rank that needs no Spark."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError, InfrastructureError
+from conf.lake import Lake
+from conf.train_types import Elastic, Train
+from tests.training.feature_tables import make_config, publish_all, segment_rows
+from training import worker
+from training.description import read_description
+from training.launch import __main__ as alone
+from training.launch import ranks, slots
+from training.outcome import Outcome
+from training.plan import TrainPlan, make_plan
+
+RUN_DATE = "2026-01-04"
+MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a configuration whose lake holds a small dataset."""
+    folder = tmp_path_factory.mktemp("launch")
+    lake = Lake(str(folder / "lake"))
+    spec, train = segment_rows(2_000, 1)
+    days = {
+        "validation": {"2026-01-03": segment_rows(500, 2)[1]},
+        "test": {RUN_DATE: segment_rows(500, 3)[1]},
+    }
+    publish_all(lake, RUN_DATE, spec, {"train": {"2026-01-02": train}, **days})
+    section = {"global_batch_size": 64, "device": "cpu"}
+    values = make_config(lake, model=MODEL, train=section).model_dump(mode="json", exclude_unset=True)
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def run_alone(config: Path, *overrides: str, run_date: str = RUN_DATE) -> int:
+    sets = [word for each in overrides for word in ("--set", each)]
+    return alone.main(["--config", str(config), "--run-date", run_date, *sets])
+
+
+def test_one_rank_trains_without_spark(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_alone(config) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    description = read_description(told["output"])
+    assert told["metrics"] == description["metrics"]
+    assert (told["num_ranks"], told["version"]) == (1, description["version"])
+    assert (
+        run_alone(config, "train.num_ranks=4", "train.elastic.min_ranks=1") == 0
+    )  # the same version: it is there
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again == told
+
+
+def test_one_rank_ends_with_the_exit_codes_of_the_jobs(
+    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run_alone(config, "train.epochs=0") == 2
+    assert run_alone(config, run_date="tomorrow") == 2
+    assert run_alone(config, run_date="2026-02-01") == 3
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(alone, "train_in_process", full)
+    assert run_alone(config, "train.seed=1") == 4
+    with pytest.raises(SystemExit) as ended:
+        alone.main([])
+    assert ended.value.code == 2
+
+
+@dataclass
+class FakeContext:
+    master: str
+
+
+class FakeSpark:
+    """As much of a session as the questions about slots ask for."""
+
+    def __init__(self, master: str, **settings: str) -> None:
+        self.sparkContext = FakeContext(master)
+        self.conf = settings
+
+
+@pytest.mark.parametrize(
+    "master, failures, said",
+    [
+        (
+            "local[2]",
+            "4",
+            r"train.elastic: Spark \(local\[2\]\) gives up when a task fails for the first time",
+        ),
+        ("local[2,1]", "4", r"local\[2,4\]"),
+        ("local", "4", r"local\[2,4\]"),
+        ("spark://head:7077", "1", "spark.task.maxFailures"),
+    ],
+)
+def test_elastic_wants_a_spark_that_runs_tasks_again(
+    monkeypatch: pytest.MonkeyPatch, master: str, failures: str, said: str
+) -> None:
+    monkeypatch.setattr(slots, "_slots", lambda _: 8)
+    spark: Any = FakeSpark(master, **{"spark.task.maxFailures": failures})
+    assert slots.ranks_to_start(spark, Train()) == 2
+    with pytest.raises(ConfigError, match=said):
+        slots.ranks_to_start(spark, Train(elastic=Elastic()))
+
+
+@pytest.mark.parametrize("master", ["local[2,4]", "local[*, 3]", "spark://head:7077"])
+def test_elastic_starts_with_the_ranks_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch, master: str
+) -> None:
+    spark: Any = FakeSpark(master)
+    train = Train(num_ranks=4, elastic=Elastic(min_ranks=2), start_timeout_s=1)
+    for room, expected in [(9, 4), (4, 4), (3, 3), (2, 2)]:
+        monkeypatch.setattr(slots, "_slots", lambda _, room=room: room)
+        assert slots.ranks_to_start(spark, train) == expected
+    monkeypatch.setattr(slots, "_slots", lambda _: 1)
+    with pytest.raises(InfrastructureError, match=r"train.elastic.min_ranks=2 is more than the 1 tasks"):
+        slots.ranks_to_start(spark, train)
+
+
+def test_a_local_master_is_known(spark: SparkSession) -> None:
+    assert slots.is_local(spark)
+    cluster: Any = FakeSpark("local-cluster[2,1,1024]")
+    assert not slots.is_local(cluster)
+
+
+def test_trainings_of_an_application_do_not_interleave(
+    spark: SparkSession, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads, one session: while the first trains, the second has not begun."""
+    plan = plan_of(config)
+    events: list[str] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def run(*_: object) -> list[Outcome]:
+        events.append("begins")
+        begun.set()
+        assert may_end.wait(timeout=60)
+        events.append("ends")
+        return [Outcome(description={})]
+
+    monkeypatch.setattr(ranks, "_run", run)
+    threads = [threading.Thread(target=ranks.train_on_ranks, args=(spark, plan)) for _ in range(2)]
+    for each in threads:
+        each.start()
+    assert begun.wait(timeout=60)
+    assert ranks._ONE_AT_A_TIME.locked()
+    may_end.set()
+    for each in threads:
+        each.join(timeout=60)
+    assert events == ["begins", "ends", "begins", "ends"]
+
+
+def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each elastic rank is a host of its own to Horovod, so by place on the host all would take the first GPU."""
+    monkeypatch.setattr(worker, "get_available_devices", list)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(worker.hvd, "local_rank", lambda: 0)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    plan = plan_of(config)
+    free = replace(plan, train=plan.train.model_copy(update={"device": "auto"}))
+    elastic = replace(free, train=free.train.model_copy(update={"elastic": Elastic()}))
+    assert worker._device(free) == torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match="Spark gave this rank's task no GPU"):
+        worker._device(elastic)
+    monkeypatch.setattr(worker, "get_available_devices", lambda: ["1"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert worker._device(elastic) == torch.device("cuda", 0)
+    assert worker.os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert chosen == [torch.device("cuda", 0)] * 2
+
+
+def plan_of(config: Path) -> TrainPlan:
+    from conf.dataset import read_dataset
+    from conf.load import load_config
+
+    loaded = load_config(str(config))
+    lake = Lake(loaded.lake)
+    return make_plan(loaded, lake, read_dataset(lake, RUN_DATE))

@@ -1,0 +1,125 @@
+"""Measures from sums over ranges and ranks, against those of all rows at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from conf.errors import DataError
+from tests.training.ranks_in_threads import on_ranks
+from training.collectives import LocalCollectives
+from training.metrics import auc, log_loss, normalized_entropy, summarize
+from training.metrics.distributed import _CELLS, _cells_of, _owners, summarize_over_ranks
+from training.metrics.partial import count_scores, merge_counts
+
+
+def some_rows(rows: int, seed: int, decimals: int = 9) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Labels and probabilities of which many are equal when they are rounded."""
+    rng = np.random.default_rng(seed)
+    scores = rng.beta(1, 6, rows).round(decimals).astype(np.float32)
+    return (rng.random(rows) < scores).astype(np.float32), scores
+
+
+@pytest.mark.parametrize("decimals", [9, 2, 0])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_ranks_measure_what_one_does(ranks: int, decimals: int) -> None:
+    labels, scores = some_rows(5_000, 0, decimals)
+    places = np.random.default_rng(1).integers(0, ranks, 5_000)  # no rank has as many rows as another
+    if ranks > 2:
+        places[places == 1] = 0  # and one has none
+    found = on_ranks(
+        ranks,
+        lambda each: summarize_over_ranks(
+            torch.from_numpy(labels[places == each.rank]),
+            torch.from_numpy(scores[places == each.rank]),
+            each,
+        ),
+    )
+    assert all(each == found[0] for each in found)
+    expected = summarize(labels, scores)
+    for name in ("auc", "rows", "positives"):
+        assert found[0][name] == expected[name]
+    for name in ("log_loss", "normalized_entropy"):
+        assert found[0][name] == pytest.approx(expected[name], rel=1e-12)
+    for name in ("ratio", "expected_error"):
+        assert found[0]["calibration"][name] == pytest.approx(expected["calibration"][name], rel=1e-9)
+    deciles = [[each["rows"] for each in one["calibration"]["deciles"]] for one in (found[0], expected)]
+    assert deciles[0] == deciles[1]
+
+
+def test_the_measures_are_those_of_their_definitions() -> None:
+    labels, scores = some_rows(3_000, 2, decimals=3)
+    found = summarize(labels, scores)
+    assert found["auc"] == pytest.approx(auc(labels, scores), abs=1e-12)
+    assert found["log_loss"] == pytest.approx(log_loss(labels, scores), rel=1e-12)
+    assert found["normalized_entropy"] == pytest.approx(normalized_entropy(labels, scores), rel=1e-12)
+    assert found["calibration"]["ratio"] == pytest.approx(scores.astype(float).sum() / labels.sum())
+
+
+def test_calibration_by_tenths_of_the_rows() -> None:
+    scores = np.repeat(np.arange(1, 11) / 20, 10)  # ten groups of ten rows: the deciles
+    labels = np.tile([1, 0, 0, 0, 0, 0, 0, 0, 0, 0], 10)  # one click in each
+    calibration = summarize(labels, scores)["calibration"]
+    assert [each["rows"] for each in calibration["deciles"]] == [10] * 10
+    assert [each["click_rate"] for each in calibration["deciles"]] == pytest.approx([0.1] * 10)
+    assert [each["mean_probability"] for each in calibration["deciles"]] == pytest.approx(
+        np.arange(1, 11) / 20
+    )
+    assert calibration["expected_error"] == pytest.approx(np.abs(np.arange(1, 11) / 20 - 0.1).mean())
+    assert calibration["ratio"] == pytest.approx(scores.sum() / 10)
+
+
+def test_rows_that_score_alike_are_one_bin() -> None:
+    calibration = summarize([1, 0, 0, 0], [0.5] * 4)["calibration"]
+    assert calibration["deciles"] == [{"rows": 4, "mean_probability": 0.5, "click_rate": 0.25}]
+    assert calibration["expected_error"] == 0.25
+
+
+def test_what_is_undefined_is_none() -> None:
+    nothing = torch.zeros(0)
+    assert summarize_over_ranks(nothing, nothing, LocalCollectives()) == summarize([], [])
+    assert summarize([0, 0], [0.1, 0.2])["calibration"]["ratio"] is None
+
+
+def test_a_rank_that_predicts_nonsense_ends_all() -> None:
+    def body(collectives: LocalCollectives) -> str:
+        with pytest.raises(DataError, match="1 predicted probabilities are not finite") as raised:
+            summarize_over_ranks(
+                torch.ones(2), torch.tensor([0.5, torch.nan if collectives.rank else 0.5]), collectives
+            )
+        return raised.value.problem
+
+    assert len(set(on_ranks(2, body))) == 1
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50))
+@settings(max_examples=200, deadline=None)
+def test_cells_ascend_with_scores_and_equal_scores_share_one(scores: list[float]) -> None:
+    ascending = np.sort(np.array(scores, dtype=np.float64))
+    cells = _cells_of(ascending)
+    assert (np.diff(cells) >= 0).all()
+    assert cells.max() < _CELLS
+    assert (_cells_of(np.array([-0.0, 0.0])) == 0).all()
+
+
+def test_every_rank_owns_a_range_of_about_its_share() -> None:
+    filled = np.zeros(_CELLS, np.int64)
+    filled[np.random.default_rng(0).integers(0, _CELLS, 1_000)] += 7
+    owners = _owners(filled, 4)
+    assert (np.diff(owners) >= 0).all()
+    shares = np.bincount(owners, weights=filled, minlength=4)
+    assert np.abs(shares - filled.sum() / 4).max() <= 7
+    assert _owners(np.zeros(_CELLS, np.int64), 4).max() <= 3
+
+
+def test_merged_counts_are_those_of_all_rows() -> None:
+    labels, scores = some_rows(400, 3, decimals=1)
+    merged = merge_counts(
+        [count_scores(labels[:150], scores[:150]), count_scores(labels[150:], scores[150:])]
+    )
+    for mine, expected in zip(merged, count_scores(labels, scores), strict=True):
+        np.testing.assert_array_equal(mine, expected)

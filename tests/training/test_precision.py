@@ -1,0 +1,219 @@
+"""Mixed precision, loss scaling, clipping and the compiled dense part: of one step, of a training, of several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conf.errors import ConfigError
+from conf.types import ModelConfig, MultiHot, Train
+from tests.training.architectures import VARIANTS, variant
+from tests.training.feature_tables import Rows, make_spec, random_rows, segment_rows
+from tests.training.ranks_in_threads import on_ranks
+from training.collectives import Collectives, LocalCollectives
+from training.embedding.table import RowGradient
+from training.forward import DensePart, mixed_precision
+from training.gradients import LossScale, clipped
+from training.metrics import auc
+from training.models import build_model
+from training.reading.loader import Batch
+from training.trainer import Trainer
+
+CPU = torch.device("cpu")
+DLRM = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [16, 8], "top_mlp": [32, 16]}
+STEPS, ROWS, SHARDS = 40, 512, 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def batch_of(rows: Rows, first: int, count: int, rank: int = 0, ranks: int = 1) -> Batch:
+    """A rank's part of a global batch."""
+    own = rows.part(first + rank * count // ranks, count // ranks)
+    dense, categorical = own.tensors(length=3)
+    labels = torch.from_numpy(own.labels)
+    return Batch(dense, categorical, labels, torch.ones_like(labels), count)
+
+
+def train_steps(
+    collectives: Collectives, rows: Rows, steps: int = STEPS, seed: int = 0, **train: Any
+) -> tuple[Trainer, list[float]]:
+    spec, _ = segment_rows(1, 0)
+    model = build_model(ModelConfig.model_validate(DLRM), spec, seed)
+    settings = {"num_ranks": collectives.size, "num_shards": SHARDS, "global_batch_size": ROWS, **train}
+    trainer = Trainer(model, Train.model_validate(settings), collectives)
+    losses = []
+    for step in range(steps):
+        first = step * ROWS % len(rows)
+        losses.append(
+            float(trainer.step(batch_of(rows, first, ROWS, collectives.rank, collectives.size), 1.0))
+        )
+    return trainer, losses
+
+
+@torch.no_grad()
+def probabilities(model: nn.Module, rows: Rows, precision: str = "fp32") -> Tensor:
+    with mixed_precision(precision, CPU):
+        logits = model.eval()(*rows.tensors(length=3))
+    return torch.sigmoid(logits.float())
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    return segment_rows(STEPS * ROWS, seed=1)[1]
+
+
+@pytest.fixture(scope="module")
+def held_out() -> Rows:
+    return segment_rows(8_000, seed=2)[1]
+
+
+def test_equal_weights_score_alike_in_every_precision(rows: Rows, held_out: Rows) -> None:
+    trainer, _ = train_steps(LocalCollectives(), rows)
+    full = probabilities(trainer.model, held_out)
+    area = auc(held_out.labels, full)
+    assert area > 0.7
+    for precision in ("bf16", "fp16"):
+        half = probabilities(trainer.model, held_out, precision)
+        assert not torch.equal(half, full)
+        assert abs(auc(held_out.labels, half) - area) < 2e-4
+    # bf16 keeps 8 bits of a number, so that one probability moves by about 2⁻⁹ of its logit; fp16 keeps 11.
+    assert float((probabilities(trainer.model, held_out, "fp16") - full).abs().mean()) < 2e-4
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_training_in_mixed_precision_stays_within_two_seed_deviations(
+    rows: Rows, held_out: Rows, precision: str
+) -> None:
+    def area(seed: int, **train: Any) -> float:
+        trainer, _ = train_steps(LocalCollectives(), rows, seed=seed, **train)
+        return auc(held_out.labels, probabilities(trainer.model, held_out))
+
+    of_seeds = [area(seed) for seed in range(4)]
+    assert abs(area(0, precision=precision) - of_seeds[0]) < 2 * np.std(of_seeds, ddof=1)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_state_and_gradients_stay_float32(rows: Rows, precision: str) -> None:
+    trainer, _ = train_steps(LocalCollectives(), rows, steps=2, precision=precision)
+    floating = {name: value.dtype for name, value in trainer.state().items() if value.is_floating_point()}
+    assert set(floating.values()) == {torch.float32}
+    trainer._gradients(batch_of(rows, 0, ROWS))
+    assert all(each.grad is None or each.grad.dtype == torch.float32 for each in trainer.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "train, tolerance",
+    [({"clip_norm": 0.01}, 1e-4), ({"precision": "bf16"}, 5e-3), ({"precision": "fp16"}, 1e-3)],
+)
+def test_ranks_train_as_one_does(rows: Rows, train: dict[str, Any], tolerance: float) -> None:
+    """In half precision losses differ more: where a sum rounds to another float32, a weight may round to another half."""
+    _, one = train_steps(LocalCollectives(), rows, **train)
+    for ranks in (2, 4):
+        for _, losses in on_ranks(ranks, lambda each: train_steps(each, rows, **train)):
+            np.testing.assert_allclose(losses, one, rtol=tolerance)
+
+
+def test_clipping_shortens_what_is_longer_and_leaves_the_rest() -> None:
+    gradient = torch.tensor([3.0, 4.0])
+    torch.testing.assert_close(clipped(gradient, 1.0), torch.tensor([0.6, 0.8]))
+    assert torch.equal(clipped(gradient, 5.0), gradient)
+    assert clipped(gradient, None) is gradient
+    assert torch.equal(clipped(torch.zeros(2), 1.0), torch.zeros(2))
+
+
+def test_clipping_changes_a_training(rows: Rows) -> None:
+    _, free = train_steps(LocalCollectives(), rows, steps=5)
+    _, bound = train_steps(LocalCollectives(), rows, steps=5, clip_norm=1e-6)
+    assert free[0] == bound[0]
+    assert free[1:] != bound[1:]
+
+
+def gradients(*values: float) -> list[RowGradient]:
+    return [RowGradient(torch.arange(len(values)), torch.tensor([[each] for each in values]))]
+
+
+def test_the_scale_halves_at_an_overflow_and_doubles_after_many_good_steps() -> None:
+    scale, here, finite = LossScale(CPU, active=True), LocalCollectives(), torch.ones(3)
+    assert not scale.accepts(torch.tensor([1.0, torch.inf]), [], here)
+    assert not scale.accepts(finite, gradients(1.0, torch.nan), here)
+    assert scale.facts() == {"loss_scale": 2.0**14, "skipped_steps": 2}
+    for _ in range(LossScale.growth_steps):
+        assert scale.accepts(finite, gradients(1.0), here)
+    assert scale.facts() == {"loss_scale": 2.0**15, "skipped_steps": 2}
+
+
+def test_at_a_scale_of_one_nothing_is_skipped() -> None:
+    scale, here = LossScale(CPU, active=True), LocalCollectives()
+    answers = [scale.accepts(torch.tensor([torch.nan]), [], here) for _ in range(18)]
+    assert answers == [False] * 16 + [True] * 2
+
+
+def test_a_rank_that_overflows_stops_the_update_of_all() -> None:
+    def body(collectives: Collectives) -> tuple[bool, float]:
+        scale = LossScale(CPU, active=True)
+        rows = gradients(torch.inf if collectives.rank == 1 else 1.0)
+        return scale.accepts(torch.ones(2), rows, collectives), scale.facts()["loss_scale"]
+
+    assert on_ranks(3, body) == [(False, 2.0**15)] * 3
+
+
+def test_a_skipped_step_changes_nothing_but_the_scale(rows: Rows) -> None:
+    trainer, _ = train_steps(LocalCollectives(), rows, steps=1, precision="fp16")
+    trainer.state()["scaler.scale"].fill_(2.0**40)
+    before = {name: value.clone() for name, value in trainer.state().items()}
+    loss = float(trainer.step(batch_of(rows, 0, ROWS), 1.0))
+    changed = {name for name, value in trainer.state().items() if not torch.equal(value, before[name])}
+    assert changed == {"scaler.scale", "scaler.skipped", "scaler.good_steps"}
+    assert trainer.facts() == {"loss_scale": 2.0**39, "skipped_steps": 1}
+    assert 0.3 < loss < 1  # that of the forward pass, unscaled
+
+
+def test_only_fp16_has_a_scale(rows: Rows) -> None:
+    for precision in ("fp32", "tf32", "bf16"):
+        trainer, _ = train_steps(LocalCollectives(), rows, steps=1, precision=precision)
+        assert trainer.facts() == {}
+        assert not any(name.startswith("scaler.") for name in trainer.state())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_dense_part_of_every_architecture_is_its_model(name: str) -> None:
+    """Called with vectors in place of ids, and with the same parameters, not copies."""
+    spec = make_spec(2, [9, 5], lists=[7])
+    some = random_rows(spec, 32, seed=0)
+    config = variant(name).model_copy(update={"multi_hot": MultiHot(max_length=3)})
+    model = build_model(config, spec).eval()
+    dense, categorical = some.tensors(length=3)
+    part = DensePart(model).eval()
+    tables = [each for each in model.modules() if type(each).__name__ == "StackedEmbedding"]
+    vectors = [table(categorical) for table in tables]
+    torch.testing.assert_close(part(dense, *vectors), model(dense, categorical))
+    own = {id(each) for each in model.parameters()}
+    assert {id(each) for each in part.parameters()} == own - {id(table.weight) for table in tables}
+
+
+def test_cuda_graphs_want_a_gpu(rows: Rows) -> None:
+    with pytest.raises(ConfigError, match=r"train\.cuda_graphs=true needs a GPU, this rank trains on cpu"):
+        train_steps(LocalCollectives(), rows, steps=1, cuda_graphs=True)
+
+
+def test_a_compiled_training_is_the_same(rows: Rows) -> None:
+    _, plain = train_steps(LocalCollectives(), rows, steps=10)
+    trainer, compiled = train_steps(LocalCollectives(), rows, steps=10, compile=True)
+    np.testing.assert_allclose(compiled, plain, rtol=1e-4)
+    assert trainer._forward._prepared is not None
+
+
+def test_what_does_not_compile_is_named(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("/no/such/compiler",))
+    monkeypatch.setattr(config, "force_disable_caches", True)
+    with pytest.raises(ConfigError, match=r"train.compile=true: DLRM does not compile"):
+        train_steps(LocalCollectives(), rows, steps=1, compile=True)

@@ -1,0 +1,109 @@
+"""What rank 0 tells the driver: that it arrives, and that whatever happens to it no training notices."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from training import progress
+from training.progress import Channel, Listener, Reporter
+
+
+class Heard:
+    """Keeps what was shown, and lets a test wait for so many entries."""
+
+    def __init__(self, count: int) -> None:
+        self.entries: list[Mapping[str, Any]] = []
+        self._count = count
+        self._enough = threading.Event()
+
+    def show(self, entry: Mapping[str, Any]) -> None:
+        self.entries.append(entry)
+        if len(self.entries) == self._count:
+            self._enough.set()
+
+    def wait(self) -> list[Mapping[str, Any]]:
+        assert self._enough.wait(timeout=30)
+        return self.entries
+
+
+def listen(heard: Heard) -> Listener:
+    return Listener("127.0.0.1", "127.0.0.1", heard.show)
+
+
+def speak(channel: Channel, text: str) -> None:
+    with socket.create_connection((channel.host, channel.port), timeout=10) as connection:
+        connection.sendall(text.encode())
+
+
+def test_entries_arrive_in_order_also_from_the_rank_0_of_the_next_ring() -> None:
+    heard = Heard(5)
+    with listen(heard) as channel:
+        channel = pickle.loads(pickle.dumps(channel))  # as it travels to the rank
+        with Reporter(channel) as first:
+            for step in (1, 2, 3):
+                first({"step": step})
+        with Reporter(channel) as second:
+            for step in (2, 3):
+                second({"step": step, "loss": float("inf")})
+        assert [each["step"] for each in heard.wait()] == [1, 2, 3, 2, 3]
+        assert heard.entries[-1]["loss"] == float("inf")
+
+
+def test_a_stranger_is_not_heard() -> None:
+    heard = Heard(1)
+    entry = json.dumps({"step": 666})
+    with listen(heard) as channel:
+        speak(channel, f"{'0' * 32}\n{entry}\n")
+        speak(channel, f"{entry}\n")
+        speak(channel, "")
+        with Reporter(channel) as report:
+            report({"step": 1})
+        assert heard.wait() == [{"step": 1}]
+    assert channel.token not in repr(channel)
+
+
+def test_what_cannot_be_shown_ends_the_showing_alone(caplog: pytest.LogCaptureFixture) -> None:
+    shown = []
+    called = threading.Event()
+
+    def show(entry: Mapping[str, Any]) -> None:
+        shown.append(entry)
+        called.set()
+        raise ValueError("a terminal that went away")
+
+    with Listener("127.0.0.1", "127.0.0.1", show) as channel, Reporter(channel) as report:
+        for step in range(3):
+            report({"step": step})
+        assert called.wait(timeout=30)
+    assert shown == [{"step": 0}]
+    assert [each.message for each in caplog.records] == ["progress is not shown any more"]
+
+
+def test_without_a_driver_entries_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """More of them than wait; a thread that blocked would end this test by its time-out."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with caplog.at_level("INFO"), Reporter(Channel("127.0.0.1", port, "x")) as report:
+        for step in range(2 * progress._WAITING_ENTRIES):
+            report({"step": step})
+    assert "the driver hears no progress any more" in caplog.text
+
+
+def test_a_driver_that_does_not_listen_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts and never reads: the sender gives up after its time-out, and the one that reports has not waited."""
+    monkeypatch.setattr(progress, "_WAIT_S", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as deaf,
+        Reporter(Channel("127.0.0.1", deaf.getsockname()[1], "x")) as report,
+    ):
+        for step in range(10 * progress._WAITING_ENTRIES):
+            report({"step": step, "text": "x" * 50_000})
+        report._thread.join(timeout=30)
+        assert not report._thread.is_alive()

@@ -1,0 +1,102 @@
+"""When a training ends before its last step, and that it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from conf.lake import Lake
+from conf.types import StopAt, Train
+from tests.training.feature_tables import make_config, publish_all, segment_rows
+from training.plan import TrainPlan, make_plan
+from training.run import train_in_process
+from training.stopping import stop_reason
+
+
+def history(*values: float | None, metric: str = "auc") -> list[dict[str, Any]]:
+    """Entries with measurements, each behind one without."""
+    return [
+        entry for each in values for entry in ({"loss": 0.5}, {"loss": 0.5, "validation": {metric: each}})
+    ]
+
+
+@pytest.mark.parametrize(
+    "values, rule, expected",
+    [
+        ([0.7, 0.79], {"value": 0.8}, None),
+        ([0.7, 0.81], {"value": 0.8}, "auc 0.81000 has reached the target of 0.8"),
+        ([0.81, 0.7], {"value": 0.8}, None),
+        ([0.5, 0.4], {"metric": "log_loss", "value": 0.4}, "log_loss 0.40000 has reached"),
+        ([0.7, 0.8, 0.79], {"patience": 2}, None),
+        ([0.7, 0.8, 0.79, 0.8], {"patience": 2}, "auc has not improved on 0.80000 in 2 evaluations"),
+        ([0.4, 0.5, 0.45], {"metric": "log_loss", "patience": 2}, "log_loss has not improved on 0.40000"),
+        ([0.7, None, 0.6], {"patience": 2}, None),
+        ([None], {"value": 0.8, "patience": 1}, None),
+        ([], {"value": 0.8}, None),
+    ],
+)
+def test_reasons_to_stop(values: list[float | None], rule: dict[str, Any], expected: str | None) -> None:
+    found = stop_reason(history(*values, metric=rule.get("metric", "auc")), StopAt.model_validate(rule))
+    assert found is None if expected is None else found is not None and found.startswith(expected)
+
+
+def test_without_a_rule_nothing_stops() -> None:
+    assert stop_reason(history(1.0, 0.0, 0.0), None) is None
+
+
+def test_a_rule_needs_something_to_reach_and_evaluations() -> None:
+    with pytest.raises(ValidationError, match="a value to reach, a patience, or both"):
+        StopAt()
+    with pytest.raises(ValidationError, match="evaluate_every_steps above 0"):
+        Train(stop_at=StopAt(value=0.8))
+
+
+def plan_of(lake: Lake, **train: Any) -> TrainPlan:
+    spec, rows = segment_rows(20_000, seed=1)
+    held_out = {"validation": {"2026-01-03": segment_rows(4_000, 2)[1]}}
+    dataset = publish_all(
+        lake, "2026-01-04", spec, {"train": {"2026-01-02": rows}, **held_out}, file_rows=4_000
+    )
+    model = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
+    settings = {"global_batch_size": 512, "num_ranks": 1, "log_every_steps": 7, **train}
+    return make_plan(make_config(lake, model=model, train=settings), lake, dataset)
+
+
+def test_a_training_ends_at_its_target_and_says_why(tmp_path: Path) -> None:
+    plan = plan_of(Lake(str(tmp_path)), evaluate_every_steps=5, stop_at={"value": 0.55}, epochs=4)
+    description = train_in_process(plan)
+    measured = [each for each in description["history"] if "validation" in each]
+    assert [each["step"] for each in measured] == list(range(5, description["steps"] + 1, 5))
+    *before, last = [each["validation"]["auc"] for each in measured]
+    assert last >= 0.55 > max(before, default=0)
+    assert description["stopped"].startswith("auc 0.")
+    assert description["steps"] < 160
+    assert description["metrics"]["validation"]["auc"] == last  # nothing was trained after it
+
+
+def test_measuring_on_the_way_changes_no_weight(tmp_path: Path) -> None:
+    plain, measured = (
+        train_in_process(plan_of(Lake(str(tmp_path / name)), **train))
+        for name, train in [("plain", {}), ("measured", {"evaluate_every_steps": 7})]
+    )
+    assert [each["loss"] for each in plain["history"]] == [each["loss"] for each in measured["history"]]
+    assert [each["step"] for each in measured["history"] if "validation" in each] == [7, 14, 21, 28, 35]
+    assert plain["metrics"] == measured["metrics"]
+    assert plain["stopped"] is measured["stopped"] is None
+
+
+def test_a_profile_is_written_beside_the_checkpoints(tmp_path: Path) -> None:
+    plan = plan_of(Lake(str(tmp_path)), profile={"first_step": 3, "steps": 2})
+    train_in_process(plan)
+    (trace,) = Path(f"{plan.checkpoint_path}.profile").iterdir()
+    assert trace.name == "rank0-steps3-4.json.gz"
+    assert trace.stat().st_size > 1_000
+
+
+def test_a_profile_past_the_end_is_none(tmp_path: Path) -> None:
+    plan = plan_of(Lake(str(tmp_path)), profile={"first_step": 4_000})
+    train_in_process(plan)
+    assert not Path(f"{plan.checkpoint_path}.profile").exists()

@@ -1,0 +1,163 @@
+"""The dot interaction of DLRM (Naumov et al. 2019, arXiv:1906.00091, section 2.1) in one kernel each way.
+
+    out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]    v_0 the bottom MLP's vector, v_1 … v_C the embeddings
+    ∂v = (G + Gᵀ) V, G the gradients of the dots below the diagonal; ∂v_0 also takes the gradient of its copy
+
+Neither the matrix V (B, F, E), nor the dots (B, F, F), nor the concatenation's parts are written to memory: vectors are read
+once and what the top MLP takes is written once. F = C + 1, or C where there is no bottom MLP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Vectors whose dots fit a program's registers; beyond it the interaction is left to torch.
+MOST_VECTORS = 64
+_BLOCK_DIM = 128
+
+
+def fits(num_vectors: int) -> bool:
+    """Whether the kernel takes so many vectors a row."""
+    return num_vectors <= MOST_VECTORS
+
+
+def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
+    """(B, E + F (F - 1) / 2) of bottom (B, E) and embedded (B, C, E), both of one floating dtype; dots alone without bottom."""
+    first = embedded.new_empty(len(embedded), 0) if bottom is None else bottom
+    out: Tensor = _Interaction.apply(first.contiguous(), embedded.contiguous())
+    return out
+
+
+class _Interaction(torch.autograd.Function):
+    """`bottom` is (B, 0) where there is none."""
+
+    @staticmethod
+    def forward(ctx: Any, bottom: Tensor, embedded: Tensor) -> Tensor:
+        ctx.save_for_backward(bottom, embedded)
+        shape = _Shape(bottom, embedded)
+        out = embedded.new_empty(len(embedded), shape.width)
+        if out.numel():
+            _forward[(len(embedded),)](bottom, embedded, out, **shape.arguments)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        bottom, embedded = ctx.saved_tensors
+        shape = _Shape(bottom, embedded)
+        of_bottom, of_embedded = torch.empty_like(bottom), torch.empty_like(embedded)
+        if embedded.numel():
+            arguments = (bottom, embedded, gradient.contiguous(), of_bottom, of_embedded)
+            _backward[(len(embedded),)](*arguments, **shape.arguments)
+        return of_bottom, of_embedded
+
+
+class _Shape:
+    """What both kernels are compiled for. `width`: numbers a row of the output."""
+
+    def __init__(self, bottom: Tensor, embedded: Tensor) -> None:
+        _, num_features, dim = embedded.shape
+        first = int(bottom.shape[1] > 0)
+        num_vectors = num_features + first
+        self.width = first * dim + num_vectors * (num_vectors - 1) // 2
+        block_dim = min(_BLOCK_DIM, max(16, triton.next_power_of_2(dim)))
+        exact = embedded.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+        self.arguments: dict[str, Any] = {
+            "width": self.width,
+            "FIRST": first,
+            "VECTORS": num_vectors,
+            "DIM": dim,
+            "BLOCK": max(16, triton.next_power_of_2(num_vectors)),
+            "BLOCK_DIM": block_dim,
+            "PRECISION": "ieee" if exact else "tf32",
+        }
+
+
+@triton.jit
+def _vectors(
+    bottom, embedded, row, index, place, FIRST: tl.constexpr, VECTORS: tl.constexpr, DIM: tl.constexpr
+):  # type: ignore[no-untyped-def]
+    """The tile V[index, place] of a row: vector 0 is the bottom one where there is one."""
+    inside = (place < DIM)[None, :]
+    mask = ((index >= FIRST) & (index < VECTORS))[:, None] & inside
+    start = embedded + row * (VECTORS - FIRST) * DIM
+    tile = tl.load(start + (index - FIRST)[:, None] * DIM + place[None, :], mask=mask, other=0.0)
+    if FIRST:
+        own = (index == 0)[:, None] & inside
+        zero = (index * 0)[:, None]
+        tile = tl.where(own, tl.load(bottom + row * DIM + place[None, :] + zero, mask=own, other=0.0), tile)
+    return tile
+
+
+@triton.jit
+def _forward(
+    bottom,
+    embedded,
+    out,
+    width,
+    FIRST: tl.constexpr,
+    VECTORS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # type: ignore[no-untyped-def]
+    """One row of the batch a program."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    dots = tl.full((BLOCK, BLOCK), 0.0, tl.float32)
+    for begin in range(0, DIM, BLOCK_DIM):
+        place = begin + tl.arange(0, BLOCK_DIM)
+        tile = _vectors(bottom, embedded, row, index, place, FIRST, VECTORS, DIM)
+        dots += tl.dot(tile, tl.trans(tile), input_precision=PRECISION)
+        if FIRST:
+            copied = tl.load(bottom + row * DIM + place, mask=place < DIM, other=0.0)
+            tl.store(out + row * width + place, copied, mask=place < DIM)
+    lower, upper = index[:, None], index[None, :]
+    pair = lower * (lower - 1) // 2 + upper
+    mask = (upper < lower) & (lower < VECTORS)
+    tl.store(out + row * width + FIRST * DIM + pair, dots.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _backward(
+    bottom,
+    embedded,
+    gradient,
+    of_bottom,
+    of_embedded,
+    width,
+    FIRST: tl.constexpr,
+    VECTORS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # type: ignore[no-untyped-def]
+    """One row of the batch a program."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    lower = tl.maximum(index[:, None], index[None, :])
+    upper = tl.minimum(index[:, None], index[None, :])
+    pair = lower * (lower - 1) // 2 + upper
+    mask = (upper < lower) & (lower < VECTORS)
+    both = tl.load(gradient + row * width + FIRST * DIM + pair, mask=mask, other=0.0)  # G + Gᵀ
+    for begin in range(0, DIM, BLOCK_DIM):
+        place = begin + tl.arange(0, BLOCK_DIM)
+        tile = _vectors(bottom, embedded, row, index, place, FIRST, VECTORS, DIM)
+        result = tl.dot(both, tile, input_precision=PRECISION)
+        inside = (place < DIM)[None, :]
+        of_vectors = ((index >= FIRST) & (index < VECTORS))[:, None] & inside
+        start = of_embedded + row * (VECTORS - FIRST) * DIM
+        target = start + (index - FIRST)[:, None] * DIM + place[None, :]
+        tl.store(target, result.to(of_embedded.dtype.element_ty), mask=of_vectors)
+        if FIRST:
+            own = (index == 0)[:, None] & inside
+            zero = (index * 0)[:, None]
+            copied = tl.load(gradient + row * width + place[None, :] + zero, mask=own, other=0.0)
+            target = of_bottom + row * DIM + place[None, :] + zero
+            tl.store(target, (result + copied.to(tl.float32)).to(of_bottom.dtype.element_ty), mask=own)

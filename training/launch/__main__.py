@@ -1,0 +1,89 @@
+"""One rank of a training in this very process, without Spark and Horovod: for a debugger, a profiler, a first look.
+
+python -m training.launch --config my.yaml --run-date 2026-01-08
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from typing import Any
+
+from conf.dataset import read_dataset
+from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
+from conf.lake import Lake
+from conf.load import load_config, parse_date
+from training.description import is_complete, read_description
+from training.plan import make_plan
+from training.run import train_in_process
+
+log = logging.getLogger("nightrank.launch")
+
+DESCRIPTION = (
+    "Trains the model of a run date on one rank in this process, without Spark: the plan, the checkpoints and the "
+    "model's folder are those of train_model, which a training begun here may resume. The model is not recorded as "
+    "the date's challenger; train_model does that without training again."
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code: 0 done, 2 bad configuration, 3 bad data, 4 infrastructure."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    logging.getLogger("petastorm").setLevel(logging.WARNING)
+    try:
+        facts = _train(arguments)
+    except NightrankError as error:
+        log.error("training failed: %s", error)
+        return error.exit_code
+    except (OSError, MemoryError):
+        log.exception("training failed in the system around it")
+        return EXIT_INFRASTRUCTURE
+    print(json.dumps(facts, allow_nan=False), flush=True)
+    return EXIT_OK
+
+
+def _train(arguments: argparse.Namespace) -> dict[str, Any]:
+    run_date = parse_date(arguments.run_date)
+    config = load_config(arguments.config, arguments.overrides)
+    lake = Lake(config.lake)
+    plan = make_plan(config, lake, read_dataset(lake, run_date))
+    if is_complete(plan.model_path):
+        log.info("version %s was trained before", plan.description["version"])
+        description = read_description(plan.model_path)
+    else:
+        description = train_in_process(plan)
+    told = ("version", "metrics", "baselines", "steps", "seconds", "num_ranks")
+    return {"output": plan.model_path, **{key: description[key] for key in told}}
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m training.launch",
+        description=DESCRIPTION,
+        epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure (worth a retry). "
+        "The last line on standard output is one JSON object.",
+    )
+    made.add_argument("--config", required=True, metavar="YAML", help="configuration of the log")
+    made.add_argument("--run-date", required=True, metavar="YYYY-MM-DD", help="the logical day to work on")
+    made.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="a.b=value",
+        dest="overrides",
+        help="override one key of the configuration; may be given several times",
+    )
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

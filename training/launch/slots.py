@@ -1,0 +1,74 @@
+"""Whether Spark can run the ranks of a training: asked before Horovod starts, which would wait or break off in silence."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError, InfrastructureError
+from conf.types import Train
+
+_POLL_S = 1.0
+_LOCAL = re.compile(r"local(\[[^],]*(,\s*(\d+)\s*)?\])?")
+_CLUSTER_FAILURES = "4"  # Spark's default of spark.task.maxFailures, which a local master does not hear
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether tasks run in the driver's own JVM, so that ranks write to the driver's standard error."""
+    return _LOCAL.fullmatch(str(spark.sparkContext.master)) is not None
+
+
+def ranks_to_start(spark: SparkSession, train: Train) -> int:
+    """How many ranks a training starts with: all, or of an elastic one as many as there is room for.
+
+    Where executors may still be on their way, it waits for them up to `train.start_timeout_s`.
+
+    Raises:
+        InfrastructureError: Spark does not run so many tasks at a time.
+        ConfigError: the training is elastic, and Spark would end with the first rank that is lost.
+    """
+    if train.elastic:
+        _require_restarts(spark)
+    deadline = time.monotonic() + (0 if is_local(spark) else train.start_timeout_s)
+    while (slots := _slots(spark)) < train.num_ranks:
+        if time.monotonic() >= deadline:
+            return _fewer(spark, train, slots)
+        time.sleep(_POLL_S)
+    return train.num_ranks
+
+
+def _slots(spark: SparkSession) -> int:
+    scala = spark.sparkContext._jsc.sc()
+    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+
+
+def _fewer(spark: SparkSession, train: Train, slots: int) -> int:
+    key, least = ("num_ranks", train.num_ranks)
+    if train.elastic:
+        key, least = ("elastic.min_ranks", train.elastic.min_ranks)
+        if slots >= least:
+            return slots
+    raise InfrastructureError(
+        f"train.{key}={least} is more than the {slots} tasks that Spark ({spark.sparkContext.master}) runs at a time",
+        f"give Spark more cores or executors in its properties file, or lower train.{key}",
+    )
+
+
+def _require_restarts(spark: SparkSession) -> None:
+    """A rank that is lost is a failed task, which Spark must be willing to run again."""
+    local = _LOCAL.fullmatch(str(spark.sparkContext.master))
+    if local:
+        failures, remedy = (
+            local[3] or "1",
+            "give the master as local[2,4]: two cores, a task may fail four times",
+        )
+    else:
+        failures = str(spark.conf.get("spark.task.maxFailures", _CLUSTER_FAILURES))
+        remedy = "set spark.task.maxFailures to 4 or more in the properties file"
+    if int(failures) < 2:
+        raise ConfigError(
+            f"train.elastic: Spark ({spark.sparkContext.master}) gives up when a task fails for the first time",
+            remedy,
+        )

@@ -1,0 +1,34 @@
+"""What every measure asks of its arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from conf.errors import DataError
+
+Vector = NDArray[np.float64]
+
+
+def vectors(
+    labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None
+) -> tuple[Vector, Vector, Vector]:
+    """Labels, scores and weights (N,) as float64; the weights default to 1.
+
+    Raises:
+        DataError: they are not of one length, or a score is not finite.
+    """
+    label = np.asarray(labels, dtype=np.float64)
+    score = np.asarray(scores, dtype=np.float64)
+    weight = np.ones_like(label) if weights is None else np.asarray(weights, dtype=np.float64)
+    if not label.shape == score.shape == weight.shape or label.ndim != 1:
+        raise DataError(
+            f"labels {label.shape}, scores {score.shape} and weights {weight.shape} are not vectors of one length",
+            "pass one value a row",
+        )
+    if not np.isfinite(score).all():
+        raise DataError(
+            f"{int((~np.isfinite(score)).sum())} of {len(score)} scores are not finite",
+            "look for infinite features or a diverged model",
+        )
+    return label, score, weight

@@ -1,0 +1,148 @@
+"""Tells the driver how far a training is: rank 0 sends its log entries, the driver listens.
+
+    driver                              rank 0
+    Listener(host) ── Channel ───────▶  Reporter(channel)
+       show(entry)  ◀── JSON lines ───    (entry)
+
+Nothing here may fail or slow a training. An entry that cannot be sent is dropped, and a rank that cannot reach the
+driver stops trying. A connection begins with the channel's token; without it, it is closed unheard.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import queue
+import secrets
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+log = logging.getLogger("nightrank.progress")
+
+Report = Callable[[Mapping[str, Any]], None]
+
+_WAIT_S = 5.0
+_LONGEST_LINE_BYTES = 64 * 1024
+_WAITING_ENTRIES = 256
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Where the driver listens, and the secret that a sender begins with."""
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+
+
+class Listener:
+    """Listens in the driver, as a context manager that gives the channel; calls `show` with one entry at a time.
+
+    Args:
+        host: the name by which ranks reach the driver.
+        bind: the address to listen on.
+        show: called in a thread of the listener. After an error of its own it is not called any more.
+    """
+
+    def __init__(self, host: str, bind: str, show: Report) -> None:
+        self._show: Report | None = show
+        self._lock = threading.Lock()
+        self._token = secrets.token_hex(16)
+        self._server = _Server((bind, 0), self._hear)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="progress", daemon=True
+        )
+        self._channel = Channel(host, self._server.server_address[1], self._token)
+
+    def __enter__(self) -> Channel:
+        self._thread.start()
+        return self._channel
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        with self._lock:
+            self._show = None
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Takes one sender's lines until it closes. A new rank 0 may come before the connection of the old one ends."""
+        with connection.makefile("rb") as lines:
+            connection.settimeout(_WAIT_S)
+            said = lines.readline(_LONGEST_LINE_BYTES).strip()
+            if not hmac.compare_digest(said, self._token.encode()):
+                return
+            connection.settimeout(None)
+            while line := lines.readline(_LONGEST_LINE_BYTES):
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        with self._lock:
+            if self._show is None:
+                return
+            try:
+                self._show(json.loads(line))
+            except Exception:
+                log.exception("progress is not shown any more")
+                self._show = None
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False  # a rank that was lost with its machine never closes its connection
+
+    def __init__(self, address: tuple[str, int], hear: Callable[[socket.socket], None]) -> None:
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                hear(self.request)
+
+        super().__init__(address, Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("the progress of %s broke off", client_address, exc_info=True)
+
+
+class Reporter:
+    """Sends entries from rank 0. Calling it takes no time: a thread sends. Use it as a context manager."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._entries: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_WAITING_ENTRIES)
+        self._thread = threading.Thread(target=self._send, name="progress", daemon=True)
+
+    def __enter__(self) -> Reporter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._put(None)
+        self._thread.join(timeout=_WAIT_S)
+
+    def __call__(self, entry: Mapping[str, Any]) -> None:
+        self._put(dict(entry))
+
+    def _put(self, entry: Mapping[str, Any] | None) -> None:
+        try:
+            self._entries.put_nowait(entry)
+        except queue.Full:
+            log.debug("an entry of progress is dropped: the driver is slower than the training")
+
+    def _send(self) -> None:
+        try:
+            with socket.create_connection(
+                (self._channel.host, self._channel.port), timeout=_WAIT_S
+            ) as connection:
+                connection.sendall(f"{self._channel.token}\n".encode())
+                while (entry := self._entries.get()) is not None:
+                    connection.sendall(f"{json.dumps(entry, default=str)}\n".encode())
+        except OSError as error:
+            log.info("the driver hears no progress any more: %s", error)
