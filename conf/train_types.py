@@ -39,6 +39,21 @@ class ModelConfig(Strict):
         return dict(self.model_extra or {})
 
 
+class Reading(Strict):
+    """How a rank reads feature tables.
+
+    Rows are shuffled and cut into batches in pools of `pool_rows` rows, summed over all ranks (at least 4 batches). Row groups
+    are decoded up to `read_ahead_mib` ahead of the pool that needs them, and one beyond. Files of a lake that is no local path
+    are copied ahead to a folder of each rank's own below `staging_folder`, and deleted once read: at most `staging_mib` at a
+    time, or one file where that is larger.
+    """
+
+    pool_rows: PositiveInt = 131_072
+    read_ahead_mib: PositiveInt = 1024
+    staging_folder: str = "/tmp/nightrank"
+    staging_mib: PositiveInt = 16_384
+
+
 class Train(Strict):
     """The training loop. Batch sizes and rates are global: they do not depend on `num_ranks`.
 
@@ -60,6 +75,7 @@ class Train(Strict):
     seed: int = 0
     baselines: list[str] = []
     warm_start: bool = True
+    reading: Reading = Reading()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     start_timeout_s: PositiveInt = 180
 

@@ -39,7 +39,7 @@ from conf.stage_types import (
     WorkflowConfig,
 )
 from conf.storage import scheme_of
-from conf.train_types import Gate, ModelConfig, MultiHot, Train
+from conf.train_types import Gate, ModelConfig, MultiHot, Reading, Train
 
 __all__ = [
     "SPLITS",
@@ -64,6 +64,7 @@ __all__ = [
     "PositiveInt",
     "Quality",
     "RawTable",
+    "Reading",
     "Scope",
     "Scopes",
     "Score",

@@ -122,7 +122,7 @@ def _find_files(
 ) -> tuple[DataFile, ...]:
     """The files of a split that hold rows, from the manifests; of days not in `without`."""
     return tuple(
-        DataFile(_local(partition.file(entry.path)), entry.rows)
+        DataFile(_local(partition.file(entry.path)), entry.rows, entry.row_groups, entry.bytes)
         for partition, manifest, label in split_partitions(lake, dataset, split)
         for entry in manifest.split_files(label)
         if entry.rows and day_name(partition.dt, label) not in without

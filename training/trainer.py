@@ -12,7 +12,7 @@ from conf.types import Train
 from training.collectives import Collectives, sum_over_ranks
 from training.embedding.table import RowBlock, tables_of
 from training.layers import Dropout
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 from training.reading.sharding import shards_of_rank
 from training.updates import Updates
 

@@ -16,9 +16,11 @@ from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
 from conf.types import MultiHot
 from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
-from training.reading.columns import read_columns
-from training.reading.loader import Batch, Loader
-from training.reading.sharding import DataFile, plan_shards, shards_of_rank
+from training.reading.columns import Columns
+from training.reading.columns import read_columns as read_group
+from training.reading.batch import Batch
+from training.reading.loader import Loader
+from training.reading.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 
 SPEC = make_spec(2, [50, 7, 9])
 SIZES = [120, 37, 1, 195, 90]
@@ -38,6 +40,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[DataFile]:
         found.append(DataFile(str(path), size))
         first += size
     return found
+
+
+def read_columns(file: DataFile, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
+    (group,) = row_groups([file])
+    return read_group(group, spec, multi_hot)
 
 
 def make_loader(files: list[DataFile], rank: int = 0, ranks: int = 1, seed: int | None = 3) -> Loader:

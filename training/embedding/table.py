@@ -112,7 +112,7 @@ class StackedEmbedding(nn.Module):
         return list(self.weight.detach().split(self.cardinalities))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Vectors (B, C, E) of ids (B, W) int64, each in [0, cardinality of its feature).
+        """Vectors (B, C, E) of ids (B, W) int32 or int64, each in [0, cardinality of its feature).
 
         Of a list PAD_ID is left out, of the sum and of the mean's count; the vector of an empty list is zero.
         """
@@ -122,7 +122,7 @@ class StackedEmbedding(nn.Module):
             return vectors
         pooled = [
             functional.embedding_bag(
-                each + start, self.weight, mode=self.pooling, sparse=True, padding_idx=start + PAD_ID
+                each.long() + start, self.weight, mode=self.pooling, sparse=True, padding_idx=start + PAD_ID
             )
             for each, start in zip(lists, self._list_starts, strict=True)
         ]
