@@ -44,13 +44,13 @@ class Reading(Strict):
 
     Rows are shuffled and cut into batches in pools of `pool_rows` rows, summed over all ranks (at least 4 batches). Row groups
     are decoded up to `read_ahead_mib` ahead of the pool that needs them, and one beyond. Files of a lake that is no local path
-    are copied ahead to a folder of each rank's own below `staging_folder`, and deleted once read: at most `staging_mib` at a
-    time, or one file where that is larger.
+    are copied ahead, a row group at a time, to a folder of each rank's own below `staging_folder` (by default that of temporary
+    files) and deleted once read: `staging_mib` may lie there, and beyond it the one being read and the one being copied.
     """
 
     pool_rows: PositiveInt = 131_072
     read_ahead_mib: PositiveInt = 1024
-    staging_folder: str = "/tmp/nightrank"
+    staging_folder: str | None = None
     staging_mib: PositiveInt = 16_384
 
 

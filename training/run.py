@@ -112,7 +112,9 @@ def _loader(
 ) -> Loader:
     """This rank's loader of some files."""
     train = plan.train
-    shards = plan_shards([group.rows for group in row_groups(files)], train.num_shards, train.global_batch_size)
+    shards = plan_shards(
+        [group.rows for group in row_groups(files)], train.num_shards, train.global_batch_size
+    )
     own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
     return Loader(
         files,

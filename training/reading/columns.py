@@ -56,7 +56,7 @@ def read_columns(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot) -> Col
     path = group.file.path
     scalars = (*spec.dense, *spec.categorical)
     wanted = {spec.label: "float32", **{each.name: each.dtype for each in scalars}}
-    if not Path(path).is_file():
+    if not Path(group.file.on_disk).is_file():
         raise DataError(f"{path} does not exist although a manifest names it", _REBUILD)
     found = read_row_group(group, list(wanted))
     _require_columns(path, list(wanted), found)
@@ -109,7 +109,7 @@ def _read_lists(group: RowGroup, spec: FeatureSpec) -> dict[str, pa.ListArray]:
     if not names:
         return {}
     path = group.file.path
-    with pq.ParquetFile(path) as opened:
+    with pq.ParquetFile(group.file.on_disk) as opened:
         _require_columns(path, names, opened.schema_arrow.names)
         whole = group.count == 1
         table = opened.read(columns=names) if whole else opened.read_row_group(group.index, columns=names)

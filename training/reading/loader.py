@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
+from conf import storage
 from conf.feature_spec import FeatureSpec
 from conf.types import MultiHot, Reading
 from training.reading.batch import Batch, Transfer
@@ -24,7 +25,8 @@ from training.reading.columns import Columns, read_columns
 from training.reading.order import Order, Stream
 from training.reading.pool import Pool, Pools
 from training.reading.prefetch import Prefetch
-from training.reading.sharding import DataFile, ShardPlan, row_groups
+from training.reading.sharding import DataFile, RowGroup, ShardPlan, row_groups
+from training.reading.staging import stage
 from training.reading.writer import Fill, Writer
 
 log = logging.getLogger("nightrank.training")
@@ -39,7 +41,7 @@ class Loader:
     """Reads one split for one rank.
 
     Args:
-        files: the split's files in manifest order, the same on every rank; all of them local.
+        files: the split's files in manifest order, the same on every rank; those of an object store are staged (staging.py).
         plan: the logical shards of their row groups.
         shards: the shards this rank owns.
         spec: the columns to read, in the model's order.
@@ -83,7 +85,7 @@ class Loader:
             return
         epoch, step = divmod(first_step, self.plan.steps)
         window, skipped = divmod(step, self._pool_steps)
-        reads = self._reads(self._fills(epochs, epoch, window))
+        reads = self._reads(self._needed(self._fills(epochs, epoch, window)))
         ahead_bytes = self._reading.read_ahead_mib * _MIB
         with (
             Prefetch(reads, ahead_bytes, lambda columns: columns.size_bytes) as arriving,
@@ -118,24 +120,36 @@ class Loader:
                 yield Fill(order, place, self.shards, found)
             window = 0
 
-    def _reads(self, fills: Iterator[Fill]) -> Iterator[Columns]:
+    def _needed(self, fills: Iterator[Fill]) -> Iterator[RowGroup]:
         """The row groups that a pool needs and the one before it did not, in the order in which pools need them."""
         held: Collection[int] = ()
         for fill in fills:
             for group in fill.groups:
                 if group not in held:
-                    yield self._read(group)
+                    yield self._groups[group]
             held = fill.groups
 
-    def _read(self, group: int) -> Columns:
-        columns = read_columns(self._groups[group], self.spec, self._multi_hot)
+    def _reads(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
+        if all(storage.is_local(group.file.path) for group in self._groups):
+            for group in groups:
+                yield self._read(group)
+            return
+        stager = stage(groups, self._reading.staging_folder)
+        with Prefetch(stager, self._reading.staging_mib * _MIB, lambda staged: staged.size_bytes) as ahead:
+            for staged in ahead:
+                columns = self._read(staged.group)
+                staged.discard()
+                yield columns
+
+    def _read(self, group: RowGroup) -> Columns:
+        columns = read_columns(group, self.spec, self._multi_hot)
         for name in columns.cut.keys() - self._told_cut:
             log.warning(
                 "%s: %d of the %d lists in %s are longer than model.multi_hot allows, and are cut",
                 name,
                 columns.cut[name],
-                self._groups[group].rows,
-                self._groups[group].file.path,
+                group.rows,
+                group.file.path,
             )
             self._told_cut.add(name)
         return columns

@@ -70,7 +70,7 @@ def _open(group: RowGroup, names: Sequence[str]) -> Reader:
     as many shards as there are row groups is the row group i.
     """
     # Petastorm takes the path as it stands: no percent-encoding.
-    files, paths = get_filesystem_and_path_or_paths([f"file://{group.file.path}"])
+    files, paths = get_filesystem_and_path_or_paths([f"file://{group.file.on_disk}"])
     return Reader(
         files,
         paths,

@@ -24,16 +24,22 @@ class DataFile:
     """A file of a split, as its manifest describes it.
 
     Attributes:
-        path: absolute local path, or URI.
+        path: absolute local path, or URI; what messages name.
         rows: how many it holds.
         row_groups: rows of each row group; empty where they are not known, and the file is read as a whole.
         size_bytes: its size; None where it is not known.
+        staged: where a copy of it is on local disk (staging.py); None where `path` is.
     """
 
     path: str
     rows: int
     row_groups: tuple[int, ...] = ()
     size_bytes: int | None = None
+    staged: str | None = None
+
+    @property
+    def on_disk(self) -> str:
+        return self.staged or self.path
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,7 @@ class Stacker:
         for column, into in zip(columns, self._scratch(len(chosen) * BLOCK_ROWS), strict=True):
             shape = (-1, BLOCK_ROWS * (1 if column.ndim == 1 else column.shape[1]))
             # `clip` spares numpy a copy of `out`; no block is out of range.
-            np.take(
-                column[first:end].reshape(shape), chosen, axis=0, out=into.reshape(shape), mode="clip"
-            )
+            np.take(column[first:end].reshape(shape), chosen, axis=0, out=into.reshape(shape), mode="clip")
         self._turn(start % BLOCK_ROWS, stop - start, place)
 
     def _chunk(self, columns: Sequence[NDArray[Any]], start: int, stop: int, place: int) -> None:
