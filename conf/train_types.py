@@ -105,6 +105,21 @@ class Embeddings(Strict):
     rank_max_bytes: PositiveInt | None = None
 
 
+class Reading(Strict):
+    """How a rank reads feature tables.
+
+    Rows are shuffled and cut into batches in pools of `pool_rows` rows, summed over all ranks (at least 4 batches). Row groups
+    are decoded up to `read_ahead_mib` ahead of the pool that needs them, and one beyond. Files of a lake that is no local path
+    are copied ahead, a row group at a time, to a folder of each rank's own below `staging_folder` (by default that of temporary
+    files) and deleted once read: `staging_mib` may lie there, and beyond it the one being read and the one being copied.
+    """
+
+    pool_rows: PositiveInt = 131_072
+    read_ahead_mib: PositiveInt = 1024
+    staging_folder: str | None = None
+    staging_mib: PositiveInt = 16_384
+
+
 class Train(Strict):
     """The training loop. Batch sizes and rates are global: they do not depend on `num_ranks`.
 
@@ -146,6 +161,7 @@ class Train(Strict):
     seed: int = 0
     baselines: list[str] = []
     warm_start: bool = True
+    reading: Reading = Reading()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     start_timeout_s: PositiveInt = 180
 

@@ -46,6 +46,7 @@ from conf.train_types import (
     ModelConfig,
     MultiHot,
     Profile,
+    Reading,
     StopAt,
     Train,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "Profile",
     "Quality",
     "RawTable",
+    "Reading",
     "Scope",
     "Scopes",
     "Score",

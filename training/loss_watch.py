@@ -21,7 +21,9 @@ from conf.errors import DataError, NightrankError
 from training.checkpoint.sharing import share
 from training.checkpoint.tensor_file import write_tensors
 from training.collectives import Collectives
-from training.reading.loader import Batch, Loader
+from training.inputs import id_columns
+from training.reading.batch import Batch
+from training.reading.loader import Loader
 
 # Steps after which a loss is read on a GPU: the host seldom runs so far ahead of it.
 _LAG = 8
@@ -117,7 +119,12 @@ class LossWatch:
         epoch, in_epoch = divmod(step.number - 1, max(loader.plan.steps, 1))
         pieces = {
             str(shard): [
-                {"file": loader.files[piece.file].path, "start": piece.start, "stop": piece.stop}
+                {
+                    "file": loader.groups[piece.group].file.path,
+                    "row_group": loader.groups[piece.group].index,
+                    "start": piece.start,
+                    "stop": piece.stop,
+                }
                 for piece in loader.plan.shards[shard]
             ]
             for shard in loader.shards
@@ -133,7 +140,10 @@ class LossWatch:
             "shard_rows": loader.plan.shard_rows,
             "shards": pieces,
             "dense": [each.name for each in loader.spec.dense],
-            "categorical": {each.name: [place.start, place.stop] for each, place in loader.id_columns},
+            "categorical": {
+                each.name: [place.start, place.stop]
+                for each, place in id_columns(loader.spec, loader.multi_hot)
+            },
         }
 
 

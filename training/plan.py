@@ -8,7 +8,7 @@ from typing import Any
 
 from conf import storage
 from conf.dataset import Dataset, read_spec, split_partitions
-from conf.errors import ConfigError, DataError
+from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake
 from conf.load import config_digest
@@ -55,12 +55,11 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     Imports torch, with the architecture, so that a wrong setting ends the job before any rank starts.
 
     Raises:
-        ConfigError: the lake is not local, or the model's settings are not those of its architecture.
+        ConfigError: the model's settings are not those of its architecture.
         DataError: a partition is missing or was replaced, or the train split holds no rows.
     """
     from training.models import complete
 
-    _require_local(lake)
     config = config.model_copy(update={"model": complete(config.model)})
     spec = read_spec(lake, dataset.workflow_version)
     parent = find_parent(config, lake, dataset)
@@ -95,26 +94,17 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         spec,
         splits,
         train_files,
-        model_path=_local(registry.model_path(lake, config.name, version)),
-        checkpoint_path=_local(lake.checkpoints(version)),
-        parent_path=_local(registry.model_path(lake, config.name, parent_version))
+        model_path=_resolved(registry.model_path(lake, config.name, version)),
+        checkpoint_path=_resolved(lake.checkpoints(version)),
+        parent_path=_resolved(registry.model_path(lake, config.name, parent_version))
         if parent_version
         else None,
     )
 
 
-def _require_local(lake: Lake) -> None:
-    """ConfigError unless the lake is on a file system every rank sees as a local path."""
-    if not storage.is_local(lake.root):
-        raise ConfigError(
-            f"lake={lake.root!r} is not a local path: Petastorm reads files and the ranks write the model there",
-            "train on a lake that every executor mounts under the same path",
-        )
-
-
-def _local(path: str) -> str:
-    """The absolute path of a local path or file URI: ranks run in folders of their own."""
-    return storage.filesystem(path)[1]
+def _resolved(path: str) -> str:
+    """The absolute path of a local path or file URI, because ranks run in folders of their own; other URIs as they are."""
+    return storage.filesystem(path)[1] if storage.is_local(path) else path
 
 
 def _find_files(
@@ -122,7 +112,7 @@ def _find_files(
 ) -> tuple[DataFile, ...]:
     """The files of a split that hold rows, from the manifests; of days not in `without`."""
     return tuple(
-        DataFile(_local(partition.file(entry.path)), entry.rows)
+        DataFile(_resolved(partition.file(entry.path)), entry.rows, entry.row_groups, entry.bytes)
         for partition, manifest, label in split_partitions(lake, dataset, split)
         for entry in manifest.split_files(label)
         if entry.rows and day_name(partition.dt, label) not in without

@@ -36,6 +36,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "cuda_graphs": True,
     "profile": True,
     "start_timeout_s": True,
+    "reading": {"read_ahead_mib", "staging_folder", "staging_mib"},
     "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
 }
 _CODE = ("conf", "etl", "training")

@@ -23,7 +23,7 @@ from training.plan import TrainPlan
 from training.profiling import StepProfiler
 from training.progress import Report
 from training.reading.loader import Loader
-from training.reading.sharding import DataFile, plan_shards, shards_of_rank
+from training.reading.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 from training.trainer import Trainer
 from training.warm_start import warm_start
 
@@ -53,12 +53,14 @@ def run_plan(
         ConfigError, DataError: from the model's configuration, the data or the parent.
     """
     leads = collectives.rank == 0
-    held_out = {split: _loader(plan, plan.splits[split], collectives, shuffled=False) for split in _MEASURED}
+    held_out = {
+        split: _loader(plan, plan.splits[split], collectives, device, shuffled=False) for split in _MEASURED
+    }
     model = _build(plan, plan.model, collectives, device)
     trainer = Trainer(model, plan.train, collectives)
     if plan.parent_path is not None:
         warm_start(trainer, plan.spec, *open_trained(plan.parent_path))
-    loader = _loader(plan, plan.train_files, collectives, shuffled=True)
+    loader = _loader(plan, plan.train_files, collectives, device, shuffled=True)
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
         training = train_model(
             trainer,
@@ -82,7 +84,7 @@ def run_plan(
         )
         if leads:
             log.info("baseline %s", name)
-        every = _loader(plan, plan.splits["train"], collectives, shuffled=True)
+        every = _loader(plan, plan.splits["train"], collectives, device, shuffled=True)
         train_model(
             Trainer(baseline, plan.train, collectives),
             every,
@@ -148,13 +150,29 @@ def _build(plan: TrainPlan, config: ModelConfig, collectives: Collectives, devic
 
 
 def _loader(
-    plan: TrainPlan, files: Sequence[DataFile], collectives: Collectives, *, shuffled: bool
+    plan: TrainPlan,
+    files: Sequence[DataFile],
+    collectives: Collectives,
+    device: torch.device,
+    *,
+    shuffled: bool,
 ) -> Loader:
     """This rank's loader of some files."""
     train = plan.train
-    shards = plan_shards([file.rows for file in files], train.num_shards, train.global_batch_size)
+    shards = plan_shards(
+        [group.rows for group in row_groups(files)], train.num_shards, train.global_batch_size
+    )
     own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
-    return Loader(files, shards, own, plan.spec, train.seed if shuffled else None, plan.model.multi_hot)
+    return Loader(
+        files,
+        shards,
+        own,
+        plan.spec,
+        train.seed if shuffled else None,
+        plan.model.multi_hot,
+        device,
+        train.reading,
+    )
 
 
 def _measure(

@@ -13,7 +13,7 @@ from training.embedding.table import RowBlock, RowGradient, tables_of
 from training.forward import Forward
 from training.gradients import LossScale, clipped
 from training.layers import Dropout
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 from training.reading.sharding import shards_of_rank
 from training.updates import Updates
 

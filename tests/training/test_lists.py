@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, DataError
-from conf.feature_spec import PAD_ID
+from conf.feature_spec import PAD_ID, FeatureSpec
 from conf.types import MultiHot
 from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
 from training.inputs import Inputs, id_columns, pad_lists
-from training.reading.columns import read_columns
+from training.reading.columns import Columns
+from training.reading.columns import read_columns as read_group
 from training.reading.loader import Loader
-from training.reading.sharding import DataFile, plan_shards, shards_of_rank
+from training.reading.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 
 SPEC = make_spec(1, [50], lists=[30, 12])
 MULTI_HOT = MultiHot(max_length=3, lengths={"L1": 6})
@@ -52,6 +53,11 @@ def test_ids_stand_first_and_lists_behind_them_whatever_the_specs_order() -> Non
         id_columns(SPEC, MultiHot(lengths={"L1": 2, "C0": 2, "L7": 1}))
 
 
+def read_columns(file: DataFile, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
+    (group,) = row_groups([file])
+    return read_group(group, spec, multi_hot)
+
+
 def write_files(folder: Path, sizes: list[int]) -> tuple[list[DataFile], list[Rows]]:
     """Files whose dense column numbers all rows from 0."""
     files, written, first = [], [], 0
@@ -74,7 +80,7 @@ def test_every_list_arrives_with_its_row(tmp_path: Path, ranks: int) -> None:
     for rank in range(ranks):
         for batch in Loader(files, plan, shards_of_rank(4, rank, ranks), SPEC, 3, MULTI_HOT).batches():
             assert batch.categorical.shape[1] == 10
-            assert batch.categorical.dtype == torch.int64
+            assert batch.categorical.dtype == torch.int32
             assert not batch.categorical[batch.weights == 0].any()
             for number, ids in zip(
                 batch.dense[batch.weights > 0, 0].tolist(),

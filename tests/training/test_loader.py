@@ -14,11 +14,13 @@ import torch
 
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
-from conf.types import MultiHot
+from conf.types import MultiHot, Reading
 from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
-from training.reading.columns import read_columns
-from training.reading.loader import Batch, Loader
-from training.reading.sharding import DataFile, plan_shards, shards_of_rank
+from training.reading.batch import Batch
+from training.reading.columns import Columns
+from training.reading.columns import read_columns as read_group
+from training.reading.loader import Loader
+from training.reading.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 
 SPEC = make_spec(2, [50, 7, 9])
 SIZES = [120, 37, 1, 195, 90]
@@ -40,9 +42,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[DataFile]:
     return found
 
 
+def read_columns(file: DataFile, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
+    (group,) = row_groups([file])
+    return read_group(group, spec, multi_hot)
+
+
 def make_loader(files: list[DataFile], rank: int = 0, ranks: int = 1, seed: int | None = 3) -> Loader:
-    plan = plan_shards([file.rows for file in files], SHARDS, BATCH)
-    return Loader(files, plan, shards_of_rank(SHARDS, rank, ranks), SPEC, seed)
+    """Of pools of 4 batches, so that there are two an epoch."""
+    plan = plan_shards([group.rows for group in row_groups(files)], SHARDS, BATCH)
+    return Loader(files, plan, shards_of_rank(SHARDS, rank, ranks), SPEC, seed, reading=Reading(pool_rows=1))
 
 
 def side_by_side(batches: list[Batch]) -> Batch:
@@ -140,6 +148,47 @@ def test_several_row_groups_are_read_in_order(tmp_path: Path) -> None:
     columns = read_columns(DataFile(str(path), 100), SPEC, MultiHot())
     assert np.array_equal(columns.label, rows.labels)
     assert np.array_equal(columns.categorical[2], rows.categorical[:, 2])
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_file_may_be_read_by_row_group(tmp_path: Path, seed: int | None) -> None:
+    rows = random_rows(SPEC, 100, seed=0)
+    rows.dense[:, 0] = np.arange(100)
+    path = tmp_path / "a.parquet"
+    write_file(path, SPEC, rows)
+    pq.write_table(pq.read_table(path), path, row_group_size=30)
+    file = DataFile(str(path), 100, (30, 30, 30, 10))
+    assert [group.rows for group in row_groups([file])] == [30, 30, 30, 10]
+    (*_, last) = row_groups([file])
+    assert np.array_equal(read_group(last, SPEC, MultiHot()).label, rows.labels[90:])
+    batches = list(make_loader([file], seed=seed).batches())
+    found = torch.cat([batch.dense[batch.weights > 0, 0] for batch in batches]).long().numpy()
+    assert sorted(found) == list(range(100))
+    ids = torch.cat([batch.categorical[batch.weights > 0] for batch in batches]).numpy()
+    assert np.array_equal(ids, rows.categorical[found])
+
+
+def test_row_groups_that_the_manifest_does_not_know_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_file(path, SPEC, random_rows(SPEC, 100, seed=0))
+    with pytest.raises(DataError, match=r"a.parquet has 100 rows in its manifest, its row groups 99"):
+        row_groups([DataFile(str(path), 100, (50, 49))])
+    first, second = row_groups([DataFile(str(path), 100, (50, 50))])
+    with pytest.raises(DataError, match=r"a.parquet is no Parquet file of 2 row groups"):
+        read_group(second, SPEC, MultiHot())
+    pq.write_table(pq.read_table(path), path, row_group_size=40)
+    with pytest.raises(DataError, match=r"row group 0 of .*a.parquet gave \[60\] rows, its manifest says 50"):
+        read_group(first, SPEC, MultiHot())
+
+
+def test_a_file_that_is_cut_off_or_no_parquet_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_file(path, SPEC, random_rows(SPEC, 100, seed=0))
+    whole = path.read_bytes()
+    for damaged in (whole[:-9], b"", b"PAR1 and nothing more of it PAR1"):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"a.parquet is no Parquet file"):
+            read_columns(DataFile(str(path), 100), SPEC, MultiHot())
 
 
 def broken(path: Path, **columns: object) -> DataFile:

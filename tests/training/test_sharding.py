@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError
-from training.reading.sharding import Piece, piece_order, plan_shards, row_positions, shards_of_rank
+from training.reading.sharding import plan_shards, shards_of_rank
 
 file_rows = st.lists(st.integers(1, 60), max_size=12)
 num_shards = st.sampled_from([1, 2, 3, 4, 6, 12, 16])
@@ -20,7 +19,7 @@ num_shards = st.sampled_from([1, 2, 3, 4, 6, 12, 16])
 @settings(max_examples=300, deadline=None)
 def test_every_row_is_in_exactly_one_shard(files: list[int], shards: int, shard_rows: int) -> None:
     plan = plan_shards(files, shards, shards * shard_rows)
-    rows = Counter((p.file, row) for shard in plan.shards for p in shard for row in range(p.start, p.stop))
+    rows = Counter((p.group, row) for shard in plan.shards for p in shard for row in range(p.start, p.stop))
     assert rows == Counter((file, row) for file, count in enumerate(files) for row in range(count))
     assert len(plan.shards) == shards
     assert max(plan.sizes) - min(plan.sizes) <= 1
@@ -60,23 +59,3 @@ def test_fewer_rows_than_shards_leave_shards_empty() -> None:
     assert plan.steps == 1
     assert plan.weight(0) == 3
     assert plan_shards([], 8, 16).steps == 0
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(0, 3), st.integers(0, 3))
-@settings(deadline=None)
-def test_orders_are_permutations_that_seed_and_epoch_decide(rows: list[int], seed: int, epoch: int) -> None:
-    pieces = [Piece(file, 0, count) for file, count in enumerate(rows)]
-    assert Counter(piece_order(1, pieces, seed, epoch)) == Counter(pieces)
-    assert piece_order(1, pieces, seed, epoch) == piece_order(1, pieces, seed, epoch)
-    for piece in pieces:
-        positions = row_positions(piece, seed, epoch)
-        assert sorted(positions) == list(range(piece.rows))
-
-
-def test_epochs_seeds_and_files_differ() -> None:
-    piece, other = Piece(0, 0, 1000), Piece(1, 0, 1000)
-    orders = [row_positions(*each) for each in [(piece, 0, 0), (piece, 0, 1), (piece, 1, 0), (other, 0, 0)]]
-    assert len({order.tobytes() for order in orders}) == 4
-    pieces = [Piece(file, 0, 1) for file in range(50)]
-    assert piece_order(0, pieces, 0, 0) != piece_order(0, pieces, 0, 1)
-    assert not np.array_equal(orders[0], np.arange(1000))

@@ -134,7 +134,7 @@ class StackedEmbedding(nn.Module):
         return [weight[each.place : each.place + each.rows] for each in self.blocks]
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Vectors (B, C, E) float32 of ids (B, W) int64, each in [0, cardinality of its feature).
+        """Vectors (B, C, E) float32 of ids (B, W) int32 or int64, each in [0, cardinality of its feature).
 
         Of a list PAD_ID is left out, of the sum and of the mean's count; the vector of an empty list is zero.
         """
@@ -146,7 +146,7 @@ class StackedEmbedding(nn.Module):
         return found.vectors
 
     def _look_up(self, ids: Tensor) -> _Lookup:
-        single, listed = ids[:, : self._single], ids[:, self._single :]
+        single, listed = ids[:, : self._single], ids[:, self._single :].long()
         lists = ListElements.of(listed, self.list_lengths, self._single) if self.list_lengths else None
         keys = self._keys(single, self.router.features[: self._single]).flatten()
         if lists is not None:

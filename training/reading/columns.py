@@ -1,34 +1,33 @@
-"""One file's columns, checked against the manifest and the feature spec.
+"""The columns of one row group, checked against the manifest and the feature spec.
 
 Petastorm reads them, but for lists of ids: its batch reader takes lists of one length alone, so these come from pyarrow.
 """
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from petastorm.reader import Reader, make_batch_reader
 
 from conf.errors import DataError
-from conf.feature_spec import FeatureSpec
+from conf.feature_spec import Feature, FeatureSpec
 from conf.types import MultiHot
 from training.inputs import pad_lists
-from training.reading.sharding import DataFile
+from training.reading.row_groups import read_row_group
+from training.reading.sharding import RowGroup
+
+_REBUILD = "run build_features again for the day of this file"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A file's columns, in the spec's order.
+    """A row group's columns, in the spec's order. They may be views of memory that others share: read-only.
 
     Attributes:
         label: (rows,) float32.
@@ -42,58 +41,82 @@ class Columns:
     categorical: list[NDArray[np.int32]]
     cut: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.nbytes for each in (self.label, *self.dense, *self.categorical))
 
-def read_columns(file: DataFile, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
-    """The label and the features of a file, in the order of its rows.
+
+def read_columns(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
+    """The label and the features of a row group, in the order of its rows.
 
     Raises:
-        DataError: the file is missing, holds another number of rows than its manifest says, or a column is missing,
-            of another type, or has nulls. A null list counts as an empty one.
+        DataError: the file is missing, holds other rows than its manifest says, an id is outside its cardinality, or a
+            column is missing, of another type, or has nulls. A null list counts as an empty one.
     """
+    path = group.file.path
     scalars = (*spec.dense, *spec.categorical)
     wanted = {spec.label: "float32", **{each.name: each.dtype for each in scalars}}
-    found = _read(file, list(wanted))
-    rows = {name: len(values) for name, values in found.items()}
-    if set(rows.values()) != {file.rows}:
-        raise DataError(
-            f"{file.path} gave {sorted(set(rows.values()))} rows, its manifest says {file.rows}",
-            "run build_features again for the day of this file",
-        )
+    if not Path(group.file.on_disk).is_file():
+        raise DataError(f"{path} does not exist although a manifest names it", _REBUILD)
+    found = read_row_group(group, list(wanted))
+    _require_columns(path, list(wanted), found)
+    rows = {len(values) for values in found.values()}
+    if rows != {group.rows}:
+        raise DataError(f"{_name(group)} gave {sorted(rows)} rows, its manifest says {group.rows}", _REBUILD)
     for name, dtype in wanted.items():
         if found[name].dtype != dtype:  # Arrow turns integers with nulls into float64
             raise DataError(
-                f"{file.path}: column {name} arrives as {found[name].dtype}, not {dtype}: another type, or nulls in it",
-                "run build_features again for the day of this file",
+                f"{path}: column {name} arrives as {found[name].dtype}, not {dtype}: another type, or nulls in it",
+                _REBUILD,
             )
-    lists = _read_lists(file, spec)
+    lists = _read_lists(group, spec)
     lengths = dict(zip(lists, spec.list_lengths(multi_hot), strict=True))
     longer = {
         name: pc.sum(pc.greater(pc.list_value_length(lists[name]), length)).as_py() or 0
         for name, length in lengths.items()
     }
+    categorical = [
+        *(found[each.name] for each in spec.categorical),
+        *(pad_lists(lists[name], length) for name, length in lengths.items()),
+    ]
+    for feature, ids in zip(spec.embedded, categorical, strict=True):
+        _check_ids(path, feature, ids)
     return Columns(
         found[spec.label],
         [found[each.name] for each in spec.dense],
-        [
-            *(found[each.name] for each in spec.categorical),
-            *(pad_lists(lists[name], length) for name, length in lengths.items()),
-        ],
+        categorical,
         {name: count for name, count in longer.items() if count},
     )
 
 
-def _read_lists(file: DataFile, spec: FeatureSpec) -> dict[str, pa.ListArray]:
-    """The lists of ids of a file, a feature each, in the spec's order."""
+def _name(group: RowGroup) -> str:
+    return group.file.path if group.count == 1 else f"row group {group.index} of {group.file.path}"
+
+
+def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
+    """In the stacked table an id out of range would be a row of another column: nothing else would notice."""
+    cardinality = int(feature.cardinality or 0)
+    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # a negative one is huge without its sign
+        raise DataError(
+            f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
+            "run build_features again: features and workflow version do not belong together",
+        )
+
+
+def _read_lists(group: RowGroup, spec: FeatureSpec) -> dict[str, pa.ListArray]:
+    """The lists of ids of a row group, a feature each, in the spec's order."""
     names = [each.name for each in spec.multi_hot]
     if not names:
         return {}
-    with pq.ParquetFile(file.path) as opened:
-        _require_columns(file, names, opened.schema_arrow.names)
-        table = opened.read(columns=names)
-    return {name: _list_column(file, name, table.column(name)) for name in names}
+    path = group.file.path
+    with pq.ParquetFile(group.file.on_disk) as opened:
+        _require_columns(path, names, opened.schema_arrow.names)
+        whole = group.count == 1
+        table = opened.read(columns=names) if whole else opened.read_row_group(group.index, columns=names)
+    return {name: _list_column(path, name, table.column(name)) for name in names}
 
 
-def _list_column(file: DataFile, name: str, column: pa.ChunkedArray) -> pa.ListArray:
+def _list_column(path: str, name: str, column: pa.ChunkedArray) -> pa.ListArray:
     lists = column.combine_chunks()
     if not pa.types.is_list(column.type) or column.type.value_type != pa.int32():
         problem = f"arrives as {column.type}, not list<int32>"
@@ -101,47 +124,10 @@ def _list_column(file: DataFile, name: str, column: pa.ChunkedArray) -> pa.ListA
         problem = f"holds {lists.values.null_count} null ids"
     else:
         return lists
-    raise DataError(
-        f"{file.path}: column {name} {problem}", "run build_features again for the day of this file"
-    )
+    raise DataError(f"{path}: column {name} {problem}", _REBUILD)
 
 
-def _require_columns(file: DataFile, names: list[str], held: Collection[str]) -> None:
+def _require_columns(path: str, names: list[str], held: Collection[str]) -> None:
     missing = [name for name in names if name not in held]
     if missing:
-        raise DataError(
-            f"{file.path} lacks the columns {missing}", "run build_features again for the day of this file"
-        )
-
-
-def _read(file: DataFile, names: list[str]) -> dict[str, NDArray[Any]]:
-    if not Path(file.path).is_file():
-        raise DataError(
-            f"{file.path} does not exist although a manifest names it",
-            "run build_features again for the day of this file",
-        )
-    # Petastorm works on an interface that pyarrow 14 still has and warns about. The filter stays: this runs in a
-    # background thread, and warnings.catch_warnings() is not made for threads.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
-    reader = _open(file, names)
-    batches = [batch._asdict() for batch in reader]
-    # Reader.__exit__ would print a line to standard output, so it is closed by hand.
-    reader.stop()
-    reader.join()
-    _require_columns(file, names, batches[0] if batches else ())
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in names}
-
-
-def _open(file: DataFile, names: list[str]) -> Reader:
-    """A reader over all row groups of one file, in order and in this thread.
-
-    The `dummy` pool is the one that neither reorders row groups nor, with a finite number of epochs, loses any.
-    """
-    return make_batch_reader(
-        [f"file://{file.path}"],  # Petastorm takes the path as it stands: no percent-encoding
-        # One pattern: the time Petastorm takes to match grows with patterns times columns.
-        schema_fields=["|".join(re.escape(name) for name in names)],
-        reader_pool_type="dummy",
-        shuffle_row_groups=False,
-        num_epochs=1,
-    )
+        raise DataError(f"{path} lacks the columns {missing}", _REBUILD)

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-# How far ahead the thread may be: enough to ride over the opening of a file, little enough to stay small.
-_DEPTH = 8
+
+def _one(_: object) -> int:
+    return 1
 
 
 class Prefetch(Generic[Item]):
-    """Iterates over `source` while a thread runs a few items ahead. Use it as a context manager.
+    """Iterates over `source` while a thread runs ahead. Use it as a context manager.
 
     An error of the source is raised where the consumer reaches it. `wait_s` counts the seconds the consumer waited.
+
+    Args:
+        source: a generator is closed, in the thread, when the consumer leaves.
+        capacity: how much may wait for the consumer, in the unit of `weigh`; the thread holds one item more. An item
+            heavier than that waits alone.
+        weigh: what an item weighs; every one 1 where it is not given.
     """
 
-    def __init__(self, source: Iterator[Item]) -> None:
+    def __init__(
+        self, source: Iterator[Item], capacity: int = 8, weigh: Callable[[Item], int] = _one
+    ) -> None:
         self.wait_s = 0.0
         self._source = source
-        self._items: queue.Queue[tuple[bool, Item | BaseException | None]] = queue.Queue(maxsize=_DEPTH)
-        self._stopped = threading.Event()
+        self._capacity = capacity
+        self._weigh = weigh
+        self._waiting: deque[tuple[int, Item]] = deque()
+        self._weight = 0
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._ended = False
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._produce, name="prefetch", daemon=True)
 
     def __enter__(self) -> Prefetch[Item]:
@@ -35,34 +50,59 @@ class Prefetch(Generic[Item]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stopped.set()
-        while self._thread.is_alive():  # the thread may be blocked on a full queue
-            self._drain()
-            self._thread.join(timeout=0.01)
+        with self._changed:
+            self._stopped = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._thread.join()
 
     def __iter__(self) -> Iterator[Item]:
-        while True:
-            start = time.perf_counter()
-            more, item = self._items.get()
+        return self
+
+    def __next__(self) -> Item:
+        start = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ended)
             self.wait_s += time.perf_counter() - start
-            if more:
-                yield item  # type: ignore[misc]
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                return
+            if self._waiting:
+                weight, item = self._waiting.popleft()
+                self._weight -= weight
+                self._changed.notify_all()
+                return item
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
 
     def _produce(self) -> None:
         try:
-            for item in self._source:
-                self._items.put((True, item))
-                if self._stopped.is_set():
-                    return
+            self._run()
         except BaseException as error:
-            self._items.put((False, error))
-        else:
-            self._items.put((False, None))
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
 
-    def _drain(self) -> None:
-        while not self._items.empty():
-            self._items.get_nowait()
+    def _run(self) -> None:
+        try:
+            for item in self._source:
+                if not self._put(item):
+                    return
+                del item  # or it would live on while the next one is made
+        finally:
+            if isinstance(self._source, Generator):
+                self._source.close()
+
+    def _put(self, item: Item) -> bool:
+        """Whether the consumer is still there."""
+        weight = self._weigh(item)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._stopped or not self._waiting or self._weight + weight <= self._capacity
+            )
+            if self._stopped:
+                return False
+            self._waiting.append((weight, item))
+            self._weight += weight
+            self._changed.notify_all()
+            return True

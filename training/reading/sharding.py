@@ -1,11 +1,11 @@
-"""Which rows are in which batch: a pure function of the file sizes, the same whatever the number of ranks.
+"""Which rows are in which batch: a pure function of the sizes of row groups, the same whatever the number of ranks.
 
 The rows of a split, in manifest order, are cut into `num_shards` logical shards of equal size; where a cut falls
-inside a file, both shards read that file and keep their part of it. Each global batch takes `shard_rows` rows of
+inside a row group, both shards read that group and keep their part of it. Each global batch takes `shard_rows` rows of
 every shard, and a rank owns whole neighbouring shards, so that the ranks' batches laid side by side are the global
 batch. A shard that runs out is padded with rows of weight zero: every rank takes the same number of steps.
 
-A shard consists of the same rows in every epoch, so a rank reads the same files again; their order changes.
+A shard consists of the same rows in every epoch, so a rank reads the same files again; order.py changes their order.
 """
 
 from __future__ import annotations
@@ -15,24 +15,48 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a split, by its absolute local path, and the rows its manifest says it holds."""
+    """A file of a split, as its manifest describes it.
+
+    Attributes:
+        path: absolute local path, or URI; what messages name.
+        rows: how many it holds.
+        row_groups: rows of each row group; empty where they are not known, and the file is read as a whole.
+        size_bytes: its size; None where it is not known.
+        staged: where a copy of it is on local disk (staging.py); None where `path` is.
+    """
 
     path: str
+    rows: int
+    row_groups: tuple[int, ...] = ()
+    size_bytes: int | None = None
+    staged: str | None = None
+
+    @property
+    def on_disk(self) -> str:
+        return self.staged or self.path
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """What is read at once: the row group of that index, of `count`, of a file; the whole file where `count` is 1."""
+
+    file: DataFile
+    index: int
+    count: int
     rows: int
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, stop) of the file with that index."""
+    """Rows [start, stop) of the row group with that index among those of the split."""
 
-    file: int
+    group: int
     start: int
     stop: int
 
@@ -69,8 +93,26 @@ class ShardPlan:
         return sum(min(max(size - first, 0), self.shard_rows) for size in self.sizes)
 
 
-def plan_shards(file_rows: Sequence[int], num_shards: int, global_batch_size: int) -> ShardPlan:
-    """Cuts files with these numbers of rows into shards that differ by one row at most.
+def row_groups(files: Sequence[DataFile]) -> list[RowGroup]:
+    """The row groups of files, in their order.
+
+    Raises:
+        DataError: a file's row groups do not add up to its rows.
+    """
+    found = []
+    for file in files:
+        sizes = file.row_groups or (file.rows,)
+        if sum(sizes) != file.rows:
+            raise DataError(
+                f"{file.path} has {file.rows} rows in its manifest, its row groups {sum(sizes)}",
+                "run build_features again for the day of this file",
+            )
+        found += [RowGroup(file, index, len(sizes), rows) for index, rows in enumerate(sizes)]
+    return found
+
+
+def plan_shards(group_rows: Sequence[int], num_shards: int, global_batch_size: int) -> ShardPlan:
+    """Cuts row groups of these numbers of rows into shards that differ by one row at most.
 
     Raises:
         ConfigError: the batch does not divide by the shards.
@@ -80,18 +122,18 @@ def plan_shards(file_rows: Sequence[int], num_shards: int, global_batch_size: in
             f"global_batch_size={global_batch_size} must be a multiple of num_shards={num_shards}",
             "change train.global_batch_size or train.num_shards",
         )
-    ends = np.cumsum([0, *file_rows])
+    ends = np.cumsum([0, *group_rows])
     total = int(ends[-1])
     cuts = [total * shard // num_shards for shard in range(num_shards + 1)]
     shards = []
     for first, last in pairwise(cuts):
         pieces = []
-        for file in range(int(np.searchsorted(ends, first, side="right")) - 1, len(file_rows)):
-            start, stop = max(first - int(ends[file]), 0), min(last - int(ends[file]), file_rows[file])
-            if int(ends[file]) >= last:
+        for group in range(int(np.searchsorted(ends, first, side="right")) - 1, len(group_rows)):
+            start, stop = max(first - int(ends[group]), 0), min(last - int(ends[group]), group_rows[group])
+            if int(ends[group]) >= last:
                 break
             if start < stop:
-                pieces.append(Piece(file, start, stop))
+                pieces.append(Piece(group, start, stop))
         shards.append(tuple(pieces))
     return ShardPlan(tuple(shards), global_batch_size // num_shards)
 
@@ -108,14 +150,3 @@ def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
             "raise train.num_shards or lower train.num_ranks",
         )
     return range(num_shards * rank // num_ranks, num_shards * (rank + 1) // num_ranks)
-
-
-def piece_order(shard: int, pieces: Sequence[Piece], seed: int, epoch: int) -> list[Piece]:
-    """The order in which a shard's pieces are read in an epoch."""
-    order = np.random.default_rng([seed, epoch, shard]).permutation(len(pieces))
-    return [pieces[int(index)] for index in order]
-
-
-def row_positions(piece: Piece, seed: int, epoch: int) -> NDArray[np.int64]:
-    """(rows,) the position that each row of a piece takes in an epoch: a permutation of its rows."""
-    return np.random.default_rng([seed, epoch, piece.file, piece.start]).permutation(piece.rows)

@@ -1,0 +1,94 @@
+"""What a contender of the loader's benchmark is: a module that makes an epoch of batches; and its run in a process.
+
+    python -m benchmarks.loader_contender task.json
+
+A first epoch is held against the table (rows, sum of ids, sum of labels), which also warms caches and memory; then epochs
+are timed, each from the call that begins it to its last batch. Nothing is done with a batch but to count its rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.loader_data import FeatureTable
+
+Batches = Iterator[tuple[Tensor, list[Tensor]]]
+
+
+@dataclass(frozen=True)
+class LoaderTask:
+    """What is asked for.
+
+    Attributes:
+        module: has `epoch(table, task, seed)`, an iterator of batches as (labels, ids: one matrix or a column each).
+        buffer_rows: rows that are shuffled among each other.
+        epochs: how many are timed.
+        threads: how many cores there are.
+        report: where seconds and CPU seconds of each epoch are written.
+        settings: what only this contender understands.
+    """
+
+    module: str
+    table: FeatureTable
+    local_batch_size: int
+    buffer_rows: int
+    epochs: int
+    threads: int
+    report: str
+    settings: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> LoaderTask:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        table = FeatureTable(**{**values["table"], "files": tuple(values["table"]["files"])})
+        return cls(**{**values, "table": table})
+
+
+def check(batches: Batches, table: FeatureTable) -> None:
+    """Reads an epoch to its end.
+
+    Raises:
+        ValueError: it does not hold every row of the table once, as far as sums tell.
+    """
+    rows = id_sum = label_sum = 0
+    for labels, ids in batches:
+        rows += len(labels)
+        label_sum += int(labels.sum())
+        id_sum += sum(int(each.sum(dtype=torch.int64)) for each in ids)
+    found, expected = (rows, id_sum, label_sum), (table.rows, table.id_sum, table.label_sum)
+    if found != expected:
+        raise ValueError(
+            f"an epoch gave (rows, sum of ids, sum of labels) {found}, the table holds {expected}"
+        )
+
+
+def main(task_file: str) -> None:
+    task = LoaderTask.load(Path(task_file))
+    torch.set_num_threads(task.threads)
+    module = importlib.import_module(task.module)
+    check(module.epoch(task.table, task, seed=0), task.table)
+    epochs = []
+    for seed in range(1, task.epochs + 1):
+        start, cpu = time.perf_counter(), time.process_time()
+        rows = sum(len(labels) for labels, _ in module.epoch(task.table, task, seed))
+        epochs.append([time.perf_counter() - start, time.process_time() - cpu])
+        if rows != task.table.rows:
+            raise ValueError(f"an epoch gave {rows} rows, the table holds {task.table.rows}")
+    Path(task.report).write_text(json.dumps(epochs), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,116 @@
+"""Feature tables for the loader's benchmark: as build_features leaves them, and the same rows as a binary file.
+
+13 dense columns, 26 columns of ids and the label, and `row_id`, which no contender reads. Ids are as many as those of Criteo's
+columns that occur often enough to get one, and follow Zipf's law (benchmarks/criteo_log.py); integers are log-normal under
+log(1 + x). Files are written with the settings of the arrow engine (etl/files/encode.py): zstd, one row group each.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.contender import CATEGORICAL, DENSE, FIRST_ID, LABEL, OOV_ID
+from benchmarks.criteo_log import CARDINALITIES, CLICK_SHARE, zipf_ranks
+from conf.feature_spec import Feature, FeatureSpec
+
+FORMAT = 1  # part of a table's name: raise it when the bytes change
+FILES = 4
+# One value in fifteen gets an id of its own: about what a threshold of 15 occurrences leaves of Criteo's.
+_KEPT = 15
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """A table on disk.
+
+    Attributes:
+        files: its Parquet files, of equal size.
+        rows: of all files.
+        labels, dense, ids: .npy files of the same rows, row-major: (rows,), (rows, 13) float32, (rows, 26) int32.
+        id_sum, label_sum: of all rows; what a contender's batches are held against.
+    """
+
+    files: tuple[str, ...]
+    rows: int
+    labels: str
+    dense: str
+    ids: str
+    id_sum: int
+    label_sum: int
+
+    @property
+    def paths(self) -> list[str]:
+        return [*self.files, self.labels, self.dense, self.ids]
+
+
+def spec() -> FeatureSpec:
+    dense = [Feature(name, "dense", "float32", "context") for name in DENSE]
+    ids = [
+        Feature(name, "categorical", "int32", "context", _kept(count) + FIRST_ID)
+        for name, count in zip(CATEGORICAL, CARDINALITIES, strict=True)
+    ]
+    return FeatureSpec((*dense, *ids), ("row_id",), "benchmark")
+
+
+def make_table(cache: Path, rows: int) -> FeatureTable:
+    """The table of that many rows, made once and kept. `rows` must be a multiple of the number of files."""
+    folder = cache / f"features-{FORMAT}-{rows}"
+    index = folder / "index.json"
+    if not index.exists():
+        scratch = cache / f".{uuid.uuid4().hex}"
+        scratch.mkdir(parents=True)
+        facts = _write(scratch, rows)
+        (scratch / "index.json").write_text(json.dumps(facts), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch.rename(folder)
+    facts = json.loads(index.read_text(encoding="utf-8"))
+    return FeatureTable(
+        tuple(str(folder / f"part-{place:05d}.parquet") for place in range(FILES)),
+        rows,
+        *(str(folder / f"{name}.npy") for name in ("labels", "dense", "ids")),
+        id_sum=facts["id_sum"],
+        label_sum=facts["label_sum"],
+    )
+
+
+def _kept(count: int) -> int:
+    return max(3, count // _KEPT)
+
+
+def _write(folder: Path, rows: int) -> dict[str, int]:
+    each = rows // FILES
+    parts = [_part(np.random.default_rng([FORMAT, place]), each) for place in range(FILES)]
+    for place, (labels, dense, ids) in enumerate(parts):
+        row_id = np.arange(place * each, (place + 1) * each, dtype=np.int64)
+        columns = {"row_id": row_id, LABEL: labels}
+        columns |= {name: dense[:, at] for at, name in enumerate(DENSE)}
+        columns |= {name: ids[:, at] for at, name in enumerate(CATEGORICAL)}
+        table = pa.table(columns)
+        with pq.ParquetWriter(
+            folder / f"part-{place:05d}.parquet", table.schema, compression="zstd"
+        ) as writer:
+            writer.write_table(table, row_group_size=len(table))
+    for name, arrays in zip(("labels", "dense", "ids"), zip(*parts, strict=True), strict=True):
+        np.save(folder / f"{name}.npy", np.concatenate(arrays))
+    return {
+        "id_sum": sum(int(ids.sum(dtype=np.int64)) for _, _, ids in parts),
+        "label_sum": sum(int(labels.sum()) for labels, _, _ in parts),
+    }
+
+
+def _part(random: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    labels = (random.random(rows) < CLICK_SHARE).astype(np.float32)
+    dense = np.log1p(np.floor(random.lognormal(2, 2, (rows, len(DENSE))))).astype(np.float32)
+    ids = np.empty((rows, len(CATEGORICAL)), dtype=np.int32)
+    for at, count in enumerate(CARDINALITIES):
+        ranks = zipf_ranks(random, rows, count)
+        ids[:, at] = np.where(ranks <= _kept(count), ranks + FIRST_ID - 1, OOV_ID)
+    return labels, dense, ids

@@ -1,0 +1,45 @@
+"""Petastorm's BatchedDataLoader, over its batch reader.
+
+Settings: `pool` (Petastorm's reader pool), `queue` (whether rows go through the shuffling queue of the task's size) and
+`shuffle_rows` (whether the reader shuffles each row group). Its batches stay a tensor a column: stacking them into the
+matrices that a model takes is left out of its time, and is in ours.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from petastorm.pytorch import BatchedDataLoader, DataLoader
+from petastorm.reader import Reader, make_batch_reader
+
+from benchmarks.contender import CATEGORICAL, DENSE, LABEL
+from benchmarks.loader_contender import Batches, LoaderTask
+from benchmarks.loader_data import FeatureTable
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def open_reader(table: FeatureTable, task: LoaderTask, seed: int) -> Reader:
+    return make_batch_reader(
+        [f"file://{path}" for path in table.files],
+        schema_fields=["|".join(f"{name}$" for name in (LABEL, *DENSE, *CATEGORICAL))],
+        reader_pool_type=task.settings["pool"],
+        workers_count=task.threads,
+        shuffle_rows=task.settings["shuffle_rows"],
+        shuffle_row_groups=True,
+        seed=seed + 1,  # 0 is none
+        num_epochs=1,
+    )
+
+
+def epoch(
+    table: FeatureTable, task: LoaderTask, seed: int, of: type[DataLoader] = BatchedDataLoader
+) -> Batches:
+    reader = open_reader(table, task, seed)
+    try:
+        queue = task.buffer_rows if task.settings["queue"] else 0
+        for batch in of(reader, batch_size=task.local_batch_size, shuffling_queue_capacity=queue):
+            yield batch[LABEL], [batch[name] for name in CATEGORICAL]
+    finally:
+        reader.stop()
+        reader.join()

@@ -1,0 +1,208 @@
+"""Training data on an object store: a server of the S3 protocol, and processes that die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from conf import storage
+from conf.errors import DataError, InfrastructureError
+from conf.lake import Lake
+from conf.types import Reading
+from tests.etl.lakes import lakes, servers
+from tests.training.feature_tables import make_config, make_spec, publish_all, random_rows, write_file
+from training.plan import make_plan
+from training.reading.loader import Loader
+from training.reading.sharding import DataFile, plan_shards, row_groups
+from training.reading.staging import own_folder, stage
+
+SPEC = make_spec(1, [50], lists=[9])
+SIZES = {"part-0.parquet": (300, 300, 200), "part-1.parquet": (150,), "part-2.parquet": (70, 80)}
+BUCKET = "tables"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket of our own, without Spark."""
+    try:
+        with servers.s3(tmp_path_factory.mktemp("s3")) as endpoint, pytest.MonkeyPatch.context() as patch:
+            servers.make_bucket(endpoint, BUCKET)
+            patch.setenv("AWS_ENDPOINT_URL", endpoint)
+            patch.setenv("AWS_REGION", "us-east-1")
+            patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+            yield f"s3a://{BUCKET}"
+    except servers.Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> list[DataFile]:
+    """Files of one and of several row groups, whose dense column numbers all rows."""
+    folder, first = tmp_path_factory.mktemp("table"), 0
+    found = []
+    for name, sizes in SIZES.items():
+        rows = random_rows(SPEC, sum(sizes), seed=first)
+        rows.dense[:, 0] = np.arange(first, first + sum(sizes))
+        write_file(folder / name, SPEC, rows)
+        table = pq.read_table(folder / name)
+        with pq.ParquetWriter(folder / name, table.schema, compression="zstd") as writer:
+            for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+                writer.write_table(table.slice(start, size))
+        found.append(DataFile(str(folder / name), sum(sizes), sizes, (folder / name).stat().st_size))
+        first += sum(sizes)
+    return found
+
+
+@pytest.fixture(scope="module")
+def remote(store: str, local: list[DataFile]) -> list[DataFile]:
+    lakes.upload(Path(local[0].path).parent, f"{store}/lake")
+    return [replace(file, path=f"{store}/lake/{Path(file.path).name}") for file in local]
+
+
+def loader_of(files: list[DataFile], folder: Path) -> Loader:
+    plan = plan_shards([group.rows for group in row_groups(files)], 4, 64)
+    reading = Reading(pool_rows=1, staging_folder=str(folder), staging_mib=1)
+    return Loader(files, plan, range(4), SPEC, 7, reading=reading)
+
+
+def left(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+
+
+def test_batches_are_those_of_local_files_and_nothing_stays(
+    local: list[DataFile], remote: list[DataFile], tmp_path: Path
+) -> None:
+    staged, plain = tmp_path / "staged", tmp_path / "plain"
+    pairs = list(zip(loader_of(remote, staged).batches(2), loader_of(local, plain).batches(2), strict=True))
+    assert len(pairs) == 2 * 18
+    for mine, theirs in pairs:
+        assert torch.equal(mine.dense, theirs.dense)
+        assert torch.equal(mine.categorical, theirs.categorical)
+    assert left(staged) == []
+    assert not plain.exists()
+
+
+def test_only_the_bytes_of_the_row_group_are_fetched(remote: list[DataFile], tmp_path: Path) -> None:
+    groups = row_groups(remote[:1])
+    folder = tmp_path / "staged"
+    for staged in stage(iter(groups), str(folder)):
+        path = Path(str(staged.group.file.staged))
+        assert path.stat().st_size == remote[0].size_bytes
+        assert 0 < staged.size_bytes < int(remote[0].size_bytes or 0)
+        assert pq.ParquetFile(path).read_row_group(staged.group.index).num_rows == staged.group.rows
+        staged.discard()
+        assert not path.exists()
+
+
+def test_disk_is_bounded(remote: list[DataFile], tmp_path: Path) -> None:
+    """A consumer that stops after one batch: what waits is within the budget, one more was copied and one is being read."""
+    folder = tmp_path / "staged"
+    stream = loader_of(remote, folder).batches(epochs=1000)
+    next(stream)
+    (own,) = left(folder)
+    time.sleep(0.5)
+    used = sum(path.stat().st_blocks * 512 for path in (folder / own).iterdir())
+    assert used < 2**20 + 2 * max(int(file.size_bytes or 0) for file in remote)
+    stream.close()  # type: ignore[attr-defined]
+    assert left(folder) == []
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda body: body[:-100], r"part-1.parquet has \d+ bytes, its manifest says \d+"),
+        (lambda body: b"x" * len(body), r"part-1.parquet is no Parquet file"),
+        (None, r"part-1.parquet does not exist although a manifest names it"),
+    ],
+)
+def test_an_object_that_is_not_the_manifests_is_named_and_nothing_stays(
+    store: str, local: list[DataFile], tmp_path: Path, change: object, message: str
+) -> None:
+    root = f"{store}/{tmp_path.name}"
+    lakes.upload(Path(local[0].path).parent, root)
+    path = f"{root}/part-1.parquet"
+    files, inner = storage.filesystem(path)
+    if callable(change):
+        body = Path(local[1].path).read_bytes()
+        with files.open_output_stream(inner) as stream:
+            stream.write(change(body))
+    else:
+        files.delete_file(inner)
+    damaged = [replace(file, path=f"{root}/{Path(file.path).name}") for file in local]
+    with pytest.raises(DataError, match=message):
+        list(loader_of(damaged, tmp_path / "staged").batches())
+    assert left(tmp_path / "staged") == []
+
+
+def test_row_groups_that_the_manifest_does_not_know_are_named(remote: list[DataFile], tmp_path: Path) -> None:
+    other = [replace(remote[0], row_groups=(400, 400))]
+    with pytest.raises(DataError, match=r"part-0.parquet is no Parquet file of 2 row groups: it has 3"):
+        list(stage(iter(row_groups(other)), str(tmp_path / "staged")))
+
+
+def test_a_disk_that_is_full_is_infrastructure(
+    remote: list[DataFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from training.reading import staging
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(staging, "_copy", full)
+    with pytest.raises(InfrastructureError, match=r"part-0.parquet cannot be copied .*No space left"):
+        list(loader_of(remote[:1], tmp_path / "staged").batches())
+
+
+def _hold(folder: Path, ready: object) -> None:
+    with own_folder(folder) as own:
+        (own / "data").write_text("x")
+        ready.set()  # type: ignore[attr-defined]
+        time.sleep(600)
+
+
+def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = []
+    for _ in range(2):
+        ready = context.Event()
+        processes.append(context.Process(target=_hold, args=(tmp_path, ready)))
+        processes[-1].start()
+        assert ready.wait(240)
+    assert len(left(tmp_path)) == 2
+    assert processes[0].pid is not None
+    os.kill(processes[0].pid, signal.SIGKILL)
+    processes[0].join()
+    with own_folder(tmp_path) as own:
+        assert len(left(tmp_path)) == 2
+        assert own.name in left(tmp_path)
+    assert len(left(tmp_path)) == 1  # that of the process which lives
+    processes[1].kill()
+    processes[1].join()
+
+
+def test_a_plan_of_a_lake_on_the_store_reads_its_files_from_there(store: str, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    rows = random_rows(SPEC, 90, seed=0)
+    dataset = publish_all(lake, "2026-01-02", SPEC, {"train": {"2026-01-01": rows}}, file_rows=40)
+    lakes.upload(tmp_path / "lake", f"{store}/planned")
+    remote = Lake(f"{store}/planned")
+    config = make_config(remote, model={"architecture": "logistic_regression"})
+    plan = make_plan(config, remote, dataset)
+    assert plan.model_path.startswith(f"{store}/planned/models/")
+    assert [file.rows for file in plan.train_files] == [40, 40, 10]
+    batches = list(loader_of(list(plan.train_files), tmp_path / "staged").batches())
+    labels = torch.cat([batch.labels[batch.weights > 0] for batch in batches])
+    assert sorted(labels.tolist()) == sorted(rows.labels.tolist())
