@@ -5,7 +5,7 @@ from __future__ import annotations
 from conf.feature_spec import ROW_ID
 from conf.load import config_digest
 from etl.publish import Rules, publish
-from jobs.champion import champion_and_dataset
+from jobs.serving import champion_and_dataset
 from jobs.runner import Job, Result, run
 from scoring.contract import PROBABILITY
 from scoring.features import FEATURES_DT, read_split, split_rows

@@ -126,7 +126,7 @@ def reduce_rows(
     bin_ = np.minimum((score * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)
     probabilities = _in_units(score)
     keys, key_rows = np.unique(bin_keys(score), return_counts=True)
-    resampled: Mapping[str, list[int]] = dict.fromkeys(SUMS, [])
+    resampled: Mapping[str, list[int]] = {name: [] for name in SUMS}
     if resample is not None and units is not None:
         resampled = reduce_replicates(units, click, score, losses, resample)
     return {

@@ -91,7 +91,7 @@ def load_training_state(path: str, device: torch.device) -> tuple[dict[str, Tens
     if "optimizer" not in description:
         raise DataError(
             f"{path}/{MODEL_JSON} names no optimiser state: an older version of this code wrote it",
-            "train afresh once with --set train.warm_start=false",
+            "train afresh once with --set train.retrain.start=fresh",
         )
     weights = _read_tensors(path, description["weights"], device)
     state = {f"model.{name}": value for name, value in weights.items()}

@@ -24,7 +24,9 @@ def rows_of_users(
     draw = np.random.default_rng(seed)
     probability = np.round(draw.beta(1.2, 4, rows), 2).astype(np.float32)
     label = (draw.random(rows) < probability).astype(np.float32)
-    user = np.where(draw.random(rows) < 0.5, draw.integers(0, users // 10, rows), draw.integers(0, users, rows))
+    user = np.where(
+        draw.random(rows) < 0.5, draw.integers(0, users // 10, rows), draw.integers(0, users, rows)
+    )
     return label, probability, draw.integers(-(2**63), 2**63 - 1, users)[user]
 
 
@@ -147,7 +149,9 @@ def test_resampling_by_user_is_wider_than_by_row_where_rows_of_a_user_agree() ->
     label = (draw.random(len(user)) < (0.1 + 0.8 * draw.random(60))[user]).astype(np.float32)
     probability = (0.05 + 0.9 * draw.random(60))[user].astype(np.float32)
     by_user = measured(label, probability, user.astype(np.int64), Resample(200)).replicates["auc"]
-    by_row = measured(label, probability, np.arange(len(user), dtype=np.int64), Resample(200)).replicates["auc"]
+    by_row = measured(label, probability, np.arange(len(user), dtype=np.int64), Resample(200)).replicates[
+        "auc"
+    ]
     assert by_user.std() > 2 * by_row.std()
 
 
