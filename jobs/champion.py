@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import logging
+import os
 import sys
 import time
 
@@ -26,7 +27,10 @@ log = logging.getLogger("nightrank.champion")
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    made = _parser()
+    arguments = made.parse_args(argv)
+    if arguments.to and not arguments.rollback:
+        made.error("--to belongs to --rollback")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     start = time.monotonic()
     try:
@@ -87,11 +91,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--by",
-        default=getpass.getuser(),
+        default=_user(),
         metavar="NAME",
         help="who decided (default: the user of this process)",
     )
     return made
+
+
+def _user() -> str:
+    """Who runs this process; a number where its user has no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 if __name__ == "__main__":
