@@ -65,7 +65,7 @@ class WorkflowConfig(Strict):
     """What build_features does with the workflow.
 
     `fit`: a new one from this run's training days. `extend`: the champion's, with new values appended. `apply`: the
-    champion's as it is. `retrain`: extend, or fit where there is no champion yet. `auto`: apply, or fit likewise.
+    champion's as it is. `retrain`: extend, or fit where there is no champion yet or `train.retrain` wants a fresh start. `auto`: apply, or fit likewise.
 
     `engine` says how lines are parsed and vocabularies looked up: by Spark expressions and joins (`sql`, what RAPIDS
     runs on the GPU) or in Python workers on Arrow batches (`arrow`, faster on CPUs); `auto` chooses by profile and size.

@@ -120,6 +120,25 @@ class Reading(Strict):
     staging_mib: PositiveInt = 16_384
 
 
+class Retrain(Strict):
+    """How a retraining starts.
+
+    `warm`: from the champion, over its vocabularies extended by new values; where that does not fit, the job stops and says
+    why. `fresh`: from random weights, on vocabularies fitted to the window alone. `auto`: warm where it fits, otherwise
+    fresh; and fresh where the last fresh training is `fresh_every_days` or more days back (null: never for that reason), so
+    that values and habits that have left the window leave the model too.
+    """
+
+    start: Literal["auto", "warm", "fresh"] = "auto"
+    fresh_every_days: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _only_auto_has_a_period(self) -> Retrain:
+        if self.start != "auto" and self.fresh_every_days is not None:
+            raise ValueError(f"fresh_every_days={self.fresh_every_days} needs start=auto, it is {self.start}")
+        return self
+
+
 class Train(Strict):
     """The training loop. Batch sizes and rates are global: they do not depend on `num_ranks`.
 
@@ -160,7 +179,7 @@ class Train(Strict):
     log_every_steps: PositiveInt = 20
     seed: int = 0
     baselines: list[str] = []
-    warm_start: bool = True
+    retrain: Retrain = Retrain()
     reading: Reading = Reading()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     start_timeout_s: PositiveInt = 180
@@ -194,7 +213,66 @@ class Train(Strict):
         return self
 
 
+Limit = Annotated[float, Field(ge=0)] | None
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Drift(Strict):
+    """What a challenger's data and scores may be like. Above `_warn` a figure is logged and marked in the report, above
+    `_hold` the champion stays; null never does.
+
+    `score_psi`: population stability index of the challenger's probabilities against the champion's on the same test rows.
+    `feature_psi`: that of a raw column on the test day against the train days, where it is more than chance; the worst one.
+    `click_rate_change`: relative change of the share of clicks, test day against train days. `oov_share`: share of the test
+    day's ids of a feature that are unknown to the challenger's vocabulary; the worst one. Columns named in `quality.exempt`
+    count in neither.
+    """
+
+    score_psi_warn: Limit = 0.25
+    score_psi_hold: Limit = None
+    feature_psi_warn: Limit = 0.25
+    feature_psi_hold: Limit = None
+    click_rate_change_warn: Limit = 0.5
+    click_rate_change_hold: Limit = None
+    oov_share_warn: Limit = 0.5
+    oov_share_hold: Limit = None
+
+    @model_validator(mode="after")
+    def _warns_before_it_holds(self) -> Drift:
+        for name in type(self).model_fields:
+            check = name.removesuffix("_warn")
+            warn, hold = getattr(self, name), getattr(self, f"{check}_hold", None)
+            if name.endswith("_warn") and warn is not None and hold is not None and warn > hold:
+                raise ValueError(f"{name}={warn} must not be above {check}_hold={hold}")
+        return self
+
+
 class Gate(Strict):
-    """The champion is replaced unless the challenger's test AUC is lower by more than `margin`."""
+    """When a challenger takes the champion's place; docs/retraining.md tells how to choose these.
+
+    It does so where it is not worse by more than `margin`: the interval of its AUC minus the champion's, on the same test
+    rows, must begin above -`margin`. The interval holds the true difference with `confidence`; it comes from `replicates`
+    resamples of the users (of rows, for a log without keys), drawn from `seed`. `log_loss_margin`: what its log loss may be
+    higher by, in the same sense; null lets the AUC decide alone. `min_rows`, `min_users`: fewer in the test split decide
+    nothing, and the champion stays. `calibration_low`, `calibration_high`: band for predicted over observed clicks, outside
+    of which a challenger serves only if the champion is further off. A first model is always promoted.
+    """
 
     margin: Annotated[float, Field(ge=0)] = 0.002
+    log_loss_margin: Limit = None
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    replicates: Annotated[int, Field(ge=100)] = 1000
+    seed: Annotated[int, Field(ge=0)] = 0
+    min_rows: PositiveInt = 1000
+    min_users: PositiveInt = 50
+    calibration_low: Positive = 0.8
+    calibration_high: Positive = 1.25
+    drift: Drift = Drift()
+
+    @model_validator(mode="after")
+    def _a_band_around_one(self) -> Gate:
+        if not self.calibration_low <= 1 <= self.calibration_high:
+            raise ValueError(
+                f"calibration_low={self.calibration_low} and calibration_high={self.calibration_high} must hold 1 between them"
+            )
+        return self

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 from conf import storage
 from etl.build import build, window
 from jobs.runner import Job, Result, run
+from training.parent import fresh_start
 from training.registry import champion_as_of, model_path
+
+log = logging.getLogger("nightrank.build_features")
 
 
 def build_features(job: Job) -> Result:
@@ -15,7 +19,12 @@ def build_features(job: Job) -> Result:
     window(job.config, job.run_date)  # what can be refused without a session is refused before one starts
     champion = champion_as_of(job.lake, job.config.name, job.run_date, before=True)
     parent = None
-    if champion:
+    reason = (
+        fresh_start(job.config, job.lake, job.run_date) if job.config.workflow.mode == "retrain" else None
+    )
+    if champion and reason:
+        log.info("fitting a workflow and not extending champion %s's: %s", champion, reason)
+    elif champion:
         parent = storage.read_json(f"{model_path(job.lake, job.config.name, champion)}/model.json")[
             "workflow_version"
         ]

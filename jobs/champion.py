@@ -1,34 +1,110 @@
-"""The model that serves a night, checked against the features of that night; what the scoring jobs begin with."""
+"""Which model serves since when and why; takes a bad champion out, or pins one. Needs no Spark session."""
 
 from __future__ import annotations
 
-from conf.dataset import Dataset, read_dataset, read_spec
-from conf.errors import DataError
-from jobs.runner import Job
-from scoring.model_info import ModelInfo, read_model_info
-from training.registry import champion_as_of, model_path
+import argparse
+import getpass
+import logging
+import os
+import sys
+import time
+
+from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
+from conf.load import load_config
+from jobs.gate.history import history_table, told
+from jobs.runner import Job, Result, closing_line, parse_date, parser
+from training.history import Intervention, standing_as_of
+from training.interventions import Request, pin, release, roll_back
+
+DESCRIPTION = (
+    "Shows which model serves on a run date, since when and why: every decision of the gate and of people up to that date. "
+    "--rollback takes the champion out, so that an earlier one serves from that run date on; --pin makes one version serve "
+    "whatever the gate says, until --release. Each is kept with who and why; done again, it changes nothing. Lists that are "
+    "published already stay: run nightly for the date again."
+)
+
+log = logging.getLogger("nightrank.champion")
 
 
-def champion_and_dataset(job: Job) -> tuple[ModelInfo, Dataset]:
-    """The champion as of the run date and the dataset of that date, both of one workflow version.
-
-    Raises:
-        DataError: there is no champion, no dataset, or the dataset was made with another workflow version.
-    """
-    lake, name = job.lake, job.config.name
-    version = champion_as_of(lake, name, job.run_date)
-    if version is None:
-        raise DataError(
-            f"{lake.models(name)} has no champion on {job.run_date}",
-            "run build_features, train_model and evaluate_model for this date or an earlier one",
+def main(argv: list[str] | None = None) -> int:
+    made = _parser()
+    arguments = made.parse_args(argv)
+    if arguments.to and not arguments.rollback:
+        made.error("--to belongs to --rollback")
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    start = time.monotonic()
+    try:
+        config = load_config(arguments.config, arguments.overrides)
+        job = Job("champion", config, parse_date(arguments.run_date))
+        asked = arguments.rollback or arguments.pin is not None or arguments.release
+        done = _act(job, arguments)
+        print(history_table(job.lake, config.name, job.run_date))
+        if asked:
+            print(told(done))
+    except NightrankError as error:
+        log.error("champion failed: %s", error)
+        return error.exit_code
+    except OSError as error:
+        log.error(
+            "champion failed: %s\n  what to do: see that the lake can be reached; a retry may help", error
         )
-    model = read_model_info(model_path(lake, name, version))
-    dataset = read_dataset(lake, job.run_date)
-    if model.spec.workflow_version != dataset.workflow_version:
-        raise DataError(
-            f"champion {version} needs features of workflow {model.spec.workflow_version}, the dataset of "
-            f"{job.run_date} was made with {dataset.workflow_version}",
-            f"run build_features --run-date {job.run_date} --set workflow.mode=apply, then build_candidates",
-        )
-    model.require_spec(read_spec(lake, dataset.workflow_version))
-    return model, dataset
+        return EXIT_INFRASTRUCTURE
+    standing = standing_as_of(job.lake, config.name, job.run_date)
+    facts = {
+        "champion": standing.champion,
+        "pinned": standing.pinned is not None,
+        "withdrawn": sorted(standing.withdrawn),
+        "changed": done is not None,
+    }
+    print(closing_line(job, Result(job.lake.models(config.name), facts=facts), time.monotonic() - start))
+    return EXIT_OK
+
+
+def _act(job: Job, arguments: argparse.Namespace) -> Intervention | None:
+    """Does what was asked for; None where that was nothing, or nothing new."""
+    version = arguments.to if arguments.rollback else arguments.pin
+    request = Request(job.run_date, arguments.by, arguments.why, version)
+    if arguments.rollback:
+        return roll_back(job.lake, job.config.name, request)
+    if arguments.pin is not None:
+        return pin(job.lake, job.config.name, request)
+    return release(job.lake, job.config.name, request) if arguments.release else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser("champion", DESCRIPTION)
+    action = made.add_mutually_exclusive_group()
+    action.add_argument(
+        "--rollback", action="store_true", help="withdraw the champion: the one before it serves again"
+    )
+    action.add_argument(
+        "--pin", metavar="VERSION", help="let this version serve whatever the gate says, until --release"
+    )
+    action.add_argument("--release", action="store_true", help="end the pin: the gate decides again")
+    made.add_argument(
+        "--to",
+        metavar="VERSION",
+        help="with --rollback: go back to this version, and withdraw every champion since",
+    )
+    made.add_argument(
+        "--why", default="", metavar="TEXT", help="the reason, for the history; needed for a change"
+    )
+    made.add_argument(
+        "--by",
+        default=_user(),
+        metavar="NAME",
+        help="who decided (default: the user of this process)",
+    )
+    return made
+
+
+def _user() -> str:
+    """Who runs this process; a number where its user has no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

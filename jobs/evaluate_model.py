@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import logging
 
-from pyspark.sql import DataFrame, SparkSession
-
-from conf.dataset import Dataset, read_dataset, read_spec
-from conf.errors import DataError
-from conf.feature_spec import LABEL
+from conf.dataset import read_dataset
 from conf.load import config_digest
-from conf.manifest import is_published, read_manifest
-from etl.build import encode_split
 from etl.publish import publish_facts
-from etl.workflow import load_workflow
+from jobs.gate.drift import drift_checks
+from jobs.gate.measure import compare, measure_models
+from jobs.gate.record import Evaluation
 from jobs.runner import Job, Result, run
-from scoring.features import read_split
-from scoring.gate import judge
-from scoring.model_info import ModelInfo, read_model_info
-from scoring.quality import measure_predictions
-from scoring.score import score_rows
+from scoring.gate import Check, Verdict, judge
+from scoring.model_info import read_model_info
 from training import tracking
-from training.registry import Decision, challenger_of, champion_as_of, model_path, record_decision
+from training.history import standing_as_of
+from training.registry import barred, challenger_of, model_path, record_decision
 
-HEADLINE = ("auc", "log_loss", "normalized_entropy", "rows", "positives")
+log = logging.getLogger("nightrank.evaluate_model")
 
 
 def evaluate_model(job: Job) -> Result:
@@ -32,102 +25,56 @@ def evaluate_model(job: Job) -> Result:
     lake, name, run_date = job.lake, job.config.name, job.run_date
     challenger = read_model_info(model_path(lake, name, challenger_of(lake, name, run_date)))
     tracking.prepare(lake)
-    before = champion_as_of(lake, name, run_date, before=True)
+    standing = standing_as_of(lake, name, run_date, before=True)
+    before = standing.champion
     champion = read_model_info(model_path(lake, name, before)) if before else None
     dataset = read_dataset(lake, run_date)
     measured = measure_models(job.spark, job, dataset, [challenger, *([champion] if champion else [])])
-    ours, theirs = measured[challenger.version], measured[champion.version] if champion else None
-    verdict = judge(ours["auc"], theirs["auc"] if theirs else None, job.config.gate.margin)
-    facts = {
-        "challenger": ours,
-        "champion": theirs,
-        "promoted": verdict.promoted,
-        "reason": verdict.reason,
-        "margin": job.config.gate.margin,
-        "baselines": challenger.description.get("baselines", {}),
-        "best_auc": best_auc(job, dataset),
-    }
+    ours = measured.models[challenger.version]
+    theirs = measured.models[champion.version] if champion else None
+    compared = compare(job.config.gate.confidence, ours, theirs, measured.users) if theirs else None
+    checks, drift = drift_checks(job, ours, theirs)
+    reason = barred(lake, name, challenger.version, standing)
+    if reason:
+        checks.insert(0, Check("standing", "hold", reason))
+    verdict = judge(job.config.gate, ours.figures, compared, checks)
+    _say(verdict)
+    evaluation = Evaluation(challenger, ours, theirs, compared, drift, verdict)
+    facts = evaluation.facts(job, dataset)
     with job.phase("decide"):
-        publish_facts(
-            lake.evaluations.partition(run_date),
-            inputs={
-                "challenger": challenger.version,
-                "champion": before or "",
-                "dataset": dataset.digest,
-                "config": config_digest(job.config, "gate"),
-            },
-            facts=facts,
-        )
-        after = challenger.version if verdict.promoted else before
-        metrics = {"challenger": headline(ours), "champion": headline(theirs) if theirs else None}
-        decision = Decision(challenger.version, before, verdict.promoted, after, verdict.reason, metrics)
-        record_decision(lake, name, run_date, decision)
+        inputs = {
+            "challenger": challenger.version,
+            "champion": before or "",
+            "dataset": dataset.digest,
+            "config": config_digest(job.config, "gate"),
+        }
+        publish_facts(lake.evaluations.partition(run_date), inputs=inputs, facts=facts)
+        record_decision(lake, name, run_date, evaluation.decision())
+    rows = facts["challenger"]["rows"]
     return Result(
         output=lake.evaluations.partition(run_date).path,
-        rows_in=ours["rows"],
-        rows_out=ours["rows"],
+        rows_in=rows,
+        rows_out=rows,
         facts={
             "promoted": verdict.promoted,
             "reason": verdict.reason,
+            "warnings": [each.said for each in verdict.checks if each.level == "warn"],
             "challenger": challenger.version,
-            "champion": after,
-            "challenger_auc": ours["auc"],
-            "champion_auc": theirs["auc"] if theirs else None,
+            "champion": evaluation.champion_after,
+            "challenger_auc": ours.figures.auc,
+            "champion_auc": theirs.figures.auc if theirs else None,
+            "auc_interval": evaluation.intervals.get("auc"),
             "best_auc": facts["best_auc"],
         },
     )
 
 
-def measure_models(
-    spark: SparkSession, job: Job, dataset: Dataset, models: list[ModelInfo]
-) -> dict[str, dict[str, Any]]:
-    """version → its quality on the test rows; models of one workflow version share their encoded rows.
-
-    Raises:
-        DataError: the models did not see the same raw rows.
-    """
-    rows: dict[str, DataFrame] = {}
-    measured: dict[str, dict[str, Any]] = {}
-    for model in models:
-        version = model.spec.workflow_version
-        model.require_spec(read_spec(job.lake, version))
-        if version not in rows:
-            with job.phase("encode"):
-                rows[version] = rows_to_judge(spark, job, dataset, version)
-        with job.phase("score"):
-            predictions = score_rows(
-                rows[version], model.spec, model.request(job.config.score), [LABEL]
-            ).persist()
-            quality = measure_predictions(predictions)
-            predictions.unpersist()
-        measured[model.version] = {"version": model.version, "workflow_version": version, **quality}
-    counts = {(each["rows"], each["positives"]) for each in measured.values()}
-    if len(counts) > 1:
-        raise DataError(
-            f"champion and challenger were measured on different rows (rows, clicks): {sorted(counts)}",
-            f"the raw log changed since build_features ran: run it for {job.run_date} again",
-        )
-    return measured
-
-
-def rows_to_judge(spark: SparkSession, job: Job, dataset: Dataset, workflow_version: str) -> DataFrame:
-    """The test split of the run date as this workflow encodes it: the published features where it made them."""
-    if workflow_version == dataset.workflow_version:
-        return read_split(spark, job.lake, dataset, ["test"])
-    workflow = load_workflow(job.lake, workflow_version, job.config.output.broadcast_max_rows)
-    return encode_split(spark, job.config, workflow, job.run_date, "test").persist()
-
-
-def best_auc(job: Job, dataset: Dataset) -> float | None:
-    """The best AUC the test day allows, where the log was generated and says so."""
-    days = [member.dt for member in dataset.splits["test"]]
-    raw = job.lake.raw.partition(days[0]) if len(days) == 1 else None
-    return read_manifest(raw).facts.get("best_auc") if raw and is_published(raw) else None
-
-
-def headline(quality: Mapping[str, Any]) -> dict[str, Any]:
-    """The measures that fit a decision's record: without tables."""
-    return {name: quality[name] for name in HEADLINE}
+def _say(verdict: Verdict) -> None:
+    """The verdict in the log, and each check that is worth a look."""
+    log.info("%s: %s", "promoted" if verdict.promoted else "not promoted", verdict.reason)
+    for each in verdict.checks:
+        if each.level != "ok":
+            log.warning("gate, %s: %s", each.level, each.said)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,9 @@ class Night:
             return False
         facts = read_manifest(partition).facts
         champion, challenger = facts["champion"], facts["challenger"]
-        return not facts["promoted"] and champion["workflow_version"] != challenger["workflow_version"]
+        if facts["promoted"] or champion is None:
+            return False
+        return bool(champion["workflow_version"] != challenger["workflow_version"])
 
     def _days_to_measure(self) -> list[str]:
         if not self.config.keys:

@@ -15,8 +15,8 @@ from conf.load import config_digest
 from conf.manifest import Manifest, data_files, read_manifest
 from etl.publish import Rules, publish, read_published
 from etl.workflow import load_local
-from jobs.champion import champion_and_dataset
 from jobs.runner import Job, Result, require, run
+from jobs.serving import champion_and_dataset
 from scoring.contract import ListRequest, require_context, require_listable
 from scoring.model_info import ModelInfo
 from scoring.score import score_lists

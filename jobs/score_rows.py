@@ -5,8 +5,8 @@ from __future__ import annotations
 from conf.feature_spec import ROW_ID
 from conf.load import config_digest
 from etl.publish import Rules, publish
-from jobs.champion import champion_and_dataset
 from jobs.runner import Job, Result, run
+from jobs.serving import champion_and_dataset
 from scoring.contract import PROBABILITY
 from scoring.features import FEATURES_DT, read_split, split_rows
 from scoring.score import score_rows as score

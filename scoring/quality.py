@@ -8,7 +8,9 @@ pair of rows in different ranges is decided by the order of the ranges, a pair i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,12 @@ from pyspark.sql import DataFrame, Row
 
 from conf.errors import DataError
 from conf.feature_spec import LABEL
+from etl.quality.bins import bin_keys
+from scoring.bootstrap import SUMS, Resample, combine_replicates, reduce_replicates
 from scoring.contract import PROBABILITY
 from scoring.summary import HISTOGRAM_BINS, histogram_edges
+
+UNIT = "resample_unit"
 
 # As far as float32 comes close to 1: a probability of exactly 0 or 1 would make one wrong row's loss infinite.
 _EPSILON = 2.0**-24
@@ -27,42 +33,49 @@ _EPSILON = 2.0**-24
 # Losses and probabilities are added up as multiples of 2⁻³²: integers give one sum, however rows lie in ranges.
 _UNITS = 2**32
 
-_PARTIAL = pa.schema(
-    [
-        ("lowest", pa.float64()),
-        ("rows", pa.int64()),
-        ("positives", pa.int64()),
-        ("doubled_wins", pa.int64()),
-        ("loss_units", pa.int64()),
-        ("bin_rows", pa.list_(pa.int64())),
-        ("bin_positives", pa.list_(pa.int64())),
-        ("bin_probability_units", pa.list_(pa.int64())),
-    ]
-)
-_PARTIAL_DDL = (
-    "lowest double, rows long, positives long, doubled_wins long, loss_units long, "
-    "bin_rows array<long>, bin_positives array<long>, bin_probability_units array<long>"
-)
+_COLUMNS = {
+    "lowest": pa.float64(),
+    **dict.fromkeys(("rows", "positives", "doubled_wins", "loss_units"), pa.int64()),
+    **dict.fromkeys(("bin_rows", "bin_positives", "bin_probability_units"), pa.list_(pa.int64())),
+    **dict.fromkeys(("score_keys", "score_rows"), pa.list_(pa.int64())),
+    **{f"replicate_{name}": pa.list_(pa.int64()) for name in SUMS},
+}
+_PARTIAL = pa.schema(_COLUMNS)
+_DDL = {pa.float64(): "double", pa.int64(): "long"}
+_PARTIAL_DDL = ", ".join(f"{name} {_DDL.get(kind, 'array<long>')}" for name, kind in _COLUMNS.items())
 
 
-def measure_predictions(predictions: DataFrame) -> dict[str, Any]:
-    """Quality of (label 0/1, probability float32) rows.
+@dataclass(frozen=True)
+class Measured:
+    """What is known of one model's predictions.
+
+    Attributes:
+        facts: JSON values: auc; log_loss in nats; normalized_entropy, log loss over that of the click rate (He et al. 2014,
+            section 3); rows; positives; predicted_over_observed, the sum of probabilities over that of clicks; calibration
+            [{low, high, rows, mean_probability, click_rate}] of the bins that hold rows; histogram {edges, counts}.
+        score_bins: rows by bin of their probability (etl.quality.bins), about 16 bins an octave.
+        replicates: auc and log_loss of each replicate of the bootstrap, in order; empty without one.
+    """
+
+    facts: Mapping[str, Any]
+    score_bins: Mapping[int, int]
+    replicates: Mapping[str, NDArray[np.float64]]
+
+
+def measure_predictions(predictions: DataFrame, resample: Resample | None = None) -> Measured:
+    """Quality of (label 0/1, probability float32) rows; to resample, also of the unit each belongs to (UNIT, long).
 
     The frame is evaluated twice (once to find the ranges): persist it where making it is expensive.
-
-    Returns:
-        auc; log_loss in nats; normalized_entropy, log loss over that of the click rate (He et al. 2014, section 3);
-        rows; positives; calibration [{low, high, rows, mean_probability, click_rate}] of the bins that hold rows;
-        histogram {edges, counts}.
 
     Raises:
         DataError: the rows are all clicks or all non-clicks, or there are none.
     """
-    ranged = predictions.select(LABEL, PROBABILITY).repartitionByRange(PROBABILITY)
-    return combine(ranged.mapInArrow(_reduce_range, _PARTIAL_DDL).collect())
+    columns = [LABEL, PROBABILITY, *([UNIT] if resample else [])]
+    ranged = predictions.select(*columns).repartitionByRange(PROBABILITY)
+    return combine(ranged.mapInArrow(_range_reducer(resample), _PARTIAL_DDL).collect())
 
 
-def combine(partials: Iterable[Row]) -> dict[str, Any]:
+def combine(partials: Iterable[Row]) -> Measured:
     """The measures from the sums of all ranges, in whatever order they come."""
     found = sorted(partials, key=lambda each: each["lowest"])
     rows, positives = sum(each["rows"] for each in found), sum(each["positives"] for each in found)
@@ -72,26 +85,35 @@ def combine(partials: Iterable[Row]) -> dict[str, Any]:
             f"the test split holds {rows} rows, {positives} of them clicks: quality needs clicks and non-clicks",
             "choose a run date whose test days hold both, or more test days (split.test_days)",
         )
-    doubled, below = (
-        0,
-        0,
-    )  # twice the number of (click, non-click) pairs in the right order, ties counting one half
+    doubled, below = 0, 0  # twice the (click, non-click) pairs in the right order, ties counting one half
     for each in found:
         doubled += each["doubled_wins"] + 2 * each["positives"] * below
         below += each["rows"] - each["positives"]
     rate, loss = positives / rows, sum(each["loss_units"] for each in found) / _UNITS / rows
     entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-    return {
+    predicted = sum(sum(each["bin_probability_units"]) for each in found) / _UNITS
+    facts = {
         "auc": doubled / (2 * positives * negatives),
         "log_loss": loss,
         "normalized_entropy": loss / entropy,
         "rows": rows,
         "positives": positives,
+        "predicted_over_observed": predicted / positives,
         **_bins(found),
     }
+    score_bins: Counter[int] = Counter()
+    for each in found:
+        score_bins.update(dict(zip(each["score_keys"], each["score_rows"], strict=True)))
+    replicates = [{name: each[f"replicate_{name}"] for name in SUMS} for each in found]
+    return Measured(facts, score_bins, combine_replicates(replicates, _UNITS))
 
 
-def reduce_rows(label: NDArray[Any], probability: NDArray[Any]) -> dict[str, Any]:
+def reduce_rows(
+    label: NDArray[Any],
+    probability: NDArray[Any],
+    units: NDArray[np.int64] | None = None,
+    resample: Resample | None = None,
+) -> dict[str, Any]:
     """The sums of one range of rows, at least one; probabilities are float32 values."""
     score = probability.astype(np.float64)
     click = label > 0
@@ -100,17 +122,25 @@ def reduce_rows(label: NDArray[Any], probability: NDArray[Any]) -> dict[str, Any
     negatives = np.bincount(group[~click], minlength=len(distinct))
     below = np.cumsum(negatives) - negatives
     clipped = np.clip(score, _EPSILON, 1 - _EPSILON)
+    losses = _in_units(-np.where(click, np.log(clipped), np.log1p(-clipped)))
     bin_ = np.minimum((score * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)
-    units = _in_units(score)
+    probabilities = _in_units(score)
+    keys, key_rows = np.unique(bin_keys(score), return_counts=True)
+    resampled: Mapping[str, list[int]] = {name: [] for name in SUMS}
+    if resample is not None and units is not None:
+        resampled = reduce_replicates(units, click, score, losses, resample)
     return {
         "lowest": float(distinct[0]),
         "rows": len(score),
         "positives": int(click.sum()),
         "doubled_wins": int((positives * (2 * below + negatives)).sum()),
-        "loss_units": int(_in_units(-np.where(click, np.log(clipped), np.log1p(-clipped))).sum()),
+        "loss_units": int(losses.sum()),
         "bin_rows": np.bincount(bin_, minlength=HISTOGRAM_BINS).tolist(),
         "bin_positives": np.bincount(bin_[click], minlength=HISTOGRAM_BINS).tolist(),
-        "bin_probability_units": [int(units[bin_ == each].sum()) for each in range(HISTOGRAM_BINS)],
+        "bin_probability_units": [int(probabilities[bin_ == each].sum()) for each in range(HISTOGRAM_BINS)],
+        "score_keys": keys.tolist(),
+        "score_rows": key_rows.tolist(),
+        **{f"replicate_{name}": resampled[name] for name in SUMS},
     }
 
 
@@ -118,12 +148,20 @@ def _in_units(values: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.rint(values * _UNITS).astype(np.int64)
 
 
-def _reduce_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
-    if tables:
-        rows = pa.concat_tables(tables)
-        sums = reduce_rows(rows.column(LABEL).to_numpy(), rows.column(PROBABILITY).to_numpy())
-        yield pa.RecordBatch.from_pylist([sums], schema=_PARTIAL)
+def _range_reducer(
+    resample: Resample | None,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def reduce_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
+        if tables:
+            rows = pa.concat_tables(tables)
+            units = rows.column(UNIT).to_numpy() if resample else None
+            sums = reduce_rows(
+                rows.column(LABEL).to_numpy(), rows.column(PROBABILITY).to_numpy(), units, resample
+            )
+            yield pa.RecordBatch.from_pylist([sums], schema=_PARTIAL)
+
+    return reduce_range
 
 
 def _bins(partials: list[Row]) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
     models/<name>/<version>/model.json       complete when it is there
     models/<name>/runs/dt=<run date>.json    the version train_model made for a run date: that date's challenger
-    models/<name>/promotions/dt=….json       what the gate decided on a run date
+    models/<name>/promotions/dt=….json       what the gate decided on a run date (training.history)
+    models/<name>/interventions/dt=….json    what people decided, to hold from a run date on (training.history)
 
 Asked for a date, the registry looks at nothing later, so a rerun or a backfill sees what the first run saw.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.resources import files
@@ -23,8 +23,17 @@ from conf.lake import Lake
 from conf.manifest import digest_of
 from conf.types import Config
 from training import tracking
+from training.description import is_complete, read_description
+from training.history import (
+    INTERVENTIONS,
+    PROMOTIONS,
+    Standing,
+    dated,
+    dates_of,
+    standing_as_of,
+)
 
-# Of the train section, what changes how a training runs but not what comes out of it.
+# Of the train section, what does not change what comes out of a training: `retrain` decides about the parent, which counts.
 _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "num_ranks": True,
     "elastic": True,
@@ -36,15 +45,24 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "cuda_graphs": True,
     "profile": True,
     "start_timeout_s": True,
+    "retrain": True,
     "reading": {"read_ahead_mib", "staging_folder", "staging_mib"},
     "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
 }
+RUNS = "runs"
 _CODE = ("conf", "etl", "training")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the gate decided on a run date. `metrics` holds what it compared; JSON values."""
+    """What the gate decided on a run date, and all it takes to know why and of what; JSON values.
+
+    Attributes:
+        metrics: the headline figures of both models.
+        intervals: measure → difference, low, high, confidence, replicates; empty for a first model.
+        checks: everything the gate looked at, the worst first.
+        lineage: of the challenger: parent, data manifest, workflow, configuration and code, by version or digest.
+    """
 
     challenger: str
     champion_before: str | None
@@ -52,6 +70,9 @@ class Decision:
     champion_after: str | None
     reason: str
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    intervals: Mapping[str, Any] = field(default_factory=dict)
+    checks: Sequence[Mapping[str, Any]] = ()
+    lineage: Mapping[str, Any] = field(default_factory=dict)
 
 
 def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
@@ -81,7 +102,7 @@ def model_path(lake: Lake, name: str, version: str) -> str:
 
 def record_run(lake: Lake, name: str, run_date: str, version: str) -> None:
     """Says which version train_model made for a run date."""
-    storage.replace_json(_dated(lake, name, "runs", run_date), {"version": version})
+    storage.replace_json(dated(lake, name, RUNS, run_date), {"version": version})
 
 
 def challenger_of(lake: Lake, name: str, run_date: str) -> str:
@@ -90,7 +111,7 @@ def challenger_of(lake: Lake, name: str, run_date: str) -> str:
     Raises:
         DataError: train_model has not run for that date.
     """
-    path = _dated(lake, name, "runs", run_date)
+    path = dated(lake, name, RUNS, run_date)
     try:
         return str(storage.read_json(path)["version"])
     except FileNotFoundError as error:
@@ -100,32 +121,39 @@ def challenger_of(lake: Lake, name: str, run_date: str) -> str:
 
 
 def champion_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> str | None:
-    """The champion after the latest promotion up to a run date, that date included unless `before`; None if there is none."""
-    dates = [date for date in _decided(lake, name) if date < run_date or (date == run_date and not before)]
-    for date in reversed(dates):
-        decision = storage.read_json(_dated(lake, name, "promotions", date))
-        if decision["promoted"]:
-            return str(decision["champion_after"])
+    """The champion after a night; with `before`, the one the night begins with. None if there is none."""
+    return standing_as_of(lake, name, run_date, before=before).champion
+
+
+def barred(lake: Lake, name: str, version: str, standing: Standing) -> str | None:
+    """Why people have decided that a version must not be promoted; None if they have not."""
+    if standing.pinned is not None and standing.pinned.champion != version:
+        return f"champion {standing.pinned.champion} is pinned ({standing.pinned})"
+    for each in _line_of(lake, name, version):
+        if each in standing.withdrawn:
+            what = f"{version} was" if each == version else f"{version} was trained from {each}, which was"
+            return f"{what} withdrawn ({standing.withdrawn[each]})"
     return None
+
+
+def _line_of(lake: Lake, name: str, version: str) -> Iterator[str]:
+    """A version and those it was warm-started from, newest first."""
+    current: str | None = version
+    while current is not None:
+        yield current
+        path = model_path(lake, name, current)
+        current = read_description(path).get("parent") if is_complete(path) else None
 
 
 def record_decision(lake: Lake, name: str, run_date: str, decision: Decision) -> None:
     """Writes the gate's decision of a run date, and mirrors the newest champion to the tracking server."""
-    storage.replace_json(
-        _dated(lake, name, "promotions", run_date), {"run_date": run_date, **asdict(decision)}
-    )
-    newest = _decided(lake, name)[-1]
-    aliases = {"champion": champion_as_of(lake, name, newest)}
-    if newest == run_date:
-        aliases["challenger"] = decision.challenger
+    storage.replace_json(dated(lake, name, PROMOTIONS, run_date), {"run_date": run_date, **asdict(decision)})
+    newest = dates_of(lake, name, PROMOTIONS)[-1]
+    set_aliases(lake, name, decision.challenger if newest == run_date else None)
+
+
+def set_aliases(lake: Lake, name: str, challenger: str | None = None) -> None:
+    """Points the tracking server's aliases at the champion after the newest decision, and at a challenger where one is given."""
+    newest = max((*dates_of(lake, name, PROMOTIONS), *dates_of(lake, name, INTERVENTIONS)))
+    aliases = {"champion": champion_as_of(lake, name, newest), "challenger": challenger}
     tracking.set_aliases(lake, name, {alias: version for alias, version in aliases.items() if version})
-
-
-def _decided(lake: Lake, name: str) -> list[str]:
-    """The run dates that have a decision, ascending."""
-    found = storage.list_files(f"{lake.models(name)}/promotions")
-    return sorted(match[1] for info in found if (match := re.fullmatch(r"dt=(.+)\.json", info.base_name)))
-
-
-def _dated(lake: Lake, name: str, kind: str, run_date: str) -> str:
-    return f"{lake.models(name)}/{kind}/dt={run_date}.json"

@@ -66,5 +66,5 @@ def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
 def _misfit(problem: str) -> DataError:
     return DataError(
         f"cannot warm-start: {problem}",
-        "run build_features with workflow.mode=extend, or train afresh with --set train.warm_start=false",
+        "run build_features with workflow.mode=extend, or train afresh with --set train.retrain.start=fresh",
     )

@@ -25,6 +25,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "training.checkpoint",
         "etl.workflow",
         "etl.publish",
+        "etl.quality.bins",
     ),
     "jobs": ("conf", "etl", "training", "scoring"),
     "airflow_dags": (),

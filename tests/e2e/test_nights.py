@@ -21,7 +21,7 @@ from training.registry import champion_as_of
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared/data"
 CONFIG = "conf/datasets/generated.yaml"
-FIRST, SECOND = "2026-01-04", "2026-01-05"
+FIRST, SECOND, THIRD = "2026-01-04", "2026-01-05", "2026-01-06"
 SMALL_LOG = [
     "generate.days=6",
     "generate.rows_per_day=4000",
@@ -34,6 +34,7 @@ SMALL_LOG = [
     "train.global_batch_size=512",
     "train.epochs=1",
     "train.baselines=[]",
+    "gate.margin=0.1",  # of 4,000 test rows no interval is narrower
 ]
 
 
@@ -151,6 +152,23 @@ def test_running_stages_again_changes_nothing(nights: tuple[Lake, list[str]]) ->
     assert champion_as_of(lake, "generated", SECOND) == champion
     assert [read_manifest(table.partition(SECOND)).digest for table in tables] == digests
     pd.testing.assert_frame_equal(before, after, rtol=0, atol=1e-5)
+
+
+@pytest.mark.timeout(600)
+def test_a_destructive_training_is_kept_out_and_the_champion_serves_on(
+    nights: tuple[Lake, list[str]],
+) -> None:
+    lake, overrides = nights
+    champion = champion_as_of(lake, "generated", SECOND)
+    night(THIRD, [*overrides, "train.learning_rate=0.3", "gate.margin=0.003"])
+    facts = read_manifest(lake.evaluations.partition(THIRD)).facts
+    assert facts["challenger"]["auc"] < facts["champion"]["auc"]
+    assert facts["intervals"]["auc"]["low"] < -0.003
+    assert facts["promoted"] is False
+    assert champion_as_of(lake, "generated", THIRD) == champion
+    assert set(rows(lake.recommendations.partition(THIRD))["model_version"]) == {champion}
+    words = [sys.executable, "jobs/champion.py", "--config", CONFIG, "--run-date", THIRD]
+    assert run(*words, *settings(overrides))["champion"] == champion
 
 
 @pytest.mark.timeout(600)

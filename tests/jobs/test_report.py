@@ -33,7 +33,7 @@ from tests.jobs.report_lake import (
 )
 
 _VOID = {"meta", "br"}
-_SECTIONS = ["data", "quality", "training", "calibration", "measured", "coverage", "sample", "stages"]
+_SECTIONS = ["data", "quality", "training", "gate", "calibration", "measured", "coverage", "sample", "stages"]
 
 
 class Page(HTMLParser):
@@ -201,6 +201,49 @@ def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> Non
     assert night.judged is not None
     assert night.judged["auc"] == 0.8011
     assert "was not promoted : worse by 0.0027" in Page(build(config, RUN_DATE)[1]).text
+
+
+def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    partition = Lake(config.lake).evaluations.partition(RUN_DATE)
+    facts = dict(read_manifest(partition).facts)
+    assert "There was no champion to compare with" in Page(build(config, RUN_DATE)[1]).text
+    found = {
+        "name": "auc",
+        "level": "ok",
+        "said": "AUC <b>",
+        "value": 1.0,
+        "limit": 0.002,
+        "setting": "gate.margin",
+    }
+    held = {**found, "name": "oov_share", "level": "hold", "said": "many new ids", "setting": None}
+    between = {"difference": 0.0022, "low": -0.0008, "high": 0.0051, "confidence": 0.95, "replicates": 990}
+    more = {
+        "intervals": {"auc": between},
+        "resampled": {"by": "user", "count": 4_000},
+        "checks": [held, found],
+        "drift": {"feature_psi": {"C7": 0.412}, "oov_share": {"C1": 0.0625}},
+    }
+    publish_facts(partition, {**facts, **more})
+    page = Page(build(config, RUN_DATE)[1])
+    for words in (
+        "with 95% confidence: it comes from 990 resamples of 4,000 users",
+        "begin below minus gate.margin , 0.002.",
+        "Unknown ids hold many new ids",
+        "AUC ok AUC <b> gate.margin",
+        "C7 0.412",
+        "C1 6.25%",
+    ):
+        assert words in page.text
+    chart = next(
+        attributes["aria-label"]
+        for name, attributes in page.tags
+        if name == "svg" and str(attributes["aria-label"]).startswith("Gain in AUC")
+    )
+    assert chart == (
+        "Gain in AUC. challenger minus champion +0.0022, interval from -0.0008 to +0.0051; "
+        "it must not begin below -0.0020"
+    )
 
 
 def test_second_night_brings_the_table_of_nights(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def make_config(root: Path, **sections: Any) -> Config:
         "split": {"by": "day", "train_days": 2},
         "output": {"row_group_rows": 60},
         "model": {"architecture": "logistic_regression"},
+        "gate": {"min_rows": 100, "min_users": 20, "replicates": 200},
         "candidates": {"exclude_clicked": ["train", "validation"]},
         "score": {"k": 5, "context": CONTEXT, "device": "cpu"},
     }

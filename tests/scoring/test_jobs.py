@@ -18,14 +18,14 @@ from pyspark.sql import DataFrame, SparkSession
 from conf import storage
 from conf.dataset import Dataset, publish_dataset, read_dataset
 from conf.errors import ConfigError, DataError
-from conf.feature_spec import dumps
+from conf.feature_spec import OOV_ID, dumps
 from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
 from conf.types import Config
-from jobs import evaluate_model as evaluate_model_job
 from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
+from jobs.gate import measure
 from jobs.measure_recommendations import measure_recommendations
 from jobs.runner import Job, Result
 from jobs.score_daily import score_daily
@@ -43,6 +43,8 @@ from tests.scoring.lake import (
 )
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
 from training import metrics, tracking
+from training.history import promotions
+from training.interventions import Request, pin, release, roll_back
 from training.registry import champion_as_of, record_run
 
 
@@ -89,6 +91,12 @@ def log(world: World) -> pd.DataFrame:
 def clicked_before(log: pd.DataFrame, user: str) -> set[str]:
     """Items the user clicked in train or validation."""
     return set(log[(log.user_key == user) & (log.label == 1) & (log.dt < RUN_DATE)].item_key)
+
+
+def users_tested(night: Night) -> int:
+    """How many users the test day has."""
+    version = read_dataset(night.lake, RUN_DATE).workflow_version
+    return int(read_rows(night.lake.features(version).partition(RUN_DATE)).user_key.nunique())
 
 
 def probabilities_of(world: World, rows: pd.DataFrame) -> np.ndarray:
@@ -163,6 +171,58 @@ def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, night: Nigh
     assert (facts["champion"]["version"], facts["challenger"]["version"]) == ("m1", "m2")
     assert facts["promoted"] is result.facts["promoted"] is False
     assert champion_as_of(night.lake, "toy", DAY_AFTER) == "m1"
+    between = facts["intervals"]["auc"]
+    assert between["low"] < between["difference"] < between["high"] < -0.1
+    assert facts["challenger"]["auc"] - facts["champion"]["auc"] == between["difference"]
+    assert facts["resampled"] == {"by": "user", "count": users_tested(night)}
+    assert "worse by more than gate.margin=0.002" in facts["reason"]
+    levels = {each["name"]: each["level"] for each in facts["checks"]}
+    assert levels == {
+        "auc": "hold",
+        "log_loss": "ok",
+        "rows": "ok",
+        "users": "ok",
+        "calibration": levels[
+            "calibration"
+        ],  # m2's scores are m1's turned round: off by chance of the log alone
+        "score_psi": "warn",
+        "feature_psi": "warn",  # this lake has no data report
+        "oov_share": "ok",
+    }
+    decision = promotions(night.lake, "toy", DAY_AFTER)[-1][1]
+    assert (decision["intervals"], decision["checks"]) == (facts["intervals"], facts["checks"])
+    assert decision["lineage"]["workflow_version"] == WORKFLOW
+
+
+def test_unknown_ids_are_counted_as_they_are(night: Night, log: pd.DataFrame) -> None:
+    shares = read_manifest(night.lake.evaluations.partition(RUN_DATE)).facts["challenger"]["oov_shares"]
+    test = log[log.dt == RUN_DATE]
+    assert shares == {each.name: (test[each.name] == OOV_ID).mean() for each in SPEC.categorical}
+    assert shares["who"] > 0
+
+
+def test_what_people_decided_holds_at_the_gate(
+    spark: SparkSession, fresh: Config, world: World, tmp_path: Path
+) -> None:
+    """m3 equals m1, so the gate would promote it; a pin keeps it out, and so does a rollback of what it was trained from."""
+    lake = Lake(fresh.lake)
+    evaluate_model(job_of(spark, fresh))
+    write_model(Path(lake.models("toy")) / "m3", version="m3")
+    record_run(lake, "toy", DAY_AFTER, "m3")
+    job = job_of(spark, fresh, DAY_AFTER)
+    asked = Request(DAY_AFTER, "ada", "sale day", "m1")
+    pin(lake, "toy", replace(asked, version="m2"))
+    assert evaluate_model(job).facts["champion"] == "m2"
+    facts = read_manifest(lake.evaluations.partition(DAY_AFTER)).facts
+    assert "champion m2 is pinned (pin of 2026-01-06 by ada: sale day)" in facts["reason"]
+    assert facts["checks"][0]["name"] == "standing"
+    release(lake, "toy", asked)
+    assert evaluate_model(job).facts["champion"] == "m3"
+    roll_back(lake, "toy", asked)
+    assert champion_as_of(lake, "toy", DAY_AFTER) == "m1"
+    assert evaluate_model(job).facts["champion"] == "m1"
+    reason = read_manifest(lake.evaluations.partition(DAY_AFTER)).facts["reason"]
+    assert "m3 was withdrawn (rollback of 2026-01-06 by ada: sale day)" in reason
 
 
 def test_rows_of_the_test_split_have_their_probability(night: Night, world: World, log: pd.DataFrame) -> None:
@@ -256,8 +316,8 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
         asked.append(arguments[2:])
         return encoded
 
-    monkeypatch.setattr(evaluate_model_job, "load_workflow", lambda _, version, __: version)
-    monkeypatch.setattr(evaluate_model_job, "encode_split", encode_split)
+    monkeypatch.setattr(measure, "load_workflow", lambda _, version, __: version)
+    monkeypatch.setattr(measure, "encode_split", encode_split)
     job = job_of(spark, fresh, DAY_AFTER)
     if lost_rows:
         with pytest.raises(DataError, match=r"measured on different rows[\s\S]*build_features"):

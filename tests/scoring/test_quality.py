@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
-from scoring.gate import judge
 from scoring.quality import combine, measure_predictions, reduce_rows
 from training import metrics
 
@@ -29,24 +28,27 @@ def in_ranges(label: np.ndarray, probability: np.ndarray, cuts: list[float]) -> 
 
 def test_measures_equal_those_of_training() -> None:
     label, probability = predictions()
-    found = combine(in_ranges(label, probability, []))  # type: ignore[arg-type]
+    found = combine(in_ranges(label, probability, [])).facts  # type: ignore[arg-type]
     assert found["auc"] == pytest.approx(metrics.auc(label, probability), abs=1e-12)
     assert found["log_loss"] == pytest.approx(metrics.log_loss(label, probability), abs=1e-9)
     assert found["normalized_entropy"] == pytest.approx(
         metrics.normalized_entropy(label, probability), abs=1e-9
     )
     assert (found["rows"], found["positives"]) == (len(label), int(label.sum()))
+    expected = probability.astype(float).sum() / label.sum()
+    assert found["predicted_over_observed"] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("cuts", [[0.5], [0.01, 0.02, 0.03, 0.9], list(np.linspace(0, 1, 97))])
 def test_ranges_do_not_change_a_digit(cuts: list[float]) -> None:
     label, probability = predictions()
-    assert combine(in_ranges(label, probability, cuts)) == combine(in_ranges(label, probability, []))  # type: ignore[arg-type]
+    cut, whole = (combine(in_ranges(label, probability, each)) for each in (cuts, []))  # type: ignore[arg-type]
+    assert (cut.facts, cut.score_bins) == (whole.facts, whole.score_bins)
 
 
 def test_calibration_and_histogram_describe_the_same_bins() -> None:
     label, probability = predictions()
-    found = combine(in_ranges(label, probability, [0.3]))  # type: ignore[arg-type]
+    found = combine(in_ranges(label, probability, [0.3])).facts  # type: ignore[arg-type]
     counts, edges = np.histogram(probability.astype(float), bins=20, range=(0, 1))
     assert found["histogram"]["counts"] == counts.tolist()
     np.testing.assert_allclose(found["histogram"]["edges"], edges)
@@ -61,28 +63,10 @@ def test_through_spark(spark: SparkSession) -> None:
     label, probability = predictions(2_000)
     rows = [(float(a), float(b)) for a, b in zip(label, probability, strict=True)]
     frame = spark.createDataFrame(rows, "label float, probability float").repartition(5)
-    assert measure_predictions(frame) == combine(in_ranges(label, probability, []))  # type: ignore[arg-type]
+    assert measure_predictions(frame).facts == combine(in_ranges(label, probability, [])).facts  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_one_class_has_no_quality(label: float) -> None:
     with pytest.raises(DataError, match="needs clicks and non-clicks"):
         combine([reduce_rows(np.full(3, label), np.array([0.1, 0.2, 0.3]))])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize(
-    "challenger, champion, promoted",
-    [
-        (0.6, None, True),
-        (0.700, 0.701, True),
-        (0.699, 0.700, True),
-        (0.6989, 0.700, False),
-        (0.71, 0.70, True),
-        (float("nan"), 0.5, False),
-        (float("nan"), None, False),
-    ],
-)
-def test_gate(challenger: float, champion: float | None, promoted: bool) -> None:
-    verdict = judge(challenger, champion, margin=0.00105)
-    assert verdict.promoted is promoted
-    assert f"{challenger:.4f}" in verdict.reason

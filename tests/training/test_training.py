@@ -234,7 +234,7 @@ def test_a_challenger_starts_from_the_champion_only_where_that_fits(
             "ids of its workflow w1 mean other values in w2",
         ),
         ((make_config(lake, model={**MODEL, "top_mlp": [17]}), lake, later), "its architecture is"),
-        ((segments_config(lake, warm_start=False), lake, later), "train.warm_start is false"),
+        ((segments_config(lake, retrain={"start": "fresh"}), lake, later), "train.retrain.start is fresh"),
         ((config, lake, replace(later, splits=dataset.splits)), "it has trained on all these days already"),
     ]:
         assert find_parent(*changed) is None

@@ -187,7 +187,7 @@ def open_trained(path: str) -> tuple[StoredState, FeatureSpec]:
     if "optimizer" not in description:
         raise DataError(
             f"{path}/{MODEL_JSON} names no optimiser state: an older version of this code wrote it",
-            "train afresh once with --set train.warm_start=false",
+            "train afresh once with --set train.retrain.start=fresh",
         )
     spec = FeatureSpec.from_json(description["feature_spec"])
     return _stored(path, description, spec, optimizer=True), spec

@@ -1,0 +1,130 @@
+"""champion.py: what it shows, what it changes, and how it refuses. No Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import storage
+from conf.lake import Lake
+from jobs import champion
+from training import tracking
+from training.registry import Decision, champion_as_of, model_path, record_decision
+
+NAME = "generated"
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """Three nights: v1 first, v2 better, v3 kept out."""
+    monkeypatch.setattr(tracking, "set_aliases", lambda *_: None)
+    made = Lake(str(tmp_path))
+    between = {"difference": 0.0022, "low": 0.0008, "high": 0.0035, "confidence": 0.95, "replicates": 1000}
+    nights: list[tuple[str, str, str | None, bool, dict[str, Any]]] = [
+        ("2026-01-05", "v1aaaa", None, True, {}),
+        ("2026-01-06", "v2bbbb", "v1aaaa", True, {"auc": between}),
+        ("2026-01-07", "v3cccc", "v2bbbb", False, {"auc": {**between, "low": -0.0061}}),
+    ]
+    for date, version, before, promoted, intervals in nights:
+        storage.replace_json(f"{model_path(made, NAME, version)}/model.json", {"parent": before})
+        after = version if promoted else before
+        metrics = {"challenger": {"auc": 0.7612}}
+        decision = Decision(
+            version,
+            before,
+            promoted,
+            after,
+            f"reason of {version}",
+            metrics,
+            intervals,
+            (),
+            {"parent": before},
+        )
+        record_decision(made, NAME, date, decision)
+    return made
+
+
+def call(lake: Lake, run_date: str, *words: str) -> int:
+    config = ["--config", "conf/datasets/generated.yaml", "--set", f"lake={lake.root}"]
+    return champion.main([*config, "--run-date", run_date, "--by", "ada", *words])
+
+
+def test_the_history_says_who_serves_since_when_and_why(
+    lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(lake, "2026-01-07") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "generated on 2026-01-07: v2bbbb serves."
+    assert lines[1] == "  Champion since 2026-01-06. reason of v2bbbb"
+    rows = [line.split() for line in lines if line.startswith("  2026")]
+    assert rows[0] == ["2026-01-05", "promoted", "v1aaaa", "-", "0.7612", "-", "-", "v1aaaa"]
+    gained = ["0.7612", "+0.0022", "+0.0008", "to", "+0.0035", "v2bbbb"]
+    assert rows[1] == ["2026-01-06", "promoted", "v2bbbb", "v1aaaa", *gained]
+    assert rows[2][:4] == ["2026-01-07", "kept", "out", "v3cccc"]
+    assert max(map(len, lines[:-1])) <= 120
+    closing = json.loads(lines[-1])
+    assert (closing["job"], closing["champion"], closing["changed"]) == ("champion", "v2bbbb", False)
+
+
+def test_a_date_sees_nothing_later(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(lake, "2026-01-05") == 0
+    text = capsys.readouterr().out
+    assert "v1aaaa serves" in text
+    assert "v2bbbb" not in text
+    assert call(lake, "2026-01-04") == 0
+    assert "nothing has been decided up to 2026-01-04" in capsys.readouterr().out
+
+
+def test_a_rollback_is_told_and_stands_in_the_history(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(lake, "2026-01-08", "--rollback", "--why", "clicks fell by half") == 0
+    text = capsys.readouterr().out
+    closing = json.loads(text.splitlines()[-1])
+    assert (closing["champion"], closing["withdrawn"], closing["changed"]) == ("v1aaaa", ["v2bbbb"], True)
+    assert "v2bbbb is out: rollback of 2026-01-08 by ada: clicks fell by half." in text
+    assert "nightly --run-date 2026-01-08" in " ".join(text.split())
+    assert call(lake, "2026-01-08", "--rollback", "--why", "again") == 0
+    text = capsys.readouterr().out
+    assert "Nothing was changed" in text
+    assert text.count("ada: clicks fell by half") == 2  # above the table and in it
+    assert champion_as_of(lake, NAME, "2026-01-07") == "v2bbbb"
+
+
+def test_a_pin_is_shown_until_it_is_released(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(lake, "2026-01-08", "--pin", "v1aa", "--why", "sale day") == 0
+    text = capsys.readouterr().out
+    assert "It is pinned: pin of 2026-01-08 by ada: sale day." in text
+    assert json.loads(text.splitlines()[-1])["pinned"]
+    assert call(lake, "2026-01-09", "--release", "--why", "over") == 0
+    closing = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (closing["champion"], closing["pinned"]) == ("v1aaaa", False)
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        (["--rollback"], 2, "a rollback needs a reason"),
+        (
+            ["--rollback", "--to", "v7777", "--why", "x"],
+            3,
+            "'v7777' is none of the champions up to 2026-01-08",
+        ),
+        (["--pin", "v7777", "--why", "x"], 3, "'v7777' is none of the whole models"),
+    ],
+)
+def test_refusals_have_a_code_and_a_remedy(
+    lake: Lake, caplog: pytest.LogCaptureFixture, words: list[str], code: int, said: str
+) -> None:
+    assert call(lake, "2026-01-08", *words) == code
+    assert said in caplog.text
+    assert "what to do" in caplog.text
+    assert champion_as_of(lake, NAME, "2026-01-08") == "v2bbbb"
+
+
+def test_to_belongs_to_a_rollback(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        call(lake, "2026-01-08", "--to", "v1aaaa")
+    assert ended.value.code == 2
+    assert "--to belongs to --rollback" in capsys.readouterr().err

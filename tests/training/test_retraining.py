@@ -1,0 +1,123 @@
+"""Whether a training starts from the champion or afresh, and that build_features and train_model agree on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import storage
+from conf.dataset import Dataset, Member
+from conf.errors import DataError
+from conf.lake import Lake
+from conf.types import Config, Train
+from tests.training.feature_tables import make_config
+from training import tracking
+from training.interventions import Request, roll_back
+from training.parent import find_parent, fresh_start
+from training.registry import Decision, model_path, record_decision, record_run
+
+MODEL: dict[str, Any] = {"architecture": "logistic_regression"}
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setattr(tracking, "set_aliases", lambda *_: None)
+    return Lake(str(tmp_path))
+
+
+def config_of(lake: Lake, **retrain: Any) -> Config:
+    made = make_config(lake, model=MODEL, train={"retrain": retrain})
+    split = made.split.model_copy(update={"by": "day", "train_days": 2})
+    return made.model_copy(update={"split": split})
+
+
+def ran(lake: Lake, config: Config, day: int, parent: str | None, *, promoted: bool = True) -> str:
+    """A night that trained on the two days before its validation day: the version it made."""
+    version, date = f"v{day:02d}", f"2026-01-{day:02d}"
+    description = {
+        "version": version,
+        "parent": parent,
+        "model": config.model.model_dump(mode="json"),
+        "workflow_version": "w1",
+        "trained_days": [f"2026-01-{each:02d}" for each in (day - 3, day - 2)],
+    }
+    storage.replace_json(f"{model_path(lake, config.name, version)}/model.json", description)
+    record_run(lake, config.name, date, version)
+    decision = Decision(version, parent, promoted, version if promoted else parent, "because")
+    record_decision(lake, config.name, date, decision)
+    return version
+
+
+def dataset_of(day: int, workflow: str = "w1") -> Dataset:
+    train = tuple(Member(f"2026-01-{each:02d}", "d", None) for each in (day - 3, day - 2))
+    return Dataset(f"2026-01-{day:02d}", workflow, {"train": train}, "apply")
+
+
+def test_a_fresh_start_is_due_a_period_after_the_last_one_whether_or_not_it_was_promoted(lake: Lake) -> None:
+    config = config_of(lake, fresh_every_days=7)
+    champion = ran(lake, config, 8, None)
+    for day in range(9, 15):
+        assert fresh_start(config, lake, f"2026-01-{day:02d}") is None
+        champion = ran(lake, config, day, champion)
+    due = fresh_start(config, lake, "2026-01-15")
+    assert due == "the last fresh training is train.retrain.fresh_every_days=7 or more days back"
+    assert find_parent(config, lake, dataset_of(15)) is None
+    ran(lake, config, 15, None, promoted=False)
+    assert fresh_start(config, lake, "2026-01-15") == due  # a rerun of that night decides as before
+    assert fresh_start(config, lake, "2026-01-16") is None
+    parent = find_parent(config, lake, dataset_of(16))
+    assert parent is not None
+    assert parent.version == champion == "v14"
+    assert fresh_start(config, lake, "2026-01-22") == due
+    assert fresh_start(config_of(lake), lake, "2026-01-22") is None
+
+
+def test_fresh_never_starts_from_a_champion(lake: Lake) -> None:
+    config = config_of(lake, start="fresh")
+    ran(lake, config, 8, None)
+    assert fresh_start(config, lake, "2026-01-09") == "train.retrain.start is fresh"
+    assert find_parent(config, lake, dataset_of(9)) is None
+
+
+def test_warm_stops_where_it_cannot_and_says_why(lake: Lake) -> None:
+    config = config_of(lake, start="warm")
+    assert find_parent(config, lake, dataset_of(8)) is None  # there is no champion yet
+    ran(lake, config, 8, None)
+    parent = find_parent(config, lake, dataset_of(9))
+    assert parent is not None
+    assert parent.version == "v08"
+    with pytest.raises(
+        DataError, match=r"is warm, and .* cannot start from champion v08: ids of its workflow w1 mean"
+    ):
+        find_parent(config, lake, dataset_of(9, "w2"))
+    with pytest.raises(DataError, match="it has trained on all these days already"):
+        find_parent(config, lake, dataset_of(8))
+
+
+def test_days_between_two_windows_are_named(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(lake)
+    ran(lake, config, 8, None)  # learned from the 5th and 6th
+    find_parent(config, lake, dataset_of(10))  # the 7th and 8th
+    assert "no model learns from it" not in caplog.text
+    find_parent(config, lake, dataset_of(12))  # the 9th and 10th
+    skipped = [
+        record.getMessage()[:10] for record in caplog.records if "no model learns" in record.getMessage()
+    ]
+    assert skipped == ["2026-01-07", "2026-01-08"]
+
+
+def test_a_withdrawn_model_is_no_parent(lake: Lake) -> None:
+    config = config_of(lake)
+    first = ran(lake, config, 8, None)
+    ran(lake, config, 9, first)
+    roll_back(lake, config.name, Request("2026-01-10", "ada", "clicks fell"))
+    parent = find_parent(config, lake, dataset_of(10))
+    assert parent is not None
+    assert parent.version == first
+
+
+def test_a_period_needs_auto() -> None:
+    with pytest.raises(ValueError, match="fresh_every_days=3 needs start=auto, it is warm"):
+        Train.model_validate({"retrain": {"start": "warm", "fresh_every_days": 3}})
