@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.dataset import Dataset, read_dataset, read_spec
 from conf.errors import DataError
-from conf.feature_spec import LABEL
+from conf.feature_spec import GROUP_KEY, LABEL
 from conf.load import config_digest
 from conf.manifest import is_published, read_manifest
 from etl.build import encode_split
@@ -20,11 +20,12 @@ from scoring.features import read_split
 from scoring.gate import judge
 from scoring.model_info import ModelInfo, read_model_info
 from scoring.quality import measure_predictions
+from scoring.ranking import measure_groups
 from scoring.score import score_rows
 from training import tracking
 from training.registry import Decision, challenger_of, champion_as_of, model_path, record_decision
 
-HEADLINE = ("auc", "log_loss", "normalized_entropy", "rows", "positives")
+HEADLINE = ("auc", "log_loss", "normalized_entropy", "rows", "positives", "ranking")
 
 
 def evaluate_model(job: Job) -> Result:
@@ -74,6 +75,7 @@ def evaluate_model(job: Job) -> Result:
             "challenger_auc": ours["auc"],
             "champion_auc": theirs["auc"] if theirs else None,
             "best_auc": facts["best_auc"],
+            **{f"challenger_{name}": ours[name] for name in ("ranking",) if name in ours},
         },
     )
 
@@ -95,10 +97,12 @@ def measure_models(
             with job.phase("encode"):
                 rows[version] = rows_to_judge(spark, job, dataset, version)
         with job.phase("score"):
-            predictions = score_rows(
-                rows[version], model.spec, model.request(job.config.score), [LABEL]
-            ).persist()
+            keep = [LABEL, *(name for name in model.spec.key_columns if name == GROUP_KEY)]
+            request = model.request(job.config.score)
+            predictions = score_rows(rows[version], model.spec, request, keep).persist()
             quality = measure_predictions(predictions)
+            if GROUP_KEY in keep:
+                quality["ranking"] = measure_groups(predictions, job.config.measure.group_k)
             predictions.unpersist()
         measured[model.version] = {"version": model.version, "workflow_version": version, **quality}
     counts = {(each["rows"], each["positives"]) for each in measured.values()}
@@ -126,8 +130,8 @@ def best_auc(job: Job, dataset: Dataset) -> float | None:
 
 
 def headline(quality: Mapping[str, Any]) -> dict[str, Any]:
-    """The measures that fit a decision's record: without tables."""
-    return {name: quality[name] for name in HEADLINE}
+    """The measures that fit a decision's record: without tables; `ranking` is there where keys.group is."""
+    return {name: quality[name] for name in HEADLINE if name in quality}
 
 
 if __name__ == "__main__":

@@ -31,16 +31,21 @@ class Inputs:
         cardinalities: (C,) embedding rows of each feature made of ids, lists of ids last.
         list_lengths: ids that count of each list; one number for each of the last features.
         pooling: how the vectors of a list's ids become one.
+        names: (C,) of the features made of ids, for settings that name some.
     """
 
     num_dense: int
     cardinalities: Sequence[int]
     list_lengths: Sequence[int] = ()
     pooling: Literal["sum", "mean"] = "mean"
+    names: Sequence[str] = ()
 
     @classmethod
     def of(cls, spec: FeatureSpec, multi_hot: MultiHot) -> Inputs:
-        return cls(len(spec.dense), spec.cardinalities, spec.list_lengths(multi_hot), multi_hot.pooling)
+        names = [each.name for each in spec.embedded]
+        return cls(
+            len(spec.dense), spec.cardinalities, spec.list_lengths(multi_hot), multi_hot.pooling, names
+        )
 
     @property
     def num_embedded(self) -> int:
