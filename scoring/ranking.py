@@ -40,9 +40,7 @@ def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
             "no group of the test split has a click, so there is no ranking to measure",
             "choose a run date whose test days hold clicks, or leave out keys.group",
         )
-    total = {
-        name: sum(each[f"{name}_units"] for each in found) / _UNITS / groups for name in ("map", "ndcg")
-    }
+    total = {name: sum(each[f"{name}_units"] for each in found) / _UNITS / groups for name in ("map", "ndcg")}
     return {"k": k, "groups": groups, **total}
 
 

@@ -74,10 +74,13 @@ class ListSimilarity(Operator):
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         self.require_types(columns)
         if len(columns) != 2:
-            raise ConfigError(f"list_similarity compares two columns, not {list(columns)}", "name two in columns")
+            raise ConfigError(
+                f"list_similarity compares two columns, not {list(columns)}", "name two in columns"
+            )
         if len(set(columns.values())) > 1:
             raise ConfigError(
-                f"list_similarity compares lists of one type, not {dict(columns)}", "make both of them so before"
+                f"list_similarity compares lists of one type, not {dict(columns)}",
+                "make both of them so before",
             )
         output = self.output or "_sim_".join(columns)
         return [Step(self, tuple(columns), (output,), {output: "float"})]

@@ -18,7 +18,9 @@ from etl.synthetic.world import world_of_day
 _BLOCK_ROWS = 32_768  # rows drawn at a time: bounds memory; part of what the bytes depend on
 
 
-def impression_blocks(layout: ImpressionLayout) -> Callable[[Generate, date, int], Iterator[tuple[bytes, Summary]]]:
+def impression_blocks(
+    layout: ImpressionLayout,
+) -> Callable[[Generate, date, int], Iterator[tuple[bytes, Summary]]]:
     """(lines, counts) of the blocks of one file; the first begins with the header, where there is one."""
 
     def blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, Summary]]:

@@ -115,6 +115,4 @@ _NAMES = tuple(column.name for column in FEATURES)
 CRITEO = ImpressionLayout(
     ("label", *_CRITEO_NAMES), "\t", "tsv", False, FEATURES, _CRITEO_NAMES, False, _criteo_token
 )
-NAMED = ImpressionLayout(
-    (LABEL, EVENT_TIME, *_NAMES), ",", "csv", True, FEATURES, _NAMES, True, _named_token
-)
+NAMED = ImpressionLayout((LABEL, EVENT_TIME, *_NAMES), ",", "csv", True, FEATURES, _NAMES, True, _named_token)

@@ -66,7 +66,11 @@ def test_wide_and_deep_ranks_ads_better_than_chance_and_popularity(
     raw = read_manifest(Lake(config.lake).raw.partition(RUN_DATE)).facts
     assert ranking["k"] == 12
     assert ranking["groups"] == raw["displays"]
-    clicks = pd.concat([raw_rows(config, f"2026-01-0{day}") for day in (1, 2, 3)]).groupby("ad_id")["clicked"].sum()
+    clicks = (
+        pd.concat([raw_rows(config, f"2026-01-0{day}") for day in (1, 2, 3)])
+        .groupby("ad_id")["clicked"]
+        .sum()
+    )
     test = raw_rows(config, RUN_DATE)
     popular = map_at_k(test["clicked"], test["ad_id"].map(clicks).fillna(0), test["display_id"], 12)
     assert ranking["map"] > raw["random_map_at_12"] + 0.12

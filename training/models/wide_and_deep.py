@@ -87,7 +87,9 @@ class WidePart(LinearPart):
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
-        found = self.bias + self.embedding(categorical).sum(dim=(1, 2)) + dense @ self.weights[: self.num_dense]
+        found = (
+            self.bias + self.embedding(categorical).sum(dim=(1, 2)) + dense @ self.weights[: self.num_dense]
+        )
         if not len(self.sizes):
             return found
         hashed = categorical[:, self.left] * _LEFT + categorical[:, self.right] * _RIGHT  # (B, P)

@@ -81,7 +81,8 @@ def draw_world(config: Generate, on: date) -> World:
         "country": (len(COUNTRIES), PUBLISHERS),
     }
     tastes = {
-        name: strength * normals(config.seed, f"outbrain/{name}", np.arange(rows * columns)).reshape(rows, columns)
+        name: strength
+        * normals(config.seed, f"outbrain/{name}", np.arange(rows * columns)).reshape(rows, columns)
         for name, strength in _TASTES.items()
         for rows, columns in [sizes[name]]
     }

@@ -129,7 +129,9 @@ def _codes(seed: int, stream: str, index: Ints, levels: int) -> Ints:
 def _lists(seed: int, kind: str, number: Ints, levels: int, first: Ints | None = None) -> Ints:
     """(N, most) one to `most` distinct ids for each document, then NONE; the first is the most confident."""
     most = _MOST[kind]
-    drawn = np.stack([_codes(seed, f"document/{kind}/{place}", number, levels) for place in range(most)], axis=1)
+    drawn = np.stack(
+        [_codes(seed, f"document/{kind}/{place}", number, levels) for place in range(most)], axis=1
+    )
     if first is not None:
         drawn[:, 0] = first
     length = 1 + (uniforms(seed, f"document/{kind}/length", number) * most).astype(np.int64)

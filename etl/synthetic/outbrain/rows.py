@@ -28,7 +28,10 @@ _MILLISECONDS_A_DAY = 86_400_000
 
 def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, Summary]]:
     """(lines, counts) of the blocks of one file; the first begins with the header."""
-    world, displays = draw_world(config, day), max(round(config.rows_per_day / MEAN_ADS), config.files_per_day)
+    world, displays = (
+        draw_world(config, day),
+        max(round(config.rows_per_day / MEAN_ADS), config.files_per_day),
+    )
     start, end = part_of_file(config, displays, file)
     for block, first in enumerate(range(start, end, _BLOCK_DISPLAYS)):
         last = min(first + _BLOCK_DISPLAYS, end)
@@ -88,14 +91,18 @@ def _document_texts(documents: Documents) -> dict[str, pa.StringArray]:
 
 def _list_texts(ids: Ints) -> pa.StringArray:
     """(N,) the ids of each row of (N, most), separated by blanks."""
-    return pa.array([" ".join(str(each) for each in row if each != NONE) for row in ids.tolist()], pa.string())
+    return pa.array(
+        [" ".join(str(each) for each in row if each != NONE) for row in ids.tolist()], pa.string()
+    )
 
 
 def _places(world: World) -> pa.StringArray:
     """(U,) `US>3>12` of each user: country, state, market; the market is a number of its own in the country."""
     users = world.users
     parts = zip(users.country.tolist(), users.state.tolist(), users.market.tolist(), strict=True)
-    return pa.array([f"{COUNTRIES[country]}>{state}>{10 * state + market}" for country, state, market in parts])
+    return pa.array(
+        [f"{COUNTRIES[country]}>{state}>{10 * state + market}" for country, state, market in parts]
+    )
 
 
 def _lose(rng: np.random.Generator, texts: list[pa.StringArray], share: float) -> list[pa.StringArray]:
