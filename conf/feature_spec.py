@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from conf.errors import ConfigError, DataError
-from conf.types import MultiHot, Scope
+from conf.types import Keys, MultiHot, Scope
 
 # Reserved ids of every categorical column; valid ids lie in [0, cardinality).
 PAD_ID, NULL_ID, OOV_ID = range(3)
@@ -18,9 +18,15 @@ LABEL = "label"
 ROW_ID = "row_id"
 USER_KEY = "user_key"
 ITEM_KEY = "item_key"
+GROUP_KEY = "group_key"
 EVENT_TIME = "event_time"
 
 FILE_NAME = "feature_spec.json"
+
+
+def raw_keys(keys: Keys | None) -> dict[str, str]:
+    """Key column of a feature table → the raw column it holds, as a string; in the table's order."""
+    return dict(zip((USER_KEY, ITEM_KEY, GROUP_KEY), keys.columns, strict=False)) if keys else {}
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,8 @@ class FeatureSpec:
     """Ordered features, keys and the workflow that made them.
 
     A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition),
-    `user_key` and `item_key` (strings, the raw ids; only where the config names keys), `event_time` (int64, µs UTC;
-    only where the config names it), `label` (float32, 0 or 1) and one column a feature, non-null but for lists of ids: a
+    `user_key`, `item_key` and `group_key` (strings, the raw ids; only where the config names them), `event_time` (int64,
+    µs UTC; only where the config names it), `label` (float32, 0 or 1) and one column a feature, non-null but for lists of ids: a
     null list is an empty one.
     """
 

@@ -120,10 +120,20 @@ class Log(RawTable):
 
 
 class Keys(Strict):
-    """The raw columns that identify a user and an item."""
+    """The raw columns that identify a user and an item.
+
+    `group`: the column whose equal values mark rows that competed for one click, such as the ads of one display;
+    evaluate_model then measures how each group is ranked.
+    """
 
     user: str
     item: str
+    group: str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are named."""
+        return [self.user, self.item, *([self.group] if self.group else [])]
 
 
 class JoinedTable(RawTable):

@@ -154,9 +154,13 @@ class Score(Strict):
 
 
 class Measure(Strict):
-    """What recommendations are measured against: the clicks of the day after, or the test split's positives."""
+    """What recommendations are measured against: the clicks of the day after, or the test split's positives.
+
+    `group_k`: places that count in MAP@k and NDCG@k of the groups of keys.group, which evaluate_model measures.
+    """
 
     against: Literal["next_day", "test_split"] = "next_day"
+    group_k: PositiveInt = 12
 
 
 class Generate(Strict):
@@ -165,7 +169,8 @@ class Generate(Strict):
     A day's rows depend on everything here but `days`, `first_date`, `layout` and `compression`. `first_date` is where a chain of
     nights over the log starts; generate_clicks itself begins with its run date. `missing_share`: chance that a field
     other than a key is left empty. `malformed_share`: share of rows that are broken. `cold_share`: share of users and
-    of items that are new each day; as many leave.
+    of items that are new each day; as many leave. The layout `outbrain` is a log of its own (etl/synthetic/outbrain): displays of
+    several ads, which are its items; its days have about `rows_per_day` rows.
     """
 
     days: PositiveInt = 11
@@ -174,7 +179,7 @@ class Generate(Strict):
     users: PositiveInt = 4_000
     items: PositiveInt = 800
     seed: Annotated[int, Field(ge=0)] = 42
-    layout: Literal["criteo", "named"] = "criteo"
+    layout: Literal["criteo", "named", "outbrain"] = "criteo"
     files_per_day: PositiveInt = 2
     compression: Literal["none", "gzip"] = "none"
     missing_share: Share = 0.02
@@ -187,4 +192,6 @@ class Generate(Strict):
             raise ValueError(
                 f"files_per_day={self.files_per_day} is more than rows_per_day={self.rows_per_day}"
             )
+        if self.layout == "outbrain" and self.items < 100:
+            raise ValueError(f"items={self.items}: a display shows up to 12 different ads; have at least 100")
         return self

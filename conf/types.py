@@ -143,7 +143,7 @@ class Config(Strict):
         if self.log.event_time:
             _reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
         if self.keys:
-            _reject_unknown("keys", [self.keys.user, self.keys.item], set(self.log.names))
+            _reject_unknown("keys", self.keys.columns, set(self.log.names))
         elif self.users or self.items or self.negatives or self.split.by == "leave_last_out":
             raise ValueError("users, items, negatives and split.by=leave_last_out need the section keys")
         for side, table in (("user", self.users), ("item", self.items)):

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import EVENT_TIME, ITEM_KEY, ROW_ID, USER_KEY, Feature, FeatureSpec
+from conf.feature_spec import EVENT_TIME, ROW_ID, Feature, FeatureSpec, raw_keys
 from conf.lake import Lake
 from conf.load import config_digest
 from conf.manifest import digest_of
@@ -188,7 +188,7 @@ def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedCh
         raise ConfigError("every feature was left out", "lower min_cardinality of drop_low_cardinality")
     keys = [
         ROW_ID,
-        *([USER_KEY, ITEM_KEY] if config.keys else []),
+        *raw_keys(config.keys),
         *([EVENT_TIME] if config.log.event_time else []),
     ]
     return FeatureSpec(features, tuple(keys), version)

@@ -95,7 +95,7 @@ def plan(config: Config) -> Plan:
 
 
 def _require_keys(config: Config, changers: tuple[FrameOperator, ...], columns: Mapping[str, Type]) -> None:
-    keys = [config.keys.user, config.keys.item] if config.keys else []
+    keys = config.keys.columns if config.keys else []
     lost = [name for name in keys if name not in columns]
     if lost and changers:
         raise ConfigError(f"prepare loses the keys {lost}", "add them to `by` of groupby")

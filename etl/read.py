@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 
 from conf import storage
 from conf.errors import DataError
-from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from conf.feature_spec import EVENT_TIME, LABEL, ROW_ID, raw_keys
 from conf.types import Config, JoinedTable, RawTable
 from etl.engine import choose_engine
 from etl.ops.base import Type
@@ -23,17 +23,16 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
     """Every row of a day's raw log, good or bad, once.
 
     Columns: row_id (position of the row in the day's files), _file, _line_number, _line, _reason (null for a row that
-    goes on; otherwise why it does not parse, or which operator of `prepare` filters it out), the raw columns, label (float 0/1), user_key and item_key (strings, where the config names keys), event_time
-    (µs UTC, where the config names it).
+    goes on; otherwise why it does not parse, or which operator of `prepare` filters it out), the raw columns, label (float 0/1), user_key, item_key and group_key (strings,
+    where the config names them), event_time (µs UTC, where the config names it).
     """
     rows = _rows(spark, config, config.log, raw)
     label, label_ok = _label(config)
     columns: dict[str, Column] = {LABEL: label}
     reasons = [F.col(REASON), F.when(~label_ok, F.lit(f"label:{config.log.label.column}"))]
-    if config.keys:
-        for key, name in ((USER_KEY, config.keys.user), (ITEM_KEY, config.keys.item)):
-            columns[key] = F.col(name).cast("string")
-            reasons.append(F.when(F.col(name).isNull(), F.lit(f"missing_key:{name}")))
+    for key, name in raw_keys(config.keys).items():
+        columns[key] = F.col(name).cast("string")
+        reasons.append(F.when(F.col(name).isNull(), F.lit(f"missing_key:{name}")))
     if config.log.event_time:
         time = config.log.event_time
         instant, scale = F.col(time.column).cast("bigint"), _MICROSECONDS[time.unit]

@@ -65,6 +65,7 @@ def evaluate_model(job: Job) -> Result:
             "champion_auc": theirs.figures.auc if theirs else None,
             "auc_interval": evaluation.intervals.get("auc"),
             "best_auc": facts["best_auc"],
+            **({"challenger_ranking": ours.ranking} if ours.ranking else {}),
         },
     )
 

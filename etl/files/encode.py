@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from conf import storage
-from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
+from conf.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from etl.chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
 from etl.files import scratch
 from etl.files.layout import FileLayout
@@ -20,7 +20,8 @@ from etl.files.slices import SLICE_BYTES, Slice, blocks
 from etl.files.survey import starts_file, wanted
 from etl.tables import LocalTables
 
-_KEY_TYPES = {ROW_ID: pa.int64(), USER_KEY: pa.string(), ITEM_KEY: pa.string(), EVENT_TIME: pa.int64()}
+_RAW_KEYS = (USER_KEY, ITEM_KEY, GROUP_KEY)
+_KEY_TYPES = {ROW_ID: pa.int64(), **dict.fromkeys(_RAW_KEYS, pa.string()), EVENT_TIME: pa.int64()}
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _columns(waiting: Sequence[tuple[int, Block]], encoding: Encoding) -> Mappin
     made = compute_features(encoding.chains, raw, dtypes, encoding.tables)
     ids = np.concatenate([first + block.places for first, block in waiting])
     made[ROW_ID] = pa.array(ids, pa.int64())
-    for key in (USER_KEY, ITEM_KEY):
+    for key in _RAW_KEYS:
         if key in encoding.spec.key_columns:
             made[key] = unify([block.columns[key] for _, block in waiting])
     for key in (EVENT_TIME, LABEL):

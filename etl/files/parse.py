@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
+from conf.feature_spec import EVENT_TIME, LABEL, raw_keys
 from etl.arrow_parse import split_fields, typed_column
 from etl.files.layout import FileLayout
 from etl.files.scan import scan
@@ -31,7 +31,7 @@ class Block:
         lines: how many lines it has.
         places: (n,) int64 of the good rows: their line in the block, from 0.
         columns: raw column → dictionary array of n values (int64, double or string), and `label` (float), `user_key`,
-            `item_key` (dictionaries of strings), `event_time` (int64 µs) where the log has them.
+            `item_key`, `group_key` (dictionaries of strings), `event_time` (int64 µs) where the log has them.
         counts: raw column → rows of each value of its dictionary, where the scan knows them: in blocks without a bad row.
         bad: (line in the block, reason, text) of every other line, the reason `filter:…` or `dropna:…` included.
     """
@@ -150,7 +150,7 @@ def _over_distinct(coded: pa.DictionaryArray, of_distinct: pa.Array) -> pa.Array
 
 
 def _ours(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _Reasons) -> dict[str, pa.Array]:
-    """label, user_key, item_key and event_time; what keeps a row from having one becomes its reason."""
+    """label, keys and event_time; what keeps a row from having one becomes its reason."""
     name, least = layout.label.column, layout.label.positive_at_least
     coded = columns[name]
     numbers = _numbers(coded.dictionary)
@@ -160,12 +160,11 @@ def _ours(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _Reasons
     good = pc.fill_null(_over_distinct(coded, known), False).to_numpy(zero_copy_only=False)
     reasons.add(np.flatnonzero(~good), f"label:{name}")
     found = {LABEL: label}
-    if layout.keys:
-        for key, column in ((USER_KEY, layout.keys.user), (ITEM_KEY, layout.keys.item)):
-            coded = columns[column]
-            texts = text_array(coded.dictionary)
-            found[key] = pa.DictionaryArray.from_arrays(coded.indices, texts)
-            reasons.add(np.flatnonzero(_nulls(coded)), f"missing_key:{column}")
+    for key, column in raw_keys(layout.keys).items():
+        coded = columns[column]
+        texts = text_array(coded.dictionary)
+        found[key] = pa.DictionaryArray.from_arrays(coded.indices, texts)
+        reasons.add(np.flatnonzero(_nulls(coded)), f"missing_key:{column}")
     if layout.event_time:
         column, scale = layout.event_time.column, _MICROSECONDS[layout.event_time.unit]
         coded = columns[column]

@@ -25,6 +25,7 @@ from etl.ops.hash_bucket import FittedHashBucket, HashBucket
 from etl.ops.hashed_cross import FittedHashedCross, HashedCross
 from etl.ops.join_external import FittedJoinExternal, JoinExternal
 from etl.ops.join_groupby import FittedJoinGroupby, JoinGroupby
+from etl.ops.list_similarity import FittedListSimilarity, ListSimilarity
 from etl.ops.list_slice import FittedListSlice, ListSlice
 from etl.ops.log1p import FittedLog1p, Log1p
 from etl.ops.normalize import FittedNormalize, Normalize
@@ -54,6 +55,7 @@ OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = {
         (JoinExternal, FittedJoinExternal),
         (SplitList, FittedSplitList),
         (ListSlice, FittedListSlice),
+        (ListSimilarity, FittedListSimilarity),
         (Expression, FittedExpression),
         (Rename, FittedRename),
         (DataStats, FittedDataStats),

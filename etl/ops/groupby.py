@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from conf.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from etl.ops.base import KEYS, NUMBERS, Type
 from etl.ops.frames import RowChanger
 from etl.ops.keyed import exact_sum
@@ -83,7 +83,7 @@ class Groupby(RowChanger):
         place = F.struct(*order)
         # Columns of the rows themselves, in so far as there are any: the day's literals stay what they are.
         own: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
-        own |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY) if name in rows.columns}
+        own |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
         own |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}
         own |= {name: F.first(name) for name in rows.columns if name.startswith("_")}
         made = {

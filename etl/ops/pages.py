@@ -33,7 +33,7 @@ FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "lists": (
         "Lists",
         "Several values in one field: multi-hot features, or a fixed number of columns.",
-        ("split_list", "list_slice", "value_count"),
+        ("split_list", "list_slice", "list_similarity", "value_count"),
     ),
     "columns": (
         "Columns",

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from etl.synthetic.columns import FEATURES
 from etl.synthetic.layout import Layout
 
 Ints = NDArray[np.int64]
@@ -23,7 +22,7 @@ _KINDS = 4
 
 def reasons_of(layout: Layout) -> list[str]:
     """Every way a row of this layout may be broken; a row's damage is a place in this list."""
-    named = list(zip(FEATURES, layout.feature_names, strict=True))
+    named = list(zip(layout.columns, layout.feature_names, strict=True))
     integers = [f"integer:{name}" for column, name in named if column.kind == "integer"]
     keys = [f"missing_key:{name}" for column, name in named if column.kind == "key"]
     return ["field_count", f"label:{layout.names[0]}", *integers, *keys]

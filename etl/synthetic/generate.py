@@ -12,10 +12,9 @@ from conf.lake import Lake, Partition
 from conf.manifest import FileEntry, Manifest, digest_of, replace_manifest
 from conf.types import Config, Generate
 from etl.synthetic.files import PREFIX, WrittenFile, write_file
-from etl.synthetic.layout import layout_of
+from etl.synthetic.kinds import kind_of
 from etl.synthetic.progress import task_progress
-from etl.synthetic.summary import facts_of, total
-from etl.synthetic.world import world_of_day
+from etl.synthetic.summary import total
 
 
 def generated_dates(config: Generate, first_day: str) -> list[str]:
@@ -33,7 +32,7 @@ def generate_settings(config: Config) -> Generate:
     generate = config.generate
     if generate is None:
         raise ConfigError("generating a log needs the section generate", "add `generate: {}` to the file")
-    layout = layout_of(generate)
+    layout = kind_of(generate).layout
     if (config.log.format, config.log.separator) != (layout.format, layout.separator):
         raise ConfigError(
             f"generate.layout={generate.layout} writes {layout.format} separated by {layout.separator!r}, but "
@@ -63,16 +62,16 @@ def generate_days(spark: SparkSession, lake: Lake, config: Generate, dates: list
 
 
 def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -> Manifest:
-    layout, world = layout_of(config), world_of_day(config, date.fromisoformat(partition.dt))
+    kind, day = kind_of(config), date.fromisoformat(partition.dt)
     summary = total(file.summary for file in files)
     manifest = Manifest(
         table=partition.table,
         partition=partition.dt,
         files=tuple(FileEntry(file.name, file.summary.rows, file.bytes, ()) for file in files),
-        schema=tuple((name, "string") for name in layout.names),
+        schema=tuple((name, "string") for name in kind.layout.names),
         inputs={"content": digest_of([file.sha256 for file in files])},
         rows_in=summary.rows,
-        facts={"layout": config.layout, "seed": config.seed, **facts_of(layout, world, summary)},
+        facts={"layout": config.layout, "seed": config.seed, **kind.facts(config, day, summary)},
         created_at=storage.utc_now(),
     )
     replace_manifest(partition, manifest)

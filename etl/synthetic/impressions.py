@@ -45,8 +45,7 @@ def draw_impressions(
     """
     low, high = window
     quantiles = np.sort(low + (high - low) * rng.random(rows))
-    seconds = np.interp(quantiles, _HOUR_EDGES, np.arange(25) * 3600.0).astype(np.int64)
-    seconds = np.minimum(seconds, _SECONDS_A_DAY - 1)
+    seconds = seconds_of_day(quantiles)
     users = _pick(world.user_edges, rng.random(rows))
     items = _shown_items(world, rng, users)
     values = {name: column[users] for name, column in world.users.items()}
@@ -58,6 +57,12 @@ def draw_impressions(
     steps = click_steps(world.tastes, values)
     labels = (rng.random(rows) < probability_of(steps)).astype(np.int64)
     return Impressions(values, seconds, labels, steps)
+
+
+def seconds_of_day(quantiles: NDArray[np.float64]) -> Ints:
+    """(R,) quantiles of the day's traffic, in [0, 1) → seconds since midnight; evenings are busy, nights are not."""
+    seconds = np.interp(quantiles, _HOUR_EDGES, np.arange(25) * 3600.0).astype(np.int64)
+    return np.minimum(seconds, _SECONDS_A_DAY - 1)
 
 
 def _pick(edges: NDArray[np.float64], chance: NDArray[np.float64]) -> Ints:

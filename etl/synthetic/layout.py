@@ -1,4 +1,4 @@
-"""How rows are written: Criteo's headerless TSV, or CSV with named columns. Both layouts hold the same rows.
+"""How rows are written: Criteo's headerless TSV, or CSV with named columns. These two layouts hold the same rows.
 
 In the criteo layout every category and key is 8 hex digits: its code times an odd number that differs by column. An
 odd multiplier is a bijection of 32 bits, so no two values of a column share a token, and codes can be had back.
@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from conf.types import Generate
 from etl.synthetic.columns import EVENT_TIME, FEATURES, LABEL, MISSING, Column
 from etl.synthetic.impressions import Impressions
 
@@ -30,34 +29,42 @@ class Layout:
     """One way to write rows.
 
     Attributes:
-        names: written columns in order, the label first; `feature_names` are those of FEATURES, in its order.
+        names: written columns in order, the label first.
         format: the log.format it is read with, also the files' ending.
-        has_header, has_time: whether files begin with the names, and whether `event_time` is a column.
-        token: (column, its values) → text, empty fields as null.
+        has_header: whether files begin with the names.
+        columns: what they hold behind label and time; `feature_names` are the names of these, in their order.
     """
 
     names: tuple[str, ...]
     separator: str
     format: str
     has_header: bool
-    has_time: bool
+    columns: tuple[Column, ...]
     feature_names: tuple[str, ...]
-    token: Callable[[Column, Ints], pa.StringArray]
 
     @property
     def header(self) -> bytes:
         return (self.separator.join(self.names) + "\n").encode() if self.has_header else b""
 
+
+@dataclass(frozen=True)
+class ImpressionLayout(Layout):
+    """A way to write impressions.
+
+    Attributes:
+        has_time: whether `event_time` is a column.
+        token: (column, its values) → text, empty fields as null.
+    """
+
+    has_time: bool
+    token: Callable[[Column, Ints], pa.StringArray]
+
     def texts(self, impressions: Impressions, midnight: int) -> list[pa.StringArray]:
         """One array of texts a written column, in order. `midnight`: the day's start, seconds since 1970 UTC."""
-        written = [_numbers(impressions.labels)]
+        written = [number_texts(impressions.labels)]
         if self.has_time:
-            written.append(_numbers(midnight + impressions.seconds))
+            written.append(number_texts(midnight + impressions.seconds))
         return written + [self.token(column, impressions.values[column.name]) for column in FEATURES]
-
-
-def layout_of(config: Generate) -> Layout:
-    return CRITEO if config.layout == "criteo" else NAMED
 
 
 def hex_multiplier(column: str) -> int:
@@ -80,7 +87,7 @@ def value_name(column: Column, code: int) -> str:
 
 def _criteo_token(column: Column, values: Ints) -> pa.StringArray:
     if column.kind == "integer":
-        return _numbers(values)
+        return number_texts(values)
     if column.kind == "key":
         return hex_tokens(column.criteo, values)
     return _looked_up(hex_tokens(column.criteo, np.arange(column.levels)), values)
@@ -88,13 +95,14 @@ def _criteo_token(column: Column, values: Ints) -> pa.StringArray:
 
 def _named_token(column: Column, values: Ints) -> pa.StringArray:
     if column.kind == "integer":
-        return _numbers(values)
+        return number_texts(values)
     if column.kind == "key":
-        return pc.binary_join_element_wise(column.side[0], _numbers(values), "")
+        return pc.binary_join_element_wise(column.side[0], number_texts(values), "")
     return _looked_up(pa.array([value_name(column, code) for code in range(column.levels)]), values)
 
 
-def _numbers(values: Ints) -> pa.StringArray:
+def number_texts(values: Ints) -> pa.StringArray:
+    """Decimal numbers; null where MISSING."""
     return pa.array(values, mask=values == MISSING).cast(pa.string())
 
 
@@ -104,5 +112,7 @@ def _looked_up(names: pa.StringArray, codes: Ints) -> pa.StringArray:
 
 _CRITEO_NAMES = tuple(column.criteo for column in FEATURES)
 _NAMES = tuple(column.name for column in FEATURES)
-CRITEO = Layout(("label", *_CRITEO_NAMES), "\t", "tsv", False, False, _CRITEO_NAMES, _criteo_token)
-NAMED = Layout((LABEL, EVENT_TIME, *_NAMES), ",", "csv", True, True, _NAMES, _named_token)
+CRITEO = ImpressionLayout(
+    ("label", *_CRITEO_NAMES), "\t", "tsv", False, FEATURES, _CRITEO_NAMES, False, _criteo_token
+)
+NAMED = ImpressionLayout((LABEL, EVENT_TIME, *_NAMES), ",", "csv", True, FEATURES, _NAMES, True, _named_token)

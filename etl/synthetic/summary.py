@@ -85,8 +85,8 @@ def facts_of(layout: Layout, world: World, summary: Summary) -> dict[str, Any]:
     }
 
 
-def total(summaries: Iterable[Summary]) -> Summary:
-    """The sum of at least one summary."""
+def total(summaries: Iterable[Any]) -> Any:
+    """The sum of at least one summary, all of one kind of log."""
     first, *others = summaries
     for each in others:
         first = first + each

@@ -59,8 +59,8 @@ def world_of_day(config: Generate, on: date) -> World:
     """Draws the world of one day; costs about a microsecond a user or item."""
     day = on.toordinal()
     tastes = tastes_of_day(config.seed, day)
-    user_ids, new_users = _window(config.users, config.cold_share, day)
-    item_ids, new_items = _window(config.items, config.cold_share, day)
+    user_ids, new_users = window_of_day(config.users, config.cold_share, day)
+    item_ids, new_items = window_of_day(config.items, config.cold_share, day)
     activity = np.exp(_ACTIVITY_SPREAD * normals(config.seed, "user/activity", user_ids))
     popularity, items = _items(config.seed, item_ids, day)
     order = np.argsort(items["item_category"], kind="stable")
@@ -82,8 +82,8 @@ def world_of_day(config: Generate, on: date) -> World:
     )
 
 
-def _window(size: int, cold_share: float, day: int) -> tuple[Ints, int]:
-    """(ids alive on a day, the first id born on it)."""
+def window_of_day(size: int, cold_share: float, day: int) -> tuple[Ints, int]:
+    """(ids alive on a day, the first id born on it). `day` counts from the start of year 1."""
     born_a_day = round(size * cold_share)
     start = day * born_a_day
     return np.arange(start, start + size), start + size - born_a_day

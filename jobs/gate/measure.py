@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from conf.dataset import Dataset, read_spec
 from conf.errors import DataError
-from conf.feature_spec import LABEL, ROW_ID, USER_KEY, FeatureSpec
+from conf.feature_spec import GROUP_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from etl.build import encode_split
 from etl.workflow import load_workflow
 from jobs.runner import Job
@@ -20,17 +20,24 @@ from scoring.features import read_split
 from scoring.gate import Comparison, Figures
 from scoring.model_info import ModelInfo
 from scoring.quality import UNIT, Measured, measure_predictions
+from scoring.ranking import measure_groups
 from scoring.score import score_rows
 
 
 @dataclass(frozen=True)
 class ModelMeasures:
-    """One model on the test rows. `oov_shares`: feature → share of its ids that its workflow's vocabulary does not know."""
+    """One model on the test rows.
+
+    Attributes:
+        oov_shares: feature → share of its ids that its workflow's vocabulary does not know.
+        ranking: MAP@k and NDCG@k of the groups of rows (scoring/ranking.py); empty without keys.group.
+    """
 
     version: str
     workflow_version: str
     measured: Measured
     oov_shares: Mapping[str, float]
+    ranking: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def figures(self) -> Figures:
@@ -43,6 +50,7 @@ class ModelMeasures:
             "workflow_version": self.workflow_version,
             "oov_shares": dict(self.oov_shares),
             **self.measured.facts,
+            **({"ranking": dict(self.ranking)} if self.ranking else {}),
         }
 
 
@@ -75,13 +83,15 @@ def measure_models(spark: SparkSession, job: Job, dataset: Dataset, models: list
                 rows[version] = _with_unit(rows_to_judge(spark, job, dataset, version), model.spec)
                 oov[version] = oov_shares(rows[version], model.spec)
         with job.phase("score"):
-            keep = [LABEL, *([UNIT] if resample else [])]
+            grouped = GROUP_KEY in model.spec.key_columns
+            keep = [LABEL, *([UNIT] if resample else []), *([GROUP_KEY] if grouped else [])]
             predictions = score_rows(
                 rows[version], model.spec, model.request(job.config.score), keep
             ).persist()
             measured = measure_predictions(predictions, resample)
+            ranking = measure_groups(predictions, job.config.measure.group_k) if grouped else {}
             predictions.unpersist()
-        found[model.version] = ModelMeasures(model.version, version, measured, oov[version])
+        found[model.version] = ModelMeasures(model.version, version, measured, oov[version], ranking)
     counts = {(each.measured.facts["rows"], each.measured.facts["positives"]) for each in found.values()}
     if len(counts) > 1:
         raise DataError(

@@ -101,7 +101,8 @@ def best_auc(job: Job, dataset: Dataset) -> float | None:
 
 
 def _headline(measures: ModelMeasures) -> dict[str, Any]:
-    return {name: measures.measured.facts[name] for name in HEADLINE}
+    ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
+    return {**{name: measures.measured.facts[name] for name in HEADLINE}, **ranking}
 
 
 def _check(check: Check) -> dict[str, Any]:

@@ -72,6 +72,12 @@ EXAMPLES: Mapping[str, Example] = {
         ["split_list", {"hash_bucket": {"buckets": 9}}, {"list_slice": {"length": 2, "columns": True}}],
         ["list_slice_1_0", "list_slice_1_1"],
     ),
+    "list_similarity": Example(
+        ["string", "string"],
+        "dense",
+        ["split_list", {"list_similarity": {"output": "alike"}}, "fill"],
+        ["alike"],
+    ),
     "value_count": Example(["string"], "multi_hot", ["split_list", "categorify", "value_count"]),
     "expression": Example(
         ["int", "float"],

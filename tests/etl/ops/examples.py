@@ -168,6 +168,11 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
             _as("ids"),
         ),
     ),
+    "list_similarity": (
+        _dense("T C1", "split_list", {"list_similarity": {"output": "alike"}}),
+        _dense("C1 T", "split_list", {"hash_bucket": {"buckets": 3}}, "list_similarity"),
+        _dense("C3 T", "split_list", "list_similarity"),
+    ),
     "expression": (
         _dense("I1 I2", {"expression": {"output": "ratio", "formula": "I1 / (I2 - 1)"}}),
         _dense("I1 I3 X", {"expression": {"output": "least", "formula": "min(max(I1, I3), X)"}}),

@@ -131,6 +131,19 @@ def _list_slice(given: Given, train: Table) -> Apply:
     return apply
 
 
+def _list_similarity(given: Given, train: Table) -> Apply:
+    def alike(left: Sequence[Any] | None, right: Sequence[Any] | None) -> float | None:
+        if not left or not right:
+            return None
+        return len(set(left) & set(right)) / math.sqrt(len(set(left)) * len(set(right)))
+
+    def apply(rows: Table) -> Columns:
+        output = given.get("output") or "_sim_".join(rows.values)
+        return {output: [alike(*both) for both in zip(*rows.values.values(), strict=True)]}
+
+    return apply
+
+
 def _expression(given: Given, train: Table) -> Apply:
     def apply(rows: Table) -> Columns:
         count = len(next(iter(rows.values.values())))
@@ -172,6 +185,7 @@ ORACLES: Mapping[str, Callable[[Given, Table], Apply]] = {
     "join_external": learned.join_external,
     "split_list": _unless_null(_split_list),
     "list_slice": _list_slice,
+    "list_similarity": _list_similarity,
     "expression": _expression,
     "rename": _rename,
     "data_stats": _as_it_is,

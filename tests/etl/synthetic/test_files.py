@@ -18,7 +18,8 @@ from conf.types import Generate
 from etl.synthetic.columns import FEATURES
 from etl.synthetic.damage import WHOLE, draw_damage, lines, reasons_of
 from etl.synthetic.files import WrittenFile, write_file
-from etl.synthetic.layout import CRITEO, NAMED, Layout, hex_tokens, layout_of
+from etl.synthetic.kinds import kind_of
+from etl.synthetic.layout import CRITEO, NAMED, Layout, hex_tokens
 from tests.etl.synthetic import decoded
 
 DAY = "2026-01-08"
@@ -60,7 +61,7 @@ def test_gzip_holds_the_same_lines_and_is_reproducible(tmp_path: Path) -> None:
 def test_a_file_of_several_blocks_has_one_header_and_every_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etl.synthetic.files._BLOCK_ROWS", 400)
+    monkeypatch.setattr("etl.synthetic.blocks._BLOCK_ROWS", 400)
     paths, written = _write(tmp_path, layout="named", compression="gzip", malformed_share=0.0)
     rows = decoded.split_lines(paths, ",", header=True)
     assert len(rows) == 3000
@@ -134,7 +135,7 @@ def test_the_package_documents_every_column_in_order() -> None:
     for column, (_, _, meaning) in zip(FEATURES, listed, strict=True):
         if column.kind == "category":
             assert re.search(rf"\b{column.levels}\b", meaning), column.name
-    assert layout_of(Generate()).names == ("label", *(each.criteo for each in FEATURES))
+    assert kind_of(Generate()).layout.names == ("label", *(each.criteo for each in FEATURES))
 
 
 def test_a_folder_that_cannot_be_written_is_an_infrastructure_error(tmp_path: Path) -> None:

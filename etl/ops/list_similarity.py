@@ -1,0 +1,89 @@
+"""ListSimilarity: how alike two lists are, as sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError
+from etl.ops.base import LISTS, Operator, RowWise, Statistics, Step, Type
+from etl.tables import LocalTables
+
+
+@dataclass(frozen=True)
+class FittedListSimilarity(RowWise):
+    name: ClassVar[str] = "list_similarity"
+
+    def expression(self, *values: Column) -> Column:
+        left, right = values
+        # An intersection with itself leaves out repetitions; the accelerator has no array_distinct.
+        sizes = [F.size(F.array_intersect(each, each)) for each in values]
+        both = F.size(F.array_intersect(left, right))
+        alike = both / F.sqrt((sizes[0] * sizes[1]).cast("double"))
+        # The size of null is -1 or null, as the session has it: neither is above 0.
+        return F.when((F.size(left) > 0) & (F.size(right) > 0), alike)
+
+    def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        flat = [pc.list_flatten(each) for each in values]
+        coded = pa.concat_arrays(flat).dictionary_encode()
+        distinct, rows = max(len(coded.dictionary), 1), len(values[0])
+        codes = np.split(coded.indices.to_numpy(), [len(flat[0])])
+        # Each side's (row, element) pairs, once each.
+        sets = [np.unique(_rows(each) * distinct + own) for each, own in zip(values, codes, strict=True)]
+        counts = [np.bincount(each // distinct, minlength=rows) for each in sets]
+        both = np.bincount(np.intersect1d(*sets, assume_unique=True) // distinct, minlength=rows)
+        sizes = np.sqrt((counts[0] * counts[1]).astype(np.float64))
+        nothing = sizes == 0
+        return [pa.array(both / np.where(nothing, 1.0, sizes), pa.float64(), mask=nothing)]
+
+
+def _rows(lists: pa.Array) -> NDArray[np.int64]:
+    """The row of each element."""
+    return np.asarray(pc.list_parent_indices(lists).to_numpy(), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ListSimilarity(Operator):
+    """Cosine of two lists taken as sets: |both| / sqrt(|left| * |right|), 0 to 1. Null where a list is null or empty.
+
+    Of sets this is Ochiai's coefficient (1957). The group has two columns; `output` names the one it makes (default: the
+    inputs' names joined by `_sim_`).
+
+    | left      | right     | out   |
+    |-----------|-----------|-------|
+    | [a, b]    | [b, a]    | 1     |
+    | [a, b]    | [b, c]    | 0.5   |
+    | [a, a]    | [a]       | 1     |
+    | [a]       | [b]       | 0     |
+    | []        | [b]       | null  |
+    | null      | [b]       | null  |
+    """
+
+    name: ClassVar[str] = "list_similarity"
+    takes: ClassVar[tuple[Type, ...]] = LISTS
+    output: str | None = None
+
+    def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        self.require_types(columns)
+        if len(columns) != 2:
+            raise ConfigError(
+                f"list_similarity compares two columns, not {list(columns)}", "name two in columns"
+            )
+        if len(set(columns.values())) > 1:
+            raise ConfigError(
+                f"list_similarity compares lists of one type, not {dict(columns)}",
+                "make both of them so before",
+            )
+        output = self.output or "_sim_".join(columns)
+        return [Step(self, tuple(columns), (output,), {output: "float"})]
+
+    def fit(self, step: Step, found: Statistics) -> FittedListSimilarity:
+        return FittedListSimilarity(step.inputs, step.outputs)

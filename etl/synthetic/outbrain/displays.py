@@ -1,0 +1,155 @@
+"""Draws displays: who reads what, which ads stand beside it, and which one of them is clicked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.types import Generate
+from etl.synthetic.draws import normals
+from etl.synthetic.outbrain.documents import (
+    CATEGORIES,
+    COUNTRIES,
+    FIRST_DAY,
+    NONE,
+    PLATFORMS,
+    PUBLISHERS,
+    TOPICS,
+    Ads,
+    Documents,
+    Users,
+    draw_ads,
+    draw_documents,
+    draw_users,
+)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+LEAST_ADS, MOST_ADS = 2, 12
+# Chance of a display of 2, 3, … 12 ads; five on average, so that rows_per_day / 5 displays make about rows_per_day rows.
+_SIZE_CHANCES = np.array([14, 16, 19, 16, 12, 8, 5, 4, 3, 2, 1]) / 100
+MEAN_ADS = float((_SIZE_CHANCES * np.arange(LEAST_ADS, MOST_ADS + 1)).sum())
+_LIKENESS = {"topics": 2.0, "categories": 1.0}
+_TASTES = {"topic": 0.7, "platform": 0.5, "country": 0.4}
+_FRESHNESS = -0.25
+
+
+@dataclass(frozen=True)
+class World:
+    """One day: who is there and who likes what. `age` is how many days later than 2026-01-01 it is, at least 0."""
+
+    documents: Documents
+    ads: Ads
+    users: Users
+    tastes: dict[str, Floats]
+    age: int
+
+
+@dataclass(frozen=True)
+class Displays:
+    """R rows, those of a display together, displays in time order.
+
+    Attributes:
+        display: (R,) which display of the block; `size` (D,) ads of each.
+        quantile: (R,) place in the day's traffic, in [0, 1).
+        user, document, ad: (R,) places in the world's tables.
+        appeal: (R,) by which the click was drawn.
+        chance: (R,) of being the display's click.
+        clicked: (R,) 0 or 1, one 1 a display.
+    """
+
+    display: Ints
+    size: Ints
+    quantile: Floats
+    user: Ints
+    document: Ints
+    ad: Ints
+    appeal: Floats
+    chance: Floats
+    clicked: Ints
+
+
+def draw_world(config: Generate, on: date) -> World:
+    day = on.toordinal()
+    sizes = {
+        "topic": (TOPICS, TOPICS),
+        "platform": (PLATFORMS, CATEGORIES),
+        "country": (len(COUNTRIES), PUBLISHERS),
+    }
+    tastes = {
+        name: strength
+        * normals(config.seed, f"outbrain/{name}", np.arange(rows * columns)).reshape(rows, columns)
+        for name, strength in _TASTES.items()
+        for rows, columns in [sizes[name]]
+    }
+    age = max(day - FIRST_DAY.toordinal(), 0)
+    return World(draw_documents(config), draw_ads(config, day), draw_users(config, day), tastes, age)
+
+
+def draw_displays(
+    world: World, rng: np.random.Generator, displays: int, window: tuple[float, float]
+) -> Displays:
+    """`displays` displays of the part of the day's traffic between the two quantiles of `window`."""
+    low, high = window
+    of_display = np.sort(low + (high - low) * rng.random(displays))
+    size = LEAST_ADS + rng.choice(len(_SIZE_CHANCES), displays, p=_SIZE_CHANCES)
+    user = _pick(rng, world.users.weights, displays)
+    document = _pick(rng, world.documents.weights, displays)
+    display = np.repeat(np.arange(displays), size)
+    ad = _distinct_ads(rng, world.ads.weights, display)
+    rows = len(display)
+    appeal = _appeal(world, user[display], document[display], ad)
+    starts = np.cumsum(size) - size
+    drawn = appeal + rng.gumbel(size=rows)
+    best = np.maximum.reduceat(drawn, starts)[display]
+    raised = np.exp(appeal)
+    return Displays(
+        display=display,
+        size=size,
+        quantile=of_display[display],
+        user=user[display],
+        document=document[display],
+        ad=ad,
+        appeal=appeal,
+        chance=raised / np.add.reduceat(raised, starts)[display],
+        clicked=(drawn == best).astype(np.int64),
+    )
+
+
+def _pick(rng: np.random.Generator, weights: Floats, count: int) -> Ints:
+    edges = np.cumsum(weights)
+    return np.minimum(np.searchsorted(edges, rng.random(count) * edges[-1], side="right"), len(edges) - 1)
+
+
+def _distinct_ads(rng: np.random.Generator, weights: Floats, display: Ints) -> Ints:
+    """(R,) an ad for each row by popularity, none twice in a display; there must be at least MOST_ADS of them."""
+    ad = _pick(rng, weights, len(display))
+    while True:
+        order = np.lexsort((ad, display))
+        same = (np.diff(ad[order]) == 0) & (np.diff(display[order]) == 0)
+        again = order[1:][same]
+        if not len(again):
+            return ad
+        ad[again] = _pick(rng, weights, len(again))
+
+
+def _appeal(world: World, user: Ints, document: Ints, ad: Ints) -> Floats:
+    documents, promoted = world.documents, world.ads.document[ad]
+    found = np.array(world.ads.quality[ad])
+    for kind, strength in _LIKENESS.items():
+        lists: Ints = getattr(documents, kind)
+        found += strength * likeness(lists[document], lists[promoted])
+    found += world.tastes["topic"][documents.topics[document, 0], documents.topics[promoted, 0]]
+    found += world.tastes["platform"][world.users.platform[user], documents.categories[promoted, 0]]
+    found += world.tastes["country"][world.users.country[user], documents.publisher[promoted]]
+    return np.asarray(found + _FRESHNESS * np.log1p(documents.published[promoted] + world.age))
+
+
+def likeness(left: Ints, right: Ints) -> Floats:
+    """(R,) cosine of two sets of ids, (R, most) each: |both| / √(|left| · |right|)."""
+    both = ((left[:, :, None] == right[:, None, :]) & (left[:, :, None] != NONE)).sum(axis=(1, 2))
+    return np.asarray(both / np.sqrt((left != NONE).sum(axis=1) * (right != NONE).sum(axis=1)))

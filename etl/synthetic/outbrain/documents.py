@@ -1,0 +1,142 @@
+"""Who is there: documents, the ads that promote some of them, users. A function of seed, sizes and day; lists as rows of ids.
+
+Each day `cold_share` of the ads and of the users are new and as many have left; documents stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.types import Generate
+from etl.synthetic.draws import normals, uniforms
+from etl.synthetic.world import window_of_day
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+NONE = -1  # fills a row of ids behind its last
+TOPICS, CATEGORIES, ENTITIES = 30, 12, 400
+PLATFORMS = 3
+FIRST_DAY = date(2026, 1, 1)  # the age of documents is counted from it
+COUNTRIES = ("US", "GB", "CA", "AU", "IN", "DE")
+STATES, MARKETS = 8, 4  # of a country, and of a state
+PUBLISHERS = 24
+_SOURCES_A_PUBLISHER = 3
+_MOST = {"topic": 3, "category": 2, "entity": 3}  # ids that a document has of each, at most
+_QUALITY = {"ad": 0.7, "advertiser": 0.4}
+_POPULARITY_SPREAD = 1.0
+_PUBLISHED_DAYS = 400  # the oldest document, in days before 2026
+_SKEW = 1.5
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Columns over documents, (N,) each; `topics`, `categories`, `entities` (N, most) hold distinct ids, then NONE.
+
+    Attributes:
+        published: days before 2026-01-01, a fraction.
+        weights: (N,) how often a document is read.
+    """
+
+    source: Ints
+    publisher: Ints
+    published: Floats
+    topics: Ints
+    categories: Ints
+    entities: Ints
+    weights: Floats
+
+
+@dataclass(frozen=True)
+class Ads:
+    """Columns over the ads of a day, (N,) each. `document` is the promoted one; `quality` its lasting part of the appeal."""
+
+    number: Ints
+    document: Ints
+    campaign: Ints
+    advertiser: Ints
+    quality: Floats
+    weights: Floats
+
+
+@dataclass(frozen=True)
+class Users:
+    """Columns over the users of a day, (N,) each."""
+
+    number: Ints
+    platform: Ints
+    country: Ints
+    state: Ints
+    market: Ints
+    weights: Floats
+
+
+def draw_documents(config: Generate) -> Documents:
+    """As many documents as ads: each ad promotes one, and readers come by the more popular ones."""
+    number = np.arange(config.items)
+    publisher = _codes(config.seed, "document/publisher", number, PUBLISHERS)
+    part = _codes(config.seed, "document/source", number, _SOURCES_A_PUBLISHER)
+    category = _codes(config.seed, "document/category", number, CATEGORIES)
+    return Documents(
+        source=publisher * _SOURCES_A_PUBLISHER + part,
+        publisher=publisher,
+        published=_PUBLISHED_DAYS * uniforms(config.seed, "document/published", number) ** 2,
+        topics=_lists(config.seed, "topic", number, TOPICS),
+        categories=_lists(config.seed, "category", number, CATEGORIES, category),
+        entities=_lists(config.seed, "entity", number, ENTITIES),
+        weights=np.exp(_POPULARITY_SPREAD * normals(config.seed, "document/popularity", number)),
+    )
+
+
+def draw_ads(config: Generate, day: int) -> Ads:
+    """An advertiser has some campaigns, a campaign some ads; a few ads promote the same document."""
+    number, _ = window_of_day(config.items, config.cold_share, day)
+    campaign = _codes(config.seed, "ad/campaign", number, max(config.items // 4, 1))
+    advertiser = _codes(config.seed, "campaign/advertiser", campaign, max(config.items // 16, 1))
+    quality = _QUALITY["ad"] * normals(config.seed, "ad/quality", number)
+    quality += _QUALITY["advertiser"] * normals(config.seed, "advertiser/quality", advertiser)
+    return Ads(
+        number=number,
+        document=(uniforms(config.seed, "ad/document", number) * config.items).astype(np.int64),
+        campaign=campaign,
+        advertiser=advertiser,
+        quality=quality,
+        weights=np.exp(_POPULARITY_SPREAD * normals(config.seed, "ad/popularity", number)),
+    )
+
+
+def draw_users(config: Generate, day: int) -> Users:
+    number, _ = window_of_day(config.users, config.cold_share, day)
+    return Users(
+        number=number,
+        platform=_codes(config.seed, "user/platform", number, PLATFORMS),
+        country=_codes(config.seed, "user/country", number, len(COUNTRIES)),
+        state=_codes(config.seed, "user/state", number, STATES),
+        market=_codes(config.seed, "user/market", number, MARKETS),
+        weights=np.exp(0.6 * normals(config.seed, "user/activity", number)),
+    )
+
+
+def _codes(seed: int, stream: str, index: Ints, levels: int) -> Ints:
+    """Codes in [0, levels), lower ones more frequent."""
+    return (uniforms(seed, stream, index) ** _SKEW * levels).astype(np.int64)
+
+
+def _lists(seed: int, kind: str, number: Ints, levels: int, first: Ints | None = None) -> Ints:
+    """(N, most) one to `most` distinct ids for each document, then NONE; the first is the most confident."""
+    most = _MOST[kind]
+    drawn = np.stack(
+        [_codes(seed, f"document/{kind}/{place}", number, levels) for place in range(most)], axis=1
+    )
+    if first is not None:
+        drawn[:, 0] = first
+    length = 1 + (uniforms(seed, f"document/{kind}/length", number) * most).astype(np.int64)
+    kept = np.arange(most) < length[:, None]
+    for place in range(1, most):
+        kept[:, place] &= (drawn[:, :place] != drawn[:, place : place + 1]).all(axis=1)
+    order = np.argsort(~kept, axis=1, kind="stable")  # kept ids first, in their order
+    return np.take_along_axis(np.where(kept, drawn, NONE), order, axis=1)

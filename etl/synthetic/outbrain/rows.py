@@ -1,0 +1,115 @@
+"""Displays as lines: one row an ad, with a header and commas, as the joined tables of the competition would be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from conf.types import Generate
+from etl.synthetic.blocks import generators, midnight, part_of_file
+from etl.synthetic.damage import draw_damage, lines
+from etl.synthetic.impressions import seconds_of_day
+from etl.synthetic.layout import number_texts
+from etl.synthetic.outbrain.columns import COLUMNS, LABEL, OUTBRAIN
+from etl.synthetic.outbrain.displays import MEAN_ADS, Displays, World, draw_displays, draw_world
+from etl.synthetic.outbrain.documents import COUNTRIES, FIRST_DAY, NONE, Documents
+from etl.synthetic.outbrain.summary import Summary, summarise
+
+Ints = NDArray[np.int64]
+
+_BLOCK_DISPLAYS = 8_192  # drawn at a time: bounds memory; part of what the bytes depend on
+_MILLISECONDS_A_DAY = 86_400_000
+
+
+def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, Summary]]:
+    """(lines, counts) of the blocks of one file; the first begins with the header."""
+    world, displays = (
+        draw_world(config, day),
+        max(round(config.rows_per_day / MEAN_ADS), config.files_per_day),
+    )
+    start, end = part_of_file(config, displays, file)
+    for block, first in enumerate(range(start, end, _BLOCK_DISPLAYS)):
+        last = min(first + _BLOCK_DISPLAYS, end)
+        rows, breaks = generators(config, day, file, block)
+        drawn = draw_displays(world, rows, last - first, (first / displays, last / displays))
+        texts = written(world, drawn, 1000 * midnight(day), first + displays * day.toordinal())
+        texts = _lose(rows, texts, config.missing_share)
+        damage = draw_damage(OUTBRAIN, breaks, len(drawn.clicked), config.malformed_share)
+        head = OUTBRAIN.header if block == 0 else b""
+        yield head + lines(OUTBRAIN, texts, damage), summarise(drawn, texts, damage)
+
+
+def written(world: World, drawn: Displays, start_ms: int, first_display: int) -> list[pa.StringArray]:
+    """The label and COLUMNS as texts, in order.
+
+    Args:
+        start_ms: the day's start, milliseconds since 1970 UTC.
+        first_display: number of the first display.
+    """
+    documents, ads, users = world.documents, world.ads, world.users
+    promoted = ads.document[drawn.ad]
+    of_day = seconds_of_day(drawn.quantile)
+    columns = {
+        LABEL: drawn.clicked,
+        "display_id": first_display + drawn.display,
+        "uuid": users.number[drawn.user],
+        "ad_id": ads.number[drawn.ad],
+        "timestamp": start_ms + 1000 * of_day,
+        "document_id": drawn.document,
+        "platform": 1 + users.platform[drawn.user],
+        "document_id_promo": promoted,
+        "campaign_id": ads.campaign[drawn.ad],
+        "advertiser_id": ads.advertiser[drawn.ad],
+    }
+    texts = {name: number_texts(values) for name, values in columns.items()}
+    texts["uuid"] = pc.binary_join_element_wise("u", texts["uuid"], "")
+    texts["geo_location"] = _places(world).take(pa.array(drawn.user))
+    for ending, places in (("", drawn.document), ("_promo", promoted)):
+        for name, of_document in _document_texts(documents).items():
+            texts[f"{name}{ending}"] = of_document.take(pa.array(places))
+    return [texts[name] for name in OUTBRAIN.names]
+
+
+def _document_texts(documents: Documents) -> dict[str, pa.StringArray]:
+    """Column → its text for each document."""
+    first_ms = 1000 * midnight(FIRST_DAY)
+    published = first_ms - np.rint(documents.published * _MILLISECONDS_A_DAY).astype(np.int64)
+    return {
+        "source_id": number_texts(documents.source),
+        "publisher_id": number_texts(documents.publisher),
+        "publish_time": number_texts(published),
+        "topic_id_list": _list_texts(documents.topics),
+        "entity_id_list": _list_texts(documents.entities),
+        "category_id_list": _list_texts(documents.categories),
+    }
+
+
+def _list_texts(ids: Ints) -> pa.StringArray:
+    """(N,) the ids of each row of (N, most), separated by blanks."""
+    return pa.array(
+        [" ".join(str(each) for each in row if each != NONE) for row in ids.tolist()], pa.string()
+    )
+
+
+def _places(world: World) -> pa.StringArray:
+    """(U,) `US>3>12` of each user: country, state, market; the market is a number of its own in the country."""
+    users = world.users
+    parts = zip(users.country.tolist(), users.state.tolist(), users.market.tolist(), strict=True)
+    return pa.array(
+        [f"{COUNTRIES[country]}>{state}>{10 * state + market}" for country, state, market in parts]
+    )
+
+
+def _lose(rng: np.random.Generator, texts: list[pa.StringArray], share: float) -> list[pa.StringArray]:
+    """Empties fields other than label and keys by chance. The click knew them: what is lost is lost to the reader."""
+    kept = texts[:1]
+    for column, text in zip(COLUMNS, texts[1:], strict=True):
+        if column.kind != "key":
+            text = pc.if_else(pa.array(rng.random(len(text)) < share), pa.scalar(None, pa.string()), text)
+        kept.append(text)
+    return kept

@@ -1,0 +1,97 @@
+"""The products of features in Wide & Deep's wide part: against NumPy, learned by FTRL, kept when a vocabulary grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conf.errors import ConfigError
+from conf.lake import Lake
+from conf.types import ModelConfig
+from tests.training.feature_tables import make_config, make_spec, random_rows, segment_rows
+from training.collectives import LocalCollectives
+from training.metrics import auc
+from training.models import build_model
+from training.reading.loader import Batch
+from training.trainer import Trainer
+from training.warm_start import warm_start
+
+BUCKETS = 50
+
+
+def crossed(left: list[str], right: list[str], **changed: Any) -> ModelConfig:
+    settings = {
+        "architecture": "wide_and_deep",
+        "embedding_dim": 2,
+        "deep": [2],
+        "wide_ftrl": {"learning_rate": 0.1, "beta": 0.001},
+        "crosses": [{"left": left, "right": right, "buckets": BUCKETS}],
+    }
+    return ModelConfig.model_validate({**settings, **changed})
+
+
+def test_logits_add_the_weight_of_each_product() -> None:
+    spec = make_spec(2, [9, 7, 5], lists=[6])
+    model = build_model(crossed(["C0", "C2"], ["C1"]), spec).eval()
+    plain = build_model(crossed([], []), spec).eval()
+    rows = random_rows(spec, 40, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        weights = torch.randn(2 + 2 * BUCKETS, generator=generator)
+        for each, values in ((model, weights), (plain, weights[:2])):
+            each.wide.weights.copy_(values)
+        found = (model(*rows.tensors(4)) - plain(*rows.tensors(4))).numpy()
+    ids = rows.categorical.astype(object)  # Python's integers
+    expected = []
+    for row in ids:
+        places = [
+            (a * 2_654_435_761 + row[1] * 1_640_531_513) % 4_294_967_291 % BUCKETS for a in (row[0], row[2])
+        ]
+        expected.append(sum(float(weights[2 + BUCKETS * n + place]) for n, place in enumerate(places)))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_wide_part_alone_learns_what_the_product_tells() -> None:
+    spec, rows = segment_rows(4_000, seed=1)
+    model = build_model(crossed(["C0"], ["C1"]), spec)
+    with torch.no_grad():  # nothing comes from the deep part, and nothing goes there
+        model.logit.weight.zero_()
+        model.deep[0].weight.zero_()
+    trainer = Trainer(model.train(), make_train(), LocalCollectives())
+    dense, ids = rows.tensors(1)
+    labels = torch.from_numpy(rows.labels)
+    for _ in range(40):
+        batch = Batch(dense, ids, labels, torch.ones(len(rows)), len(rows))
+        trainer.step(batch, 1.0)
+    _, fresh = segment_rows(4_000, seed=2)
+    with torch.no_grad():
+        logits = model.eval()(*fresh.tensors(1)).numpy()
+    assert auc(fresh.labels, logits) > 0.75  # the true probabilities reach 0.80, single features 0.5
+
+
+def test_weights_of_known_ids_outlive_a_grown_vocabulary() -> None:
+    old, new = make_spec(1, [8, 6]), make_spec(1, [12, 9], "w2")
+    config = crossed(["C0"], ["C1"])
+    parent, child = (
+        Trainer(build_model(config, spec, seed), make_train(), LocalCollectives())
+        for seed, spec in enumerate((old, new))
+    )
+    with torch.no_grad():
+        parent.model.wide.weights.normal_()  # type: ignore[union-attr]
+    warm_start(child, new, parent.state(), old)
+    rows = random_rows(old, 30, seed=3).tensors(1)
+    with torch.no_grad():
+        assert torch.equal(child.model.eval()(*rows), parent.model.eval()(*rows))
+
+
+@pytest.mark.parametrize("left", [["C9"], ["L0"], ["I0"]])
+def test_products_are_of_features_of_one_id(left: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"model\.crosses names"):
+        build_model(crossed(left, ["C0"]), make_spec(1, [5], lists=[4]))
+
+
+def make_train() -> Any:
+    return make_config(Lake("unused"), model={"architecture": "dlrm"}).train
