@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from conf.feature_spec import NUM_RESERVED_IDS, Feature, FeatureSpec
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 
 NUM_DENSE = 13
 # fmt: off

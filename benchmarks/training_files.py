@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.criteo_shapes import make_batches, spec_of
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 from training.reading.sharding import DataFile
 
 

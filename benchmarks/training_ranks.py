@@ -20,7 +20,8 @@ from benchmarks.steps import seconds_of
 from benchmarks.training_files import full_batches
 from conf.types import ModelConfig, Train
 from training.models import build_model
-from training.reading.loader import Batch, Loader
+from training.reading.batch import Batch
+from training.reading.loader import Loader
 from training.reading.prefetch import Prefetch
 from training.reading.sharding import DataFile, plan_shards, shards_of_rank
 from training.trainer import Trainer

@@ -10,9 +10,9 @@ import sys
 import time
 
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
-from conf.load import load_config
+from conf.load import load_config, parse_date
 from jobs.gate.history import history_table, told
-from jobs.runner import Job, Result, closing_line, parse_date, parser
+from jobs.runner import Job, Result, closing_line, parser
 from training.history import Intervention, standing_as_of
 from training.interventions import Request, pin, release, roll_back
 

@@ -21,7 +21,7 @@ from conf.errors import ConfigError
 from conf.types import Train
 from training.embedding.table import tables_of
 from training.layers import Dropout
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -98,7 +98,7 @@ def train_model(
             measures = validate if _due(done, train.evaluate_every_steps) and done < steps else None
             if _due(done, train.log_every_steps) or measures or done == steps:
                 watch.catch_up()
-                entry = {
+                entry: dict[str, Any] = {
                     "step": done,
                     "epoch": (done - 1) // loader.plan.steps,
                     "learning_rate": train.learning_rate * factor,

@@ -92,7 +92,9 @@ def _was_fresh(lake: Lake, name: str, run_date: str) -> bool:
 def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], parent: Parent) -> str | None:
     """Why a training cannot start from this champion."""
     mine = config.model.model_dump(mode="json")
-    theirs = ModelConfig(**description["model"]).model_dump(mode="json")  # with the defaults of settings it does not know
+    theirs = ModelConfig(**description["model"]).model_dump(
+        mode="json"
+    )  # with the defaults of settings it does not know
     if theirs != mine:
         return f"its architecture is {theirs}, the configuration's {mine}"
     if description["workflow_version"] not in (dataset.workflow_version, dataset.parent_workflow):

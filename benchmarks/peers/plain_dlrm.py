@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 
 
 class PlainDLRM(nn.Module):

@@ -15,7 +15,7 @@ from tests.training.feature_tables import make_config, make_spec, random_rows, s
 from training.collectives import LocalCollectives
 from training.metrics import auc
 from training.models import build_model
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 from training.trainer import Trainer
 from training.warm_start import warm_start
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -82,7 +83,7 @@ def assert_equal(ended: dict[str, Any], undisturbed: dict[str, Any]) -> None:
 
 def assert_lost_only_since_the_checkpoint(steps: list[int], first: int, last: int) -> None:
     """Every ring began behind a checkpoint, at most one interval behind where the ring before it stood."""
-    backs = [(before, after) for before, after in zip(steps, steps[1:], strict=False) if after <= before]
+    backs = [(before, after) for before, after in itertools.pairwise(steps) if after <= before]
     assert backs, "no ring formed anew"
     assert (steps[0], steps[-1]) == (first, last)
     for before, after in backs:

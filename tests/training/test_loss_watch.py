@@ -15,7 +15,8 @@ from tests.training.ranks_in_threads import on_ranks
 from training import loss_watch
 from training.collectives import Collectives, LocalCollectives
 from training.loss_watch import LossWatch
-from training.reading.loader import Batch, Loader
+from training.reading.batch import Batch
+from training.reading.loader import Loader
 from training.reading.sharding import DataFile, plan_shards, shards_of_rank
 
 SPEC = make_spec(2, [9])

@@ -20,7 +20,7 @@ from training.forward import DensePart, mixed_precision
 from training.gradients import LossScale, clipped
 from training.metrics import auc
 from training.models import build_model
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 from training.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from training.embedding.planner import TableShape, plan_placement
 from training.embedding.table import StackedEmbedding, tables_of
 from training.metrics import auc
 from training.models import build_model
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 from training.trainer import Trainer
 
 ROWS, STEPS, LENGTH = 64, 50, 4
