@@ -59,9 +59,7 @@ def test_ranks_train_as_one(ranks: int) -> None:
     ]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(ROOT))  # the ranks import this file
-        found = horovod.run(
-            _train, (cases,), num_proc=ranks, use_gloo=True, start_timeout=_START_TIMEOUT_S
-        )
+        found = horovod.run(_train, (cases,), num_proc=ranks, use_gloo=True, start_timeout=_START_TIMEOUT_S)
     labels = torch.cat([make_batch(1000 + seed)[2] for seed in range(8)]).numpy()
     for case, (_, optimizer, architecture) in enumerate(cases):
         losses, probabilities, _ = alone(optimizer, architecture)

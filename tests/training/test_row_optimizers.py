@@ -109,9 +109,7 @@ def test_rows_without_gradient_stay(name: str) -> None:
 )
 def test_the_configuration_chooses_and_the_state_says_it(name: str, kinds: set[str]) -> None:
     train = Train.model_validate({"embeddings": {"optimizer": name}})
-    model = build_model(
-        ModelConfig.model_validate(VARIANTS["wide_and_deep"]), make_spec(2, [9], lists=[7])
-    )
+    model = build_model(ModelConfig.model_validate(VARIANTS["wide_and_deep"]), make_spec(2, [9], lists=[7]))
     trainer = Trainer(model, train, ALONE)
     by_row = set(trainer.row_state())
     assert by_row == {
