@@ -44,7 +44,10 @@ class Decision:
 
 def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
     """16 hex digits: equal for equal configuration, data, code and parent, whatever the number of ranks."""
-    left_out = {**dict.fromkeys(_NOT_IN_VERSION, True), "embeddings": _NOT_IN_EMBEDDINGS}
+    left_out: dict[str, bool | set[str]] = {
+        **dict.fromkeys(_NOT_IN_VERSION, True),
+        "embeddings": _NOT_IN_EMBEDDINGS,
+    }
     train = config.train.model_dump(mode="json", exclude=left_out)
     return digest_of([config.model.model_dump(mode="json"), train, dataset_digest, code_version(), parent])
 
