@@ -115,7 +115,7 @@ def test_auto_replicates_the_small_spreads_the_large_and_gives_away_the_others()
     tight = plan_placement(shape, 4, make_settings("auto", rank_max_bytes=26_200))
     assert max(tight.rows_of(rank) for rank in range(4)) * 8 <= 26_200
     assert [each.kind for each in tight.homes].count("row_wise") > 1
-    with pytest.raises(ConfigError, match=r"a rank would hold 2\d{4} bytes .* rank_max_bytes=26000"):
+    with pytest.raises(ConfigError, match=r"a rank would hold 2\d{4} bytes .*rank_max_bytes=26000"):
         plan_placement(shape, 4, make_settings("auto", rank_max_bytes=26_000))
     with pytest.raises(ConfigError, match="placement=replicated, 4 ranks, 13010 rows of 8 bytes"):
         plan_placement(shape, 4, make_settings("replicated", rank_max_bytes=50_000))
