@@ -67,7 +67,7 @@ def share(seed: int, collectives: Collectives) -> Batch:
 def make_model(
     collectives: Collectives, settings: dict[str, Any], architecture: str, **changed: Any
 ) -> torch.nn.Module:
-    config: ModelConfig = variant(architecture, multi_hot={"max_length": LENGTH}, **changed)
+    config: ModelConfig = variant(architecture, **{"multi_hot": {"max_length": LENGTH}, **changed})
     spec: FeatureSpec = make_spec(2, CARDINALITIES, lists=LISTS)
     with _building:
         return build_model(config, spec, 7, Embeddings.model_validate(settings), collectives)
@@ -140,9 +140,10 @@ def test_auto_mixes_all_kinds_here() -> None:
 @pytest.mark.parametrize("placement", ["table_wise", "row_wise", "auto"])
 def test_16_bit_rows_round_alike_wherever_they_lie(placement: str, storage: str) -> None:
     """Gradients are whole numbers here, so that their sums are exact and every bit of the weights must agree."""
+    changed = {"embedding_storage": storage, "multi_hot": {"max_length": LENGTH, "pooling": "sum"}}
 
     def body(collectives: Collectives) -> tuple[StackedEmbedding, Tensor]:
-        model: Any = make_model(collectives, PLACEMENTS[placement], "dlrm", embedding_storage=storage)
+        model: Any = make_model(collectives, PLACEMENTS[placement], "dlrm", **changed)
         table: StackedEmbedding = model.embedding.train()
         for step in range(5):
             vectors = table(share(step, collectives).categorical)
