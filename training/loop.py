@@ -43,8 +43,8 @@ def train_model(
     train: Train,
     device: torch.device,
     checkpoints: Checkpoints | None,
-    watch: LossWatch,
     *,
+    watch: LossWatch,
     reports: bool,
 ) -> Training:
     """Trains a trainer's model in place for `train.epochs`, from the latest checkpoint on where there is one.

@@ -46,8 +46,8 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
         warm_start(trainer, plan.spec, *open_trained(plan.parent_path))
     loader = _loader(plan, plan.train_files, collectives, shuffled=True)
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
-        watch = LossWatch(loader, collectives, plan.checkpoint_path)
-        training = train_model(trainer, loader, plan.train, device, checkpoints, watch, reports=leads)
+        watch = _watch(plan, loader, plan.train_files, collectives)
+        training = train_model(trainer, loader, plan.train, device, checkpoints, watch=watch, reports=leads)
         checkpoints.wait()
     metrics = _measure(model, held_out, collectives, device)
     baselines = {}
@@ -59,8 +59,8 @@ def run_plan(plan: TrainPlan, collectives: Collectives, device: torch.device) ->
             log.info("baseline %s", name)
         every = _loader(plan, plan.splits["train"], collectives, shuffled=True)
         trained = Trainer(baseline, plan.train, collectives)
-        watch = LossWatch(every, collectives, plan.checkpoint_path)
-        train_model(trained, every, plan.train, device, None, watch, reports=leads)
+        watch = _watch(plan, every, plan.splits["train"], collectives)
+        train_model(trained, every, plan.train, device, None, watch=watch, reports=leads)
         baselines[name] = _measure(baseline, held_out, collectives, device)
     description = {
         **plan.description,
@@ -113,6 +113,10 @@ def _loader(
     shards = plan_shards([file.rows for file in files], train.num_shards, train.global_batch_size)
     own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
     return Loader(files, shards, own, plan.spec, train.seed if shuffled else None, plan.model.multi_hot)
+
+
+def _watch(plan: TrainPlan, loader: Loader, files: Sequence[DataFile], collectives: Collectives) -> LossWatch:
+    return LossWatch(loader, files, plan.model.multi_hot, collectives, plan.checkpoint_path)
 
 
 def _measure(

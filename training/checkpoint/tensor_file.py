@@ -103,7 +103,10 @@ def _bytes_of(tensors: Mapping[str, Sequence[Tensor]], order: Sequence[str]) -> 
 
 def raw(values: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU; writing to them writes to the tensor."""
-    return memoryview(values.reshape(-1).view(torch.uint8).numpy())
+    flat = values.as_strided(
+        (values.numel(),), (1,)
+    )  # a single row of a strided view is contiguous, its strides are not 1
+    return memoryview(flat.view(torch.uint8).numpy())
 
 
 @contextmanager
