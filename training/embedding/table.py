@@ -151,7 +151,8 @@ class StackedEmbedding(nn.Module):
         keys = self._keys(single, self.router.features[: self._single]).flatten()
         if lists is not None:
             keys = torch.cat([keys, self._keys(lists.ids, lists.features)])
-        table, positions, groups, fetched = self.weight, keys, None, None
+        table: Tensor = self.weight
+        positions, groups, fetched = keys, None, None
         if self.placement.exchanges:
             groups = group(keys, self.router.end)
             positions = groups.position()
@@ -200,7 +201,8 @@ class StackedEmbedding(nn.Module):
         values = groups.sum(flat, source, weights)
         if lookup.fetched is None:
             return RowGradient(groups.keys, values), None
-        return return_gradient(values, lookup.fetched, self._collectives)
+        owned, shared = return_gradient(values, lookup.fetched, self._collectives)
+        return shared, owned
 
     def _sum(self, parts: Sequence[RowGradient], *, distinct: bool) -> RowGradient:
         """The parts' gradients, added up by row unless it is known that no row occurs twice."""
