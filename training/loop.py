@@ -51,8 +51,8 @@ def train_model(
     train: Train,
     device: torch.device,
     checkpoints: Checkpoints | None,
-    watch: LossWatch,
     *,
+    watch: LossWatch,
     reports: bool,
     report: Report | None = None,
     at_checkpoint: Callable[[], None] | None = None,
@@ -65,7 +65,8 @@ def train_model(
         watch: sees every loss, and all of them before a checkpoint is saved.
         reports: whether this rank writes the log lines.
         report: called with every entry of the history, as soon as it is made.
-        at_checkpoint: called when a checkpoint is on its way to the disk; what it raises ends the training, and the checkpoint still becomes complete.
+        at_checkpoint: called when a checkpoint is on its way to the disk; what it raises ends the training, and the checkpoint
+            still becomes complete.
         validate: measures the model, with the same result on all ranks; called each `train.evaluate_every_steps`. Without
             it the training takes all its steps.
         profiler: sees every step.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,12 +19,14 @@ from torch import Tensor
 
 from conf import storage
 from conf.errors import DataError, NightrankError
+from conf.types import MultiHot
 from training.checkpoint.sharing import share
 from training.checkpoint.tensor_file import write_tensors
 from training.collectives import Collectives
 from training.inputs import id_columns
 from training.reading.batch import Batch
 from training.reading.loader import Loader
+from training.reading.sharding import DataFile
 
 # Steps after which a loss is read on a GPU: the host seldom runs so far ahead of it.
 _LAG = 8
@@ -46,11 +49,22 @@ class LossWatch:
 
     Args:
         loader: whose batches these are.
+        files: those it reads, in manifest order.
+        multi_hot: how many columns a list of ids has in a batch.
         folder: where the rows of a bad step are written.
     """
 
-    def __init__(self, loader: Loader, collectives: Collectives, folder: str) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        files: Sequence[DataFile],
+        multi_hot: MultiHot,
+        collectives: Collectives,
+        folder: str,
+    ) -> None:
         self._loader = loader
+        self._files = files
+        self._multi_hot = multi_hot
         self._collectives = collectives
         self._folder = folder
         self._waiting: deque[_Step] = deque()
@@ -117,34 +131,32 @@ class LossWatch:
         """Where a step's rows come from: of each shard the `shard_rows` after those of the epoch's steps before."""
         loader = self._loader
         epoch, in_epoch = divmod(step.number - 1, max(loader.plan.steps, 1))
-        pieces = {
-            str(shard): [
-                {
-                    "file": loader.groups[piece.group].file.path,
-                    "row_group": loader.groups[piece.group].index,
-                    "start": piece.start,
-                    "stop": piece.stop,
-                }
-                for piece in loader.plan.shards[shard]
-            ]
-            for shard in loader.shards
-        }
+        columns = id_columns(loader.spec, self._multi_hot)
         return {
             "step": step.number,
             "loss": str(float(step.loss)),
             "epoch": epoch,
             "step_in_epoch": in_epoch,
-            "seed": loader.seed,
             "rank": self._collectives.rank,
             "num_ranks": self._collectives.size,
             "shard_rows": loader.plan.shard_rows,
-            "shards": pieces,
+            "shards": {str(shard): self._rows_of(shard) for shard in loader.shards},
             "dense": [each.name for each in loader.spec.dense],
-            "categorical": {
-                each.name: [place.start, place.stop]
-                for each, place in id_columns(loader.spec, loader.multi_hot)
-            },
+            "categorical": {each.name: [place.start, place.stop] for each, place in columns},
         }
+
+    def _rows_of(self, shard: int) -> list[dict[str, Any]]:
+        """The rows of a shard: shards are cut one after the other from the rows of all files, in manifest order."""
+        sizes = self._loader.plan.sizes
+        first, last = sum(sizes[:shard]), sum(sizes[: shard + 1])
+        found = []
+        for file, start in zip(
+            self._files, accumulate((each.rows for each in self._files), initial=0), strict=False
+        ):
+            low, high = max(first - start, 0), min(last - start, file.rows)
+            if low < high:
+                found.append({"file": file.path, "start": low, "stop": high})
+        return found
 
 
 def _lag(loss: Tensor) -> int:

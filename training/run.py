@@ -68,11 +68,11 @@ def run_plan(
             plan.train,
             device,
             checkpoints,
-            LossWatch(loader, collectives, plan.checkpoint_path),
             reports=leads,
             report=_labelled(report, plan.model.architecture, loader, plan.train),
             at_checkpoint=at_checkpoint,
             validate=partial(evaluate, model, held_out["validation"], collectives, device),
+            watch=_watch(plan, loader, plan.train_files, collectives),
             profiler=StepProfiler(plan.train.profile, f"{plan.checkpoint_path}.profile", collectives.rank),
         )
         checkpoints.wait()
@@ -91,9 +91,9 @@ def run_plan(
             plan.train,
             device,
             None,
-            LossWatch(every, collectives, plan.checkpoint_path),
             reports=leads,
             report=_labelled(report, name, every, plan.train),
+            watch=_watch(plan, every, plan.splits["train"], collectives),
         )
         baselines[name] = _measure(baseline, held_out, collectives, device)
     description = {
@@ -173,6 +173,10 @@ def _loader(
         device,
         train.reading,
     )
+
+
+def _watch(plan: TrainPlan, loader: Loader, files: Sequence[DataFile], collectives: Collectives) -> LossWatch:
+    return LossWatch(loader, files, plan.model.multi_hot, collectives, plan.checkpoint_path)
 
 
 def _measure(

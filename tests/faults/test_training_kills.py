@@ -28,9 +28,9 @@ from tests.faults.training_that_dies import EVERY, plan_of, publish
 from training.plan import TrainPlan
 from training.run import train_in_process
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
-_PATIENCE_S = 240
+_PATIENCE_S = 600
 
 
 def checkpoints(plan: TrainPlan) -> list[int]:

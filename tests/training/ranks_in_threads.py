@@ -14,6 +14,9 @@ from training.collectives import Collectives
 
 Result = TypeVar("Result")
 
+# How long a rank waits for the others before its test fails: a loaded machine stops threads for a minute.
+_PATIENCE_S = 240
+
 
 class ThreadCollectives:
     """One rank's view of tensors that all ranks put on one table."""
@@ -41,9 +44,9 @@ class ThreadCollectives:
 
     def _exchange(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
         self._table[self.rank] = tensors
-        self._barrier.wait(timeout=60)
+        self._barrier.wait(timeout=_PATIENCE_S)
         found = list(self._table)
-        self._barrier.wait(timeout=60)
+        self._barrier.wait(timeout=_PATIENCE_S)
         return found
 
 

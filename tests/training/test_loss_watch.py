@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from conf.errors import DataError
+from conf.types import MultiHot
 from tests.training.feature_tables import make_spec, random_rows, write_file
 from tests.training.ranks_in_threads import on_ranks
 from training import loss_watch
@@ -31,6 +32,14 @@ def make_loader(folder: Path, rank: int = 0, ranks: int = 1) -> Loader:
     )
 
 
+def make_watch(folder: Path, name: str, collectives: Collectives | None = None) -> LossWatch:
+    alone = collectives or LocalCollectives()
+    files = [DataFile(str(folder / "a.parquet"), 90)]
+    return LossWatch(
+        make_loader(folder, alone.rank, alone.size), files, MultiHot(), alone, str(folder / name)
+    )
+
+
 def make_batch(rows: int, value: float = 0.5) -> Batch:
     return Batch(
         torch.full((rows, 2), value),
@@ -42,7 +51,7 @@ def make_batch(rows: int, value: float = 0.5) -> Batch:
 
 
 def test_finite_losses_pass(tmp_path: Path) -> None:
-    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "c"))
+    watch = make_watch(tmp_path, "c")
     for number in range(1, 5):
         watch.add(number, torch.tensor(0.5), make_batch(16))
     watch.catch_up()
@@ -54,8 +63,7 @@ def test_all_ranks_stop_and_say_the_same(tmp_path: Path, loss: float) -> None:
     make_loader(tmp_path)
 
     def body(collectives: Collectives) -> str:
-        loader = make_loader(tmp_path, collectives.rank, 2)
-        watch = LossWatch(loader, collectives, str(tmp_path / "c"))
+        watch = make_watch(tmp_path, "c", collectives)
         bad = make_batch(8)
         if collectives.rank == 1:
             bad.dense[2, 0], bad.dense[3, 0], bad.dense[1, 1] = torch.nan, -torch.inf, -3e7
@@ -78,7 +86,7 @@ def test_all_ranks_stop_and_say_the_same(tmp_path: Path, loss: float) -> None:
 
 
 def test_padding_is_no_suspect(tmp_path: Path) -> None:
-    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "c"))
+    watch = make_watch(tmp_path, "c")
     batch = make_batch(16)
     batch.dense[3], batch.weights[3] = 1e9, 0
     with pytest.raises(DataError, match="step 1 is nan; no column stands out"):
@@ -87,7 +95,7 @@ def test_padding_is_no_suspect(tmp_path: Path) -> None:
 
 def test_a_full_disk_does_not_hide_the_loss(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("no folder")
-    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "c"))
+    watch = make_watch(tmp_path, "c")
     with pytest.raises(
         DataError, match=r"the loss at step 1 is nan; .* its rows could not be saved: cannot write"
     ):
@@ -98,7 +106,7 @@ def test_on_a_gpu_a_loss_is_read_later_but_before_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lag itself, which needs no GPU: what is read when, and that a later batch is not taken for the bad one."""
-    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "c"))
+    watch = make_watch(tmp_path, "c")
     monkeypatch.setattr(loss_watch, "_lag", lambda loss: 3)
     watch.add(1, torch.tensor(torch.nan), make_batch(16, 0.125))
     watch.add(2, torch.tensor(0.5), make_batch(16))
@@ -107,7 +115,7 @@ def test_on_a_gpu_a_loss_is_read_later_but_before_a_checkpoint(
         watch.catch_up()
     saved = load_file(tmp_path / "c/bad-batch-step-1.rank-00000.safetensors")
     assert bool((saved["dense"] == 0.125).all())
-    watch = LossWatch(make_loader(tmp_path), LocalCollectives(), str(tmp_path / "d"))
+    watch = make_watch(tmp_path, "d")
     watch.add(1, torch.tensor(torch.nan), make_batch(16))
     for number in (2, 3):
         watch.add(number, torch.tensor(0.5), make_batch(16))

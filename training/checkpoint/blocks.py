@@ -32,8 +32,10 @@ class StoredBlock:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StoredBlock:
-        numbers = {key: int(values[key]) for key in ("feature", "first", "step", "rows", "place")}
-        return cls(str(values["file"]), RowBlock(**numbers))
+        feature, first, step, rows, place = (
+            int(values[key]) for key in ("feature", "first", "step", "rows", "place")
+        )
+        return cls(str(values["file"]), RowBlock(feature, first, step, rows, place))
 
 
 @dataclass(frozen=True)

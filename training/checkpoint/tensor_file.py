@@ -11,10 +11,11 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -76,10 +77,12 @@ def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path = f"{folder}/{name}"
+    start_of_file = [len(text).to_bytes(8, "little"), text]
+    parts: Iterable[bytes | memoryview] = chain(start_of_file, _bytes_of(tensors, order))
     written, crc = 0, 0
     try:
         with _create(path) as stream:
-            for part in (len(text).to_bytes(8, "little"), text, *_bytes_of(tensors, order)):
+            for part in parts:
                 stream.write(part)
                 written, crc = written + len(part), zlib.crc32(part, crc)
     except OSError as error:
@@ -103,7 +106,10 @@ def _bytes_of(tensors: Mapping[str, Sequence[Tensor]], order: Sequence[str]) -> 
 
 def raw(values: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU; writing to them writes to the tensor."""
-    return memoryview(values.reshape(-1).view(torch.uint8).numpy())
+    flat = values.as_strided(
+        (values.numel(),), (1,)
+    )  # a single row of a strided view is contiguous, its strides are not 1
+    return flat.view(torch.uint8).numpy().data
 
 
 @contextmanager

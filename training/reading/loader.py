@@ -65,9 +65,9 @@ class Loader:
         self.plan = plan
         self.shards = shards
         self.spec = spec
-        self.groups = row_groups(files)
-        self.seed = seed
-        self.multi_hot = multi_hot or MultiHot()
+        self._groups = row_groups(files)
+        self._seed = seed
+        self._multi_hot = multi_hot or MultiHot()
         self._device = device
         self._reading = reading or Reading()
         global_rows = plan.shard_rows * len(plan.shards)
@@ -102,7 +102,7 @@ class Loader:
 
     def _writer(self, arriving: Iterator[Columns]) -> Writer:
         rows = self.plan.shard_rows * len(self.shards)
-        lengths = self.spec.list_lengths(self.multi_hot)
+        lengths = self.spec.list_lengths(self._multi_hot)
         num_dense, num_ids = len(self.spec.dense), len(self.spec.categorical)
         pools = Pools(
             self._pool_steps, rows, num_dense, num_ids + sum(lengths), pinned=self._device.type == "cuda"
@@ -113,7 +113,7 @@ class Loader:
         """What the pools hold one after the other, from that window of that epoch on."""
         rows = self._pool_steps * self.plan.shard_rows
         for each in range(epoch, epochs):
-            order = Order(self.seed, each)
+            order = Order(self._seed, each)
             streams = [Stream(order.pieces(shard, self.plan.shards[shard])) for shard in self.shards]
             for place in range(window, -(-self.plan.steps // self._pool_steps)):
                 found = [stream.runs(place * rows, (place + 1) * rows) for stream in streams]
@@ -126,11 +126,11 @@ class Loader:
         for fill in fills:
             for group in fill.groups:
                 if group not in held:
-                    yield self.groups[group]
+                    yield self._groups[group]
             held = fill.groups
 
     def _reads(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
-        if all(storage.is_local(group.file.path) for group in self.groups):
+        if all(storage.is_local(group.file.path) for group in self._groups):
             for group in groups:
                 yield self._read(group)
             return
@@ -142,7 +142,7 @@ class Loader:
                 yield columns
 
     def _read(self, group: RowGroup) -> Columns:
-        columns = read_columns(group, self.spec, self.multi_hot)
+        columns = read_columns(group, self.spec, self._multi_hot)
         for name in columns.cut.keys() - self._told_cut:
             log.warning(
                 "%s: %d of the %d lists in %s are longer than model.multi_hot allows, and are cut",
