@@ -136,7 +136,9 @@ def test_a_resumed_training_ends_in_the_same_weights(
         assert torch.equal(mine.state_dict()[key], value), key
 
 
-@pytest.mark.parametrize("ranks", [2, 3])  # 3 do not divide the 4 shards: what an elastic training may be left with
+@pytest.mark.parametrize(
+    "ranks", [2, 3]
+)  # 3 do not divide the 4 shards: what an elastic training may be left with
 @pytest.mark.parametrize("name", VARIANTS)
 def test_ranks_change_nothing_but_rounding(tmp_path: Path, name: str, ranks: int) -> None:
     spec = make_spec(2, [9], lists=[7])

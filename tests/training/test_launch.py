@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ import torch
 import yaml
 from pyspark.sql import SparkSession
 
+from conf.dataset import read_dataset
 from conf.errors import ConfigError, InfrastructureError
 from conf.lake import Lake
+from conf.load import load_config
 from conf.train_types import Elastic, Train
 from tests.training.feature_tables import make_config, publish_all, segment_rows
 from training import worker
@@ -34,13 +39,24 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launch")
     lake = Lake(str(folder / "lake"))
     spec, train = segment_rows(2_000, 1)
-    days = {"validation": {"2026-01-03": segment_rows(500, 2)[1]}, "test": {RUN_DATE: segment_rows(500, 3)[1]}}
+    days = {
+        "validation": {"2026-01-03": segment_rows(500, 2)[1]},
+        "test": {RUN_DATE: segment_rows(500, 3)[1]},
+    }
     publish_all(lake, RUN_DATE, spec, {"train": {"2026-01-02": train}, **days})
     section = {"global_batch_size": 64, "device": "cpu"}
     values = make_config(lake, model=MODEL, train=section).model_dump(mode="json", exclude_unset=True)
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """The command replaces the handlers of the root logger."""
+    before = logging.root.handlers[:]
+    yield
+    logging.root.handlers[:] = before
 
 
 def run_alone(config: Path, *overrides: str, run_date: str = RUN_DATE) -> int:
@@ -54,14 +70,14 @@ def test_one_rank_trains_without_spark(config: Path, capsys: pytest.CaptureFixtu
     description = read_description(told["output"])
     assert told["metrics"] == description["metrics"]
     assert (told["num_ranks"], told["version"]) == (1, description["version"])
-    assert run_alone(config, "train.num_ranks=4", "train.elastic.min_ranks=1") == 0  # the same version: it is there
+    assert (
+        run_alone(config, "train.num_ranks=4", "train.elastic.min_ranks=1") == 0
+    )  # the same version: it is there
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert again == told
 
 
-def test_one_rank_ends_with_the_exit_codes_of_the_jobs(
-    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_rank_ends_with_the_exit_codes_of_the_jobs(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_alone(config, "train.epochs=0") == 2
     assert run_alone(config, run_date="tomorrow") == 2
     assert run_alone(config, run_date="2026-02-01") == 3
@@ -92,7 +108,11 @@ class FakeSpark:
 @pytest.mark.parametrize(
     "master, failures, said",
     [
-        ("local[2]", "4", r"train.elastic: Spark \(local\[2\]\) gives up when a task fails for the first time"),
+        (
+            "local[2]",
+            "4",
+            r"train.elastic: Spark \(local\[2\]\) gives up when a task fails for the first time",
+        ),
         ("local[2,1]", "4", r"local\[2,4\]"),
         ("local", "4", r"local\[2,4\]"),
         ("spark://head:7077", "1", "spark.task.maxFailures"),
@@ -161,7 +181,7 @@ def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     """Each elastic rank is a host of its own to Horovod, so by place on the host all would take the first GPU."""
     monkeypatch.setattr(worker, "get_available_devices", list)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(worker.hvd, "local_rank", lambda: 0)
+    monkeypatch.setattr("training.worker.hvd.local_rank", lambda: 0)
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     plan = plan_of(config)
@@ -173,14 +193,11 @@ def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     monkeypatch.setattr(worker, "get_available_devices", lambda: ["1"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert worker._device(elastic) == torch.device("cuda", 0)
-    assert worker.os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert chosen == [torch.device("cuda", 0)] * 2
 
 
 def plan_of(config: Path) -> TrainPlan:
-    from conf.dataset import read_dataset
-    from conf.load import load_config
-
     loaded = load_config(str(config))
     lake = Lake(loaded.lake)
     return make_plan(loaded, lake, read_dataset(lake, RUN_DATE))
