@@ -65,9 +65,8 @@ def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: b
         channel: where the driver hears of progress.
         quiet: whether the driver alone shows the steps.
     """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches every process of the terminal; the driver decides
+    # Ctrl-C reaches every process of the terminal; the driver decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _log_to_stderr(quiet)
     torch.set_num_threads(threads)
     try:
@@ -118,7 +117,7 @@ def _train_as_long_as_ranks_stay(ring: _Ring, plan: TrainPlan, channel: Channel 
     try:
         return Outcome(description=_train(plan, channel, ring.check_host_updates))
     except (HorovodInternalError, HostsUpdatedInterrupt) as change:
-        log.info("rank %d: %s; the ring forms anew", hvd.rank(), change or "ranks were added")
+        log.info("%s; the ring forms anew", str(change) or "ranks came or went")
         raise
     except Exception as error:
         ring.failed = _outcome_of(error)

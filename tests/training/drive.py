@@ -34,7 +34,9 @@ def main(folder: Path, names: list[str]) -> None:
                     ended = train_on_ranks(spark, plan, show)
                 except NightrankError as error:
                     ended = {"error": type(error).__name__, "exit_code": error.exit_code, "said": str(error)}
-            (folder / f"{name}.json").write_text(json.dumps(ended))
+            whole = folder / f"{name}.json.tmp"
+            whole.write_text(json.dumps(ended))
+            whole.rename(folder / f"{name}.json")
     finally:
         spark.stop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -24,17 +25,33 @@ from training.plan import TrainPlan
 ROOT = Path(__file__).parents[2]
 RANK = "horovod.spark.task.gloo_exec_fn"
 GPUS = ("5", "7")
+# A checkpoint is complete when its index is there, or its only file.
+_WHOLE = re.compile(r"step-\d+\.(json|safetensors)")
 
 Found = TypeVar("Found")
 
 
-def wait_for(what: str, look: Callable[[], Found | None], seconds: float = 300) -> Found:
-    """What `look` finds; AssertionError when it has found nothing for so long."""
+def wait_for(
+    what: str, look: Callable[[], Found | None], seconds: float = 300, poll_s: float = 0.02
+) -> Found:
+    """What `look` finds, asked so often; AssertionError when it has found nothing for so many seconds."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what}: not seen in {seconds:.0f} s"
-        time.sleep(0.02)
+        time.sleep(poll_s)
     return found
+
+
+def wait_until_gone(processes: list[int]) -> None:
+    """AssertionError when one of these process ids is still there after a minute."""
+    wait_for("the end of all processes", lambda: not any(map(_lives, processes)), 60, poll_s=0.2)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def environment() -> dict[str, str]:
@@ -63,13 +80,15 @@ class Driver:
 
     def kill_at_checkpoint(self, plan: TrainPlan, rank: int) -> None:
         """SIGKILL to a rank, as soon as the training has a checkpoint."""
+        process = wait_for(f"rank {rank}", lambda: self.ranks().get(rank), poll_s=0.5)
         self.wait_for_checkpoint(plan)
-        self.ranks()[rank].kill()
+        process.kill()
 
     def wait_for_checkpoint(self, plan: TrainPlan) -> None:
         def look() -> bool:
-            assert self.process.poll() is None, self.log
-            return any(Path(plan.checkpoint_path).glob("step-*"))
+            assert self.process.poll() is None, self.log[-6000:]
+            files = Path(plan.checkpoint_path).glob("step-*")
+            return any(_WHOLE.fullmatch(each.name) for each in files)
 
         wait_for("a checkpoint", look)
 
@@ -78,8 +97,8 @@ class Driver:
         path = self.folder / f"{name}.json"
 
         def look() -> bool:
-            assert self.process.poll() is None or path.exists(), self.log
-            return path.exists() and path.stat().st_size > 0
+            assert self.process.poll() is None or path.exists(), self.log[-6000:]
+            return path.exists()
 
         wait_for(f"the end of {name}", look)
         return dict(json.loads(path.read_text()))
@@ -88,9 +107,14 @@ class Driver:
         """The steps that rank 0 reported, in the order in which the driver heard of them."""
         return [json.loads(line)["step"] for line in (self.folder / f"{name}.progress").open()]
 
+    def processes(self) -> list[int]:
+        """The driver's JVM, and the ranks."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [each.pid for each in (*below, *self.ranks().values())]
+
     @property
     def log(self) -> str:
-        return (self.folder / "driver.log").read_text()[-6000:]
+        return (self.folder / "driver.log").read_text()
 
 
 @contextmanager
@@ -146,10 +170,13 @@ class Cluster:
         }
 
     def log_lines(self, containing: str) -> list[tuple[str, str]]:
-        """(executor's folder, line) of what its ranks logged."""
+        """(executor's folder, line) of what the ranks of the last application logged."""
+        logs = sorted(self.folder.glob("work-*/app-*/*/stderr"))
+        last = max((path.parts[-3] for path in logs), default="")
         return [
             (str(path.parent), line)
-            for path in sorted(self.folder.rglob("stderr"))
+            for path in logs
+            if path.parts[-3] == last
             for line in path.read_text().splitlines()
             if containing in line
         ]

@@ -6,21 +6,22 @@ import itertools
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+import torch
 
 from conf.lake import Lake
 from conf.train_types import Elastic
 from tests.training.feature_tables import make_config, publish_all, segment_rows
-from tests.training.processes import GPUS, Cluster, driving, standalone_cluster, wait_for
+from tests.training.processes import GPUS, Cluster, driving, standalone_cluster, wait_until_gone
 from training.plan import TrainPlan, make_plan
 from training.reading.sharding import DataFile
 from training.run import train_in_process
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 RUN_DATE = "2026-01-04"
 MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
@@ -42,7 +43,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
         "log_every_steps": 1,
         "checkpoint_every_steps": EVERY,
         "device": "cpu",
-        "epochs": 6,
+        "epochs": 3,
     }
     return make_plan(make_config(lake, model=MODEL, train=section), lake, dataset)
 
@@ -50,6 +51,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
 @pytest.fixture(scope="module")
 def undisturbed(plan: TrainPlan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same training on one rank, that nobody kills."""
+    torch.set_num_threads(1)
     return train_in_process(variant(plan, tmp_path_factory.mktemp("undisturbed"), 1))
 
 
@@ -81,16 +83,16 @@ def assert_equal(ended: dict[str, Any], undisturbed: dict[str, Any]) -> None:
     assert [each["step"] for each in ended["history"]] == [each["step"] for each in undisturbed["history"]]
 
 
-def assert_lost_only_since_the_checkpoint(steps: list[int], first: int, last: int) -> None:
-    """Every ring began behind a checkpoint, at most one interval behind where the ring before it stood."""
-    backs = [(before, after) for before, after in itertools.pairwise(steps) if after <= before]
+def assert_lost_only_since_the_checkpoint(steps: list[int], last: int) -> None:
+    """Every ring began behind a complete checkpoint; one more may have been on its way to the disk when a rank was lost."""
+    backs = [(before, after) for before, after in pairwise(steps) if after <= before]
     assert backs, "no ring formed anew"
-    assert (steps[0], steps[-1]) == (first, last)
+    assert (steps[0], steps[-1]) == (1, last)
     for before, after in backs:
         assert after % EVERY == 1
         assert after > EVERY
         # The lines of the steps around the kill may be lost with rank 0, so `before` is a lower bound.
-        assert before - after < EVERY
+        assert before - after < 2 * EVERY
 
 
 def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any], tmp_path: Path) -> None:
@@ -104,7 +106,9 @@ def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any],
         ended = driver.ended("survives")
         failed = driver.ended("fails")
     assert_equal(ended, undisturbed)
-    assert_lost_only_since_the_checkpoint(driver.steps("survives"), 1, undisturbed["steps"])
+    assert "the ring forms anew" in driver.log
+    assert_lost_only_since_the_checkpoint(driver.steps("survives"), undisturbed["steps"])
+    assert set(driver.steps("survives")) == set(range(1, undisturbed["steps"] + 1))
     assert (failed["error"], failed["exit_code"]) == ("DataError", 3)
     assert f"{last.path} gave" in failed["said"]
 
@@ -140,7 +144,7 @@ def test_a_cluster_replaces_rank_0(
         driver.kill_at_checkpoint(survives, rank=0)
         ended = driver.ended("survives")
     assert_equal(ended, undisturbed)
-    assert_lost_only_since_the_checkpoint(driver.steps("survives"), 1, undisturbed["steps"])
+    assert_lost_only_since_the_checkpoint(driver.steps("survives"), undisturbed["steps"])
     assert cluster.log_lines("the ring forms anew")
 
 
@@ -150,8 +154,9 @@ def test_no_rank_outlives_its_driver(plan: TrainPlan, cluster: Cluster, tmp_path
     with driving(tmp_path, {"long": long}, cluster.settings, cluster.workers) as driver:
         driver.wait_for_checkpoint(long)
         assert len(driver.ranks()) == 4
+        left = driver.processes()
         driver.process.kill()
-        wait_for("the end of the ranks", lambda: not driver.ranks(), seconds=60)
+        wait_until_gone(left)
     assert not (tmp_path / "long/model").exists()
 
 
@@ -159,15 +164,16 @@ def test_a_lost_rank_and_a_signal_end_with_what_to_do(plan: TrainPlan, tmp_path:
     """Not elastic: the killed rank ends the training, and so does Ctrl-C; both are worth a retry, and nothing is left over."""
     lost, stopped = (variant(plan, tmp_path / name, 2, epochs=60) for name in ("lost", "stopped"))
     with driving(tmp_path, {"lost": lost, "stopped": stopped}, LOCAL) as driver:
-        driver.kill_at_checkpoint(lost, rank=1)
+        driver.wait_for_checkpoint(lost)
+        ranks = driver.ranks()
+        ranks[1].kill()
         first = driver.ended("lost")
-        assert not driver.ranks()
+        wait_until_gone([each.pid for each in ranks.values()])
         driver.wait_for_checkpoint(stopped)
-        left = [each.pid for each in psutil.Process(driver.process.pid).children(recursive=True)]
+        left = driver.processes()
         driver.process.send_signal(signal.SIGINT)
         second = driver.ended("stopped")
-        driver.process.wait(timeout=60)
-        wait_for("the end of all processes", lambda: not any(map(psutil.pid_exists, left)), seconds=60)
+        wait_until_gone(left)
     assert (first["error"], first["exit_code"]) == ("InfrastructureError", 4)
     assert "training on 2 ranks broke off" in first["said"]
     assert "Rerun to resume" in first["said"]

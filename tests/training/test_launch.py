@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ import torch
 import yaml
 from pyspark.sql import SparkSession
 
+from conf.dataset import read_dataset
 from conf.errors import ConfigError, InfrastructureError
 from conf.lake import Lake
+from conf.load import load_config
 from conf.train_types import Elastic, Train
 from tests.training.feature_tables import make_config, publish_all, segment_rows
 from training import worker
@@ -46,6 +51,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """The command replaces the handlers of the root logger."""
+    before = logging.root.handlers[:]
+    yield
+    logging.root.handlers[:] = before
+
+
 def run_alone(config: Path, *overrides: str, run_date: str = RUN_DATE) -> int:
     sets = [word for each in overrides for word in ("--set", each)]
     return alone.main(["--config", str(config), "--run-date", run_date, *sets])
@@ -64,9 +77,7 @@ def test_one_rank_trains_without_spark(config: Path, capsys: pytest.CaptureFixtu
     assert again == told
 
 
-def test_one_rank_ends_with_the_exit_codes_of_the_jobs(
-    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_rank_ends_with_the_exit_codes_of_the_jobs(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_alone(config, "train.epochs=0") == 2
     assert run_alone(config, run_date="tomorrow") == 2
     assert run_alone(config, run_date="2026-02-01") == 3
@@ -170,7 +181,7 @@ def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     """Each elastic rank is a host of its own to Horovod, so by place on the host all would take the first GPU."""
     monkeypatch.setattr(worker, "get_available_devices", list)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(worker.hvd, "local_rank", lambda: 0)
+    monkeypatch.setattr("training.worker.hvd.local_rank", lambda: 0)
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     plan = plan_of(config)
@@ -182,14 +193,11 @@ def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     monkeypatch.setattr(worker, "get_available_devices", lambda: ["1"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert worker._device(elastic) == torch.device("cuda", 0)
-    assert worker.os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert chosen == [torch.device("cuda", 0)] * 2
 
 
 def plan_of(config: Path) -> TrainPlan:
-    from conf.dataset import read_dataset
-    from conf.load import load_config
-
     loaded = load_config(str(config))
     lake = Lake(loaded.lake)
     return make_plan(loaded, lake, read_dataset(lake, RUN_DATE))
