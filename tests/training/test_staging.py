@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -166,31 +166,42 @@ def test_a_disk_that_is_full_is_infrastructure(
         list(loader_of(remote[:1], tmp_path / "staged").batches())
 
 
-def _hold(folder: Path, ready: object) -> None:
-    with own_folder(folder) as own:
-        (own / "data").write_text("x")
-        ready.set()  # type: ignore[attr-defined]
-        time.sleep(600)
+_HOLD = """
+import sys, time
+from pathlib import Path
+from training.reading.staging import own_folder
+with own_folder(Path(sys.argv[1])) as own:
+    (own / "data").write_text("x")
+    print("holding", flush=True)
+    time.sleep(600)
+"""
 
 
-def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = []
-    for _ in range(2):
-        ready = context.Event()
-        processes.append(context.Process(target=_hold, args=(tmp_path, ready)))
-        processes[-1].start()
-        assert ready.wait(240)
+@pytest.fixture
+def holders(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes that stage below `tmp_path`."""
+    command = [sys.executable, "-c", _HOLD, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    found = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
+    yield found
+    for process in found:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(
+    tmp_path: Path, holders: list[subprocess.Popen[str]]
+) -> None:
+    for process in holders:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holding\n"
     assert len(left(tmp_path)) == 2
-    assert processes[0].pid is not None
-    os.kill(processes[0].pid, signal.SIGKILL)
-    processes[0].join()
+    holders[0].kill()  # SIGKILL
+    holders[0].wait()
     with own_folder(tmp_path) as own:
         assert len(left(tmp_path)) == 2
         assert own.name in left(tmp_path)
     assert len(left(tmp_path)) == 1  # that of the process which lives
-    processes[1].kill()
-    processes[1].join()
 
 
 def test_a_plan_of_a_lake_on_the_store_reads_its_files_from_there(store: str, tmp_path: Path) -> None:
