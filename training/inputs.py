@@ -1,6 +1,6 @@
 """What enters a model: how many dense features, which ids, and how the ids stand in the categorical matrix.
 
-    categorical  (B, W) int32: a column for each feature of one id, then for each list of ids as many columns as ids of it
+    categorical  (B, W) int32 or int64: a column for each feature of one id, then for each list of ids as many columns as ids of it
                  count; a shorter list ends in PAD_ID, which adds nothing and is never trained.
 
 A list is padded, not jagged, so that a batch stays one matrix: the loader permutes and slices it, and scoring adds a

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from training.reading.loader import Loader
 from training.reading.sharding import DataFile, RowGroup, plan_shards, row_groups, shards_of_rank
 
 SPEC = make_spec(2, [2**31 - 1, 50], lists=[9])
+_TENSORS = ("dense", "categorical", "labels", "weights")
 LENGTH = 32  # of lists, unless a configuration says otherwise
 
 
@@ -90,14 +92,13 @@ def same(mine: Sequence[Batch], theirs: Sequence[Batch]) -> bool:
     return len(mine) == len(theirs) and all(
         torch.equal(getattr(a, name), getattr(b, name)) and a.global_weight == b.global_weight
         for a, b in zip(mine, theirs, strict=True)
-        for name in ("dense", "categorical", "labels", "weights")
+        for name in _TENSORS
     )
 
 
 def beside_each_other(parts: Sequence[Batch]) -> Batch:
-    names = ("dense", "categorical", "labels", "weights")
     return Batch(
-        *(torch.cat([getattr(part, name) for part in parts]) for name in names), parts[0].global_weight
+        *(torch.cat([getattr(part, name) for part in parts]) for name in _TENSORS), parts[0].global_weight
     )
 
 
@@ -117,7 +118,7 @@ def numbers(found: Sequence[Batch]) -> Iterator[int]:
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_row_comes_once_an_epoch_and_steps_are_equal(case: Case) -> None:
     together = [batches(case, rank, case.ranks) for rank in range(case.ranks)]
     assert len({len(each) for each in together}) == 1
@@ -130,14 +131,14 @@ def test_every_row_comes_once_an_epoch_and_steps_are_equal(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_batches_do_not_depend_on_the_number_of_ranks(case: Case) -> None:
     together = [batches(case, rank, case.ranks) for rank in range(case.ranks)]
     assert same([beside_each_other(parts) for parts in zip(*together, strict=True)], batches(case))
 
 
 @given(cases(), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_what_is_resumed_is_what_would_have_come(case: Case, share: float) -> None:
     whole = batches(case)
     step = round(share * len(whole))
@@ -145,7 +146,7 @@ def test_what_is_resumed_is_what_would_have_come(case: Case, share: float) -> No
 
 
 @given(cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_without_a_seed_a_shard_keeps_its_order_and_with_one_it_depends_on_seed_and_epoch(case: Case) -> None:
     found = batches(case)
     if case.seed is None:
@@ -223,3 +224,19 @@ def test_a_consumer_that_lets_go_needs_few_pools() -> None:
     assert (
         made[0].made <= 2 + -(-10 // made[0].steps) + 1
     )  # 8 batches wait, the thread and the consumer hold one each
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_batches_on_a_gpu_are_those_of_the_cpu() -> None:
+    """With work queued on the device, so that copies, and memory that is used again, must wait for it."""
+    device = torch.device("cuda")
+    with mock.patch.object(loading, "read_columns", made_up):
+        loader = loader_of(CASE, 0, 1)
+        loader._device = device
+        found = []
+        for batch in loader.batches(epochs=3):
+            torch.cuda._sleep(1_000_000)
+            moved = batch.to(device)
+            assert moved.dense.is_cuda
+            found.append(Batch(*(getattr(moved, name).clone() for name in _TENSORS), moved.global_weight))
+    assert same([each.to(torch.device("cpu")) for each in found], batches(CASE, epochs=3))

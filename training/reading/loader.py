@@ -26,7 +26,7 @@ from training.reading.order import Order, Stream
 from training.reading.pool import Pool, Pools
 from training.reading.prefetch import Prefetch
 from training.reading.sharding import DataFile, RowGroup, ShardPlan, row_groups
-from training.reading.staging import stage
+from training.reading.staging import own_folder, stage
 from training.reading.writer import Fill, Writer
 
 log = logging.getLogger("nightrank.training")
@@ -134,8 +134,12 @@ class Loader:
             for group in groups:
                 yield self._read(group)
             return
-        stager = stage(groups, self._reading.staging_folder)
-        with Prefetch(stager, self._reading.staging_mib * _MIB, lambda staged: staged.size_bytes) as ahead:
+        with (
+            own_folder(self._reading.staging_folder) as own,
+            Prefetch(
+                stage(groups, own), self._reading.staging_mib * _MIB, lambda each: each.size_bytes
+            ) as ahead,
+        ):
             for staged in ahead:
                 columns = self._read(staged.group)
                 staged.discard()

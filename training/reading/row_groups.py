@@ -26,7 +26,7 @@ from conf.errors import DataError
 from training.reading.sharding import RowGroup
 
 
-class _Worker(ArrowReaderWorker):  # type: ignore[misc]
+class _Worker(ArrowReaderWorker):
     """Reads a row group as it stands, its columns decoded by several threads."""
 
     def _read_with_shuffle_row_drop(

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ _REBUILD = "run build_features again for the day of this file"
 
 @dataclass(frozen=True)
 class Staged:
-    """A row group whose file is on local disk; `size_bytes` of it were put there, 0 where it lay there before."""
+    """A row group whose file is on local disk; `size_bytes` of disk are taken for it, 0 where it lay there before."""
 
     group: RowGroup
     size_bytes: int
@@ -45,31 +45,32 @@ class Staged:
             Path(self.group.file.staged).unlink()
 
 
-def stage(groups: Iterator[RowGroup], folder: str | None) -> Iterator[Staged]:
-    """Brings row groups to local disk, one after the other; those of local files are left where they are.
+def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
+    """Brings row groups to a folder, one after the other; those of local files are left where they are.
 
     Args:
         groups: in the order in which they will be read.
-        folder: below which this one makes its own, where there is anything to stage; None: that of temporary files.
+        folder: must outlive what is made of them.
 
     Raises:
         DataError: a file is missing, or is not the one its manifest describes.
         InfrastructureError: the store cannot be reached, or the disk is full.
     """
-    parent = Path(folder) if folder else Path(tempfile.gettempdir()) / f"nightrank-{os.getuid()}"
-    with ExitStack() as stack:
-        own: Path | None = None
-        for group in groups:
-            if storage.is_local(group.file.path):
-                yield Staged(group, 0)
-                continue
-            own = own or stack.enter_context(own_folder(parent))
-            yield _stage(group, own / f"{uuid.uuid4().hex}.parquet")
+    for group in groups:
+        if storage.is_local(group.file.path):
+            yield Staged(group, 0)
+        else:
+            yield _stage(group, folder / f"{uuid.uuid4().hex}.parquet")
 
 
 @contextmanager
-def own_folder(parent: Path) -> Iterator[Path]:
-    """A new folder below `parent`, deleted in the end; those of processes that are gone are deleted first."""
+def own_folder(below: str | None) -> Iterator[Path]:
+    """A new folder below that one, deleted in the end; those of processes that are gone are deleted first.
+
+    Args:
+        below: None is a folder of this user's among temporary files.
+    """
+    parent = Path(below) if below else Path(tempfile.gettempdir()) / f"nightrank-{os.getuid()}"
     parent.mkdir(parents=True, exist_ok=True)
     own = parent / uuid.uuid4().hex
     with open(parent / _MUTEX, "w") as mutex:
@@ -160,4 +161,5 @@ def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> in
                     raise OSError(f"it ended {count} bytes early")
                 into.write(chunk)
                 count -= len(chunk)
-    return sum(count for _, count in parts)
+    # A block of the disk is taken whole; some file systems say so only when it is written.
+    return max(sum(count for _, count in parts), path.stat().st_blocks * 512)
