@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import logging
 import os
 import sys
 import time
@@ -23,15 +22,12 @@ DESCRIPTION = (
     "published already stay: run nightly for the date again."
 )
 
-log = logging.getLogger("nightrank.champion")
-
 
 def main(argv: list[str] | None = None) -> int:
     made = _parser()
     arguments = made.parse_args(argv)
     if arguments.to and not arguments.rollback:
         made.error("--to belongs to --rollback")
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     start = time.monotonic()
     try:
         config = load_config(arguments.config, arguments.overrides)
@@ -42,12 +38,11 @@ def main(argv: list[str] | None = None) -> int:
         if asked:
             print(told(done))
     except NightrankError as error:
-        log.error("champion failed: %s", error)
+        print(f"champion failed: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        log.error(
-            "champion failed: %s\n  what to do: see that the lake can be reached; a retry may help", error
-        )
+        remedy = "see that the lake can be reached; a retry may help"
+        print(f"champion failed: {error}\n  what to do: {remedy}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
     standing = standing_as_of(job.lake, config.name, job.run_date)
     facts = {

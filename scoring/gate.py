@@ -73,7 +73,7 @@ def judge(
     Args:
         compared: None where there is no champion yet: a first model is promoted whatever drift says, for want of another;
             what would have held it is a warning then. Without a finite AUC, or where `others` bar it, it is not.
-        others: checks of drift and of the registry's standing (`bar`).
+        others: checks of drift and of the registry's standing (`barred`).
     """
     own = [*_own(gate, challenger, compared)]
     if not math.isfinite(challenger.auc):
@@ -132,7 +132,7 @@ def _not_worse(
     between: Interval | None,
     margin: float | None,
 ) -> Check:
-    """Holds where the interval of the gain begins at -margin or below. Log loss comes with its sign turned: more is better."""
+    """Holds where the interval of the gain begins below -margin. Log loss comes with its sign turned: more is better."""
     sign = 1 if name == "auc" else -1
     setting = "gate.margin" if name == "auc" else "gate.log_loss_margin"
     said = f"{_SHORT[name]} {sign * ours:.4f} against the champion's {sign * theirs:.4f} ({sign * (ours - theirs):+.4f}"

@@ -72,7 +72,9 @@ def standing_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False
     """How things stand at the end of a night; with `before`, at its beginning: people have spoken, the gate has not."""
     pinned: Intervention | None = None
     withdrawn: dict[str, Intervention] = {}
-    made: list[tuple[str, int, str]] = []  # on one date the gate comes before people, who know its decision
+    made: list[
+        tuple[str, int, str]
+    ] = []  # on one date people come first: what they say holds from the night's beginning
     for each in interventions(lake, name, run_date):
         if each.action == "rollback":
             pinned = None
@@ -80,12 +82,13 @@ def standing_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False
         elif each.action == "pin":
             pinned = each
             withdrawn.pop(each.champion, None)
-            made.append((each.run_date, 1, each.champion))
         else:
             pinned = None
+        if each.action != "rollback":  # whose champion follows from what is left
+            made.append((each.run_date, 0, each.champion))
     for date, decision in promotions(lake, name, run_date):
         if decision["promoted"] and not (before and date == run_date):
-            made.append((date, 0, str(decision["champion_after"])))
+            made.append((date, 1, str(decision["champion_after"])))
     made.sort(key=lambda each: each[:2])
     counted = tuple((date, version) for date, _, version in made if version not in withdrawn)
     return Standing(counted, pinned, withdrawn)

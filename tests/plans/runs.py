@@ -24,7 +24,7 @@ from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
 from tests.etl import cases
 from tests.plans import examples
-from tests.scoring.lake import RUN_DATE, EncodedContext, make_config, make_lake
+from tests.scoring.lake import DAY_AFTER, RUN_DATE, EncodedContext, make_config, make_lake
 from tests.scoring.world import make_world
 from training import tracking
 
@@ -162,7 +162,7 @@ def _operators(spark: SparkSession, folder: Path) -> None:
 
 
 def _scoring(spark: SparkSession, folder: Path) -> None:
-    """Gate, candidates by both strategies, lists, a probability for every row, and what lists are worth."""
+    """The gate for a first model and a challenger, candidates by both strategies, lists, scores of rows, what lists are worth."""
     (folder / "world").mkdir()
     config = make_lake(folder / "lake", make_world(folder / "world"))
     popular = make_config(
@@ -172,15 +172,16 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
         patch.setattr(tracking, "prepare", lambda *_: None)
         patch.setattr(tracking, "set_aliases", lambda *_: None)
         patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
-        for body, given in (
-            (evaluate_model, config),
-            (build_candidates, popular),
-            (build_candidates, config),
-            (score_daily, config),
-            (score_rows, config),
-            (measure_recommendations, config),
+        for body, given, run_date in (
+            (evaluate_model, config, RUN_DATE),
+            (evaluate_model, config, DAY_AFTER),
+            (build_candidates, popular, RUN_DATE),
+            (build_candidates, config, RUN_DATE),
+            (score_daily, config, RUN_DATE),
+            (score_rows, config, RUN_DATE),
+            (measure_recommendations, config, RUN_DATE),
         ):
-            body(Job("test", given, RUN_DATE, _spark=spark))
+            body(Job("test", given, run_date, _spark=spark))
 
 
 RUNS: Mapping[str, Run] = {

@@ -136,6 +136,22 @@ def test_a_pin_serves_whatever_the_gate_says_until_it_is_released(lake: Lake) ->
     assert serving(lake, last=9) == "123411155"
 
 
+def test_a_pin_and_its_release_within_one_night_leave_the_gate_its_say(lake: Lake) -> None:
+    pin(lake, NAME, asked(5, "v1aaaa"))
+    release(lake, NAME, asked(5))
+    assert serving(lake) == "123411"
+    decide(lake, night(5), "v2aaaa")
+    assert serving(lake) == "123422"
+
+
+def test_after_its_release_a_pinned_version_serves_on_although_another_was_promoted_that_night(
+    lake: Lake,
+) -> None:
+    pin(lake, NAME, asked(4, "v1aaaa"))  # the gate had promoted v4 that night
+    release(lake, NAME, asked(5))
+    assert serving(lake) == "123111"
+
+
 def test_pinning_a_withdrawn_version_makes_it_count_again(lake: Lake) -> None:
     roll_back(lake, NAME, asked(5))
     pin(lake, NAME, asked(6, "v4aaaa", "it was not the model"))

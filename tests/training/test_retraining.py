@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_warm_stops_where_it_cannot_and_says_why(lake: Lake) -> None:
     ):
         find_parent(config, lake, dataset_of(9, "w2"))
     with pytest.raises(DataError, match="it has trained on all these days already"):
-        find_parent(config, lake, dataset_of(8))
+        find_parent(config, lake, replace(dataset_of(8), run_date="2026-01-09"))
 
 
 def test_days_between_two_windows_are_named(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
