@@ -28,6 +28,7 @@ def crossed(left: list[str], right: list[str], **changed: Any) -> ModelConfig:
         "embedding_dim": 2,
         "deep": [2],
         "wide_ftrl": {"learning_rate": 0.1, "beta": 0.001},
+        "multi_hot": {"max_length": 4},
         "crosses": [{"left": left, "right": right, "buckets": BUCKETS}],
     }
     return ModelConfig.model_validate({**settings, **changed})
