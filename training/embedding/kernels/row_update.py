@@ -48,7 +48,7 @@ def update_rows(
         rows: (N,) int64 looked up, in any order, repeats and all; negative ones are left out.
         gradient: (M, E) of any floating dtype.
         sources: (N,) int64 the row of `gradient` that belongs to each lookup; None where N = M and they go in order.
-        scales: (M,) float32 what the rows of `gradient` are multiplied by; None for 1.
+        scales: (N,) float32 what that row is multiplied by; None for 1.
         seed, step: what the random bits of the rounding follow from.
     """
     lookups, dim = len(rows), weight.shape[1]
@@ -70,7 +70,7 @@ def update_rows(
         "CHUNK": _CHUNK,
         "num_warps": 1 if dim <= 256 else 4,
     }
-    scaled = gradient if scales is None else scales
+    scaled = gradient if scales is None else scales[order]
     inputs = (ordered, origin, gradient.contiguous(), scaled, parts, lookups)
     _add_up[(chunks,)](*inputs, *target, SCALED=scales is not None, **compiled)
     _finish[(chunks,)](ordered, parts, lookups, *target, PARTS=_PARTS, **compiled)
@@ -141,7 +141,7 @@ def _add_up(
         source = tl.load(origin + index)
         values = tl.load(gradient + source * DIM + place, mask=place < DIM, other=0.0).to(tl.float32)
         if SCALED:
-            values = values * tl.load(scales + source)
+            values = values * tl.load(scales + index)
         total += values
         following = tl.load(rows + index + 1, mask=index + 1 < lookups, other=-2)
         if (following != row) | (index + 1 == end):
