@@ -7,6 +7,9 @@ Neither the matrix V (B, F, E), nor the dots (B, F, F), nor the concatenation's 
 once and what the top MLP takes is written once. F = C + 1, or C where there is no bottom MLP.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# (Triton gives the parameters of kernels their types)
+
 from __future__ import annotations
 
 from typing import Any
@@ -106,7 +109,7 @@ class _Shape:
 @triton.jit
 def _vectors(
     bottom, embedded, row, index, place, FIRST: tl.constexpr, VECTORS: tl.constexpr, DIM: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     """The tile V[index, place] of a row in float32: vector 0 is the bottom one where there is one."""
     inside = (place < DIM)[None, :]
     mask = ((index >= FIRST) & (index < VECTORS))[:, None] & inside
@@ -134,7 +137,7 @@ def _forward(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """One row of the batch a program."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
@@ -166,7 +169,7 @@ def _backward(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """One row of the batch a program."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)

@@ -4,6 +4,9 @@ Of a list PAD_ID is left out, of the sum and of the mean's count, and an empty l
 `StackedEmbedding.forward`, whose three operations and their temporaries (ids + offsets, the gather, the cast) this replaces.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# (Triton gives the parameters of kernels their types)
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -109,7 +112,7 @@ def _gather(
     MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """A tile of vectors (BLOCK, BLOCK_DIM); vector v is feature v % C of the batch's row v // C."""
     vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.arange(0, BLOCK_DIM)

@@ -11,6 +11,9 @@ each chunk's part is written down, and `_finish` adds the parts in their order a
 Row-wise Adagrad's formula stands in training/optimizers/row_wise_adagrad.py; without an accumulator the step is plain SGD's.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# (Triton gives the parameters of kernels their types)
+
 from __future__ import annotations
 
 from typing import Any
@@ -91,7 +94,7 @@ def _apply(
     MANTISSA: tl.constexpr,
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """One row's step by its whole gradient `total` (BLOCK,), zero past DIM."""
     place = tl.arange(0, BLOCK)
     row = row.to(tl.int64)
@@ -128,7 +131,7 @@ def _add_up(
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """A chunk's runs. `parts[chunk, 0]` takes a run that began before the chunk, `[chunk, 1]` one that began in it and goes on."""
     chunk = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -189,7 +192,7 @@ def _finish(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """The run that begins in a chunk and goes on past it, if there is one: its parts are added, `PARTS` chunks at a time."""
     chunk = tl.program_id(0).to(tl.int64)
     begin, end = chunk * CHUNK, (chunk + 1) * CHUNK
