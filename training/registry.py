@@ -26,22 +26,17 @@ from training import tracking
 
 # Of the train section, what changes how a training runs but not what comes out of it.
 _NOT_IN_VERSION = {
-    **dict.fromkeys(
-        (
-            "num_ranks",
-            "elastic",
-            "log_every_steps",
-            "checkpoint_every_steps",
-            "device",
-            "compile",
-            "cuda_graphs",
-            "profile",
-            "start_timeout_s",
-        ),
-        True,
-    ),
-    "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
+    "num_ranks",
+    "elastic",
+    "log_every_steps",
+    "checkpoint_every_steps",
+    "device",
+    "compile",
+    "cuda_graphs",
+    "profile",
+    "start_timeout_s",
 }
+_NOT_IN_EMBEDDINGS = {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"}
 _CODE = ("conf", "etl", "training")
 
 
@@ -59,7 +54,11 @@ class Decision:
 
 def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
     """16 hex digits: equal for equal configuration, data, code and parent, whatever the number of ranks."""
-    train = config.train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
+    left_out: dict[str, bool | set[str]] = {
+        **dict.fromkeys(_NOT_IN_VERSION, True),
+        "embeddings": _NOT_IN_EMBEDDINGS,
+    }
+    train = config.train.model_dump(mode="json", exclude=left_out)
     return digest_of([config.model.model_dump(mode="json"), train, dataset_digest, code_version(), parent])
 
 

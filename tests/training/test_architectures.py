@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from training.checkpoint import load_model
 from training.collectives import Collectives, LocalCollectives
 from training.embedding.table import tables_of
 from training.metrics import auc
-from training.models import build_model
+from training.models import build_model, complete
 from training.plan import TrainPlan, make_plan
 from training.reading.loader import Loader
 from training.reading.sharding import DataFile, plan_shards, shards_of_rank
@@ -101,6 +102,26 @@ def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> N
     for table in tables_of(loaded.model).values():
         assert not table.columns()[1][PAD_ID].any()
         assert bool(table.columns()[1][1:].all())
+
+
+@pytest.mark.parametrize("storage, dtype", [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_tables_of_16_bits_are_saved_as_such_and_score_as_they_were_measured(
+    tmp_path: Path, storage: str, dtype: torch.dtype
+) -> None:
+    plan = random_plan(Lake(str(tmp_path)), "dlrm")
+    model = complete(variant("dlrm", multi_hot=LISTS, embedding_storage=storage))
+    plan = replace(
+        plan, model=model, description={**plan.description, "model": model.model_dump(mode="json")}
+    )
+    description = train_in_process(plan)
+    loaded = load_model(plan.model_path, torch.device("cpu"))
+    (table,) = tables_of(loaded.model).values()
+    assert table.weight.dtype == dtype
+    assert bool(table.columns()[1][1:].all())
+    rows = random_rows(plan.spec, 600, seed=2)
+    with torch.no_grad():
+        probabilities = torch.sigmoid(loaded.model(*rows.tensors(4))).numpy()
+    assert auc(rows.labels, probabilities) == pytest.approx(description["metrics"]["test"]["auc"], abs=1e-6)
 
 
 class Interrupted(Exception):

@@ -266,16 +266,20 @@ def test_the_version_knows_data_code_parent_and_configuration_but_not_ranks(
 ) -> None:
     config = segments_config(Lake(str(tmp_path)))
     version = registry.model_version(config, "data", None)
-    same = segments_config(Lake("elsewhere"), num_ranks=4, log_every_steps=7, device="cpu")
+    embeddings = {"placement": "row_wise", "rank_max_bytes": 10**9}
+    same = segments_config(
+        Lake("elsewhere"), num_ranks=4, log_every_steps=7, device="cpu", embeddings=embeddings
+    )
     assert registry.model_version(same, "data", None) == version
     others = [
         registry.model_version(segments_config(Lake("x"), learning_rate=0.5), "data", None),
+        registry.model_version(segments_config(Lake("x"), embeddings={"optimizer": "sgd"}), "data", None),
         registry.model_version(config, "other data", None),
         registry.model_version(config, "data", "parent"),
     ]
     monkeypatch.setattr(registry, "code_version", lambda: "other code")
     others.append(registry.model_version(config, "data", None))
-    assert len({version, *others}) == 5
+    assert len({version, *others}) == 6
 
 
 def test_a_plan_names_what_is_missing(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ _MIX_32 = (0x7FEB352D, 0x846CA68B)
 def random_bits(seed: int, rows: Tensor, columns: range) -> Tensor:
     """(N, len(columns)) int32: 32 random bits of each of the rows (N,) int64, at each column."""
     low, high = _keys(seed, rows)
-    counters = torch.tensor([_signed(each * _GOLDEN_32, 32) for each in columns], dtype=torch.int32)
-    bits = low.unsqueeze(1) + counters.to(rows.device)
+    steps = torch.tensor([_signed(each * _GOLDEN_32, 32) for each in columns], dtype=torch.int32)
+    bits = low.unsqueeze(1) + steps.to(rows.device)
     bits = _shifted(bits, 16, 32).bitwise_xor_(bits).mul_(_signed(_MIX_32[0], 32))
     bits.bitwise_xor_(high.unsqueeze(1))
     bits = _shifted(bits, 15, 32).bitwise_xor_(bits).mul_(_signed(_MIX_32[1], 32))

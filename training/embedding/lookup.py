@@ -50,6 +50,8 @@ class ListElements:
         """(B, G, E) float32: the pooled rows `positions` (n,) of a table (rows, E); zero for an empty list."""
         lists, rows = self.counts.shape
         counts = self.counts.flatten()
+        if not len(positions):
+            return torch.zeros(rows, lists, table.shape[1], device=table.device)
         if table.dtype != torch.float32:
             table, positions = (
                 table.index_select(0, positions).float(),
@@ -59,7 +61,7 @@ class ListElements:
         summed = functional.embedding_bag(positions, table, starts, mode="sum")  # (G * B, E)
         if pooling == "mean":
             summed /= counts.clamp(min=1).unsqueeze(1)
-        return summed.view(lists, rows, -1).transpose(0, 1)
+        return summed.view(lists, rows, table.shape[1]).transpose(0, 1)
 
     def sources(
         self, vectors: int, single: int, pooling: Literal["sum", "mean"]

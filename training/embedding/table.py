@@ -154,7 +154,8 @@ class StackedEmbedding(nn.Module):
         keys = self._keys(single, self.router.features[: self._single]).flatten()
         if lists is not None:
             keys = torch.cat([keys, self._keys(lists.ids, lists.features)])
-        table, positions, groups, fetched = self.weight, keys, None, None
+        table: Tensor = self.weight
+        positions, groups, fetched = keys, None, None
         if self.placement.exchanges:
             groups = group(keys, self.router.end)
             positions = groups.position()
@@ -210,7 +211,8 @@ class StackedEmbedding(nn.Module):
         values = groups.sum(flat, source, weights)
         if lookup.fetched is None:
             return RowGradient(groups.keys, values), None
-        return return_gradient(values, lookup.fetched, self._collectives)
+        owned, shared = return_gradient(values, lookup.fetched, self._collectives)
+        return shared, owned
 
     def _unsummed(self, lookup: _Lookup) -> RowGradient:
         vectors = lookup.vectors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -24,7 +25,11 @@ class RowOptimizer(Protocol):
         ...
 
 
-_KINDS = {"row_wise_adagrad": RowWiseAdagrad, "sgd": RowSgd, "lazy_adam": LazyAdam}
+_KINDS: dict[str, Callable[[StackedEmbedding], RowOptimizer]] = {
+    "row_wise_adagrad": RowWiseAdagrad,
+    "sgd": RowSgd,
+    "lazy_adam": LazyAdam,
+}
 
 
 def row_optimizer(name: str, table: StackedEmbedding) -> RowOptimizer:
