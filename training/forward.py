@@ -87,7 +87,7 @@ class Forward:
         Raises:
             ConfigError: the model's dense part does not compile.
         """
-        with _float32_products(self._train.precision), self._compiler_errors():
+        with _float32_products(self._train.precision, self._device), self._compiler_errors():
             logits = self._logits(batch)
             losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
             loss: Tensor = (losses * batch.weights).sum() / batch.global_weight
@@ -147,10 +147,11 @@ def mixed_precision(
 
 
 @contextmanager
-def _float32_products(precision: str) -> Iterator[None]:
-    """In which float32 matrix products are computed in TF32 where the GPU can, if that is the precision."""
+def _float32_products(precision: str, device: torch.device) -> Iterator[None]:
+    """In which a GPU computes float32 matrix products in TF32, if that is the precision."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
+    if precision == "tf32" and device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:

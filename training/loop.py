@@ -94,7 +94,7 @@ def train_model(
             profiled.after(done)
             measures = validate if _due(done, train.evaluate_every_steps) and done < steps else None
             if _due(done, train.log_every_steps) or measures or done == steps:
-                entry = {
+                entry: dict[str, Any] = {
                     "step": done,
                     "epoch": (done - 1) // loader.plan.steps,
                     "learning_rate": train.learning_rate * factor,

@@ -86,6 +86,7 @@ def test_undefined_measures_are_named_or_none() -> None:
         "normalized_entropy": None,
         "rows": 0,
         "positives": 0,
+        "calibration": None,
     }
     assert summarize([0, 0], [0.1, 0.2])["auc"] is None
     assert summarize([0, 1], [0.1, 0.2])["auc"] == 1.0

@@ -44,3 +44,10 @@ def test_learning_rate_rises_stays_and_decays_to_zero() -> None:
 def test_schedule_without_warmup_and_decay_is_constant() -> None:
     train = Train(warmup_share=0.0, decay_start_share=1.0)
     assert {learning_rate_factor(step, 7, train) for step in range(7)} == {1.0}
+
+
+def test_power_and_end_of_the_decay_are_settings() -> None:
+    train = Train(warmup_share=0.0, decay_start_share=0.0, decay_power=1.0, decay_end_factor=0.2)
+    assert [learning_rate_factor(step, 4, train) for step in range(4)] == pytest.approx([1.0, 0.8, 0.6, 0.4])
+    steep = train.model_copy(update={"decay_power": 3.0})
+    assert learning_rate_factor(2, 4, steep) == pytest.approx(0.2 + 0.8 * 0.125)

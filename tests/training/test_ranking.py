@@ -48,7 +48,7 @@ some_rows = st.lists(
 
 
 @given(some_rows, st.integers(1, 6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_both_equal_their_definitions(rows: list[Row], k: int) -> None:
     labels, scores, groups = zip(*rows, strict=True)
     assert map_at_k(labels, scores, groups, k) == pytest.approx(map_by_definition(rows, k), abs=1e-12)

@@ -104,6 +104,7 @@ def test_one_kind_of_feature_is_enough(
         "normalized_entropy": None,
         "rows": 0,
         "positives": 0,
+        "calibration": None,
     }
     assert load_model(plan.model_path, torch.device("cpu")).spec == spec
 

@@ -77,10 +77,15 @@ def _facts(model: Mapping[str, Any]) -> Html:
             ("Started from", f"model {parent}" if parent else "random values"),
             ("Workflow", model.get("workflow_version")),
             ("Training took", numbers.seconds(model.get("seconds"))),
+            ("Ended early", model.get("stopped")),
             ("Waiting for data", numbers.percent(sum(waits) / len(waits)) if waits else None),
             ("Validation AUC", numbers.decimal(validation.get("auc"))),
             ("Validation log loss", numbers.decimal(validation.get("log_loss"))),
             ("Validation normalised entropy", numbers.decimal(validation.get("normalized_entropy"))),
+            (
+                "Predicted over observed clicks",
+                numbers.decimal((validation.get("calibration") or {}).get("ratio")),
+            ),
         ]
     )
 
