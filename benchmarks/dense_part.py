@@ -11,14 +11,18 @@ class FixedVectors(nn.Module):
 
     def __init__(self, rows: int, features: int, dim: int, device: torch.device) -> None:
         super().__init__()
-        self.vectors = torch.randn(rows, features, dim, device=device).mul_(0.01).requires_grad_()
+        vectors = torch.randn(rows, features, dim, device=device).mul_(0.01).requires_grad_()
+        self.register_buffer("vectors", vectors, persistent=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        self.vectors.grad = None
+    vectors: Tensor
+
+    def forward(self, ids: object) -> Tensor:
         return self.vectors
 
 
-def without_tables(model: nn.Module, rows: int, features: int, dim: int, device: torch.device) -> nn.Module:
-    """The model, changed in place: its table is gone, its dense layers stay."""
+def without_tables(
+    model: nn.Module, rows: int, features: int, dim: int, device: torch.device
+) -> FixedVectors:
+    """Changes the model in place: its table is gone, its dense layers stay. Returns what stands for the table."""
     model.embedding = FixedVectors(rows, features, dim, device)
-    return model
+    return model.embedding

@@ -96,7 +96,7 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
     train, steps = measurement.train, measurement.steps
     collectives = TimedCollectives(HorovodCollectives())
     spec = spec_of(measurement.cardinalities)
-    model = build_model(measurement.model, spec, train.seed)
+    model = build_model(measurement.model, spec, train.seed, train.embeddings, collectives)
     trainer = Trainer(model, train, collectives)
     plan = plan_shards([each.rows for each in measurement.files], train.num_shards, train.global_batch_size)
     own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class Trainer:
         """Updates every parameter by gradients of the scaled loss, summed over ranks."""
         unscaled = self._loss_scale.unscaled
         gradient = clipped(unscaled(dense), self._train.clip_norm)
-        by_row = {name: RowGradient(each.rows, unscaled(each.values)) for name, each in rows.items()}
+        by_row = {name: replace(each, values=unscaled(each.values)) for name, each in rows.items()}
         self._updates.apply(gradient, by_row, rate_factor)
 
     def _gradients(self, batch: Batch) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,15 @@ def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
     """(ours, torch's, bytes that must be read and written)."""
     from training.embedding.kernels.lookup import Features, gather
 
-    features = Features.of(setting.cardinalities, [], False, setting.device)
+    starts = _first_rows(setting)
+    features = Features.of(starts, [], False)
     weight = _weight(setting, storage)
 
     def ours() -> Tensor:
         return gather(weight, ids, features, half(setting))
 
     def theirs() -> Tensor:
-        return functional.embedding(ids + features.first_row, weight).to(half(setting))
+        return functional.embedding(ids + starts, weight).to(half(setting))
 
     _assert_close(ours(), theirs(), 2**-7)
     return ours, theirs, ids.numel() * (8 + setting.dim * (weight.element_size() + 2))
@@ -107,10 +109,9 @@ def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
 
 def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
     """As `gathers`. In 16 bits torch's counterpart rounds to the nearest, which is less work than ours does."""
-    from training.embedding.kernels.lookup import Features, rows_of
     from training.embedding.kernels.row_update import update_rows
 
-    rows, _, _ = rows_of(ids, Features.of(setting.cardinalities, [], False, setting.device))
+    rows = (ids + _first_rows(setting)).flatten()
     gradient = torch.randn(len(rows), setting.dim, device=setting.device).to(half(setting))
     mine, theirs = (_weight(setting, storage) for _ in range(2))
     my_sums, their_sums = (torch.zeros(len(mine), device=setting.device) for _ in range(2))
@@ -165,6 +166,11 @@ def interactions(setting: Setting) -> tuple[Work, Work, int]:
         _assert_close(mine, other, 2**-5)
     traffic = 2 * (3 * vectors.numel() + 2 * gradient.numel())
     return ours, theirs, traffic
+
+
+def _first_rows(setting: Setting) -> Tensor:
+    """(C,) where each feature's rows begin in the table."""
+    return torch.tensor([0, *accumulate(setting.cardinalities)][:-1], device=setting.device)
 
 
 def _weight(setting: Setting, storage: torch.dtype) -> Tensor:

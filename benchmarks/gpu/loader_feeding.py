@@ -56,7 +56,7 @@ def measure(setting: Setting) -> dict[str, float]:
     plan = plan_shards([each.rows for each in files], train.num_shards, train.global_batch_size)
     own = shards_of_rank(train.num_shards, 0, 1)
     loader = Loader(files, plan, own, spec_of(cardinalities), train.seed)
-    step = make("ours_bf16", setting, model_of(setting))
+    step = make("ours_bf16" if setting.measures else "ours_tf32", setting, model_of(setting))
     steps = setting.steps * setting.turns
 
     def run(takes: bool) -> float:

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.criteo_shapes import capped
 from benchmarks.report import machine
+from training.embedding import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache/nightrank/benchmarks/gpu"
@@ -63,6 +64,7 @@ def read_setting(description: str | None, arguments: Sequence[str] | None) -> Se
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+        kernels.INTERPRETED = True
         torch.set_num_threads(1)
         return Setting(torch.device("cpu"), 16, 8, 20, 1, 1, measures=False)
     device = torch.device("cuda", 0)

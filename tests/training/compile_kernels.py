@@ -26,7 +26,7 @@ TABLE = {
     "seed": "i64",
     "step": "i64",
 }
-VECTORS = {"bottom": "*bf16", "embedded": "*bf16"}
+VECTORS = {"bottom": "*bf16", "embedded": "*fp32"}
 
 KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     (
@@ -37,7 +37,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
             "first_row": "*i64",
             "column": "*i32",
             "width": "*i32",
-            "out": "*bf16",
+            "out": "*fp32",
             "vectors": "i32",
             "columns": "i32",
             "num_features": "i32",
@@ -49,7 +49,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     (interaction._forward, {**VECTORS, "out": "*bf16", "width": "i32"}, PAIRS, 4),
     (
         interaction._backward,
-        {**VECTORS, "gradient": "*bf16", "of_bottom": "*bf16", "of_embedded": "*bf16", "width": "i32"},
+        {**VECTORS, "gradient": "*bf16", "of_bottom": "*bf16", "of_embedded": "*fp32", "width": "i32"},
         PAIRS,
         4,
     ),
@@ -71,6 +71,29 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
         row_update._finish,
         {"rows": "*i32", "parts": "*fp32", "lookups": "i32", **TABLE},
         {**STEP, "PARTS": 16},
+        1,
+    ),
+    (
+        row_update._add_up,  # of a linear part's weights: one number a row, plain SGD
+        {
+            "rows": "*i64",
+            "origin": "*i64",
+            "gradient": "*fp32",
+            "scales": "*fp32",
+            "parts": "*fp32",
+            "lookups": "i32",
+            **TABLE,
+            "weight": "*fp32",
+        },
+        {
+            "SCALED": False,
+            "DIM": 1,
+            "ADAGRAD": False,
+            "MANTISSA": 0,
+            "LOWEST": 0,
+            "BLOCK": 1,
+            "CHUNK": 32,
+        },
         1,
     ),
 ]

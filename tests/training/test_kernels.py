@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.feature_spec import PAD_ID
+from tests.training.interpreted import device_of_kernels
 from training.embedding import kernels
 
 ROOT = Path(__file__).parents[2]
@@ -23,20 +23,17 @@ Floats = NDArray[np.float64]
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    if torch.cuda.is_available():
-        yield torch.device("cuda")
-    else:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        yield torch.device("cpu")
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    return device_of_kernels(monkeypatch)
 
 
 def test_without_a_gpu_kernels_are_for_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
     assert not kernels.available(torch.device("cpu"))
     assert kernels.available(torch.device("cuda"))
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
     assert kernels.available(torch.device("cpu"))
+    assert not kernels.available(torch.device("meta"))
 
 
 def test_triton_is_not_imported_before_a_kernel_is_asked_for() -> None:
@@ -55,7 +52,7 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     environment = plain_environment(TRITON_CACHE_DIR=str(tmp_path))
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["_gather", "_forward", "_backward", "_add_up", "_finish"]
+    assert done.stdout.split() == ["_gather", "_forward", "_backward", "_add_up", "_finish", "_add_up"]
 
 
 def ids_of(rows: int, cardinalities: list[int], lengths: list[int], seed: int) -> NDArray[np.int64]:
@@ -69,6 +66,10 @@ def ids_of(rows: int, cardinalities: list[int], lengths: list[int], seed: int) -
             ids[0] = PAD_ID
         columns += list(ids.T)
     return np.stack(columns, axis=1).astype(np.int64)
+
+
+def starts_of(cardinalities: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(np.cumsum([0, *cardinalities])[:-1], device=device)
 
 
 def pooled(
@@ -115,7 +116,7 @@ def test_gather(
 
     ids = ids_of(rows, cardinalities, lengths, seed=1)
     weight = torch.from_numpy(np.random.default_rng(2).normal(size=(sum(cardinalities), dim))).to(storage)
-    features = Features.of(cardinalities, lengths, mean, device)
+    features = Features.of(starts_of(cardinalities, device), lengths, mean)
     found = gather(weight.to(device), torch.from_numpy(ids).to(device), features, torch.float32)
     expected = pooled(weight.double().numpy(), ids, cardinalities, lengths, mean)
     assert found.shape == expected.shape
@@ -127,7 +128,7 @@ def test_gather_gives_the_dtype_of_the_computation(device: torch.device) -> None
     from training.embedding.kernels.lookup import Features, gather
 
     weight = torch.linspace(-3, 3, 40, device=device).view(20, 2)
-    features = Features.of([20], [], True, device)
+    features = Features.of(starts_of([20], device), [], True)
     found = gather(weight, torch.arange(20, device=device).unsqueeze(1), features, torch.bfloat16)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found[:, 0].float(), weight, rtol=2**-7, atol=0)
@@ -253,35 +254,25 @@ def test_update_of_rows(
     np.testing.assert_allclose(sums.cpu().numpy(), accumulator, rtol=1e-4)
 
 
-def test_update_through_sources_and_scales_is_that_of_lists(device: torch.device) -> None:
-    """The gradient of a pooled vector reaches each id of its list, divided by how many there are."""
-    from training.embedding.kernels.lookup import Features, rows_of
+def test_update_through_sources_and_weights(device: torch.device) -> None:
+    """As lists need it: the gradient of a pooled vector reaches each id of its list, times a number."""
     from training.embedding.kernels.row_update import update_rows
 
-    cardinalities, lengths = [5, 8, 6], [3, 2]
-    ids = ids_of(9, cardinalities, lengths, seed=8)
     rng = np.random.default_rng(9)
-    weight, gradient = rng.normal(size=(19, 4)), rng.normal(size=(9, 3, 4))
-    features = Features.of(cardinalities, lengths, True, device)
-    rows, sources, scales = rows_of(torch.from_numpy(ids).to(device), features)
+    weight, gradient = rng.normal(size=(8, 4)), rng.normal(size=(6, 4))
+    rows, sources, scales = rng.integers(0, 8, 40), rng.integers(0, 6, 40), rng.random(40)
     mine = torch.from_numpy(weight).float().to(device)
     update_rows(
         mine,
         None,
-        rows,
-        torch.from_numpy(gradient).float().to(device).flatten(0, 1),
+        torch.from_numpy(rows).to(device),
+        torch.from_numpy(gradient).float().to(device),
         0.5,
-        sources=sources,
-        scales=scales,
+        sources=torch.from_numpy(sources).to(device),
+        scales=torch.from_numpy(scales).float().to(device),
     )
-    expected = weight.copy()
-    starts = [0, 5, 13]
-    for row, own in enumerate(ids):
-        for feature, columns in enumerate((slice(0, 1), slice(1, 4), slice(4, 6))):
-            kept = [each for each in own[columns] if each != PAD_ID or feature == 0]
-            for each in kept:
-                expected[starts[feature] + each] -= 0.5 * gradient[row, feature] / len(kept)
-    np.testing.assert_allclose(mine.cpu().numpy(), expected, rtol=1e-5, atol=1e-6)
+    updated(weight, None, rows, gradient[sources] * scales[:, None], 0.5)
+    np.testing.assert_allclose(mine.cpu().numpy(), weight, rtol=1e-4, atol=1e-5)
 
 
 def philox(step: int, row: int, place: int, seed: int) -> int:

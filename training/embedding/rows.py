@@ -20,6 +20,21 @@ class RowGradient:
 
 
 @dataclass(frozen=True)
+class Lookups(RowGradient):
+    """What a batch looked up and the gradients of its vectors, not yet added up: for kernels that do it as they update.
+
+    Attributes:
+        rows: (N,) int64, one for each lookup, in any order and with repeats.
+        values: (M, E).
+        sources: (N,) int64 the row of `values` that belongs to each lookup; None where N = M and they go in order.
+        weights: (N,) float32 what that row is multiplied by; None for 1.
+    """
+
+    sources: Tensor | None = None
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class RowBlock:
     """Rows of one feature that lie together in this rank's matrix.
 

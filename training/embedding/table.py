@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from conf.feature_spec import PAD_ID
 from training.collectives import ALONE, Collectives
-from training.embedding import counters
+from training.embedding import counters, kernels
 from training.embedding.exchange import Fetched, fetch, return_gradient, sum_over_ranks
 from training.embedding.lookup import ListElements
 from training.embedding.placement import Placement, everywhere
 from training.embedding.router import Router
-from training.embedding.rows import Groups, RowBlock, RowGradient, group, sum_rows
+from training.embedding.rows import Groups, Lookups, RowBlock, RowGradient, group, sum_rows
 from training.embedding.storage import round_stochastically
 
 __all__ = ["RowBlock", "RowGradient", "StackedEmbedding", "sum_rows", "tables_of"]
@@ -90,6 +90,9 @@ class StackedEmbedding(nn.Module):
         self._lookups: list[_Lookup] = []
         # One draw, so that what is drawn after it does not depend on how many rows this rank has.
         self._seed = int(torch.randint(2**62, ()))
+
+    unsummed = False
+    """Whether the optimiser adds gradients of equal rows up itself; it sets this."""
 
     blocks: tuple[RowBlock, ...]
     """The rows that this rank holds, in their order in the matrix."""
@@ -157,6 +160,10 @@ class StackedEmbedding(nn.Module):
             groups = group(keys, self.router.end)
             positions = groups.position()
             table, fetched = fetch(groups.keys, self.weight, self.router, self._collectives)
+        elif kernels.available(ids.device):
+            first_rows = self.router.shared_places[: len(self.cardinalities)]
+            vectors = kernels.look_up(table, ids, first_rows, self.list_lengths, self.pooling == "mean")
+            return _Lookup(vectors, keys, lists, None, None)
         vectors = table.index_select(0, positions[: single.numel()]).float()
         vectors = vectors.view(*single.shape, table.shape[1])
         if lists is not None:
@@ -177,9 +184,12 @@ class StackedEmbedding(nn.Module):
             collectives: of the ranks that train on parts of one batch.
 
         Returns:
-            Of the rows of this rank's matrix, sorted. All ranks get the same of rows that all hold.
+            Of the rows of this rank's matrix, sorted. All ranks get the same of rows that all hold. With `unsummed` set,
+            and nobody to share them with, the `Lookups` of one batch as they are.
         """
         lookups, self._lookups = self._lookups, []
+        if self.unsummed and collectives.size == 1 and not self.placement.exchanges and len(lookups) == 1:
+            return self._unsummed(lookups[0])
         parts = [self._gradient(each) for each in lookups if each.vectors.grad is not None]
         shared = self._sum([each for each, _ in parts], distinct=len(parts) == 1)
         shared = sum_over_ranks(shared, collectives, self.router.span)
@@ -203,6 +213,15 @@ class StackedEmbedding(nn.Module):
             return RowGradient(groups.keys, values), None
         owned, shared = return_gradient(values, lookup.fetched, self._collectives)
         return shared, owned
+
+    def _unsummed(self, lookup: _Lookup) -> RowGradient:
+        vectors = lookup.vectors
+        gradient = torch.zeros_like(vectors) if vectors.grad is None else vectors.grad
+        source = weights = None
+        flat = gradient.reshape(-1, vectors.shape[2])
+        if lookup.lists is not None:
+            source, weights = lookup.lists.sources(flat.shape[0], self._single, self.pooling)
+        return Lookups(lookup.keys, flat, source, weights)
 
     def _sum(self, parts: Sequence[RowGradient], *, distinct: bool) -> RowGradient:
         """The parts' gradients, added up by row unless it is known that no row occurs twice."""
@@ -228,6 +247,20 @@ class StackedEmbedding(nn.Module):
         where = self.router.in_unsharded(rows)
         rounded = round_stochastically(moved, self.weight.dtype, self._seed + step, where)
         self.weight.index_copy_(0, rows, rounded)
+
+    @torch.no_grad()
+    def apply_lookups(
+        self,
+        gradient: Lookups,
+        rate: float,
+        step: int,
+        accumulator: Tensor | None = None,
+        epsilon: float = 1e-8,
+    ) -> None:
+        """One step of row-wise Adagrad, or of SGD without an accumulator (rows,), by what `unsummed` left as it was."""
+        kernels.update(
+            self.weight.detach(), accumulator, gradient, rate, epsilon=epsilon, seed=self._seed, step=step
+        )
 
 
 def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
+from training.embedding import kernels
 from training.inputs import Inputs
 from training.layers import in_float32, mlp
 
@@ -34,7 +35,7 @@ class DLRM(nn.Module):
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
         super().__init__()
         self.num_dense = inputs.num_dense
-        num_vectors = inputs.num_embedded + bool(self.num_dense)
+        self.num_vectors = num_vectors = inputs.num_embedded + bool(self.num_dense)
         self.embedding = inputs.table(settings.embedding_dim)
         self.embedding.init_uniform()
         self.bottom = _mlp([self.num_dense, *settings.bottom_mlp]) if self.num_dense else nn.Identity()
@@ -54,6 +55,10 @@ class DLRM(nn.Module):
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
         vectors = self.embedding(categorical)  # (B, C, E)
+        if self.first_enters == bool(self.num_dense) and kernels.interacts(vectors.device, self.num_vectors):
+            bottom = self.bottom(dense) if self.num_dense else None
+            interactions = kernels.interact(bottom, vectors)
+            return in_float32(self.logit, self.top(interactions)).squeeze(1)
         if self.num_dense:
             vectors = torch.cat([self.bottom(dense).unsqueeze(1), vectors], dim=1)  # (B, F, E)
         interactions = self._interact(vectors)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from training.embedding import kernels
+from training.embedding.rows import Lookups
 from training.embedding.table import RowGradient, StackedEmbedding
 
 
@@ -13,10 +15,14 @@ class RowSgd:
 
     def __init__(self, table: StackedEmbedding) -> None:
         self.table = table
+        table.unsummed = kernels.available(table.weight.device)
 
     @torch.no_grad()
     def step(self, gradient: RowGradient, rate: float, step: int) -> None:
         """Moves the rows of a gradient; `step` is the training's."""
+        if isinstance(gradient, Lookups):
+            self.table.apply_lookups(gradient, rate, step)
+            return
         self.table.move_rows(gradient.rows, gradient.values * -rate, step)
 
     def state(self) -> dict[str, Tensor]:

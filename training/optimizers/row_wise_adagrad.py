@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from training.embedding import kernels
+from training.embedding.rows import Lookups
 from training.embedding.table import RowGradient, StackedEmbedding
 
 
@@ -20,11 +22,15 @@ class RowWiseAdagrad:
 
     def __init__(self, table: StackedEmbedding) -> None:
         self.table = table
+        table.unsummed = kernels.available(table.weight.device)
         self.accumulator = torch.zeros(table.weight.shape[0], device=table.weight.device)
 
     @torch.no_grad()
     def step(self, gradient: RowGradient, rate: float, step: int) -> None:
         """Moves the rows of a gradient; `step` is the training's."""
+        if isinstance(gradient, Lookups):
+            self.table.apply_lookups(gradient, rate, step, self.accumulator, self.epsilon)
+            return
         total = self.accumulator.index_select(0, gradient.rows) + gradient.values.square().mean(dim=1)
         self.accumulator.index_copy_(0, gradient.rows, total)
         scale = -rate / (total.sqrt() + self.epsilon)

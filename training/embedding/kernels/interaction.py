@@ -7,6 +7,9 @@ Neither the matrix V (B, F, E), nor the dots (B, F, F), nor the concatenation's 
 once and what the top MLP takes is written once. F = C + 1, or C where there is no bottom MLP.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# (Triton gives the parameters of kernels their types)
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,56 +19,82 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Vectors whose dots fit a program's registers; beyond it the interaction is left to torch.
-MOST_VECTORS = 64
 _BLOCK_DIM = 128
 
 
-def fits(num_vectors: int) -> bool:
-    """Whether the kernel takes so many vectors a row."""
-    return num_vectors <= MOST_VECTORS
-
-
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """(B, E + F (F - 1) / 2) of bottom (B, E) and embedded (B, C, E), both of one floating dtype; dots alone without bottom."""
+    """(B, E + F (F - 1) / 2) of bottom (B, E) and embedded (B, C, E); the dots alone without bottom.
+
+    Under autocast products are taken in its dtype, which the result has; vectors are read, and their gradients written, as
+    they are.
+    """
     first = embedded.new_empty(len(embedded), 0) if bottom is None else bottom
-    out: Tensor = _Interaction.apply(first.contiguous(), embedded.contiguous())
+    dtype = embedded.dtype
+    if torch.is_autocast_enabled(embedded.device.type):
+        dtype = torch.get_autocast_dtype(embedded.device.type)
+    return dot_interaction(first, embedded, dtype)
+
+
+# Operators of torch's own, so that torch.compile takes them as they are, without looking inside.
+@torch.library.custom_op("nightrank::dot_interaction", mutates_args=())
+def dot_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
+    """As `interact`, in `dtype`; bottom is (B, 0) where there is none."""
+    shape = _Shape(bottom, embedded, dtype)
+    out = torch.empty(len(embedded), shape.width, dtype=dtype, device=embedded.device)
+    if out.numel():
+        _forward[(len(embedded),)](bottom.contiguous(), embedded.contiguous(), out, **shape.arguments)
     return out
 
 
-class _Interaction(torch.autograd.Function):
-    """`bottom` is (B, 0) where there is none."""
+@torch.library.custom_op("nightrank::dot_interaction_backward", mutates_args=())
+def dot_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of `bottom` and `embedded`, by that of the result."""
+    shape = _Shape(bottom, embedded, gradient.dtype)
+    bottom, embedded = bottom.contiguous(), embedded.contiguous()
+    of_bottom, of_embedded = torch.empty_like(bottom), torch.empty_like(embedded)
+    if embedded.numel():
+        arguments = (bottom, embedded, gradient.contiguous(), of_bottom, of_embedded)
+        _backward[(len(embedded),)](*arguments, **shape.arguments)
+    return of_bottom, of_embedded
 
-    @staticmethod
-    def forward(ctx: Any, bottom: Tensor, embedded: Tensor) -> Tensor:
-        ctx.save_for_backward(bottom, embedded)
-        shape = _Shape(bottom, embedded)
-        out = embedded.new_empty(len(embedded), shape.width)
-        if out.numel():
-            _forward[(len(embedded),)](bottom, embedded, out, **shape.arguments)
-        return out
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        bottom, embedded = ctx.saved_tensors
-        shape = _Shape(bottom, embedded)
-        of_bottom, of_embedded = torch.empty_like(bottom), torch.empty_like(embedded)
-        if embedded.numel():
-            arguments = (bottom, embedded, gradient.contiguous(), of_bottom, of_embedded)
-            _backward[(len(embedded),)](*arguments, **shape.arguments)
-        return of_bottom, of_embedded
+@dot_interaction.register_fake
+def _(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
+    return embedded.new_empty(len(embedded), _width(bottom, embedded), dtype=dtype)
+
+
+@dot_interaction_backward.register_fake
+def _(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    return bottom.new_empty(bottom.shape), embedded.new_empty(embedded.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    return (*dot_interaction_backward(*ctx.saved_tensors, gradient), None)
+
+
+dot_interaction.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _width(bottom: Tensor, embedded: Tensor) -> int:
+    """Numbers a row of the result."""
+    num_vectors = embedded.shape[1] + (bottom.shape[1] > 0)
+    return bottom.shape[1] + num_vectors * (num_vectors - 1) // 2
 
 
 class _Shape:
     """What both kernels are compiled for. `width`: numbers a row of the output."""
 
-    def __init__(self, bottom: Tensor, embedded: Tensor) -> None:
+    def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         _, num_features, dim = embedded.shape
         first = int(bottom.shape[1] > 0)
         num_vectors = num_features + first
-        self.width = first * dim + num_vectors * (num_vectors - 1) // 2
+        self.width = _width(bottom, embedded)
         block_dim = min(_BLOCK_DIM, max(16, triton.next_power_of_2(dim)))
-        exact = embedded.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+        exact = dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
         self.arguments: dict[str, Any] = {
             "width": self.width,
             "FIRST": first,
@@ -80,16 +109,19 @@ class _Shape:
 @triton.jit
 def _vectors(
     bottom, embedded, row, index, place, FIRST: tl.constexpr, VECTORS: tl.constexpr, DIM: tl.constexpr
-):  # type: ignore[no-untyped-def]
-    """The tile V[index, place] of a row: vector 0 is the bottom one where there is one."""
+):
+    """The tile V[index, place] of a row in float32: vector 0 is the bottom one where there is one."""
     inside = (place < DIM)[None, :]
     mask = ((index >= FIRST) & (index < VECTORS))[:, None] & inside
     start = embedded + row * (VECTORS - FIRST) * DIM
-    tile = tl.load(start + (index - FIRST)[:, None] * DIM + place[None, :], mask=mask, other=0.0)
+    tile = tl.load(start + (index - FIRST)[:, None] * DIM + place[None, :], mask=mask, other=0.0).to(
+        tl.float32
+    )
     if FIRST:
         own = (index == 0)[:, None] & inside
         zero = (index * 0)[:, None]
-        tile = tl.where(own, tl.load(bottom + row * DIM + place[None, :] + zero, mask=own, other=0.0), tile)
+        first = tl.load(bottom + row * DIM + place[None, :] + zero, mask=own, other=0.0)
+        tile = tl.where(own, first.to(tl.float32), tile)
     return tile
 
 
@@ -105,18 +137,18 @@ def _forward(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """One row of the batch a program."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     dots = tl.full((BLOCK, BLOCK), 0.0, tl.float32)
     for begin in range(0, DIM, BLOCK_DIM):
         place = begin + tl.arange(0, BLOCK_DIM)
-        tile = _vectors(bottom, embedded, row, index, place, FIRST, VECTORS, DIM)
+        tile = _vectors(bottom, embedded, row, index, place, FIRST, VECTORS, DIM).to(out.dtype.element_ty)
         dots += tl.dot(tile, tl.trans(tile), input_precision=PRECISION)
         if FIRST:
             copied = tl.load(bottom + row * DIM + place, mask=place < DIM, other=0.0)
-            tl.store(out + row * width + place, copied, mask=place < DIM)
+            tl.store(out + row * width + place, copied.to(out.dtype.element_ty), mask=place < DIM)
     lower, upper = index[:, None], index[None, :]
     pair = lower * (lower - 1) // 2 + upper
     mask = (upper < lower) & (lower < VECTORS)
@@ -137,7 +169,7 @@ def _backward(
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """One row of the batch a program."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
@@ -148,7 +180,7 @@ def _backward(
     both = tl.load(gradient + row * width + FIRST * DIM + pair, mask=mask, other=0.0)  # G + Gᵀ
     for begin in range(0, DIM, BLOCK_DIM):
         place = begin + tl.arange(0, BLOCK_DIM)
-        tile = _vectors(bottom, embedded, row, index, place, FIRST, VECTORS, DIM)
+        tile = _vectors(bottom, embedded, row, index, place, FIRST, VECTORS, DIM).to(both.dtype)
         result = tl.dot(both, tile, input_precision=PRECISION)
         inside = (place < DIM)[None, :]
         of_vectors = ((index >= FIRST) & (index < VECTORS))[:, None] & inside

@@ -4,10 +4,14 @@ Of a list PAD_ID is left out, of the sum and of the mean's count, and an empty l
 `StackedEmbedding.forward`, whose three operations and their temporaries (ids + offsets, the gather, the cast) this replaces.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# (Triton gives the parameters of kernels their types)
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 import torch
@@ -28,7 +32,6 @@ class Features:
     Attributes:
         first_row: (C,) int64 the table's row of each feature's id 0.
         column, width: (C,) int32 the first of a feature's columns of ids, and how many there are.
-        of_column: (W,) int64 the feature of each column.
         lists_from: the first feature that is a list; all from it on are.
         longest: the largest width.
         mean: lists are pooled by their mean, else by their sum.
@@ -37,27 +40,27 @@ class Features:
     first_row: Tensor
     column: Tensor
     width: Tensor
-    of_column: Tensor
     lists_from: int
     longest: int
     mean: bool
 
     @classmethod
-    def of(
-        cls, cardinalities: Sequence[int], list_lengths: Sequence[int], mean: bool, device: torch.device
-    ) -> Features:
-        """Of features whose rows follow one another in the table; the last ones are the lists."""
-        single = len(cardinalities) - len(list_lengths)
-        widths = [*[1] * single, *list_lengths]
-        return cls(
-            torch.tensor([0, *accumulate(cardinalities)][:-1], dtype=torch.int64, device=device),
-            torch.tensor([0, *accumulate(widths)][:-1], dtype=torch.int32, device=device),
-            torch.tensor(widths, dtype=torch.int32, device=device),
-            torch.arange(len(widths), device=device).repeat_interleave(torch.tensor(widths, device=device)),
-            single,
-            max(widths, default=1),
-            mean,
-        )
+    def of(cls, first_row: Tensor, list_lengths: Sequence[int], mean: bool) -> Features:
+        """Of features of one id each, but for the last ones, which are lists of these lengths."""
+        single = len(first_row) - len(list_lengths)
+        widths = (*[1] * single, *list_lengths)
+        column, width = _columns(widths, first_row.device)
+        return cls(first_row, column, width, single, max(widths, default=1), mean)
+
+
+@cache
+def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """`column` and `width` of `Features`; copied to the device once, for a copy would wait for it at every step."""
+    starts = [0, *accumulate(widths)][:-1]
+    return (
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        torch.tensor(widths, dtype=torch.int32, device=device),
+    )
 
 
 def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) -> Tensor:
@@ -91,28 +94,6 @@ def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) 
     return out
 
 
-def rows_of(ids: Tensor, features: Features) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The lookups of a batch, for the update of their rows.
-
-    Returns:
-        rows (N,) int64 in the table, -1 where a list is padded; sources (N,) int64 the vector, counted through (B, C), that
-        each enters, None for their own order; scales (B * C,) float32 what the vectors' gradients are multiplied by, or None.
-    """
-    rows = ids + features.first_row[features.of_column]  # (B, W)
-    if features.lists_from == len(features.first_row):
-        return rows.flatten(), None, None
-    listed = features.of_column >= features.lists_from
-    padded = listed & (ids == PAD_ID)
-    batch = torch.arange(len(ids), device=ids.device).unsqueeze(1) * len(features.first_row)
-    sources = (batch + features.of_column).flatten()
-    scales = None
-    if features.mean:
-        counts = torch.zeros(len(ids), len(features.first_row), device=ids.device)
-        counts.index_add_(1, features.of_column, (~padded).float())
-        scales = counts.clamp_(min=1).reciprocal_().flatten()
-    return rows.masked_fill_(padded, -1).flatten(), sources, scales
-
-
 @triton.jit
 def _gather(
     weight,
@@ -131,7 +112,7 @@ def _gather(
     MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """A tile of vectors (BLOCK, BLOCK_DIM); vector v is feature v % C of the batch's row v // C."""
     vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.arange(0, BLOCK_DIM)

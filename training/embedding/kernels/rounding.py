@@ -5,6 +5,9 @@ Weights kept in 16 bits would otherwise lose every update smaller than half thei
 neither the order of programs nor the number of ranks enters.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# (Triton gives the parameters of kernels their types)
+
 from __future__ import annotations
 
 import torch
@@ -21,7 +24,7 @@ def grid_of(dtype: torch.dtype) -> tuple[int, int]:
 
 
 @triton.jit
-def philox(seed, step, row, place):  # type: ignore[no-untyped-def]
+def philox(seed, step, row, place):
     """32 random bits for (step, row, place), row int64 and the others int32; seed int64 is the key."""
     c0 = place.to(tl.uint32)
     c1 = row.to(tl.uint32) + c0 * 0
@@ -43,7 +46,7 @@ def philox(seed, step, row, place):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def round_stochastic(values, bits, MANTISSA: tl.constexpr, LOWEST: tl.constexpr):  # type: ignore[no-untyped-def]
+def round_stochastic(values, bits, MANTISSA: tl.constexpr, LOWEST: tl.constexpr):
     """float32 values on the grid of a 16-bit dtype: ⌊v / s + u⌋ s, s the spacing at v and u uniform in [0, 1)."""
     exponent = (values.to(tl.int32, bitcast=True) >> 23) & 0xFF
     spacing = ((tl.maximum(exponent, LOWEST) - MANTISSA) << 23).to(tl.float32, bitcast=True)

@@ -11,6 +11,9 @@ each chunk's part is written down, and `_finish` adds the parts in their order a
 Row-wise Adagrad's formula stands in training/optimizers/row_wise_adagrad.py; without an accumulator the step is plain SGD's.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# (Triton gives the parameters of kernels their types)
+
 from __future__ import annotations
 
 from typing import Any
@@ -48,7 +51,7 @@ def update_rows(
         rows: (N,) int64 looked up, in any order, repeats and all; negative ones are left out.
         gradient: (M, E) of any floating dtype.
         sources: (N,) int64 the row of `gradient` that belongs to each lookup; None where N = M and they go in order.
-        scales: (M,) float32 what the rows of `gradient` are multiplied by; None for 1.
+        scales: (N,) float32 what that row is multiplied by; None for 1.
         seed, step: what the random bits of the rounding follow from.
     """
     lookups, dim = len(rows), weight.shape[1]
@@ -70,7 +73,7 @@ def update_rows(
         "CHUNK": _CHUNK,
         "num_warps": 1 if dim <= 256 else 4,
     }
-    scaled = gradient if scales is None else scales
+    scaled = gradient if scales is None else scales[order]
     inputs = (ordered, origin, gradient.contiguous(), scaled, parts, lookups)
     _add_up[(chunks,)](*inputs, *target, SCALED=scales is not None, **compiled)
     _finish[(chunks,)](ordered, parts, lookups, *target, PARTS=_PARTS, **compiled)
@@ -91,7 +94,7 @@ def _apply(
     MANTISSA: tl.constexpr,
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """One row's step by its whole gradient `total` (BLOCK,), zero past DIM."""
     place = tl.arange(0, BLOCK)
     row = row.to(tl.int64)
@@ -128,7 +131,7 @@ def _add_up(
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """A chunk's runs. `parts[chunk, 0]` takes a run that began before the chunk, `[chunk, 1]` one that began in it and goes on."""
     chunk = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -141,7 +144,7 @@ def _add_up(
         source = tl.load(origin + index)
         values = tl.load(gradient + source * DIM + place, mask=place < DIM, other=0.0).to(tl.float32)
         if SCALED:
-            values = values * tl.load(scales + source)
+            values = values * tl.load(scales + index)
         total += values
         following = tl.load(rows + index + 1, mask=index + 1 < lookups, other=-2)
         if (following != row) | (index + 1 == end):
@@ -189,7 +192,7 @@ def _finish(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """The run that begins in a chunk and goes on past it, if there is one: its parts are added, `PARTS` chunks at a time."""
     chunk = tl.program_id(0).to(tl.int64)
     begin, end = chunk * CHUNK, (chunk + 1) * CHUNK

@@ -1,0 +1,112 @@
+"""Trainings with kernels against trainings without: the same losses and the same state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conf.types import ModelConfig, Train
+from tests.training.feature_tables import make_spec, random_rows
+from tests.training.interpreted import device_of_kernels
+from training.collectives import LocalCollectives
+from training.embedding import kernels
+from training.models import build_model
+from training.reading.loader import Batch
+from training.trainer import Trainer
+
+DLRM = {"architecture": "dlrm", "embedding_dim": 4, "bottom_mlp": [6, 4], "top_mlp": [8]}
+DEEPFM = {"architecture": "deepfm", "embedding_dim": 3, "deep": [6], "multi_hot": {"max_length": 3}}
+SPEC = make_spec(2, [5, 40, 3], lists=[7])
+
+
+def batches() -> list[Batch]:
+    made = []
+    for seed in range(3):
+        rows = random_rows(SPEC, 16, seed)
+        dense, categorical = rows.tensors(3)
+        labels = torch.from_numpy(rows.labels)
+        made.append(Batch(dense, categorical, labels, torch.ones(16), 16))
+    return made
+
+
+def trained(
+    model: dict[str, Any], settings: dict[str, Any], device: torch.device
+) -> tuple[list[float], dict[str, Tensor]]:
+    train = Train.model_validate({"num_ranks": 1, "global_batch_size": 16, **settings})
+    config = ModelConfig.model_validate({**model, "multi_hot": {"max_length": 3}})
+    trainer = Trainer(build_model(config, SPEC, 3).to(device), train, LocalCollectives())
+    trainer.model.train()
+    losses = [float(trainer.step(batch.to(device), 1.0)) for batch in batches()]
+    return losses, {name: value.detach().cpu().clone() for name, value in trainer.state().items()}
+
+
+@pytest.mark.parametrize(
+    "model, settings",
+    [(DLRM, {}), (DLRM, {"embeddings": {"optimizer": "sgd"}}), (DEEPFM, {}), (DLRM, {"precision": "fp16"})],
+)
+def test_a_training_with_kernels_is_one_without(
+    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    expected, state = trained(model, settings, torch.device("cpu"))
+    called = []
+    device = device_of_kernels(monkeypatch)
+    update = kernels.update
+    monkeypatch.setattr(kernels, "update", lambda *a, **k: (called.append(a), update(*a, **k))[1])
+    found, with_kernels = trained(model, settings, device)
+    assert len(called) == 3 * (1 if model is DLRM else 2)  # each table, each step
+    tolerance = 3e-3 if settings.get("precision") == "fp16" else 1e-4
+    assert found == pytest.approx(expected, rel=tolerance)
+    assert with_kernels.keys() == state.keys()
+    for name, value in state.items():
+        torch.testing.assert_close(
+            with_kernels[name],
+            value,
+            rtol=10 * tolerance,
+            atol=tolerance,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+def test_tables_of_16_bits_are_trained_by_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {**DLRM, "embedding_storage": "bf16"}
+    expected, state = trained(model, {}, torch.device("cpu"))
+    found, with_kernels = trained(model, {}, device_of_kernels(monkeypatch))
+    assert found == pytest.approx(expected, rel=2e-2)  # what each draws to round by is its own
+    weight = with_kernels["model.embedding.weight"]
+    assert weight.dtype == torch.bfloat16
+    assert not torch.equal(weight, state["model.embedding.weight"])
+    torch.testing.assert_close(weight.float(), state["model.embedding.weight"].float(), rtol=0.05, atol=0.01)
+
+
+def test_two_lookups_of_one_step_are_both_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kernels do not take is added up as on a CPU."""
+    device = device_of_kernels(monkeypatch)
+    config = ModelConfig.model_validate({**DLRM, "multi_hot": {"max_length": 3}})
+    model = build_model(config, SPEC, 3).to(device).train()
+    train = Train(num_ranks=1, global_batch_size=16)
+    trainer = Trainer(model, train, LocalCollectives())
+    table: Any = model.embedding
+    first, second = (batch.to(device) for batch in batches()[:2])
+    (table(first.categorical).sum() + table(second.categorical).sum()).backward()
+    gradient = table.take_gradient()
+    assert type(gradient).__name__ == "RowGradient"
+    assert len(gradient.rows.unique()) == len(gradient.rows)
+    assert float(gradient.values.sum()) > 0
+    assert trainer.step(replace(first, global_weight=16), 1.0) > 0
+
+
+def test_the_compiler_takes_the_interaction_as_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = device_of_kernels(monkeypatch)
+    bottom, embedded = (
+        torch.randn(shape, device=device, requires_grad=True) for shape in ((3, 4), (3, 5, 4))
+    )
+    compiled = torch.compile(lambda *each: kernels.interact(*each) * 2, backend="aot_eager", fullgraph=True)
+    gradient = torch.randn(3, 4 + 15, device=device)
+    found = torch.autograd.grad(compiled(bottom, embedded), (bottom, embedded), gradient)
+    expected = torch.autograd.grad(kernels.interact(bottom, embedded) * 2, (bottom, embedded), gradient)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other)
