@@ -39,7 +39,7 @@ from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
 from training.collectives import LocalCollectives
 from training.models import build_model
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 from training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,7 @@ from tests.training.interpreted import device_of_kernels
 from training.collectives import LocalCollectives
 from training.embedding import kernels
 from training.models import build_model
-from training.reading.loader import Batch
+from training.reading.batch import Batch
 from training.trainer import Trainer
 
 DLRM = {"architecture": "dlrm", "embedding_dim": 4, "bottom_mlp": [6, 4], "top_mlp": [8]}
