@@ -75,7 +75,9 @@ def make_table(cache: Path, rows: int) -> FeatureTable:
     return FeatureTable(
         tuple(str(folder / f"part-{place:05d}.parquet") for place in range(FILES)),
         rows,
-        *(str(folder / f"{name}.npy") for name in ("labels", "dense", "ids")),
+        labels=str(folder / "labels.npy"),
+        dense=str(folder / "dense.npy"),
+        ids=str(folder / "ids.npy"),
         id_sum=facts["id_sum"],
         label_sum=facts["label_sum"],
     )

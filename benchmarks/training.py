@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parent.parent)
@@ -102,7 +102,7 @@ def step_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
 
 
 def _contenders(
-    model: ModelConfig, precision: str, batch: int, cardinalities: Sequence[int]
+    model: ModelConfig, precision: Literal["fp32", "bf16"], batch: int, cardinalities: Sequence[int]
 ) -> dict[str, Step]:
     train = train_settings(batch, precision)
     settings = model.settings

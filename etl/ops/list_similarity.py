@@ -39,7 +39,8 @@ class FittedListSimilarity(RowWise):
         # Each side's (row, element) pairs, once each.
         sets = [np.unique(_rows(each) * distinct + own) for each, own in zip(values, codes, strict=True)]
         counts = [np.bincount(each // distinct, minlength=rows) for each in sets]
-        both = np.bincount(np.intersect1d(*sets, assume_unique=True) // distinct, minlength=rows)
+        shared = np.intersect1d(sets[0], sets[1], assume_unique=True)
+        both = np.bincount(shared // distinct, minlength=rows)
         sizes = np.sqrt((counts[0] * counts[1]).astype(np.float64))
         nothing = sizes == 0
         return [pa.array(both / np.where(nothing, 1.0, sizes), pa.float64(), mask=nothing)]

@@ -10,7 +10,8 @@ from typing import Any
 from conf.types import Generate
 from etl.synthetic.blocks import impression_blocks, impression_facts
 from etl.synthetic.layout import CRITEO, NAMED, Layout
-from etl.synthetic.outbrain.rows import OUTBRAIN, display_blocks
+from etl.synthetic.outbrain.columns import OUTBRAIN
+from etl.synthetic.outbrain.rows import display_blocks
 from etl.synthetic.outbrain.summary import display_facts
 
 
