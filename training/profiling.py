@@ -45,8 +45,9 @@ class StepProfiler:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
-            self._running = profile(activities=activities, record_shapes=True)
-            self._running.start()
+            running = profile(activities=activities, record_shapes=True)
+            running.start()
+            self._running = running
 
     def after(self, step: int) -> None:
         """Writes the trace if this was the last of the steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,10 @@ CPU = torch.device("cpu")
 DLRM = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [16, 8], "top_mlp": [32, 16]}
 STEPS, ROWS, SHARDS = 40, 512, 4
 
+one_at_a_time = (
+    Lock()
+)  # ranks that are threads share torch's generator of random numbers, which a new model seeds
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -45,7 +50,8 @@ def train_steps(
     collectives: Collectives, rows: Rows, steps: int = STEPS, seed: int = 0, **train: Any
 ) -> tuple[Trainer, list[float]]:
     spec, _ = segment_rows(1, 0)
-    model = build_model(ModelConfig.model_validate(DLRM), spec, seed)
+    with one_at_a_time:
+        model = build_model(ModelConfig.model_validate(DLRM), spec, seed)
     settings = {"num_ranks": collectives.size, "num_shards": SHARDS, "global_batch_size": ROWS, **train}
     trainer = Trainer(model, Train.model_validate(settings), collectives)
     losses = []
