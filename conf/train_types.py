@@ -8,6 +8,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from conf.raw_types import PositiveInt, Share, Strict
 
+EmbeddingStorage = Literal["fp32", "bf16", "fp16"]
+
 
 class MultiHot(Strict):
     """How a feature that is a list of ids enters a model: as the `pooling` of its ids' vectors, zero for an empty list.
@@ -26,12 +28,17 @@ class ModelConfig(Strict):
 
     `architecture` names a module of training/models. All other keys are that architecture's own: its class `Settings`
     has them with their rules, and `training.models.complete` holds them against it before anything is trained.
+
+    `embedding_storage`: how the numbers of embedding tables are kept and saved. Those of 16 bits halve a table, on disk too;
+    updates are then rounded stochastically, and everything computed with them stays as it is. The weights of linear parts, one
+    number an id, are fp32 whatever it says.
     """
 
     model_config = ConfigDict(extra="allow")
 
     architecture: str
     multi_hot: MultiHot = MultiHot()
+    embedding_storage: EmbeddingStorage = "fp32"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -78,15 +85,36 @@ class Elastic(Strict):
     min_ranks: PositiveInt = 1
 
 
+class Embeddings(Strict):
+    """How embedding tables are trained, and which rank holds which rows.
+
+    `optimizer`: row-wise Adagrad, SGD or lazy Adam, at the rate `embedding_learning_rate`. Weights trained by FTRL keep it.
+
+    `placement`: `replicated` holds every table on every rank, `table_wise` each feature's on one rank, `row_wise` spreads the
+    rows of each over all ranks. `auto` decides for each feature: replicated up to `replicated_max_bytes`; by rows where it is
+    larger than `row_wise_share` of the bytes a rank holds on average, or where a rank would otherwise hold more than
+    `rank_max_bytes`; on one rank elsewhere. Bytes are those of a table and its optimiser's state. With `rank_max_bytes` a
+    table that does not fit is an error; null takes what there is. One rank holds everything. What is trained does not
+    depend on it, but for rounding.
+    """
+
+    optimizer: Literal["row_wise_adagrad", "sgd", "lazy_adam"] = "row_wise_adagrad"
+    placement: Literal["auto", "replicated", "table_wise", "row_wise"] = "auto"
+    replicated_max_bytes: Annotated[int, Field(ge=0)] = 4 * 2**20
+    row_wise_share: Annotated[float, Field(gt=0)] = 0.5
+    rank_max_bytes: PositiveInt | None = None
+
+
 class Train(Strict):
     """The training loop. Batch sizes and rates are global: they do not depend on `num_ranks`.
 
     Both learning rates rise linearly over the first `warmup_share` of all steps, stay until `decay_start_share` of them,
     then fall to `decay_end_factor` of themselves as the `decay_power`-th power of the steps that are left. `learning_rate`
-    is Adam's, for the dense layers; `embedding_learning_rate` is row-wise Adagrad's. `clip_norm` bounds the Euclidean norm
-    of all dense gradients of a step together. `baselines` names architectures that are trained and measured beside the model.
+    is Adam's, for the dense layers; `embedding_learning_rate` is that of embedding tables, whose optimiser the section
+    `embeddings` names. `clip_norm` bounds the Euclidean norm of all dense gradients of a step together. `baselines` names
+    architectures that are trained and measured beside the model.
 
-    `precision` is that of the dense layers' matrix products; weights, gradients, lookups and the loss stay float32. `tf32`
+    `precision` is that of the dense layers' matrix products; weights, gradients and the loss stay float32. `tf32`
     is a GPU's, a CPU computes float32 under it. fp16 scales the loss and skips the steps that overflow. `compile` has
     torch.compile turn the dense layers into fused kernels: it needs a C++ compiler on every node and, at the start, a
     minute. `cuda_graphs` replays them on a GPU without launching kernel after kernel.
@@ -99,6 +127,7 @@ class Train(Strict):
     epochs: PositiveInt = 1
     learning_rate: Annotated[float, Field(gt=0)] = 3e-3
     embedding_learning_rate: Annotated[float, Field(gt=0)] = 0.15
+    embeddings: Embeddings = Embeddings()
     warmup_share: Share = 0.05
     decay_start_share: Share = 0.6
     decay_power: Annotated[float, Field(gt=0)] = 2.0

@@ -39,13 +39,24 @@ from conf.stage_types import (
     WorkflowConfig,
 )
 from conf.storage import scheme_of
-from conf.train_types import Gate, ModelConfig, MultiHot, Profile, StopAt, Train
+from conf.train_types import (
+    Embeddings,
+    EmbeddingStorage,
+    Gate,
+    ModelConfig,
+    MultiHot,
+    Profile,
+    StopAt,
+    Train,
+)
 
 __all__ = [
     "SPLITS",
     "Candidates",
     "Column",
     "Config",
+    "EmbeddingStorage",
+    "Embeddings",
     "EventTime",
     "FeatureGroup",
     "Gate",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
-
-from training.embedding.table import RowGradient, sum_rows
 
 
 class Collectives(Protocol):
@@ -21,6 +19,12 @@ class Collectives(Protocol):
 
     def allreduce_sum(self, values: Tensor) -> Tensor:
         """The sum over ranks of tensors of one shape."""
+        ...
+
+    def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        """As `allreduce_sum`, but returns at once: what it returns waits for the sum. Other calls may come between;
+        a second one of this kind may not, and `values` must not change.
+        """
         ...
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
@@ -45,6 +49,9 @@ class LocalCollectives:
     def allreduce_sum(self, values: Tensor) -> Tensor:
         return values
 
+    def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        return lambda: values
+
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
         return list(tensors)
 
@@ -52,9 +59,4 @@ class LocalCollectives:
         return values, list(splits)
 
 
-def sum_over_ranks(gradient: RowGradient, collectives: Collectives) -> RowGradient:
-    """The rows that any rank touched and the sum of their gradients: never a gradient of the whole table."""
-    if collectives.size == 1:
-        return gradient
-    rows, values = collectives.allgather(gradient.rows, gradient.values)
-    return sum_rows(rows, values)
+ALONE = LocalCollectives()

@@ -10,7 +10,7 @@ user's row to an item's row, without knowing of lists.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from conf.feature_spec import PAD_ID, Feature, FeatureSpec
 from conf.types import MultiHot
+from training.embedding.keeping import Keeping
 from training.embedding.table import StackedEmbedding
 
 
@@ -31,25 +32,42 @@ class Inputs:
         cardinalities: (C,) embedding rows of each feature made of ids, lists of ids last.
         list_lengths: ids that count of each list; one number for each of the last features.
         pooling: how the vectors of a list's ids become one.
+        names: (C,) what the features are called in the log.
+        keeping: how tables are stored and trained, and on which ranks.
     """
 
     num_dense: int
     cardinalities: Sequence[int]
     list_lengths: Sequence[int] = ()
     pooling: Literal["sum", "mean"] = "mean"
+    names: Sequence[str] = ()
+    keeping: Keeping = field(default_factory=Keeping)
 
     @classmethod
-    def of(cls, spec: FeatureSpec, multi_hot: MultiHot) -> Inputs:
-        return cls(len(spec.dense), spec.cardinalities, spec.list_lengths(multi_hot), multi_hot.pooling)
+    def of(cls, spec: FeatureSpec, multi_hot: MultiHot, keeping: Keeping | None = None) -> Inputs:
+        return cls(
+            len(spec.dense),
+            spec.cardinalities,
+            spec.list_lengths(multi_hot),
+            multi_hot.pooling,
+            [each.name for each in spec.embedded],
+            keeping or Keeping(),
+        )
 
     @property
     def num_embedded(self) -> int:
         """C: each feature made of ids becomes one vector, whether it is one id or a list."""
         return len(self.cardinalities)
 
-    def table(self, dim: int) -> StackedEmbedding:
-        """A table of `dim` numbers a row for all features made of ids."""
-        return StackedEmbedding(self.cardinalities, dim, self.list_lengths, self.pooling)
+    def table(self, dim: int, *, by_ftrl: bool = False) -> StackedEmbedding:
+        """A table of `dim` numbers a row for all features made of ids; its rows lie where `keeping` says.
+
+        Args:
+            by_ftrl: whether FTRL trains it, whose state takes memory of its own.
+        """
+        return self.keeping.table(
+            self.cardinalities, dim, self.list_lengths, self.pooling, self.names, by_ftrl=by_ftrl
+        )
 
 
 def id_columns(spec: FeatureSpec, multi_hot: MultiHot) -> list[tuple[Feature, slice]]:

@@ -108,7 +108,7 @@ class LinearPart(nn.Module):
 
     def __init__(self, inputs: Inputs, ftrl: FtrlSettings | None = None) -> None:
         super().__init__()
-        self.embedding = inputs.table(1)
+        self.embedding = inputs.table(1, by_ftrl=ftrl is not None)
         self.weights = nn.Parameter(torch.zeros(inputs.num_dense))
         self.bias = nn.Parameter(torch.zeros(()))
         self.ftrl = ftrl

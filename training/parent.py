@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from conf.dataset import Dataset
 from conf.lake import Lake
-from conf.types import Config
+from conf.types import Config, ModelConfig
 from training import registry
 from training.description import read_description
 
@@ -39,8 +39,8 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
     reason = None
     if not config.train.warm_start:
         reason = "train.warm_start is false"
-    elif description["model"] != mine:
-        reason = f"its architecture is {description['model']}, the configuration's {mine}"
+    elif (theirs := ModelConfig(**description["model"]).model_dump(mode="json")) != mine:
+        reason = f"its architecture is {theirs}, the configuration's {mine}"
     elif description["workflow_version"] not in (dataset.workflow_version, dataset.parent_workflow):
         reason = f"ids of its workflow {description['workflow_version']} mean other values in {dataset.workflow_version}"
     elif parent.trained_days >= set(train_days(dataset)):

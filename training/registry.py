@@ -36,6 +36,7 @@ _NOT_IN_VERSION = {
     "profile",
     "start_timeout_s",
 }
+_NOT_IN_EMBEDDINGS = {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"}
 _CODE = ("conf", "etl", "training")
 
 
@@ -53,7 +54,11 @@ class Decision:
 
 def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
     """16 hex digits: equal for equal configuration, data, code and parent, whatever the number of ranks."""
-    train = config.train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
+    left_out: dict[str, bool | set[str]] = {
+        **dict.fromkeys(_NOT_IN_VERSION, True),
+        "embeddings": _NOT_IN_EMBEDDINGS,
+    }
+    train = config.train.model_dump(mode="json", exclude=left_out)
     return digest_of([config.model.model_dump(mode="json"), train, dataset_digest, code_version(), parent])
 
 

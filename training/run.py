@@ -53,7 +53,7 @@ def run_plan(
     """
     leads = collectives.rank == 0
     held_out = {split: _loader(plan, plan.splits[split], collectives, shuffled=False) for split in _MEASURED}
-    model = _build(plan, plan.model, device)
+    model = _build(plan, plan.model, collectives, device)
     trainer = Trainer(model, plan.train, collectives)
     if plan.parent_path is not None:
         warm_start(trainer, plan.spec, *load_training_state(plan.parent_path, device))
@@ -74,7 +74,9 @@ def run_plan(
     metrics = _measure(model, held_out, collectives, device)
     baselines = {}
     for name in plan.train.baselines:
-        baseline = _build(plan, ModelConfig(architecture=name, multi_hot=plan.model.multi_hot), device)
+        baseline = _build(
+            plan, ModelConfig(architecture=name, multi_hot=plan.model.multi_hot), collectives, device
+        )
         if leads:
             log.info("baseline %s", name)
         every = _loader(plan, plan.splits["train"], collectives, shuffled=True)
@@ -137,8 +139,9 @@ def _labelled(report: Report | None, name: str, loader: Loader, train: Train) ->
     return lambda entry: report({**about, **entry})
 
 
-def _build(plan: TrainPlan, config: ModelConfig, device: torch.device) -> nn.Module:
-    return build_model(config, plan.spec, plan.train.seed).to(device)
+def _build(plan: TrainPlan, config: ModelConfig, collectives: Collectives, device: torch.device) -> nn.Module:
+    train = plan.train
+    return build_model(config, plan.spec, train.seed, train.embeddings, collectives).to(device)
 
 
 def _loader(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from conf.types import Train
-from training.collectives import Collectives, sum_over_ranks
-from training.embedding.table import RowBlock, RowGradient, tables_of
+from training.collectives import Collectives
+from training.embedding.rows import RowBlock, RowGradient
+from training.embedding.table import tables_of
 from training.forward import Forward
 from training.gradients import LossScale, clipped
 from training.layers import Dropout
@@ -19,7 +20,7 @@ from training.updates import Updates
 
 
 class Trainer:
-    """A model and the state of its optimisers, equal on all ranks after every step.
+    """A model and the state of its optimisers; equal on all ranks after every step, but for rows that some of them hold.
 
     The loss is the weighted sum over the local rows divided by the global batch's weight, so gradients are summed over
     ranks, not averaged, and do not depend on how rows are spread over ranks.
@@ -44,14 +45,12 @@ class Trainer:
             rate_factor: of the configured learning rates; FTRL has rates of its own.
         """
         loss = self._gradients(batch)
-        # All dense gradients travel in one buffer, with the loss at its end.
-        summed = self._collectives.allreduce_sum(
+        # All dense gradients travel in one buffer, with the loss at its end, while those of rows are added up and sent.
+        finish = self._collectives.start_allreduce_sum(
             torch.cat([self._updates.take_dense_gradient(), loss.view(1)])
         )
-        rows = {
-            name: sum_over_ranks(gradient, self._collectives)
-            for name, gradient in self._updates.take_row_gradients().items()
-        }
+        rows = self._updates.take_row_gradients(self._collectives)
+        summed = finish()
         if self._loss_scale.accepts(summed[:-1], rows.values(), self._collectives):
             self._apply(summed[:-1], rows, rate_factor)
         return summed[-1]

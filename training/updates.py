@@ -1,6 +1,7 @@
 """Which optimiser has which parameter, and one update of them all.
 
-Dense parameters are Adam's and tables row-wise Adagrad's, but for linear parts that are configured to be trained by FTRL.
+Dense parameters are Adam's and tables the optimiser's that `train.embeddings.optimizer` names, but for linear parts that
+are configured to be trained by FTRL.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from conf.types import Train
+from training.collectives import ALONE, Collectives
 from training.embedding.table import RowGradient, tables_of
 from training.layers import ftrl_parts
 from training.optimizers.adam import Adam
 from training.optimizers.ftrl import FtrlDense, FtrlRows
-from training.optimizers.row_wise_adagrad import RowWiseAdagrad
+from training.optimizers.rows import row_optimizer
 
 
 class Updates:
@@ -35,8 +37,10 @@ class Updates:
         self._ftrl_rows = {
             f"{name}.embedding.weight": FtrlRows(part.embedding, ftrl) for name, (part, ftrl) in parts.items()
         }
-        self._adagrad = {
-            name: RowWiseAdagrad(table) for name, table in self._tables.items() if name not in self._ftrl_rows
+        self._by_row = {
+            name: row_optimizer(train.embeddings.optimizer, table)
+            for name, table in self._tables.items()
+            if name not in self._ftrl_rows
         }
         of_ftrl = [each for part, _ in parts.values() for each in (part.weights, part.bias)]
         elsewhere = {id(each) for each in (*of_ftrl, *(table.weight for table in self._tables.values()))}
@@ -53,9 +57,9 @@ class Updates:
         """(P,) the gradients of all dense parameters, flat, in the order that `apply` takes them; clears them."""
         return torch.cat([_take_gradient(each) for each in self._dense]) if self._dense else torch.zeros(0)
 
-    def take_row_gradients(self) -> dict[str, RowGradient]:
-        """Table → the gradients of the rows it looked up; clears them."""
-        return {name: table.take_gradient() for name, table in self._tables.items()}
+    def take_row_gradients(self, collectives: Collectives = ALONE) -> dict[str, RowGradient]:
+        """Table → the gradients, summed over ranks, of this rank's rows that any rank looked up; clears them."""
+        return {name: table.take_gradient(collectives) for name, table in self._tables.items()}
 
     def apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
         """Updates every parameter by its gradient, summed over ranks.
@@ -67,29 +71,37 @@ class Updates:
         self._adam.step(of_adam, self._train.learning_rate * rate_factor)
         for ftrl, gradient in zip(self._ftrl.values(), of_ftrl, strict=True):
             ftrl.step(gradient)
-        for name, adagrad in self._adagrad.items():
-            adagrad.step(rows[name], self._train.embedding_learning_rate * rate_factor)
+        step, rate = int(self.steps), self._train.embedding_learning_rate * rate_factor
+        for name, optimizer in self._by_row.items():
+            optimizer.step(rows[name], rate, step)
         for name, ftrl_rows in self._ftrl_rows.items():
             ftrl_rows.step(rows[name])
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and accumulators by name: `adam.*`, `adagrad.<table>`, `ftrl.z.<table or part>` and `ftrl.n.…`; not copied."""
-        accumulators = {f"adagrad.{name}": adagrad.accumulator for name, adagrad in self._adagrad.items()}
+        """Moments and accumulators by name: `adam.*`, `<state of its optimiser>.<table>`, `ftrl.z.<table or part>` and
+        `ftrl.n.…`; not copied.
+        """
+        by_row = {
+            f"{kind}.{name}": value
+            for name, optimizer in self._by_row.items()
+            for kind, value in optimizer.state().items()
+        }
         ftrl: dict[str, FtrlDense | FtrlRows] = {**self._ftrl, **self._ftrl_rows}
         return {
             "adam.mean": self._adam.mean,
             "adam.square": self._adam.square,
             "adam.steps": self._adam.steps,
-            **accumulators,
+            **by_row,
             **{f"ftrl.z.{name}": each.z for name, each in ftrl.items()},
             **{f"ftrl.n.{name}": each.n for name, each in ftrl.items()},
         }
 
     def row_state(self) -> dict[str, str]:
         """The names in `state` that hold one entry for each row of a table → that table."""
-        kinds = ("adagrad", "ftrl.z", "ftrl.n")
-        names = {f"{kind}.{table}": table for kind in kinds for table in self._tables}
-        return {name: table for name, table in names.items() if name in self.state()}
+        by_row = {
+            f"{kind}.{name}": name for name, optimizer in self._by_row.items() for kind in optimizer.state()
+        }
+        return by_row | {f"ftrl.{kind}.{name}": name for name in self._ftrl_rows for kind in "zn"}
 
 
 def _take_gradient(parameter: nn.Parameter) -> Tensor:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import horovod.torch as hvd
 import torch
@@ -36,7 +37,11 @@ class HorovodCollectives:
         self.size = hvd.size()
 
     def allreduce_sum(self, values: Tensor) -> Tensor:
-        return hvd.allreduce(values, name="dense", op=hvd.Sum)
+        return self.start_allreduce_sum(values)()
+
+    def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        handle = hvd.allreduce_async(values, name="dense", op=hvd.Sum)
+        return partial(hvd.synchronize, handle)
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
         return list(hvd.grouped_allgather(list(tensors), name="rows"))

@@ -27,6 +27,10 @@ class ThreadCollectives:
     def allreduce_sum(self, values: Tensor) -> Tensor:
         return torch.stack([own for (own,) in self._exchange(values)]).sum(dim=0)
 
+    def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        summed = self.allreduce_sum(values)
+        return lambda: summed
+
     def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
         sent = self._exchange(*values.split(list(splits)))
         received = [each[self.rank] for each in sent]

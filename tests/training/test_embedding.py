@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.embedding.rows import group, sum_by_sorting
 from training.embedding.table import RowGradient, StackedEmbedding, sum_rows
 from training.optimizers.row_wise_adagrad import RowWiseAdagrad
 
@@ -33,6 +34,45 @@ def test_sum_rows_adds_equal_rows(rows: list[int]) -> None:
     for row, value in zip(found.rows.tolist(), found.values, strict=True):
         expected = sum((values[i] for i, each in enumerate(rows) if each == row), torch.zeros(2))
         assert torch.equal(value, expected)
+
+
+def test_groups_add_their_elements_in_order_and_sorting_adds_the_same() -> None:
+    rng = np.random.default_rng(1)
+    keys, source = rng.integers(0, 12, 200), rng.integers(0, 30, 200)
+    values = rng.normal(size=(30, 4)).astype(np.float32)
+    weights = rng.random(200).astype(np.float32)
+    groups = group(torch.from_numpy(keys), 12)
+    assert groups.keys.tolist() == sorted(set(keys.tolist()))
+    assert groups.keys[groups.position()].tolist() == keys.tolist()
+    expected = np.zeros((len(groups.keys), 4), np.float32)
+    for key, own, weight in zip(keys, source, weights, strict=True):
+        expected[groups.keys.tolist().index(key)] += weight * values[own]
+    given = torch.from_numpy(values), torch.from_numpy(source), torch.from_numpy(weights)
+    np.testing.assert_allclose(groups.sum(*given).numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sum_by_sorting(groups, *given).numpy(), expected, rtol=1e-5, atol=1e-6)
+    far = group(torch.from_numpy(keys) + 2**33, 2**34)
+    assert torch.equal(far.order, groups.order)
+    assert torch.equal(far.keys, groups.keys + 2**33)
+
+
+def test_what_was_looked_up_before_an_evaluation_is_forgotten_with_its_gradient() -> None:
+    table = StackedEmbedding([4], 2)
+    table(torch.tensor([[1]])).sum().backward()
+    with torch.no_grad():
+        table(torch.tensor([[2]]))
+    table.eval()(torch.tensor([[3]]))
+    table.train()(torch.tensor([[0]]))  # its loss is never differentiated
+    assert table.take_gradient().rows.tolist() == [1]
+    assert table.take_gradient().rows.tolist() == []
+
+
+def test_a_row_looked_up_twice_before_a_step_gets_both_gradients() -> None:
+    table = StackedEmbedding([4, 3], 2)
+    for scale, ids in ((1.0, [[1, 0]]), (10.0, [[1, 2]])):
+        (table(torch.tensor(ids)) * scale).sum().backward()
+    gradient = table.take_gradient()
+    assert gradient.rows.tolist() == [1, 4, 6]
+    assert gradient.values[:, 0].tolist() == [11, 1, 10]
 
 
 def test_lists_are_pooled_without_padding() -> None:
@@ -75,7 +115,7 @@ def test_row_wise_adagrad_equals_numpy() -> None:
     for rate in (0.1, 0.05, 0.2):
         rows = np.sort(rng.choice(10, size=5, replace=False))
         gradient = rng.normal(size=(5, 3)).astype(np.float32)
-        adagrad.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)), rate)
+        adagrad.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)), rate, 1)
         for row, g in zip(rows, gradient, strict=True):
             accumulator[row] += np.mean(g**2)
             weight[row] -= rate * g / (np.sqrt(accumulator[row]) + 1e-8)
@@ -88,6 +128,6 @@ def test_rows_without_gradient_stay() -> None:
     table.init_uniform()
     before = table.weight.detach().clone()
     adagrad = RowWiseAdagrad(table)
-    adagrad.step(RowGradient(torch.tensor([1]), torch.zeros(1, 2)), 0.1)  # a padding row's gradient
-    adagrad.step(RowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2)), 0.1)
+    adagrad.step(RowGradient(torch.tensor([1]), torch.zeros(1, 2)), 0.1, 1)  # a padding row's gradient
+    adagrad.step(RowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2)), 0.1, 2)
     assert torch.equal(before, table.weight)

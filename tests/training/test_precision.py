@@ -16,7 +16,7 @@ from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import Rows, make_spec, random_rows, segment_rows
 from tests.training.ranks_in_threads import on_ranks
 from training.collectives import Collectives, LocalCollectives
-from training.embedding.table import RowGradient
+from training.embedding.rows import RowGradient
 from training.forward import DensePart, mixed_precision
 from training.gradients import LossScale, clipped
 from training.metrics import auc

@@ -27,7 +27,9 @@ from torch import nn
 from conf.errors import ConfigError
 from conf.feature_spec import FeatureSpec
 from conf.load import read_section
-from conf.types import ModelConfig, Strict
+from conf.types import Embeddings, ModelConfig, Strict
+from training.collectives import ALONE, Collectives
+from training.embedding.keeping import Keeping
 from training.inputs import Inputs
 
 
@@ -42,7 +44,12 @@ def complete(config: ModelConfig) -> ModelConfig:
         ConfigError: there is no such architecture, a key is none of its settings, or a value breaks its rule.
     """
     values = read_settings(config).model_dump(mode="json")
-    return ModelConfig(architecture=config.architecture, multi_hot=config.multi_hot, **values)
+    return ModelConfig(
+        architecture=config.architecture,
+        multi_hot=config.multi_hot,
+        embedding_storage=config.embedding_storage,
+        **values,
+    )
 
 
 def read_settings(config: ModelConfig) -> Strict:
@@ -57,11 +64,22 @@ def read_settings(config: ModelConfig) -> Strict:
     )
 
 
-def build_model(config: ModelConfig, spec: FeatureSpec, seed: int = 0) -> nn.Module:
-    """The freshly initialised model of a configuration: equal seeds give equal weights.
+def build_model(
+    config: ModelConfig,
+    spec: FeatureSpec,
+    seed: int = 0,
+    embeddings: Embeddings | None = None,
+    collectives: Collectives = ALONE,
+) -> nn.Module:
+    """The freshly initialised model of a configuration: equal seeds give equal weights, however many ranks hold them.
+
+    Args:
+        embeddings: how tables are trained and spread over ranks; None holds them all here.
+        collectives: of the ranks they are spread over.
 
     Raises:
-        ConfigError: as `complete`; its layers do not fit together; or the spec has no features.
+        ConfigError: as `complete`; its layers do not fit together; the spec has no features; or a rank's tables are
+            larger than they may be.
     """
     settings = read_settings(config)
     if not spec.features:
@@ -70,7 +88,8 @@ def build_model(config: ModelConfig, spec: FeatureSpec, seed: int = 0) -> nn.Mod
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _module(config).build(settings, Inputs.of(spec, config.multi_hot))
+        keeping = Keeping(config.embedding_storage, embeddings or Embeddings(), collectives)
+        model = _module(config).build(settings, Inputs.of(spec, config.multi_hot, keeping))
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"training/models/{config.architecture}.py built a {type(model).__name__}, not a torch module",

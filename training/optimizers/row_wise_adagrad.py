@@ -1,8 +1,9 @@
-"""Row-wise Adagrad: the optimiser of embedding tables."""
+"""Row-wise Adagrad: what trains embedding tables unless the configuration says otherwise."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from training.embedding.table import RowGradient, StackedEmbedding
 
@@ -22,8 +23,13 @@ class RowWiseAdagrad:
         self.accumulator = torch.zeros(table.weight.shape[0], device=table.weight.device)
 
     @torch.no_grad()
-    def step(self, gradient: RowGradient, rate: float) -> None:
-        total = self.accumulator[gradient.rows] + gradient.values.square().mean(dim=1)
-        self.accumulator[gradient.rows] = total
+    def step(self, gradient: RowGradient, rate: float, step: int) -> None:
+        """Moves the rows of a gradient; `step` is the training's."""
+        total = self.accumulator.index_select(0, gradient.rows) + gradient.values.square().mean(dim=1)
+        self.accumulator.index_copy_(0, gradient.rows, total)
         scale = -rate / (total.sqrt() + self.epsilon)
-        self.table.weight.index_add_(0, gradient.rows, gradient.values * scale.unsqueeze(1))
+        self.table.move_rows(gradient.rows, gradient.values * scale.unsqueeze(1), step)
+
+    def state(self) -> dict[str, Tensor]:
+        """`adagrad` (rows,): an entry for each row of this rank's matrix."""
+        return {"adagrad": self.accumulator}

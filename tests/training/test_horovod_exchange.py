@@ -1,0 +1,70 @@
+"""Tables spread over real Horovod ranks: processes of their own, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import horovod
+import numpy as np
+import pytest
+import torch
+
+from tests.training.test_spread_tables import PLACEMENTS, alone, make_batch, train_as_rank
+from training.metrics import auc
+
+ROOT = Path(__file__).parents[2]
+_START_TIMEOUT_S = 600  # four interpreters that import torch, on a machine that may be busy
+
+
+def _train(cases: list[tuple[str, str, str]]) -> list[tuple[list[float], list[float]]]:
+    """On one rank: losses and held-out probabilities of each (placement, optimiser, architecture)."""
+    import horovod.torch as hvd
+
+    from training.worker import HorovodCollectives
+
+    torch.set_num_threads(1)
+    hvd.init()
+    try:
+        collectives = HorovodCollectives()
+        _check_exchange_of_16_bits(collectives)
+        found = []
+        for placement, optimizer, architecture in cases:
+            settings = {**PLACEMENTS[placement], "optimizer": optimizer}
+            losses, probabilities, _ = train_as_rank(collectives, settings, architecture)
+            found.append((losses, probabilities.tolist()))
+        return found
+    finally:
+        hvd.shutdown()
+
+
+def _check_exchange_of_16_bits(collectives: object) -> None:
+    """Rank r sends r + 1 rows to rank 0, none to the others."""
+    rank, size = collectives.rank, collectives.size  # type: ignore[attr-defined]
+    for dtype in (torch.bfloat16, torch.float16):
+        sent = torch.full((rank + 1, 3), 1.5 + rank, dtype=dtype)
+        found, counts = collectives.all_to_all(sent, [rank + 1, *[0] * (size - 1)])  # type: ignore[attr-defined]
+        expected = [1.5 + each for each in range(size) for _ in range(each + 1)] if rank == 0 else []
+        assert found.dtype == dtype
+        assert found[:, 2].tolist() == expected
+        assert counts == ([each + 1 for each in range(size)] if rank == 0 else [0] * size)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_train_as_one(ranks: int) -> None:
+    cases = [
+        ("auto", "row_wise_adagrad", "wide_and_deep"),
+        ("row_wise", "lazy_adam", "dlrm"),
+        ("table_wise", "sgd", "dlrm"),
+        ("replicated", "row_wise_adagrad", "dlrm"),
+    ]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(ROOT))  # the ranks import this file
+        found = horovod.run(_train, (cases,), num_proc=ranks, use_gloo=True, start_timeout=_START_TIMEOUT_S)
+    labels = torch.cat([make_batch(1000 + seed)[2] for seed in range(8)]).numpy()
+    for case, (_, optimizer, architecture) in enumerate(cases):
+        losses, probabilities, _ = alone(optimizer, architecture)
+        for own in found:
+            assert own[case] == found[0][case]
+            np.testing.assert_allclose(own[case][0], losses, rtol=1e-4)
+        measured = auc(labels, np.array(found[0][case][1]))
+        assert measured == pytest.approx(auc(labels, probabilities.numpy()), abs=2e-3)

@@ -1,0 +1,136 @@
+"""The planner of tables: every row has one home, ranks bear alike, and equal questions get equal answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError
+from conf.types import Embeddings
+from training.embedding.placement import Placement
+from training.embedding.planner import TableShape, describe, plan_placement
+from training.embedding.router import Router
+
+KINDS = ("auto", "replicated", "table_wise", "row_wise")
+
+
+@st.composite
+def shapes(draw: Any) -> TableShape:
+    cardinalities = draw(st.lists(st.integers(0, 300), max_size=8))
+    lookups = [draw(st.integers(1, 9)) for _ in cardinalities]
+    return TableShape(tuple(cardinalities), draw(st.integers(1, 64)), tuple(lookups))
+
+
+def make_settings(placement: str, **changed: Any) -> Embeddings:
+    return Embeddings.model_validate({"placement": placement, "replicated_max_bytes": 500, **changed})
+
+
+def rows_held(placement: Placement, rank: int) -> list[tuple[int, int]]:
+    """(feature, row) in the order of a rank's matrix, read off its blocks."""
+    found: list[tuple[int, int]] = []
+    for block in placement.blocks(rank):
+        assert block.place == len(found)
+        found += [(block.feature, block.first + block.step * each) for each in range(block.rows)]
+    assert len(found) == placement.rows_of(rank)
+    return found
+
+
+@given(shapes(), st.integers(1, 5), st.sampled_from(KINDS))
+@settings(deadline=None, max_examples=60)
+def test_every_row_has_one_home_and_is_written_once(shape: TableShape, ranks: int, kind: str) -> None:
+    placement = plan_placement(shape, ranks, make_settings(kind))
+    assert plan_placement(shape, ranks, make_settings(kind)) == placement
+    every = {(feature, row) for feature, rows in enumerate(shape.cardinalities) for row in range(rows)}
+    written: list[tuple[int, int]] = []
+    for rank in range(ranks):
+        held = rows_held(placement, rank)
+        assert len(held) == len(set(held))
+        for feature, home in enumerate(placement.homes):
+            if home.kind == "replicated":
+                assert {each for each in every if each[0] == feature} <= set(held)
+        for block in placement.blocks(rank):
+            own = [(block.feature, block.first + block.step * each) for each in range(block.rows)]
+            written += own if block.written else []
+    assert sorted(written) == sorted(every)
+    if ranks == 1:
+        assert not placement.exchanges
+
+
+@given(shapes(), st.integers(2, 5), st.sampled_from(KINDS))
+@settings(deadline=None, max_examples=40)
+def test_keys_lead_to_the_row_of_the_owner_and_back(shape: TableShape, ranks: int, kind: str) -> None:
+    placement = plan_placement(shape, ranks, make_settings(kind))
+    pairs = [(feature, row) for feature, rows in enumerate(shape.cardinalities) for row in range(rows)]
+    if not pairs:
+        return
+    features, ids = torch.tensor(pairs).T
+    routers = [Router(placement, rank) for rank in range(ranks)]
+    keys = routers[0].keys(ids, features)
+    assert int(keys.max()) < routers[0].end
+    owners, rows = keys // routers[0].span, keys % routers[0].span
+    held = [rows_held(placement, rank) for rank in range(ranks)]
+    for pair, owner, row in zip(pairs, owners.tolist(), rows.tolist(), strict=True):
+        for rank in range(ranks) if owner == ranks else [owner]:
+            assert held[rank][row] == pair
+    for router, own in zip(routers, held, strict=True):
+        found = router.in_unsharded(torch.arange(len(own)))
+        assert [pairs[each] for each in found.tolist()] == own
+    counts = routers[0].counts(keys.sort().values)
+    assert counts == [int((owners == each).sum()) for each in range(ranks + 1)]
+
+
+@given(shapes(), st.integers(2, 5))
+@settings(deadline=None, max_examples=60)
+def test_no_rank_bears_more_than_the_mean_and_the_costliest_feature(shape: TableShape, ranks: int) -> None:
+    placement = plan_placement(shape, ranks, make_settings("table_wise"))
+    total, lookups = max(sum(shape.feature_bytes), 1), max(sum(shape.lookups), 1)
+    cost = [
+        size / total + each / lookups for size, each in zip(shape.feature_bytes, shape.lookups, strict=True)
+    ]
+    borne = [
+        sum(cost[feature] for feature, home in enumerate(placement.homes) if home.rank == rank)
+        for rank in range(ranks)
+    ]
+    assert max(borne) <= sum(cost) / ranks + max(cost, default=0) + 1e-9
+
+
+@given(shapes(), st.integers(2, 5))
+@settings(deadline=None, max_examples=60)
+def test_rows_that_are_spread_balance_to_a_row_a_feature(shape: TableShape, ranks: int) -> None:
+    placement = plan_placement(shape, ranks, make_settings("row_wise"))
+    held = [placement.rows_of(rank) for rank in range(ranks)]
+    assert max(held) - min(held) <= len(shape.cardinalities)
+    hottest = [rank for rank in range(ranks) for each in placement.blocks(rank) if each.first == 0]
+    assert max(map(hottest.count, range(ranks))) <= -(-len(shape.cardinalities) // ranks)
+
+
+def test_auto_replicates_the_small_spreads_the_large_and_gives_away_the_others() -> None:
+    shape = TableShape((10, 10_000, 900, 800, 700, 600), 8, (1, 1, 1, 5, 1, 1))
+    kinds = [each.kind for each in plan_placement(shape, 4, make_settings("auto")).homes]
+    assert kinds == ["replicated", "row_wise", *["table_wise"] * 4]
+    tight = plan_placement(shape, 4, make_settings("auto", rank_max_bytes=26_200))
+    assert max(tight.rows_of(rank) for rank in range(4)) * 8 <= 26_200
+    assert [each.kind for each in tight.homes].count("row_wise") > 1
+    with pytest.raises(ConfigError, match=r"a rank would hold 2\d{4} bytes .* rank_max_bytes=26000"):
+        plan_placement(shape, 4, make_settings("auto", rank_max_bytes=26_000))
+    with pytest.raises(ConfigError, match="placement=replicated, 4 ranks, 13010 rows of 8 bytes"):
+        plan_placement(shape, 4, make_settings("replicated", rank_max_bytes=50_000))
+    with pytest.raises(ConfigError, match="a rank would hold 104080 bytes"):
+        plan_placement(shape, 1, make_settings("auto", rank_max_bytes=50_000))
+
+
+def test_the_plan_reads_as_a_table() -> None:
+    shape = TableShape((10, 10_000, 90), 1024, (1, 1, 4))
+    placement = plan_placement(shape, 2, make_settings("auto", replicated_max_bytes=20_000))
+    assert describe(placement, shape, ["hour", "item", "tags"]).splitlines() == [
+        "feature         rows        MiB  lookups  held by",
+        "hour              10       0.01        1  every rank",
+        "item           10000       9.77        1  by rows, the first on rank 0",
+        "tags              90       0.09        4  rank 0",
+        "rank 0          5100       4.98      5.0",
+        "rank 1          5010       4.89      1.0",
+    ]

@@ -1,0 +1,123 @@
+"""SGD and lazy Adam on touched rows against NumPy. Row-wise Adagrad's test is beside the table's, FTRL's has its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from conf.types import ModelConfig, Train
+from tests.training.architectures import VARIANTS
+from tests.training.feature_tables import make_spec
+from training.collectives import ALONE
+from training.embedding.table import RowGradient, StackedEmbedding
+from training.models import build_model
+from training.optimizers.lazy_adam import LazyAdam
+from training.optimizers.row_sgd import RowSgd
+from training.optimizers.rows import row_optimizer
+from training.trainer import Trainer
+
+ROWS, DIM = 12, 3
+RATES = (0.1, 0.05, 0.2, 0.1)
+
+
+def make_table() -> StackedEmbedding:
+    table = StackedEmbedding([5, 7], DIM)
+    table.init_normal(1.0)
+    return table
+
+
+def gradients(seed: int) -> Iterator[tuple[float, NDArray[np.int64], NDArray[np.float32]]]:
+    """(rate, rows, values): each touches 5 of 12 rows."""
+    rng = np.random.default_rng(seed)
+    for rate in RATES:
+        yield (
+            rate,
+            np.sort(rng.choice(ROWS, size=5, replace=False)),
+            rng.normal(size=(5, DIM)).astype(np.float32),
+        )
+
+
+def test_sgd_equals_numpy() -> None:
+    table = make_table()
+    weight = table.weight.numpy().copy()
+    sgd = RowSgd(table)
+    for step, (rate, rows, values) in enumerate(gradients(0)):
+        sgd.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
+        weight[rows] -= rate * values
+    np.testing.assert_allclose(table.weight.numpy(), weight, rtol=1e-6, atol=1e-7)
+    assert sgd.state() == {}
+
+
+def test_lazy_adam_equals_numpy_and_counts_each_rows_own_updates() -> None:
+    table = make_table()
+    weight = table.weight.numpy().astype(np.float64)
+    mean, square, updates = np.zeros((ROWS, DIM)), np.zeros((ROWS, DIM)), np.zeros(ROWS, np.int64)
+    adam = LazyAdam(table)
+    for step, (rate, rows, values) in enumerate(gradients(1)):
+        adam.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
+        for row, g in zip(rows, values.astype(np.float64), strict=True):
+            updates[row] += 1
+            mean[row] = 0.9 * mean[row] + 0.1 * g
+            square[row] = 0.999 * square[row] + 0.001 * g**2
+            unbiased = square[row] / (1 - 0.999 ** updates[row])
+            weight[row] -= rate * mean[row] / (1 - 0.9 ** updates[row]) / (np.sqrt(unbiased) + 1e-8)
+    assert 0 < updates.min() + 1 < updates.max() + 1
+    np.testing.assert_allclose(table.weight.numpy(), weight, rtol=1e-5, atol=1e-6)
+    state = adam.state()
+    assert state["lazy_adam.updates"].tolist() == updates.tolist()
+    np.testing.assert_allclose(state["lazy_adam.mean"].numpy(), mean, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(state["lazy_adam.square"].numpy(), square, rtol=1e-5, atol=1e-9)
+
+
+def test_a_row_first_met_late_moves_by_the_rate() -> None:
+    """As it would at the first step: bias corrected by the steps of the training would move it 3.2 times as far."""
+    table = make_table()
+    before = table.weight.clone()
+    adam = LazyAdam(table)
+    for step in range(1000):
+        adam.step(RowGradient(torch.tensor([0]), torch.ones(1, DIM)), 0.01, step)
+    adam.step(RowGradient(torch.tensor([7]), torch.full((1, DIM), -5.0)), 0.01, 1000)
+    torch.testing.assert_close(table.weight[7] - before[7], torch.full((DIM,), 0.01), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["row_wise_adagrad", "sgd", "lazy_adam"])
+def test_rows_without_gradient_stay(name: str) -> None:
+    table = make_table()
+    before = table.weight.clone()
+    optimizer = row_optimizer(name, table)
+    touched = torch.tensor([2, 9])
+    optimizer.step(RowGradient(touched, torch.ones(2, DIM)), 0.1, 1)
+    optimizer.step(RowGradient(touched[:0], torch.ones(0, DIM)), 0.1, 2)
+    changed = (table.weight != before).any(dim=1)
+    assert changed.nonzero().flatten().tolist() == [2, 9]
+    for value in optimizer.state().values():
+        assert value.flatten(1).any(dim=1).nonzero().flatten().tolist() == [2, 9] if value.dim() > 1 else True
+        assert value.shape[0] == ROWS
+
+
+@pytest.mark.parametrize(
+    "name, kinds",
+    [
+        ("row_wise_adagrad", {"adagrad"}),
+        ("sgd", set()),
+        ("lazy_adam", {"lazy_adam.mean", "lazy_adam.square", "lazy_adam.updates"}),
+    ],
+)
+def test_the_configuration_chooses_and_the_state_says_it(name: str, kinds: set[str]) -> None:
+    train = Train.model_validate({"embeddings": {"optimizer": name}})
+    model = build_model(ModelConfig.model_validate(VARIANTS["wide_and_deep"]), make_spec(2, [9], lists=[7]))
+    trainer = Trainer(model, train, ALONE)
+    by_row = set(trainer.row_state())
+    assert by_row == {
+        "model.embedding.weight",
+        "model.wide.embedding.weight",
+        "ftrl.z.wide.embedding.weight",
+        "ftrl.n.wide.embedding.weight",
+        *(f"{kind}.embedding.weight" for kind in kinds),
+    }
+    state = trainer.state()
+    assert all(len(state[each]) == 16 for each in by_row)

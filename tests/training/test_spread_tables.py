@@ -1,0 +1,203 @@
+"""Tables spread over ranks train as on one: threads are the ranks."""
+
+from __future__ import annotations
+
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from conf.errors import ConfigError
+from conf.feature_spec import FeatureSpec
+from conf.types import Embeddings, ModelConfig, Train
+from tests.training.architectures import variant
+from tests.training.feature_tables import make_spec
+from tests.training.ranks_in_threads import on_ranks
+from training.collectives import ALONE, Collectives
+from training.embedding.planner import TableShape, plan_placement
+from training.embedding.table import StackedEmbedding, tables_of
+from training.metrics import auc
+from training.models import build_model
+from training.reading.loader import Batch
+from training.trainer import Trainer
+
+ROWS, STEPS, LENGTH = 64, 50, 4
+CARDINALITIES, LISTS = [40, 9, 150], [30, 5]
+# Of the tables of 8 numbers a row auto replicates C1 and L1, spreads C2 and gives C0 and L0 to one rank each.
+AUTO = {"placement": "auto", "replicated_max_bytes": 400, "row_wise_share": 0.8}
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "auto": AUTO,
+    **{each: {"placement": each} for each in ("replicated", "table_wise", "row_wise")},
+}
+OPTIMIZERS = {"row_wise_adagrad": 0.15, "sgd": 1.0, "lazy_adam": 0.01}
+
+_building = Lock()  # threads share torch's generator
+
+
+def make_batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """dense, categorical and labels of a global batch. Hot ids come often, lists may be empty."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = []
+    for cardinality, width, lowest in [(n, 1, 0) for n in CARDINALITIES] + [(n, LENGTH, 1) for n in LISTS]:
+        drawn = torch.rand(ROWS, width, generator=generator).square() * (cardinality - lowest)
+        ids = drawn.long() + lowest
+        if lowest:
+            held = torch.randint(0, LENGTH + 1, (ROWS, 1), generator=generator)
+            ids[torch.arange(LENGTH) >= held] = 0
+        columns.append(ids)
+    categorical = torch.cat(columns, dim=1)
+    dense = torch.randn(ROWS, 2, generator=generator)
+    clicked = torch.rand(ROWS, generator=generator) < 0.2 + 0.6 * (categorical[:, 0] + categorical[:, 2]) % 2
+    return dense, categorical, clicked.float()
+
+
+def share(seed: int, collectives: Collectives) -> Batch:
+    """A rank's part of a global batch, of which the last 5 rows are padding."""
+    dense, categorical, labels = make_batch(seed)
+    weights = (torch.arange(ROWS) < ROWS - 5).float()
+    rows = ROWS // collectives.size
+    own = slice(collectives.rank * rows, (collectives.rank + 1) * rows)
+    return Batch(dense[own], categorical[own], labels[own], weights[own], ROWS - 5)
+
+
+def make_model(
+    collectives: Collectives, settings: dict[str, Any], architecture: str, **changed: Any
+) -> torch.nn.Module:
+    config: ModelConfig = variant(architecture, **{"multi_hot": {"max_length": LENGTH}, **changed})
+    spec: FeatureSpec = make_spec(2, CARDINALITIES, lists=LISTS)
+    with _building:
+        return build_model(config, spec, 7, Embeddings.model_validate(settings), collectives)
+
+
+def unsharded(parts: list[tuple[StackedEmbedding, Tensor]]) -> list[Tensor]:
+    """The rows of each feature, put together from what the ranks say they write; from the blocks alone."""
+    found = [torch.full((n, *parts[0][1].shape[1:]), torch.nan) for n in parts[0][0].cardinalities]
+    for table, held in parts:
+        for block in table.blocks:
+            if block.written:
+                rows = held[block.place : block.place + block.rows].float()
+                found[block.feature][block.first :: block.step] = rows
+    assert not any(bool(each.isnan().any()) for each in found)
+    return found
+
+
+def train_as_rank(
+    collectives: Collectives, settings: dict[str, Any], architecture: str
+) -> tuple[list[float], Tensor, dict[str, tuple[StackedEmbedding, Tensor]]]:
+    """Losses, the probabilities of this rank's part of a held-out batch, and tables before training."""
+    model = make_model(collectives, settings, architecture)
+    fresh = {name: (table, table.weight.clone()) for name, table in tables_of(model).items()}
+    rate = OPTIMIZERS[settings["optimizer"]]
+    train = Train.model_validate({"num_ranks": 1, "embedding_learning_rate": rate, "embeddings": settings})
+    trainer = Trainer(model.train(), train, collectives)
+    losses = [float(trainer.step(share(seed, collectives), 1.0)) for seed in range(STEPS)]
+    held_out = [share(1000 + seed, collectives) for seed in range(8)]
+    with torch.no_grad():
+        found = [torch.sigmoid(model.eval()(each.dense, each.categorical)) for each in held_out]
+    (gathered,) = collectives.allgather(torch.stack(found, dim=1))
+    return losses, gathered.T.flatten(), fresh
+
+
+@cache
+def alone(optimizer: str, architecture: str) -> tuple[list[float], Tensor, dict[str, list[Tensor]]]:
+    losses, probabilities, fresh = train_as_rank(ALONE, {"optimizer": optimizer}, architecture)
+    return losses, probabilities, {name: unsharded([each]) for name, each in fresh.items()}
+
+
+@pytest.mark.parametrize("architecture", ["dlrm", "wide_and_deep"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_ranks_train_as_one(placement: str, ranks: int, optimizer: str, architecture: str) -> None:
+    """With lists, padding rows, and in wide_and_deep a table of one number a row that FTRL trains."""
+    settings = {**PLACEMENTS[placement], "optimizer": optimizer}
+    losses, probabilities, fresh = alone(optimizer, architecture)
+    found = on_ranks(ranks, lambda each: train_as_rank(each, settings, architecture))
+    for name, expected in fresh.items():
+        for mine, theirs in zip(unsharded([each[2][name] for each in found]), expected, strict=True):
+            assert torch.equal(mine, theirs), "initial values hang on the number of ranks"
+    for own in found:
+        assert own[0] == found[0][0]
+        np.testing.assert_allclose(own[0], losses, rtol=1e-4)
+        assert torch.equal(own[1], found[0][1])
+    assert losses[-1] < losses[0]
+    labels = torch.cat([make_batch(1000 + seed)[2] for seed in range(8)]).numpy()
+    assert auc(labels, found[0][1].numpy()) == pytest.approx(auc(labels, probabilities.numpy()), abs=2e-3)
+
+
+def test_auto_mixes_all_kinds_here() -> None:
+    shape = TableShape((*CARDINALITIES, *LISTS), 8 * 4 + 4, (1, 1, 1, LENGTH, LENGTH))
+    for ranks in (2, 4):
+        placement = plan_placement(shape, ranks, Embeddings.model_validate(AUTO))
+        assert {each.kind for each in placement.homes} == {"replicated", "table_wise", "row_wise"}
+
+
+@pytest.mark.parametrize("storage", ["bf16", "fp16"])
+@pytest.mark.parametrize("placement", ["table_wise", "row_wise", "auto"])
+def test_16_bit_rows_round_alike_wherever_they_lie(placement: str, storage: str) -> None:
+    """Gradients are whole numbers here, so that their sums are exact and every bit of the weights must agree."""
+    changed = {"embedding_storage": storage, "multi_hot": {"max_length": LENGTH, "pooling": "sum"}}
+
+    def body(collectives: Collectives) -> tuple[StackedEmbedding, Tensor]:
+        model: Any = make_model(collectives, PLACEMENTS[placement], "dlrm", **changed)
+        table: StackedEmbedding = model.embedding.train()
+        for step in range(5):
+            vectors = table(share(step, collectives).categorical)
+            (vectors * torch.arange(-3, 5)).sum().backward()
+            gradient = table.take_gradient(collectives)
+            table.move_rows(gradient.rows, gradient.values * 2**-9, step)
+        return table, table.weight
+
+    expected = unsharded([body(ALONE)])
+    assert len(expected[2].unique()) > 100
+    for ranks in (2, 4):
+        for mine, theirs in zip(unsharded(on_ranks(ranks, body)), expected, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_a_table_larger_than_a_rank_may_hold_trains() -> None:
+    rows, ranks, budget = 50_000, 4, 600_000
+    settings = Embeddings(placement="auto", rank_max_bytes=budget)
+    assert rows * (8 * 4 + 4) > 2 * budget
+    spec = make_spec(2, [rows, 20])
+    train = Train(num_ranks=1, embeddings=settings)
+
+    def body(collectives: Collectives) -> tuple[int, list[float], set[int]]:
+        with _building:
+            model = build_model(variant("dlrm"), spec, 1, settings, collectives)
+        trainer = Trainer(model, train, collectives)
+        generator = torch.Generator().manual_seed(3)
+        whole = torch.randint(0, rows, (ROWS, 1), generator=generator)
+        whole = torch.cat([whole, whole % 20], dim=1)[collectives.rank :: ranks]
+        labels = (whole[:, 0] % 2).float()
+        batch = Batch(torch.zeros(len(whole), 2), whole, labels, torch.ones(len(whole)), ROWS)
+        losses = [float(trainer.step(batch, 1.0)) for _ in range(40)]
+        held = sum(trainer.state()[name].nbytes for name in trainer.row_state())
+        return held, losses, {len(trainer.state()[name]) for name in trainer.row_state()}
+
+    for held, losses, lengths in on_ranks(ranks, body):
+        assert held <= budget
+        assert max(lengths) <= rows // ranks + 20
+        assert losses[-1] < losses[0] / 2
+    with pytest.raises(ConfigError, match="a rank would hold 1800720 bytes of an embedding table"):
+        build_model(variant("dlrm"), spec, 1, settings)
+
+
+def test_a_rank_that_looks_nothing_up_takes_part() -> None:
+    def body(collectives: Collectives) -> list[list[int]]:
+        model: Any = make_model(collectives, PLACEMENTS["auto"], "dlrm")
+        ids = torch.zeros(0, 11, dtype=torch.int64) if collectives.rank else make_batch(0)[1]
+        model.embedding(ids).sum().backward()
+        gradient = model.embedding.take_gradient(collectives)
+        where = model.embedding.router.in_unsharded(gradient.rows)
+        return [where.tolist(), gradient.rows.tolist()]
+
+    found = on_ranks(2, body)
+    (expected, _), *_ = on_ranks(1, body)
+    assert sorted({row for where, _ in found for row in where}) == expected
+    for _, rows in found:
+        assert rows == sorted(set(rows))

@@ -1,0 +1,61 @@
+"""Random numbers that are a function of where they are used: of a row and a column of the unsharded table, and a seed.
+
+So a rank that holds some rows draws the numbers that one rank would draw for them, in any order and without the others'.
+A key of 64 bits is made of seed and row by splitmix64's finaliser (Steele, Lea and Flood 2014, "Fast splittable
+pseudorandom number generators", OOPSLA, section 3), and 32 bits of key and column by two multiplications and three
+shifts, as in MurmurHash3's finaliser, with the constants of Wellons' hash-prospector, which he found least biased.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_GOLDEN_64 = 0x9E3779B97F4A7C15
+_MIX_64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_GOLDEN_32 = 0x9E3779B9
+_MIX_32 = (0x7FEB352D, 0x846CA68B)
+
+
+def random_bits(seed: int, rows: Tensor, columns: range) -> Tensor:
+    """(N, len(columns)) int32: 32 random bits of each of the rows (N,) int64, at each column."""
+    low, high = _keys(seed, rows)
+    steps = torch.tensor([_signed(each * _GOLDEN_32, 32) for each in columns], dtype=torch.int32)
+    bits = low.unsqueeze(1) + steps.to(rows.device)
+    bits = _shifted(bits, 16, 32).bitwise_xor_(bits).mul_(_signed(_MIX_32[0], 32))
+    bits.bitwise_xor_(high.unsqueeze(1))
+    bits = _shifted(bits, 15, 32).bitwise_xor_(bits).mul_(_signed(_MIX_32[1], 32))
+    return _shifted(bits, 16, 32).bitwise_xor_(bits)
+
+
+def uniform(seed: int, rows: Tensor, columns: range) -> Tensor:
+    """(N, len(columns)) float32 in [0, 1): multiples of 2⁻²⁴."""
+    return _shifted(random_bits(seed, rows, columns), 8, 32).float().mul_(2.0**-24)
+
+
+def normal(seed: int, rows: Tensor, dim: int) -> Tensor:
+    """(N, dim) float32, standard normal (Box and Muller 1958, Annals of Mathematical Statistics 29)."""
+    radius = uniform(seed, rows, range(dim)).neg_().log1p_().mul_(-2).sqrt_()
+    return uniform(seed, rows, range(dim, 2 * dim)).mul_(2 * math.pi).cos_().mul_(radius)
+
+
+def _keys(seed: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower and the upper 32 bits of each row's key, (N,) int32 each."""
+    key = (rows + 1) * _signed(_GOLDEN_64, 64) + _signed(seed, 64)
+    for shift, factor in zip((30, 27), _MIX_64, strict=True):
+        key = (key ^ _shifted(key, shift, 64)) * _signed(factor, 64)
+    key = key ^ _shifted(key, 31, 64)
+    return key.to(torch.int32), _shifted(key, 32, 64).to(torch.int32)
+
+
+def _shifted(bits: Tensor, places: int, width: int) -> Tensor:
+    """Bits of that width shifted to the right, zeros coming in from the left: a new tensor."""
+    return (bits >> places).bitwise_and_((1 << (width - places)) - 1)
+
+
+def _signed(number: int, width: int) -> int:
+    """The signed integer of that width with a number's lowest bits."""
+    low = number & ((1 << width) - 1)
+    return low - (1 << width) if low >> (width - 1) else low
