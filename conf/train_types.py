@@ -149,7 +149,7 @@ class Train(Strict):
     architectures that are trained and measured beside the model. Of the checkpoints the newest `keep_checkpoints` are kept,
     for a restart that finds the last one damaged.
 
-    `precision` is that of the dense layers' matrix products; weights, gradients, lookups and the loss stay float32. `tf32`
+    `precision` is that of the dense layers' matrix products; weights, gradients and the loss stay float32. `tf32`
     is a GPU's, a CPU computes float32 under it. fp16 scales the loss and skips the steps that overflow. `compile` has
     torch.compile turn the dense layers into fused kernels: it needs a C++ compiler on every node and, at the start, a
     minute. `cuda_graphs` replays them on a GPU without launching kernel after kernel.

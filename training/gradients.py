@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from training.collectives import Collectives
-from training.embedding.table import RowGradient
+from training.embedding.rows import RowGradient
 
 
 class LossScale:

@@ -16,7 +16,7 @@ from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import Rows, make_spec, random_rows, segment_rows
 from tests.training.ranks_in_threads import on_ranks
 from training.collectives import Collectives, LocalCollectives
-from training.embedding.table import RowGradient
+from training.embedding.rows import RowGradient
 from training.forward import DensePart, mixed_precision
 from training.gradients import LossScale, clipped
 from training.metrics import auc
@@ -89,8 +89,8 @@ def test_equal_weights_score_alike_in_every_precision(rows: Rows, held_out: Rows
         half = probabilities(trainer.model, held_out, precision)
         assert not torch.equal(half, full)
         assert abs(auc(held_out.labels, half) - area) < 2e-4
-    # bf16 keeps 8 bits of a number, so that one probability moves by about 2⁻⁹ of its logit; fp16 keeps 11.
-    assert float((probabilities(trainer.model, held_out, "fp16") - full).abs().mean()) < 2e-4
+        # On these steep probabilities (0.2 and 0.8) 5.5e-5 in fp16, and 3.9e-4 in bf16, which keeps three bits less.
+        assert float((half - full).abs().mean()) < {"fp16": 2e-4, "bf16": 1e-3}[precision]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
