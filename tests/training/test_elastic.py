@@ -112,9 +112,7 @@ def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any],
     assert f"{last.path} gave" in failed["said"]
 
 
-def test_a_cluster_of_two_workers_is_one_ring(
-    plan: TrainPlan, undisturbed: dict[str, Any], cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_cluster_of_two_workers_is_one_ring(plan: TrainPlan, cluster: Cluster, tmp_path: Path) -> None:
     """Four ranks, two on each worker; each sees the GPU that Spark gave its task, and no other."""
     four = variant(plan, tmp_path / "four", 4, epochs=1)
     alone = train_in_process(variant(plan, tmp_path / "alone", 1, epochs=1))
