@@ -57,7 +57,8 @@ def test_logits_add_the_weight_of_each_product() -> None:
 
 def test_the_wide_part_alone_learns_what_the_product_tells() -> None:
     spec, rows = segment_rows(4_000, seed=1)
-    model = build_model(crossed(["C0"], ["C1"]), spec)
+    few_collisions = {"crosses": [{"left": ["C0"], "right": ["C1"], "buckets": 1000}]}
+    model = build_model(crossed([], [], **few_collisions), spec)
     with torch.no_grad():  # nothing comes from the deep part, and nothing goes there
         model.logit.weight.zero_()
         model.deep[0].weight.zero_()
