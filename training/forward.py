@@ -40,7 +40,8 @@ class _Given(nn.Module):
 class DensePart(nn.Module):
     """A model without its tables: the same parameters, called with the vectors of all tables in place of ids.
 
-    It relies on what training/models/__init__.py asks of a model: ids go to the tables and nowhere else.
+    It relies on what training/models/__init__.py asks of a model: ids go to the tables and nowhere else. A module that
+    computes with ids says so by an attribute `reads_ids`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -63,7 +64,7 @@ class Forward:
         train: its precision, compile and cuda_graphs.
 
     Raises:
-        ConfigError: CUDA graphs are asked for where there is no GPU.
+        ConfigError: CUDA graphs are asked for where there is no GPU; or compiling or recording a model that computes with ids.
     """
 
     def __init__(self, model: nn.Module, train: Train) -> None:
@@ -72,6 +73,14 @@ class Forward:
         self._tables = list(tables_of(model).values())
         self._device = next(model.parameters()).device
         self._prepared: nn.Module | None = None
+        if (train.compile or train.cuda_graphs) and any(
+            getattr(each, "reads_ids", False) for each in model.modules()
+        ):
+            raise ConfigError(
+                f"{type(model).__name__} computes with ids beside its tables (products of features), which train.compile and "
+                "train.cuda_graphs cannot take",
+                "--set train.compile=false and train.cuda_graphs=false, or leave out model.crosses",
+            )
         if train.cuda_graphs and self._device.type != "cuda":
             raise ConfigError(
                 f"train.cuda_graphs=true needs a GPU, this rank trains on {self._device}",

@@ -140,7 +140,7 @@ def wanted(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
     """The raw columns a parse must return: those of features and of the log's own meaning."""
     names = {*features, layout.label.column}
     if layout.keys:
-        names |= {layout.keys.user, layout.keys.item}
+        names |= set(layout.keys.columns)
     for _, not_null, text in layout.filters:
         names |= {*not_null, *(layout.formula(text).columns if text else ())}
     return tuple(column.name for column in layout.columns if column.name in names)

@@ -15,6 +15,7 @@ from conf.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature, FeatureSpec
 from conf.types import ModelConfig
 from scoring.contract import ListRequest, ModelRequest
 from training.checkpoint import save_model
+from training.description import read_description
 from training.models import build_model
 
 # Scopes interleave, so that a wrong column order cannot pass; `who` knows fewer users than there are.
@@ -90,10 +91,9 @@ def logistic_probabilities(model_path: str, users: pd.DataFrame, items: pd.DataF
     """(U, N) probabilities of the hand-made logistic regression, in NumPy from the written weights."""
     from safetensors.numpy import load_file
 
-    weights = {
-        **load_file(f"{model_path}/dense.safetensors"),
-        **load_file(f"{model_path}/embeddings-00000.safetensors"),
-    }
+    weights: dict[str, np.ndarray] = {}
+    for name in read_description(model_path)["weights"]:
+        weights |= load_file(f"{model_path}/{name}")
     cardinalities = SPEC.cardinalities
     start = dict(
         zip((each.name for each in SPEC.categorical), np.cumsum([0, *cardinalities[:-1]]), strict=True)

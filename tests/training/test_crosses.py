@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from conf.errors import ConfigError
 from conf.lake import Lake
 from conf.types import ModelConfig
 from tests.training.feature_tables import make_config, make_spec, random_rows, segment_rows
+from training.checkpoint import open_trained, save_trained
 from training.collectives import LocalCollectives
 from training.metrics import auc
 from training.models import build_model
@@ -48,11 +50,17 @@ def test_logits_add_the_weight_of_each_product() -> None:
     ids = rows.categorical.astype(object)  # Python's integers
     expected = []
     for row in ids:
-        places = [
-            (a * 2_654_435_761 + row[1] * 1_640_531_513) % 4_294_967_291 % BUCKETS for a in (row[0], row[2])
-        ]
+        places = [splitmix(a * 2**31 + row[1]) % 2**63 % BUCKETS for a in (row[0], row[2])]
         expected.append(sum(float(weights[2 + BUCKETS * n + place]) for n, place in enumerate(places)))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def splitmix(number: int) -> int:
+    """Steele, Lea and Flood 2014, section 3, in Python's integers: 64 bits."""
+    state = number * 0x9E3779B97F4A7C15 % 2**64
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+    return state ^ state >> 31
 
 
 def test_the_wide_part_alone_learns_what_the_product_tells() -> None:
@@ -74,7 +82,7 @@ def test_the_wide_part_alone_learns_what_the_product_tells() -> None:
     assert auc(fresh.labels, logits) > 0.75  # the true probabilities reach 0.80, single features 0.5
 
 
-def test_weights_of_known_ids_outlive_a_grown_vocabulary() -> None:
+def test_weights_of_known_ids_outlive_a_grown_vocabulary(tmp_path: Path) -> None:
     old, new = make_spec(1, [8, 6]), make_spec(1, [12, 9], "w2")
     config = crossed(["C0"], ["C1"])
     parent, child = (
@@ -83,7 +91,8 @@ def test_weights_of_known_ids_outlive_a_grown_vocabulary() -> None:
     )
     with torch.no_grad():
         parent.model.wide.weights.normal_()  # type: ignore[union-attr]
-    warm_start(child, new, parent.state(), old)
+    save_trained(str(tmp_path), parent, {"feature_spec": old.to_json()}, LocalCollectives())
+    warm_start(child, new, *open_trained(str(tmp_path)))
     rows = random_rows(old, 30, seed=3).tensors(1)
     with torch.no_grad():
         assert torch.equal(child.model.eval()(*rows), parent.model.eval()(*rows))
@@ -93,6 +102,12 @@ def test_weights_of_known_ids_outlive_a_grown_vocabulary() -> None:
 def test_products_are_of_features_of_one_id(left: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"model\.crosses names"):
         build_model(crossed(left, ["C0"]), make_spec(1, [5], lists=[4]))
+
+
+def test_a_compiled_dense_part_cannot_have_products() -> None:
+    model = build_model(crossed(["C0"], ["C1"]), make_spec(1, [8, 6]))
+    with pytest.raises(ConfigError, match="WideAndDeep computes with ids beside its tables"):
+        Trainer(model, make_train().model_copy(update={"compile": True}), LocalCollectives())
 
 
 def make_train() -> Any:

@@ -43,6 +43,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
         "checkpoint_every_steps": EVERY,
         "device": "cpu",
         "epochs": 3,
+        "start_timeout_s": 40,  # ranks that wait for one that has left wait as long as this
     }
     return make_plan(make_config(lake, model=MODEL, train=section), lake, dataset)
 
@@ -83,11 +84,14 @@ def assert_equal(ended: dict[str, Any], undisturbed: dict[str, Any]) -> None:
 
 
 def assert_lost_only_since_the_checkpoint(steps: list[int], last: int) -> None:
-    """Every ring began behind a complete checkpoint; one more may have been on its way to the disk when a rank was lost."""
-    backs = [(before, after) for before, after in pairwise(steps) if after <= before]
-    assert backs, "no ring formed anew"
+    """Every ring began behind a complete checkpoint; one more may have been on its way to the disk when a rank was lost.
+
+    Where rank 0 was lost, with lines of its last steps, no step may be seen twice.
+    """
     assert (steps[0], steps[-1]) == (1, last)
-    for before, after in backs:
+    for before, after in pairwise(steps):
+        if after == before + 1:
+            continue
         assert after % EVERY == 1
         assert after > EVERY
         # The lines of the steps around the kill may be lost with rank 0, so `before` is a lower bound.

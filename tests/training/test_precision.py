@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_state_and_gradients_stay_float32(rows: Rows, precision: str) -> None:
 
 @pytest.mark.parametrize(
     "train, tolerance",
-    [({"clip_norm": 0.01}, 1e-4), ({"precision": "bf16"}, 5e-3), ({"precision": "fp16"}, 1e-3)],
+    [({"clip_norm": 0.01}, 1e-4), ({"precision": "bf16"}, 5e-3), ({"precision": "fp16"}, 3e-3)],
 )
 def test_ranks_train_as_one_does(rows: Rows, train: dict[str, Any], tolerance: float) -> None:
     """In half precision losses differ more: where a sum rounds to another float32, a weight may round to another half."""
@@ -216,9 +217,11 @@ def test_a_compiled_training_is_the_same(rows: Rows) -> None:
     assert trainer._forward._prepared is not None
 
 
-def test_what_does_not_compile_is_named(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_compile_is_named(rows: Rows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from torch._inductor import config
 
+    torch.compiler.reset()  # what the test before compiled would serve here too
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(config.cpp, "cxx", ("/no/such/compiler",))
     monkeypatch.setattr(config, "force_disable_caches", True)
     with pytest.raises(ConfigError, match=r"train.compile=true: DLRM does not compile"):

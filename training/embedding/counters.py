@@ -41,13 +41,22 @@ def normal(seed: int, rows: Tensor, dim: int) -> Tensor:
     return uniform(seed, rows, range(dim, 2 * dim)).mul_(2 * math.pi).cos_().mul_(radius)
 
 
+def scattered(numbers: Tensor) -> Tensor:
+    """A hash of each of the numbers, int64 of any shape: 63 bits, never negative."""
+    return _mixed(numbers * _signed(_GOLDEN_64, 64)).bitwise_and_(2**63 - 1)
+
+
 def _keys(seed: int, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The lower and the upper 32 bits of each row's key, (N,) int32 each."""
-    key = (rows + 1) * _signed(_GOLDEN_64, 64) + _signed(seed, 64)
+    key = _mixed((rows + 1) * _signed(_GOLDEN_64, 64) + _signed(seed, 64))
+    return key.to(torch.int32), _shifted(key, 32, 64).to(torch.int32)
+
+
+def _mixed(key: Tensor) -> Tensor:
+    """splitmix64's finaliser of 64 bits each."""
     for shift, factor in zip((30, 27), _MIX_64, strict=True):
         key = (key ^ _shifted(key, shift, 64)) * _signed(factor, 64)
-    key = key ^ _shifted(key, 31, 64)
-    return key.to(torch.int32), _shifted(key, 32, 64).to(torch.int32)
+    return key ^ _shifted(key, 31, 64)
 
 
 def _shifted(bits: Tensor, places: int, width: int) -> Tensor:

@@ -26,6 +26,9 @@ log = logging.getLogger("nightrank.launch")
 
 # Ranks of two trainings in one application would take each other's slots, and both wait for the rest of theirs.
 _ONE_AT_A_TIME = threading.Lock()
+# How long a rank waits in a collective for one that has left it, because a third was lost; and for one that Spark has just
+# started, which may be importing torch from a cold disk. Gloo's own 30 s were too few for that.
+_PATIENCE_S = 60
 
 
 def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = None) -> dict[str, Any]:
@@ -62,8 +65,10 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
         "args": (plan, threads, channel, quiet),
         "num_proc": ranks,
         "start_timeout": train.start_timeout_s,
-        # How long ranks wait for one that Spark has just started: it may be importing torch from a cold disk.
-        "env": {"PYTHONPATH": _python_path(), "HOROVOD_GLOO_TIMEOUT_SECONDS": str(train.start_timeout_s)},
+        "env": {
+            "PYTHONPATH": _python_path(),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(train.start_timeout_s, _PATIENCE_S)),
+        },
         "verbose": 0,
     }
     if train.elastic is None:

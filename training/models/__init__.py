@@ -8,7 +8,7 @@ Such a module offers its settings and the model made of them, and no other file 
 The model takes
 
     dense        (B, D) float32, the spec's dense features in order
-    categorical  (B, W) int64, ids as training/inputs.py lays them out
+    categorical  (B, W) int32 or int64, ids as training/inputs.py lays them out
 
 and returns logits (B,) float32, its last layer computed `in_float32`. Either of D and W may be 0. Embedding tables come from
 `inputs.table`: the loop sends their gradients row by row and everything else as one dense buffer. Each table is called once,

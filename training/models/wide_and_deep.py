@@ -20,13 +20,10 @@ from torch.nn import functional
 
 from conf.errors import ConfigError
 from conf.types import Names, PositiveInt, Strict
+from training.embedding.counters import scattered
 from training.inputs import Inputs
 from training.layers import DropShare, HiddenWidths, LinearPart, in_float32, linear, mlp
 from training.optimizers.ftrl import FtrlSettings
-
-# Multipliers and modulus that scatter pairs of ids: the largest prime below 2³², and two odd numbers below it (Knuth's of
-# The Art of Computer Programming, volume 3, section 6.4, and another). Ids are below 2³¹: products and sums fit 64 bits.
-_LEFT, _RIGHT, _PRIME = 2_654_435_761, 1_640_531_513, 4_294_967_291
 
 
 class Crosses(Strict):
@@ -69,6 +66,7 @@ class WidePart(LinearPart):
                 "name some of these, or leave out the crosses",
             )
         self.num_dense = inputs.num_dense
+        self.reads_ids = bool(pairs)
         sizes = [each.buckets for each, _, _ in pairs]
         starts = list(accumulate(sizes, initial=inputs.num_dense))
         self.weights = nn.Parameter(torch.zeros(starts[-1]))
@@ -92,8 +90,11 @@ class WidePart(LinearPart):
         )
         if not len(self.sizes):
             return found
-        hashed = categorical[:, self.left] * _LEFT + categorical[:, self.right] * _RIGHT  # (B, P)
-        places = self.starts + hashed % _PRIME % self.sizes
+        ids = categorical.long()
+        pairs = (
+            ids[:, self.left] * 2**31 + ids[:, self.right]
+        )  # (B, P), a number for each pair: ids are below 2³¹
+        places = self.starts + scattered(pairs) % self.sizes
         return found + functional.embedding(places, self.weights.unsqueeze(1)).sum(dim=(1, 2))
 
 

@@ -64,7 +64,7 @@ def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
 
 
 def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) -> Tensor:
-    """Vectors (B, C, E) of ids (B, W) int64 in `dtype`, from weight (R, E) of any floating dtype; sums are float32."""
+    """Vectors (B, C, E) of ids (B, W) int32 or int64 in `dtype`, from weight (R, E) of any floating dtype; sums are float32."""
     batch_rows, columns = ids.shape
     num_features, dim = len(features.first_row), weight.shape[1]
     out = torch.empty(batch_rows, num_features, dim, dtype=dtype, device=weight.device)

@@ -1,0 +1,169 @@
+"""What share of (best AUC - 0.5) each model reaches on the generated log: the test day's, and the validation day's beside it.
+
+    .venv/bin/python benchmarks/quality.py [--quick] [--seeds N] [--models NAME …] [--set a.b=c …]
+
+The log is that of conf/datasets/generated.yaml: its generator knows each row's click probability, and with it the best AUC
+that a day allows. The log is generated and encoded once, by the real jobs, and kept in the cache; each model then trains on
+one rank in this process, with the rates and epochs that PRESETS gives it. These were chosen by the validation day; the test
+day is only reported. No peer takes part: the bars are the world's own, 0.9 of the best for models that see products of
+features, and below 0.8 for logistic regression, which cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from benchmarks.report import closing_line, machine, table
+from conf.dataset import Dataset, read_dataset
+from conf.lake import Lake
+from conf.load import load_config
+from conf.manifest import is_published, read_manifest
+from training.plan import make_plan
+from training.run import train_in_process
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "conf/datasets/generated.yaml"
+CACHE = Path.home() / ".cache/nightrank/benchmarks/quality"
+FIRST, RUN_DATE = "2026-01-01", "2026-01-08"
+QUICK_ROWS = 15_000
+TARGET, BASELINE_LIMIT = 0.9, 0.8
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model's file and what it is trained with, as --set has it; `at_least` is whether the target is a floor."""
+
+    model: str
+    train: tuple[str, ...] = ()
+    at_least: bool = True
+
+
+PRESETS: Mapping[str, Preset] = {
+    "dlrm": Preset("model=../models/dlrm_small.yaml"),
+    "dcn_v2": Preset("model=../models/dcn_v2_small.yaml", ("train.global_batch_size=1024", "train.epochs=2")),
+    "wide_and_deep": Preset(
+        "model=../models/wide_and_deep_generated.yaml", ("train.global_batch_size=1024",)
+    ),
+    "deepfm": Preset("model=../models/deepfm_small.yaml"),
+    "logistic_regression": Preset("model={architecture: logistic_regression}", at_least=False),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS} rows a day, 60,000 otherwise")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each model (default 1)")
+    parser.add_argument(
+        "--models", nargs="+", default=list(PRESETS), choices=list(PRESETS), help="default: all"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", help="as --set of train_model"
+    )
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    lake = prepare(options.quick)
+    found = {name: measure(lake, name, options.seeds, options.overrides) for name in options.models}
+    print(table(["model", "test share", "validation share", "test AUC", "seconds", "target"], _rows(found)))
+    ratios = {name: each["test_share"] for name, each in found.items()}
+    more = {"quick": options.quick, "seeds": options.seeds, "overrides": options.overrides}
+    print(closing_line("quality", machine(1, ("torch",)), found, {}, ratios, **more))
+    return 0
+
+
+def prepare(quick: bool) -> Lake:
+    """The lake with the log and its features, made by the real jobs unless it is there."""
+    lake = Lake(str(CACHE / ("quick" if quick else "full")))
+    if is_published(lake.datasets.partition(RUN_DATE)):
+        return lake
+    settings = [f"lake={lake.root}", "generate.days=8"]
+    settings += [f"generate.rows_per_day={QUICK_ROWS}"] if quick else []
+    for job, run_date in (("generate_clicks", FIRST), ("build_features", RUN_DATE)):
+        print(f"quality: {job} …", file=sys.stderr, flush=True)
+        command = [
+            sys.executable,
+            str(ROOT / f"jobs/{job}.py"),
+            "--config",
+            str(CONFIG),
+            "--run-date",
+            run_date,
+        ]
+        for each in settings:
+            command += ["--set", each]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    return lake
+
+
+def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """Means over the seeds, and the test shares of each."""
+    preset, dataset = PRESETS[name], read_dataset(lake, RUN_DATE)
+    best = {split: best_auc(lake, dataset, split) for split in ("validation", "test")}
+    runs = []
+    for seed in range(seeds):
+        settings = [
+            f"lake={lake.root}",
+            preset.model,
+            *preset.train,
+            "train.num_ranks=1",
+            "train.baselines=[]",
+        ]
+        config = load_config(str(CONFIG), [*settings, f"train.seed={seed}", *overrides])
+        runs.append(train_in_process(make_plan(config, lake, dataset)))
+        print(
+            f"quality: {name}, seed {seed}: {runs[-1]['metrics']['test']['auc']:.4f}",
+            file=sys.stderr,
+            flush=True,
+        )
+    shares = {
+        split: [(each["metrics"][split]["auc"] - 0.5) / (best[split] - 0.5) for each in runs]
+        for split in best
+    }
+    return {
+        "test_share": statistics.mean(shares["test"]),
+        "validation_share": statistics.mean(shares["validation"]),
+        "test_auc": statistics.mean(each["metrics"]["test"]["auc"] for each in runs),
+        "best_auc": best["test"],
+        "test_shares": [round(each, 4) for each in shares["test"]],
+        "seconds": statistics.mean(each["seconds"] for each in runs),
+    }
+
+
+def best_auc(lake: Lake, dataset: Dataset, split: str) -> float:
+    """The best AUC of the one day of a split."""
+    (member,) = dataset.splits[split]
+    return float(read_manifest(lake.raw.partition(member.dt)).facts["best_auc"])
+
+
+def target_of(name: str, share: float) -> str:
+    """The bar of a model, and whether a share meets it."""
+    if PRESETS[name].at_least:
+        return f"at least {TARGET}: {'met' if share >= TARGET else 'MISSED'}"
+    return f"below {BASELINE_LIMIT}: {'met' if share < BASELINE_LIMIT else 'MISSED'}"
+
+
+def _rows(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    return [
+        [
+            name,
+            f"{each['test_share']:.3f}",
+            f"{each['validation_share']:.3f}",
+            f"{each['test_auc']:.4f}",
+            f"{each['seconds']:.0f}",
+            target_of(name, each["test_share"]),
+        ]
+        for name, each in found.items()
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

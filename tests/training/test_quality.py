@@ -1,0 +1,121 @@
+"""What every architecture makes of the generated world at a small size: its share of (best AUC - 0.5) on a day it has not seen.
+
+benchmarks/quality.py measures the presets on the whole log; here a smaller one is drawn and encoded without Spark.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from numpy.typing import NDArray
+
+from conf.feature_spec import NULL_ID, OOV_ID, Feature, FeatureSpec
+from conf.lake import Lake
+from conf.types import Generate
+from etl.synthetic.click import STEPS, auc_of_counts
+from etl.synthetic.columns import FEATURES, MISSING
+from etl.synthetic.impressions import Impressions, draw_impressions
+from etl.synthetic.world import world_of_day
+from tests.training.feature_tables import Rows, make_config, publish_all
+from training.plan import make_plan
+from training.run import train_in_process
+
+RUN_DATE = "2026-01-05"
+DAYS = {
+    "train": ("2026-01-01", "2026-01-02", "2026-01-03"),
+    "validation": ("2026-01-04",),
+    "test": (RUN_DATE,),
+}
+WORLD = Generate(rows_per_day=20_000, users=800, items=200)
+FIRST_ID = 3
+DENSE = [each for each in FEATURES if each.kind == "integer"]
+IDS = [each for each in FEATURES if each.kind != "integer"]
+# Seeds move a share by about 0.01.
+FLOORS = {
+    "dlrm_small": 0.80,
+    "dcn_v2_small": 0.75,
+    "wide_and_deep_generated": 0.80,
+    "deepfm_small": 0.70,
+}
+
+
+def draw(day: str) -> Impressions:
+    on = date.fromisoformat(day)
+    rng = np.random.default_rng([WORLD.seed, on.toordinal()])
+    return draw_impressions(world_of_day(WORLD, on), rng, WORLD.rows_per_day, (0.0, 1.0), 0.02)
+
+
+def encoded(days: dict[str, Impressions]) -> tuple[FeatureSpec, dict[str, Rows]]:
+    """The rows as build_features would encode them: ids from the train days, dense values by their moments."""
+    train = [days[day] for day in DAYS["train"]]
+    known = {each.name: np.unique(np.concatenate([day.values[each.name] for day in train])) for each in IDS}
+    known = {name: ids[ids != MISSING] for name, ids in known.items()}
+    logs = {each.name: np.concatenate([_log(day.values[each.name]) for day in train]) for each in DENSE}
+    dense = [Feature(each.criteo, "dense", "float32", "pair") for each in DENSE]
+    ids = [
+        Feature(each.criteo, "categorical", "int32", "pair", FIRST_ID + len(known[each.name])) for each in IDS
+    ]
+    rows = {
+        name: Rows(
+            day.labels.astype(np.float32),
+            np.stack(
+                [(_log(day.values[c.name]) - logs[c.name].mean()) / logs[c.name].std() for c in DENSE], axis=1
+            ).astype(np.float32),
+            np.stack([_ids(day.values[c.name], known[c.name]) for c in IDS], axis=1).astype(np.int32),
+        )
+        for name, day in days.items()
+    }
+    return FeatureSpec((*dense, *ids), ("row_id",), "w1"), rows
+
+
+def _log(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.log1p(np.maximum(values, 0))
+
+
+def _ids(values: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int64]:
+    place = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return np.where(values == MISSING, NULL_ID, np.where(known[place] == values, FIRST_ID + place, OOV_ID))
+
+
+@pytest.fixture(scope="module")
+def shares(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Preset (and the baseline) → share of the test day's best AUC."""
+    torch.set_num_threads(1)
+    lake = Lake(str(tmp_path_factory.mktemp("quality")))
+    days = {day: draw(day) for found in DAYS.values() for day in found}
+    outcomes = np.bincount(days[RUN_DATE].labels * STEPS + days[RUN_DATE].steps, minlength=2 * STEPS)
+    best = auc_of_counts(outcomes.reshape(2, STEPS))
+    assert best is not None
+    spec, rows = encoded(days)
+    splits = {split: {day: rows[day] for day in found} for split, found in DAYS.items()}
+    dataset = publish_all(lake, RUN_DATE, spec, splits, file_rows=10_000)
+    found = {}
+    for name in FLOORS:
+        model = yaml.safe_load(Path(f"conf/models/{name}.yaml").read_text())
+        train = {
+            "num_ranks": 1,
+            "num_shards": 4,
+            "device": "cpu",
+            "global_batch_size": 512,
+            "epochs": 2,
+            "embedding_learning_rate": 0.05 if name == "deepfm_small" else 0.15,
+            "baselines": [] if found else ["logistic_regression"],
+        }
+        trained = train_in_process(make_plan(make_config(lake, model=model, train=train), lake, dataset))
+        measured = {name: trained["metrics"], **trained["baselines"]}
+        found |= {each: (metrics["test"]["auc"] - 0.5) / (best - 0.5) for each, metrics in measured.items()}
+    return found
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_each_preset_reaches_its_share(shares: dict[str, float], name: str) -> None:
+    assert shares[name] > FLOORS[name], shares
+
+
+def test_a_linear_model_stays_below_four_fifths(shares: dict[str, float]) -> None:
+    assert 0.4 < shares["logistic_regression"] < 0.8
