@@ -6,6 +6,7 @@ python -m tests.faults.training_that_dies <lake> - <step before whose index it d
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -67,6 +68,7 @@ def die_before_index(step: int) -> None:
 def main(lake: Lake, scratch: str, how: str) -> None:
     plan = plan_of(lake)
     if how != "ranks":
+        logging.basicConfig(level=logging.INFO)  # ranks do so themselves
         die_before_index(int(how))
         train_in_process(plan)
         return
