@@ -55,7 +55,10 @@ PRESETS: Mapping[str, Preset] = {
     "wide_and_deep": Preset(
         "model=../models/wide_and_deep_generated.yaml", ("train.global_batch_size=1024",)
     ),
-    "deepfm": Preset("model=../models/deepfm_small.yaml"),
+    "deepfm": Preset(
+        "model=../models/deepfm_small.yaml",
+        ("train.global_batch_size=1024", "train.epochs=3", "train.embedding_learning_rate=0.03"),
+    ),
     "logistic_regression": Preset("model={architecture: logistic_regression}", at_least=False),
 }
 
