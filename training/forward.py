@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,8 @@ from conf.errors import ConfigError
 from conf.types import Train
 from training.embedding.table import tables_of
 from training.layers import Dropout
+from training.precision import mixed_precision
 from training.reading.batch import Batch
-
-_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _Given(nn.Module):
@@ -141,18 +140,6 @@ class Forward:
                     "install a C++ compiler (g++) on every node, or --set train.compile=false",
                 ) from error
             raise
-
-
-def mixed_precision(
-    precision: str, device: torch.device, *, cached: bool = True
-) -> AbstractContextManager[object]:
-    """In which matrix products are computed in bf16 or fp16, if that is the precision.
-
-    Args:
-        cached: a weight that is used twice is cast once.
-    """
-    kind = _HALVES.get(precision)
-    return torch.autocast(device.type, kind, cache_enabled=cached) if kind else nullcontext()
 
 
 @contextmanager

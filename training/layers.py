@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from conf.types import PositiveInt
 from training.inputs import Inputs
 from training.optimizers.ftrl import FtrlSettings
+from training.split import Part, Sides
 
 HiddenWidths = Annotated[list[PositiveInt], Field(min_length=1)]
 DropShare = Annotated[float, Field(ge=0, lt=1)]
@@ -119,3 +120,31 @@ class LinearPart(nn.Module):
             dim=1
         )  # a product of matrices would be rounded in mixed precision
         return self.bias + self.embedding(categorical).sum(dim=(1, 2)) + of_dense
+
+    def split(self, sides: Sides, dtype: torch.dtype) -> LinearSplit:
+        """A sum of the sides' own sums, in float32 whatever `dtype` is."""
+        return LinearSplit(self, sides)
+
+
+class LinearSplit:
+    """A linear part cut by side: one number a user, the bias in it, and one an item."""
+
+    def __init__(self, model: LinearPart, sides: Sides) -> None:
+        self._model = model
+        self._features = {side: Sides.places(sides.features, side) for side in (True, False)}
+
+    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        """((R,) float32,)."""
+        return (self._model.bias + self._sum(dense, categorical, side=True),)
+
+    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        """((R,) float32,)."""
+        return (self._sum(dense, categorical, side=False),)
+
+    def _sum(self, dense: Tensor, categorical: Tensor, *, side: bool) -> Tensor:
+        of_ids = self._model.embedding(categorical)[:, self._features[side]].sum(dim=(1, 2))
+        return of_ids + (dense * self._model.weights[: dense.shape[1]]).sum(dim=1)
+
+    def pair_part(self, users: Part, items: Part) -> Tensor:
+        """(U, I) of (U,) and (1|U, I)."""
+        return users[0].unsqueeze(1) + items[0]

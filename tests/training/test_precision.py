@@ -18,10 +18,11 @@ from tests.training.feature_tables import Rows, make_spec, random_rows, segment_
 from tests.training.ranks_in_threads import on_ranks
 from training.collectives import Collectives, LocalCollectives
 from training.embedding.rows import RowGradient
-from training.forward import DensePart, mixed_precision
+from training.forward import DensePart
 from training.gradients import LossScale, clipped
 from training.metrics import auc
 from training.models import build_model
+from training.precision import mixed_precision
 from training.reading.batch import Batch
 from training.trainer import Trainer
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from conf.types import PositiveInt, Strict
 from training.inputs import Inputs
 from training.layers import DropShare, HiddenWidths, LinearPart, in_float32, linear, mlp
+from training.split import Part, Sides, SplitMLP, products
 
 # Standard deviation of the second-order term before training. Tables initialised as DLRM's would start it at several.
 _FIRST_DEVIATION = 0.1
@@ -58,6 +59,52 @@ class DeepFM(nn.Module):
         pairs = (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1) / 2  # (B,)
         deep = in_float32(self.logit, self.deep(vectors.flatten(1))).squeeze(1)
         return self.first_order(dense, categorical) + pairs + deep
+
+    def split(self, sides: Sides, dtype: torch.dtype) -> SplitDeepFM:
+        """First and second order are float32 whatever `dtype` is."""
+        return SplitDeepFM(self, sides, dtype)
+
+
+class SplitDeepFM:
+    """DeepFM cut by side: Σ_{i<j} ⟨e_i, e_j⟩ over both sides is that of the users' vectors, of the items', and ⟨Σ users', Σ items'⟩.
+
+    Parts: (R,) first order, and second order within the side; (R, E) the sum of the side's vectors; (R, H) its share of
+    the MLP's first layer. No matrix is multiplied for a pair before the second layer.
+    """
+
+    def __init__(self, model: DeepFM, sides: Sides, dtype: torch.dtype) -> None:
+        self._model = model
+        self._linear = model.first_order.split(sides, dtype)
+        dim = model.dense_vectors.shape[1]
+        held = (*sides.dense, *sides.features)  # of all vectors, in the order of the MLP's input
+        self._vectors = {side: Sides.places(held, side) for side in (True, False)}
+        user, item = (
+            [vector * dim + number for vector in self._vectors[side] for number in range(dim)]
+            for side in (True, False)
+        )
+        self._deep = SplitMLP(model.deep, model.logit, user, item, (), dtype)
+
+    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        vectors, second = self._side(dense, categorical, side=True)
+        (first,) = self._linear.user_part(dense, categorical)
+        return first + second, vectors.sum(dim=1), self._deep.user_share(vectors.flatten(1))
+
+    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        vectors, second = self._side(dense, categorical, side=False)
+        (first,) = self._linear.item_part(dense, categorical)
+        return first + second, vectors.sum(dim=1), self._deep.item_share(vectors.flatten(1))
+
+    def _side(self, dense: Tensor, categorical: Tensor, *, side: bool) -> tuple[Tensor, Tensor]:
+        """The side's vectors (R, V, E), and the products of all pairs of them, added up (R,)."""
+        of_dense = dense.unsqueeze(2) * self._model.dense_vectors
+        vectors = torch.cat([of_dense, self._model.embedding(categorical)], dim=1)[:, self._vectors[side]]
+        pairs = (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1) / 2
+        return vectors, pairs
+
+    def pair_part(self, users: Part, items: Part) -> Tensor:
+        own = users[0].unsqueeze(1) + items[0]
+        both = products(users[1].unsqueeze(1), items[1].unsqueeze(2)).squeeze(2)
+        return own + both + self._deep.outputs(users[2], items[2], None)
 
 
 def build(settings: Settings, inputs: Inputs) -> DeepFM:

@@ -16,6 +16,7 @@ from conf.types import PositiveInt, Strict
 from training.embedding import kernels
 from training.inputs import Inputs
 from training.layers import in_float32, mlp
+from training.split import Part, Sides, SplitMLP, products
 
 
 class Settings(Strict):
@@ -70,6 +71,96 @@ class DLRM(nn.Module):
         """Dot products of all pairs of vectors (B, F, E), each pair once: (B, F * (F - 1) // 2)."""
         dots = torch.bmm(vectors, vectors.transpose(1, 2))  # (B, F, F)
         return dots.flatten(1).index_select(1, self.pairs)
+
+    def split(self, sides: Sides, dtype: torch.dtype) -> SplitDLRM:
+        """Products of vectors within a side are float32 whatever `dtype` is."""
+        return SplitDLRM(self, sides, dtype)
+
+
+class SplitDLRM:
+    """DLRM cut by side: dot products within a side once, those of a user's with an item's vectors for each pair.
+
+    Parts: (R, H) the side's share of the top MLP's first layer; (R, V, E) the side's vectors. The dense features' vector is
+    the side's that has all of them; where both have some, each part ends in (R, H) its share of the bottom MLP's first
+    layer, and the vector is made, and meets all others, for each pair.
+    """
+
+    def __init__(self, model: DLRM, sides: Sides, dtype: torch.dtype) -> None:
+        self._model, self._dtype = model, dtype
+        owners: list[bool | None] = [*sides.features]  # of each vector: whether it is the user's
+        if model.num_dense:
+            owners.insert(0, sides.dense[0] if len(set(sides.dense)) == 1 else None)
+        self._mixed = bool(owners) and owners[0] is None
+        self._own = {side: Sides.places(owners, side) for side in (True, False)}
+        dim = model.embedding.weight.shape[1]
+        self._enters = owners[0] if model.first_enters else None
+        entering = range(dim if model.first_enters else 0)  # the top MLP's first columns
+
+        def dot(left: int, right: int) -> int:
+            above, below = max(left, right), min(left, right)
+            return len(entering) + above * (above - 1) // 2 + below
+
+        within = {
+            side: [dot(own[i], own[j]) for i in range(len(own)) for j in range(i)]
+            for side, own in self._own.items()
+        }
+        user, item = (
+            [*(entering if model.first_enters and owners[0] is side else ()), *within[side]]
+            for side in (True, False)
+        )
+        pair = [dot(theirs, own) for theirs in self._own[False] for own in self._own[True]]
+        if self._mixed:
+            pair += [*entering, *(dot(0, own) for own in (*self._own[True], *self._own[False]))]
+            columns = (Sides.places(sides.dense, True), Sides.places(sides.dense, False))
+            self._dense = columns
+            self._bottom = SplitMLP(model.bottom, None, *columns, (), dtype)
+        self._top = SplitMLP(model.top, model.logit, user, item, pair, dtype)
+
+    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        vectors, inner = self._side(dense, categorical, side=True)
+        part = (self._top.user_share(inner), vectors.to(self._dtype))
+        return (*part, self._bottom.user_share(dense[:, self._dense[0]])) if self._mixed else part
+
+    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        vectors, inner = self._side(dense, categorical, side=False)
+        part = (self._top.item_share(inner), vectors.to(self._dtype))
+        return (*part, self._bottom.item_share(dense[:, self._dense[1]])) if self._mixed else part
+
+    def _side(self, dense: Tensor, categorical: Tensor, *, side: bool) -> tuple[Tensor, Tensor]:
+        """The side's vectors (R, V, E), and what of the top MLP's input they alone make."""
+        model = self._model
+        vectors = model.embedding(categorical)
+        if model.num_dense:
+            # A vector of both sides' dense features is not complete here: `_own` leaves it out.
+            vectors = torch.cat([model.bottom(dense).unsqueeze(1), vectors], dim=1)
+        own = vectors[:, self._own[side]]
+        dots = torch.bmm(own, own.transpose(1, 2))  # (R, V, V)
+        below = torch.tril_indices(own.shape[1], own.shape[1], offset=-1, device=own.device)
+        inner = dots[:, below[0], below[1]]  # (R, V * (V - 1) / 2)
+        if model.first_enters and self._enters is side:
+            inner = torch.cat([vectors[:, 0], inner], dim=1)
+        return own, inner
+
+    def pair_part(self, users: Part, items: Part) -> Tensor:
+        found = []
+        if self._own[True] and self._own[False]:
+            found.append(products(users[1], items[1]))  # (U, I, Q * P)
+        if self._mixed:
+            bottom = self._bottom.outputs(users[2], items[2], None)  # (U, I, E)
+            found.append(bottom)
+            found.append(torch.matmul(bottom, users[1].transpose(1, 2)))  # (U, I, P)
+            found.append(_with_items(bottom, items[1]))  # (U, I, Q)
+        pairs = torch.cat(found, dim=2) if len(found) > 1 else found[0] if found else None
+        return self._top.outputs(users[0], items[0], pairs)
+
+
+def _with_items(bottom: Tensor, items: Tensor) -> Tensor:
+    """(U, I, Q) dot products of each pair's vector (U, I, E) with the item's vectors (1|U, I, Q, E)."""
+    many, each, dim = bottom.shape
+    if len(items) == 1:  # a product of matrices for each item, whose vectors all users share
+        return torch.bmm(bottom.transpose(0, 1), items[0].transpose(1, 2)).transpose(0, 1)
+    own = items.reshape(many * each, -1, dim)
+    return torch.bmm(own, bottom.reshape(many * each, dim, 1)).view(many, each, -1)
 
 
 def build(settings: Settings, inputs: Inputs) -> DLRM:

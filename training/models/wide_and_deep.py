@@ -22,8 +22,12 @@ from conf.errors import ConfigError
 from conf.types import Names, PositiveInt, Strict
 from training.embedding.counters import scattered
 from training.inputs import Inputs
-from training.layers import DropShare, HiddenWidths, LinearPart, in_float32, linear, mlp
+from training.layers import DropShare, HiddenWidths, LinearPart, LinearSplit, in_float32, linear, mlp
 from training.optimizers.ftrl import FtrlSettings
+from training.split import Part, Sides, SplitMLP
+
+
+_ALL = slice(None)
 
 
 class Crosses(Strict):
@@ -90,12 +94,64 @@ class WidePart(LinearPart):
         )
         if not len(self.sizes):
             return found
-        ids = categorical.long()
-        pairs = (
-            ids[:, self.left] * 2**31 + ids[:, self.right]
-        )  # (B, P), a number for each pair: ids are below 2³¹
-        places = self.starts + scattered(pairs) % self.sizes
-        return found + functional.embedding(places, self.weights.unsqueeze(1)).sum(dim=(1, 2))
+        keys = self.left_key(categorical) + self.right_key(categorical)  # (B, P)
+        return found + self.crossed(keys)
+
+    def left_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
+        """(B, n) int64 what the left ids add to the number of each of these products' pairs; ids are below 2³¹."""
+        return categorical.long()[:, self.left[products]] * 2**31
+
+    def right_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
+        """As `left_key`; the sum of both is a number of its own for each pair of ids."""
+        return categorical.long()[:, self.right[products]]
+
+    def crossed(self, keys: Tensor, products: Tensor | slice = _ALL) -> Tensor:
+        """(…) the weights of pairs (…, n) of these products, added up."""
+        places = self.starts[products] + scattered(keys) % self.sizes[products]
+        return functional.embedding(places, self.weights.unsqueeze(1)).sum(dim=(-2, -1))
+
+    def split(self, sides: Sides, dtype: torch.dtype) -> SplitWidePart:
+        """In float32 whatever `dtype` is."""
+        return SplitWidePart(self, sides)
+
+
+class SplitWidePart(LinearSplit):
+    """The linear part cut by side: products of features of one side are looked up once, those of both sides for each pair.
+
+    Parts: (R,) the side's sum; (R, P') int64 its share of the number of each pair that both sides have an id of.
+    """
+
+    def __init__(self, model: WidePart, sides: Sides) -> None:
+        super().__init__(model, sides)
+        self._wide = model
+        features = torch.tensor(sides.features, dtype=torch.bool, device=model.left.device)
+        left, right = features[model.left], features[model.right]  # (P,) whether it is the user's
+        self._within = {True: (left & right).nonzero()[:, 0], False: (~left & ~right).nonzero()[:, 0]}
+        self._both = (left ^ right).nonzero()[:, 0]  # (P',)
+        self._left_is_users = left[self._both]
+
+    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        (found,) = super().user_part(dense, categorical)
+        return found + self._inner(categorical, side=True), self._share(categorical, side=True)
+
+    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        (found,) = super().item_part(dense, categorical)
+        return found + self._inner(categorical, side=False), self._share(categorical, side=False)
+
+    def _inner(self, categorical: Tensor, *, side: bool) -> Tensor:
+        wide, inner = self._wide, self._within[side]
+        return wide.crossed(wide.left_key(categorical, inner) + wide.right_key(categorical, inner), inner)
+
+    def _share(self, categorical: Tensor, *, side: bool) -> Tensor:
+        left = self._wide.left_key(categorical, self._both)
+        right = self._wide.right_key(categorical, self._both)
+        return torch.where(self._left_is_users == side, left, right)
+
+    def pair_part(self, users: Part, items: Part) -> Tensor:
+        found = super().pair_part(users, items)
+        if len(self._both):
+            found = found + self._wide.crossed(users[1].unsqueeze(1) + items[1], self._both)
+        return found
 
 
 class WideAndDeep(nn.Module):
@@ -117,6 +173,39 @@ class WideAndDeep(nn.Module):
             torch.cat([vectors.flatten(1), dense], dim=1)
         )  # (B, C * E + D) before the first layer
         return self.wide(dense, categorical) + in_float32(self.logit, deep).squeeze(1)
+
+    def split(self, sides: Sides, dtype: torch.dtype) -> SplitWideAndDeep:
+        """The wide part is float32 whatever `dtype` is."""
+        return SplitWideAndDeep(self, sides, dtype)
+
+
+class SplitWideAndDeep:
+    """Parts: those of the wide part, and (R, H) the side's share of the MLP's first layer."""
+
+    def __init__(self, model: WideAndDeep, sides: Sides, dtype: torch.dtype) -> None:
+        self._model = model
+        self._wide = model.wide.split(sides, dtype)
+        dim = model.embedding.weight.shape[1]
+        held = [each for each in sides.features for _ in range(dim)] + list(sides.dense)
+        self._columns = {side: Sides.places(held, side) for side in (True, False)}
+        self._deep = SplitMLP(
+            model.deep, model.logit, self._columns[True], self._columns[False], (), dtype
+        )
+
+    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        share = self._deep.user_share(self._input(dense, categorical)[:, self._columns[True]])
+        return *self._wide.user_part(dense, categorical), share
+
+    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
+        share = self._deep.item_share(self._input(dense, categorical)[:, self._columns[False]])
+        return *self._wide.item_part(dense, categorical), share
+
+    def _input(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        return torch.cat([self._model.embedding(categorical).flatten(1), dense], dim=1)
+
+    def pair_part(self, users: Part, items: Part) -> Tensor:
+        wide = self._wide.pair_part(users[:2], items[:2])
+        return wide + self._deep.outputs(users[2], items[2], None)
 
 
 def build(settings: Settings, inputs: Inputs) -> WideAndDeep:
