@@ -142,13 +142,16 @@ class Score(Strict):
     """The nightly top-k and bulk scoring.
 
     `context` gives tonight's raw value of every feature of scope `context`. `rows_per_step`: (user, item) pairs or
-    feature rows that go through the model at once; without it 2,048 on a CPU, whose caches they fit, and 131,072 on
-    a GPU. `rows_split`: the split whose feature rows score_rows gives a probability.
+    feature rows that go through the model at once; without it as many as fit the caches of a CPU, or the free memory
+    of a GPU. It is halved where the device's memory does not suffice. `precision`: of the products of matrices over
+    pairs or rows; probabilities are float32 (docs/scoring.md has the errors). `rows_split`: the split whose feature
+    rows score_rows gives a probability.
     """
 
     k: PositiveInt = 10
     context: dict[str, str | int | float] = {}
     rows_per_step: PositiveInt | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     rows_split: Split = "test"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 

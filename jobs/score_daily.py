@@ -54,7 +54,7 @@ def score_daily(job: Job) -> Result:
             },
             row_group_rows=job.config.output.row_group_rows,
             expected_rows=rows,
-            facts={**facts, **versions, "scored_at": storage.utc_now()},
+            facts={**facts, **versions, "precision": score.precision, "scored_at": storage.utc_now()},
             rules=Rules(
                 not_null=["user_id", "item_id", "score"],
                 ranges={"position": (1, score.k + 1), "score": (0.0, 1.0 + 2**-20)},

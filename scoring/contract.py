@@ -20,6 +20,7 @@ PROBABILITY = "probability"
 # What a feature holds for one row: a number, an id, or a list of ids.
 Encoded = int | float | tuple[int, ...]
 DeviceKind = Literal["auto", "cpu", "cuda"]
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class ModelRequest:
         path: the model's folder.
         device: where to run it.
         step_rows: rows that go through the model at once; None lets the device decide.
+        precision: of the products of matrices.
     """
 
     path: str
     device: DeviceKind
     step_rows: int | None
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)

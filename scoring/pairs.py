@@ -1,4 +1,4 @@
-"""(user, item) pairs: which ones a batch of users asks for, and their model input, assembled on the device by index.
+"""(user, item) pairs: which ones a batch of users asks for, and the model inputs of both sides.
 
 Each side of a pair is a matrix in the model's column order that holds the side's own features and zeros in the
 places of the other; the sum of a user's row and an item's row is the pair's input. Adding zero is exact.
@@ -32,6 +32,9 @@ class Side:
     dense: Tensor
     categorical: Tensor
 
+    def part(self, rows: slice) -> Side:
+        return Side(self.dense[rows], self.categorical[rows])
+
     def rows(self, index: Tensor) -> Side:
         return Side(self.dense.index_select(0, index), self.categorical.index_select(0, index))
 
@@ -59,81 +62,163 @@ def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: Mu
 
 
 @dataclass(frozen=True)
+class Lists:
+    """What some consecutive users of a batch are scored against.
+
+    Attributes:
+        everyone: (A,) users, by their place among these, who are scored against all items but those excluded.
+        excluded: (user, item), (X,) each: a place in `everyone` and an item index.
+        listed: (L,) users who have a list of their own.
+        lengths: (L,) how long each of these lists is.
+        items: (Σ lengths,) item indices, list after list.
+    """
+
+    everyone: Indices
+    excluded: tuple[Indices, Indices]
+    listed: Indices
+    lengths: Indices
+    items: Indices
+
+
 class CandidateLists:
     """The candidates of the users of one batch.
 
-    Attributes:
+    Args:
+        users: string, the user's key.
         candidates: list<int32> a user, item indices without repeats; null asks for every item but `excluded`.
         excluded: list<int32> a user, read where `candidates` is null; null excludes nothing.
-        users: string, the user's key.
         num_items: N; indices lie in [0, N).
     """
 
-    users: pa.StringArray
-    candidates: pa.ListArray
-    excluded: pa.ListArray
-    num_items: int
+    def __init__(
+        self, users: pa.StringArray, candidates: pa.ListArray, excluded: pa.ListArray, num_items: int
+    ) -> None:
+        self.users = users
+        self._listed, self._excluded, self._num_items = candidates, excluded, num_items
+        self._place = np.zeros(num_items, dtype=np.int64)
 
     def most(self) -> Indices:
-        """(U,) how many candidates each user has at most: known before any list is made."""
-        lengths = pc.list_value_length(self.candidates).fill_null(self.num_items)
+        """(U,) how many candidates each user has at most: known before any list is read."""
+        lengths = pc.list_value_length(self._listed).fill_null(self._num_items)
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
-    def of(self, user: int) -> Indices:
-        """Item indices of one user of the batch.
+    def of(self, users: slice) -> Lists:
+        """The lists of some users. A user with more items excluded than left gets a list.
 
         Raises:
-            DataError: an index lies outside [0, N).
+            DataError: an index lies outside [0, N), or a list holds an item twice; names the user.
         """
-        listed = self.candidates[user]
-        if listed.is_valid:
-            return self._checked(user, listed)
-        excluded = self.excluded[user]
-        if not excluded.is_valid:
-            return np.arange(self.num_items)
-        kept = np.ones(self.num_items, dtype=bool)
-        kept[self._checked(user, excluded)] = False
-        return np.flatnonzero(kept)
+        everyone: list[int] = []
+        excluded: list[Indices] = []
+        listed: list[int] = []
+        items: list[Indices] = []
+        for place, user in enumerate(range(users.start, users.stop)):
+            if self._listed[user].is_valid:
+                listed.append(place)
+                items.append(self._read(user, self._listed[user], distinct=True))
+                continue
+            gone = self._read(user, self._excluded[user], distinct=False)
+            if 2 * len(gone) <= self._num_items:
+                everyone.append(place)
+                excluded.append(gone)
+            else:
+                kept = np.ones(self._num_items, dtype=bool)
+                kept[gone] = False
+                listed.append(place)
+                items.append(np.flatnonzero(kept))
+        by_user = np.repeat(np.arange(len(excluded)), [len(each) for each in excluded])
+        return Lists(
+            np.array(everyone, dtype=np.int64),
+            (by_user, _joined(excluded)),
+            np.array(listed, dtype=np.int64),
+            np.array([len(each) for each in items], dtype=np.int64),
+            _joined(items),
+        )
 
-    def _checked(self, user: int, listed: pa.ListScalar) -> Indices:
+    def _read(self, user: int, listed: pa.ListScalar, *, distinct: bool) -> Indices:
+        if not listed.is_valid:
+            return np.zeros(0, dtype=np.int64)
         indices = listed.values.to_numpy(zero_copy_only=False).astype(np.int64)
-        if len(indices) and (indices.min() < 0 or indices.max() >= self.num_items):
+        if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):
             raise DataError(
                 f"candidate indices of user {self.users[user]} lie in [{indices.min()}, {indices.max()}], "
-                f"there are {self.num_items} candidate items",
+                f"there are {self._num_items} candidate items",
                 "candidates and candidate_items belong to different runs: run build_candidates again",
             )
+        if distinct:
+            self._require_distinct(user, indices)
         return indices
+
+    def _require_distinct(self, user: int, indices: Indices) -> None:
+        """An item's last place in the list is its only one; a place is read back only where this list wrote it."""
+        places = np.arange(len(indices))
+        self._place[indices] = places
+        if (self._place[indices] != places).any():
+            raise DataError(
+                f"the candidates of user {self.users[user]} hold an item twice", "run build_candidates again"
+            )
+
+
+def _joined(parts: list[Indices]) -> Indices:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def blocks(most: Indices, max_places: int, least_users: int, most_users: int) -> Iterator[slice]:
+    """Cuts a batch into runs of consecutive users whose number × longest list is at most `max_places`.
+
+    Runs hold `least_users` even so, but for the last, and `most_users` at most: longer lists are cut when they are scored.
+    """
+    first = 0
+    while first < len(most):
+        widths = np.maximum.accumulate(most[first : first + most_users])
+        fitting = int(np.searchsorted(widths * np.arange(1, len(widths) + 1), max_places, side="right"))
+        last = min(first + max(fitting, least_users), len(most))
+        yield slice(first, last)
+        first = last
 
 
 @dataclass(frozen=True)
-class Block:
-    """Consecutive users of a batch with all their candidates: `item` (P,) holds list after list, of `lengths` (U,)."""
+class Pieces:
+    """Parts of several lists, of equal width; the last one of a list may be partly empty.
 
-    first_user: int
-    lengths: Indices
-    item: Indices
+    Attributes:
+        list: (T,) which list each piece is of.
+        place: (T,) where in its list it stands, in pieces.
+        items: (T, width) item indices; 0 in empty places.
+        filled: (T, width) whether a place holds an item.
+    """
 
-    @property
-    def user(self) -> Indices:
-        """(P,) row of the batch each pair's user stands in."""
-        return np.repeat(np.arange(self.first_user, self.first_user + len(self.lengths)), self.lengths)
+    list: Indices
+    place: Indices
+    items: Indices
+    filled: NDArray[np.bool_]
 
-    @property
-    def place(self) -> Indices:
-        """(P,) place of each pair in its user's list, from 0."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        return np.arange(len(self.item)) - np.repeat(starts, self.lengths)
+    @classmethod
+    def of(cls, lengths: Indices, starts: Indices, items: Indices) -> Pieces:
+        """The lists items[start : start + length], in pieces as wide as is possible with few empty places."""
+        width = piece_width(lengths)
+        counts = -(-lengths // width)
+        of_list = np.repeat(np.arange(len(lengths)), counts)
+        place = np.arange(len(of_list)) - np.repeat(np.cumsum(counts) - counts, counts)
+        within = place[:, None] * width + np.arange(width)  # (T, width)
+        filled = within < lengths[of_list, None]
+        return cls(
+            of_list,
+            place,
+            np.where(filled, items.take(starts[of_list, None] + within, mode="clip"), 0),
+            filled,
+        )
 
 
-def blocks(lists: CandidateLists, max_places: int) -> Iterator[Block]:
-    """Cuts a batch into blocks whose users × longest list is at most `max_places`; a single user is never cut."""
-    most = lists.most()
-    first = 0
-    while first < len(most):
-        widths = np.maximum.accumulate(most[first:])
-        fitting = int(np.searchsorted(widths * np.arange(1, len(widths) + 1), max_places, side="right"))
-        last = first + max(fitting, 1)
-        chosen = [lists.of(user) for user in range(first, last)]
-        yield Block(first, np.array([len(each) for each in chosen]), np.concatenate(chosen))
-        first = last
+_PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
+# Empty places are scored in vain: at most this share of those that hold an item.
+_EMPTY_SHARE = 0.125
+
+
+def piece_width(lengths: Indices) -> int:
+    """The largest power of two, up to 256, that cuts the lists into pieces with at most an eighth more places than items."""
+    total = int(lengths.sum())
+    for width in _PIECE_WIDTHS:
+        if int((-(-lengths // width)).sum()) * width <= (1 + _EMPTY_SHARE) * total:
+            return width
+    return 1

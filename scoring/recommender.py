@@ -16,16 +16,20 @@ from conf import storage
 from conf.errors import DataError
 from conf.feature_spec import ITEM_KEY, USER_KEY
 from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequest
-from scoring.pairs import Block, CandidateLists, Side, blocks, context_side, side_of
+from scoring.crossing import Crossing
+from scoring.pairs import CandidateLists, Indices, Lists, Pieces, Side, blocks, context_side, side_of
 from scoring.predictor import Predictor, predictor_of_process
 from scoring.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
+from training.split import Part
 
 RECOMMENDATIONS = pa.schema(
     [("user_id", pa.string()), ("position", pa.int32()), ("item_id", pa.string()), ("score", pa.float32())]
 )
 
-# Keys of at least this many places are ranked together, however few rows go through the model at once.
-_MIN_BLOCK_PLACES = 131_072
+# Keys of at least this many (user, item) places are ranked together, however few pairs go through the model at once.
+_MIN_PLACES = 131_072
+# So many users at least share a pass over the items, and at most: what is held of them at once.
+_LEAST_USERS, _MOST_USERS = 16, 1_024
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,18 @@ class Items:
 
 @dataclass(frozen=True)
 class Recommender:
-    """A predictor with the items beside it."""
+    """A predictor with the items beside it, crossed with one user after the other."""
 
     predictor: Predictor
     items: Items
     k: int
+    crossing: Crossing
+
+    @classmethod
+    def of(cls, predictor: Predictor, items: Items, k: int) -> Recommender:
+        """Of items on any device."""
+        items = Items(items.keys, items.side.to(predictor.device))
+        return cls(predictor, items, k, Crossing(predictor, items.side))
 
     def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The k best candidates of each user: batches of RECOMMENDATIONS in the order of the users, then by position.
@@ -54,6 +65,7 @@ class Recommender:
 
         Raises:
             DataError: a score is NaN, or candidates are out of range or repeated; names the user.
+            InfrastructureError: the device has no memory for one pair.
         """
         predictor = self.predictor
         rows = pa.Table.from_batches([users])
@@ -61,30 +73,124 @@ class Recommender:
         lists = CandidateLists(
             users.column(USER_KEY), users.column(CANDIDATES), users.column(EXCLUDED), len(self.items.keys)
         )
-        for block in blocks(lists, max(self.predictor.step_rows, _MIN_BLOCK_PLACES)):
-            if len(block.item):
-                yield self._best(block, side, lists.users)
+        for block in blocks(lists.most(), self._places, _LEAST_USERS, _MOST_USERS):
+            best = self._best(self._ranked(block, side, lists))
+            yield self._rows(best.cpu(), lists.users.slice(block.start, block.stop - block.start))
+
+    @property
+    def _places(self) -> int:
+        return max(self.predictor.steps.rows, _MIN_PLACES)
+
+    @property
+    def _pool(self) -> int:
+        """How many of a user's best candidates `_best` chooses from."""
+        return self.k
 
     @torch.inference_mode()
-    def _best(self, block: Block, side: Side, users: pa.Array) -> pa.RecordBatch:
+    def _best(self, keys: Tensor) -> Tensor:
+        """What a list shows: (U, min(k, W)) keys in the order of positions, NO_CANDIDATE where there are fewer.
+
+        Args:
+            keys: (U, W) the best `_pool` candidates of each user, best first: keys of scoring/topk.py, which hold score and
+                item index; NO_CANDIDATE where there are fewer.
+        """
+        return keys[:, : self.k]
+
+    @torch.inference_mode()
+    def _ranked(self, block: slice, side: Side, lists: CandidateLists) -> Tensor:
+        """(U, W) keys of the best candidates of a block of users, best first; W is `_pool` at most."""
+        asked = lists.of(block)
+        parts = self.crossing.users(side.part(block))
+        names = lists.users.slice(block.start, block.stop - block.start)
+        best = torch.full(
+            (len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=self.predictor.device
+        )
+        for users, keys in (
+            (asked.everyone, self._of_all(asked, parts, names)),
+            (asked.listed, self._of_lists(asked, parts, names)),
+        ):
+            for each in keys:
+                kept = torch.from_numpy(users).to(best.device)
+                merged = torch.cat([best[kept], top_keys(each, best.shape[1])], dim=1)
+                best[kept] = top_keys(merged, best.shape[1])
+        return best
+
+    def _of_all(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
+        """Keys (A, W) of the users that are scored against all items, some items after the other."""
+        if not len(asked.everyone):
+            return
         device = self.predictor.device
-        user, item = (
-            torch.from_numpy(block.user).to(device),
-            torch.from_numpy(block.item).to(device),
-        )  # (P,) each
-        scores = self._scores(user, item, side, users)
-        matrix = torch.full(
-            (len(block.lengths), int(block.lengths.max())), NO_CANDIDATE, device=device
-        )  # (U, W)
-        matrix[user - block.first_user, torch.from_numpy(block.place).to(device)] = ranking_keys(scores, item)
-        best = top_keys(matrix, self.k).cpu()  # (U, min(k, W))
+        every = torch.from_numpy(asked.everyone).to(device)
+        own = tuple(each.index_select(0, every) for each in parts)
+        width = max(self._places // len(every), 1)
+        for start in range(0, len(self.items.keys), width):
+            items = slice(start, min(start + width, len(self.items.keys)))
+            index = torch.arange(items.start, items.stop, device=device)
+            candidate = self._not_excluded(asked, items)
+            yield self._keys(self.crossing.with_all(own, items), index, candidate, asked.everyone, names)
+
+    def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
+        """(A, W) which of some consecutive items are candidates; None where all are."""
+        user, item = asked.excluded
+        here = (item >= items.start) & (item < items.stop)
+        if not here.any():
+            return None
+        kept = np.ones((len(asked.everyone), items.stop - items.start), dtype=bool)
+        kept[user[here], item[here] - items.start] = False
+        return torch.from_numpy(kept).to(self.predictor.device)
+
+    def _of_lists(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
+        """Keys (L, W) of the users that have a list, some of its items after the other."""
+        device, longest = self.predictor.device, int(asked.lengths.max(initial=0))
+        starts = np.cumsum(asked.lengths) - asked.lengths
+        width = max(self._places // max(len(asked.listed), 1), 1)
+        for column in range(0, longest, width):
+            lengths = (asked.lengths - column).clip(0, width)
+            pieces = Pieces.of(lengths, starts + column, asked.items)
+            which = torch.from_numpy(asked.listed[pieces.list]).to(device)
+            items, filled = (torch.from_numpy(each).to(device) for each in (pieces.items, pieces.filled))
+            scores = self.crossing.with_own(parts, which, items)
+            keys = self._keys(scores, items, filled, asked.listed[pieces.list], names)
+            laid_out = torch.full(
+                (len(lengths), int(pieces.place.max()) + 1, keys.shape[1]), NO_CANDIDATE, device=device
+            )
+            laid_out[torch.from_numpy(pieces.list).to(device), torch.from_numpy(pieces.place).to(device)] = (
+                keys
+            )
+            yield laid_out.flatten(1)
+
+    def _keys(
+        self, scores: Tensor, items: Tensor, candidate: Tensor | None, users: Indices, names: pa.Array
+    ) -> Tensor:
+        """Ranking keys of scores (R, W), whose rows are of these users; NO_CANDIDATE where an item is no candidate.
+
+        Args:
+            items: (W,) or (R, W) item indices.
+            candidate: (R, W) bool; None where all are.
+
+        Raises:
+            DataError: the score of a candidate is NaN.
+        """
+        wrong = scores.isnan() if candidate is None else scores.isnan() & candidate
+        if wrong.any():
+            row, place = wrong.nonzero()[0].tolist()
+            item = self.items.keys[int(items.expand(scores.shape)[row, place])]
+            raise DataError(
+                f"model {self.predictor.version} scores user {names[int(users[row])]} with item {item} as NaN "
+                f"({int(wrong.sum())} of {wrong.numel()} pairs at once)",
+                "look for NaN or infinite features of this user and item, or a diverged model; train again",
+            )
+        keys = ranking_keys(scores, items)
+        return keys if candidate is None else keys.masked_fill_(~candidate, NO_CANDIDATE)
+
+    def _rows(self, best: Tensor, users: pa.Array) -> pa.RecordBatch:
+        """The lists (U, k) of these users as RECOMMENDATIONS."""
         filled = best != NO_CANDIDATE
         row, position = filled.nonzero(as_tuple=True)
         score, index = split_keys(best[filled])
-        self._require_distinct(best, filled, block.first_user, users)
         return pa.RecordBatch.from_arrays(
             [
-                users.take(pa.array(row.numpy() + block.first_user)),
+                users.take(pa.array(row.numpy())),
                 pa.array((position + 1).int().numpy()),
                 self.items.keys.take(pa.array(index.numpy())),
                 pa.array(score.numpy()),
@@ -92,36 +198,13 @@ class Recommender:
             schema=RECOMMENDATIONS,
         )
 
-    def _scores(self, user: Tensor, item: Tensor, side: Side, users: pa.Array) -> Tensor:
-        """(P,) probabilities; only `step_rows` pairs at a time have their features assembled."""
-        scores = torch.empty(len(item), dtype=torch.float32, device=self.predictor.device)
-        for start in range(0, len(item), self.predictor.step_rows):
-            step = slice(start, start + self.predictor.step_rows)
-            pairs = side.rows(user[step]).plus(self.items.side.rows(item[step]))
-            scores[step] = self.predictor.probabilities(pairs.dense, pairs.categorical)
-        wrong = scores.isnan()
-        if wrong.any():
-            first = int(wrong.nonzero()[0])
-            raise DataError(
-                f"model {self.predictor.version} scores user {users[int(user[first])]} with item "
-                f"{self.items.keys[int(item[first])]} as NaN ({int(wrong.sum())} of {len(scores)} pairs at once)",
-                "look for NaN or infinite features of this user and item, or a diverged model; train again",
-            )
-        return scores
-
-    def _require_distinct(self, best: Tensor, filled: Tensor, first_user: int, users: pa.Array) -> None:
-        repeated = (best[:, 1:] == best[:, :-1]) & filled[:, 1:]
-        if repeated.any():
-            user = users[first_user + int(repeated.nonzero()[0, 0])]
-            raise DataError(f"the candidates of user {user} hold an item twice", "run build_candidates again")
-
 
 @lru_cache(maxsize=1)
 def recommender_of_process(request: ListRequest, gpu: int | None, threads: int) -> Recommender:
     """The recommender of this process, made when the first batch asks for it: model and items are read once."""
     predictor = predictor_of_process(request.model, gpu, threads)
     items = read_items(request.item_files, predictor, dict(request.context))
-    return Recommender(predictor, Items(items.keys, items.side.to(predictor.device)), request.k)
+    return Recommender.of(predictor, items, request.k)
 
 
 def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:

@@ -46,9 +46,14 @@ class Sides:
         )
 
     @staticmethod
-    def places(held: Sequence[bool], side: bool) -> list[int]:
-        """Where `held` is `side`."""
-        return [place for place, each in enumerate(held) if each == side]
+    def places(owners: Sequence[bool | None], owner: bool | None) -> list[int]:
+        """Where in `owners` this one stands: True for the user, False for the item, None for both together."""
+        return [place for place, each in enumerate(owners) if each is owner]
+
+    @staticmethod
+    def owner(owners: Sequence[bool]) -> bool | None:
+        """Whose what is made of all of these is: True for the user's, False for the item's, None where both have some."""
+        return owners[0] if len(set(owners)) == 1 else None
 
 
 class Split(Protocol):

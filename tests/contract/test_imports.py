@@ -24,6 +24,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "training.inputs",
         "training.checkpoint",
         "training.metrics",
+        "training.precision",
+        "training.split",
         "etl.workflow",
         "etl.publish",
         "etl.quality.bins",

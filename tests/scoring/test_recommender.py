@@ -14,9 +14,10 @@ import torch
 from conf.errors import ConfigError, DataError
 from scoring import recommender as module
 from scoring.contract import ModelRequest
-from scoring.pairs import CandidateLists, blocks
+from scoring.pairs import blocks
 from scoring.predictor import choose_device
 from scoring.recommender import Recommender, read_items, recommender_of_process
+from scoring.steps import Steps
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
 
 LIST = pa.list_(pa.int32())
@@ -101,8 +102,9 @@ def test_excluded_items_are_left_out(world: World, recommender: Recommender) -> 
 def test_steps_blocks_and_batches_do_not_change_the_lists(
     world: World, recommender: Recommender, monkeypatch: pytest.MonkeyPatch, step_rows: int, places: int
 ) -> None:
-    monkeypatch.setattr(module, "_MIN_BLOCK_PLACES", places)
-    stepped = replace(recommender, predictor=replace(recommender.predictor, step_rows=step_rows))
+    monkeypatch.setattr(module, "_MIN_PLACES", places)
+    predictor = replace(recommender.predictor, steps=Steps(step_rows))
+    stepped = Recommender.of(predictor, recommender.items, recommender.k)
     candidates: list[list[int] | None] = [None, [3], [], [7, 2, 9, 0], None] * 7 + [None, [1]]
     whole = batch_of(world.users, candidates=candidates)
     pieces = [whole.slice(start, 5) for start in range(0, 37, 5)]
@@ -112,16 +114,13 @@ def test_steps_blocks_and_batches_do_not_change_the_lists(
 
 
 def test_blocks_hold_every_user_once_within_their_bound() -> None:
-    lengths = [3, 0, 5, 1, 1, 1, 9, 0, 2]
-    candidates = pa.array([list(range(each)) for each in lengths], LIST)
-    users = pa.array([str(each) for each in range(len(lengths))])
-    made = list(blocks(CandidateLists(users, candidates, pa.nulls(len(lengths), LIST), 9), 8))
-    assert [length for block in made for length in block.lengths] == lengths
-    assert [block.first_user for block in made] == np.cumsum(
-        [0, *(len(block.lengths) for block in made[:-1])]
-    ).tolist()
+    most = np.array([3, 0, 5, 1, 1, 1, 9, 0, 2])
+    made = list(blocks(most, 8, 1, 100))
+    assert [user for block in made for user in range(block.start, block.stop)] == list(range(len(most)))
     for block in made:
-        assert len(block.lengths) == 1 or len(block.lengths) * block.lengths.max() <= 8
+        assert block.stop - block.start == 1 or (block.stop - block.start) * most[block].max() <= 8
+    assert [block.stop - block.start for block in blocks(most, 8, 4, 100)] == [4, 4, 1]
+    assert [block.stop - block.start for block in blocks(most, 1_000, 1, 2)] == [2, 2, 2, 2, 1]
 
 
 def test_unknown_users_are_scored_by_their_other_features(world: World, recommender: Recommender) -> None:

@@ -94,35 +94,26 @@ class SplitDCNv2:
 
     def __init__(self, model: DCNv2, sides: Sides, dtype: torch.dtype) -> None:
         self._model, self._dtype = model, dtype
-        self._mixed = len(model.bottom) > 0 and len(set(sides.dense)) == 2
-        owners: list[bool | None] = [*sides.dense]  # of each column of x_0: whether it is the user's
+        first, *later = (each for each in model.cross if isinstance(each, CrossLayer))
+        owners: list[bool | None] = [*sides.dense]  # of each column of x_0
         embedded = [each for each in sides.features for _ in range(model.embedding.weight.shape[1])]
         if len(model.bottom):
-            made = model.cross[0].up.out_features
-            owners = [None if self._mixed else sides.dense[0]] * (made - len(embedded))
+            made = first.up.out_features - len(embedded)
+            owners = [Sides.owner(sides.dense)] * made
         owners += embedded
-        user, item, pair = (
-            [place for place, each in enumerate(owners) if each is owner] for owner in (True, False, None)
-        )
+        self._own = {owner: Sides.places(owners, owner) for owner in (True, False, None)}
+        user, item, pair = self._own.values()
         order = [*user, *item, *pair]
-        self._own: dict[bool | None, list[int]] = {True: user, False: item, None: pair}
-        first, *later = model.cross
         self._first = {owner: _shared(first, order, own) for owner, own in self._own.items()}
+        self._first[None] = [each.to(dtype) for each in self._first[None]]
         self._first_bias = first.up.bias.detach()[order]
         self._later = [_reordered(each, order, dtype) for each in later]
+        self._dense = {side: Sides.places(sides.dense, side) for side in (True, False)}
         self._bottom = (
-            SplitMLP(
-                model.bottom,
-                None,
-                Sides.places(sides.dense, True),
-                Sides.places(sides.dense, False),
-                (),
-                dtype,
-            )
-            if self._mixed
+            SplitMLP(model.bottom, None, self._dense[True], self._dense[False], (), dtype)
+            if len(model.bottom) and len(set(sides.dense)) == 2
             else None
         )
-        self._dense = {side: Sides.places(sides.dense, side) for side in (True, False)}
         weight = model.logit.weight.detach()
         if model.parallel:
             self._deep = SplitMLP(model.deep, None, user, item, pair, dtype)
@@ -154,7 +145,7 @@ class SplitDCNv2:
     def _product(self, values: Tensor, owner: bool | None) -> Tensor:
         """(…, X) the first cross layer's W, or U Vᵀ, times an owner's columns (…, X_owner) of x_0."""
         for weight in self._first[owner]:
-            values = functional.linear(values, weight.to(values.dtype))
+            values = functional.linear(values, weight)
         return values
 
     def pair_part(self, users: Part, items: Part) -> Tensor:
@@ -189,7 +180,9 @@ def _shared(layer: CrossLayer, order: list[int], own: list[int]) -> list[Tensor]
     return [layer.down.weight.detach()[:, own], up]
 
 
-def _reordered(layer: CrossLayer, order: list[int], dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tensor]:
+def _reordered(
+    layer: CrossLayer, order: list[int], dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor, Tensor]:
     """Vᵀ's transpose (X, r), None at full rank; U's or W's, (r, X) or (X, X); and b (X,): for columns in this order."""
     up, bias = layer.up.weight.detach()[order], layer.up.bias.detach()[order]
     if isinstance(layer.down, nn.Identity):

@@ -89,7 +89,7 @@ class SplitDLRM:
         self._model, self._dtype = model, dtype
         owners: list[bool | None] = [*sides.features]  # of each vector: whether it is the user's
         if model.num_dense:
-            owners.insert(0, sides.dense[0] if len(set(sides.dense)) == 1 else None)
+            owners.insert(0, Sides.owner(sides.dense))
         self._mixed = bool(owners) and owners[0] is None
         self._own = {side: Sides.places(owners, side) for side in (True, False)}
         dim = model.embedding.weight.shape[1]

@@ -26,7 +26,6 @@ from training.layers import DropShare, HiddenWidths, LinearPart, LinearSplit, in
 from training.optimizers.ftrl import FtrlSettings
 from training.split import Part, Sides, SplitMLP
 
-
 _ALL = slice(None)
 
 
@@ -188,9 +187,7 @@ class SplitWideAndDeep:
         dim = model.embedding.weight.shape[1]
         held = [each for each in sides.features for _ in range(dim)] + list(sides.dense)
         self._columns = {side: Sides.places(held, side) for side in (True, False)}
-        self._deep = SplitMLP(
-            model.deep, model.logit, self._columns[True], self._columns[False], (), dtype
-        )
+        self._deep = SplitMLP(model.deep, model.logit, self._columns[True], self._columns[False], (), dtype)
 
     def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
         share = self._deep.user_share(self._input(dense, categorical)[:, self._columns[True]])
