@@ -25,6 +25,9 @@ from conf.feature_spec import FeatureSpec
 
 Part = tuple[Tensor, ...]
 
+# A CPU multiplies a stack of matrices as narrow as these a fraction as fast as one after the other, if they are long.
+_LOOPED_ITEMS = 16
+
 
 @dataclass(frozen=True)
 class Sides:
@@ -173,5 +176,11 @@ def products(users: Tensor, items: Tensor) -> Tensor:
         flat = items.reshape(each * theirs, dim) @ users.reshape(many * own, dim).t()
         found = flat.view(each, theirs, many, own).permute(2, 0, 1, 3)  # (U, I, Q, P)
         return found.reshape(many, each, theirs * own)
-    found = torch.bmm(items.reshape(many, each * theirs, dim), users.transpose(1, 2))  # (U, I * Q, P)
+    flat, vectors = items.reshape(many, each * theirs, dim), users.transpose(1, 2)  # (U, I * Q, E), (U, E, P)
+    if items.is_cuda or each < _LOOPED_ITEMS:
+        found = torch.bmm(flat, vectors)  # (U, I * Q, P)
+    else:
+        found = torch.empty(many, each * theirs, own, dtype=items.dtype)
+        for matrix, other, out in zip(flat, vectors, found, strict=True):
+            torch.mm(matrix, other, out=out)
     return found.view(many, each, theirs * own)
