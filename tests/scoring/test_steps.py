@@ -1,0 +1,138 @@
+"""Rows at once: halved where memory runs out, every row done once, and an error where one row is too many."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conf.errors import InfrastructureError
+from scoring.recommender import Recommender, recommender_of_process
+from scoring.steps import Steps, row_bytes, rows_within
+from tests.scoring.test_recommender import assert_same_lists, batch_of, lists_of
+from tests.scoring.world import World
+
+
+class Cramped(nn.Module):
+    """A model on a device that has memory for `most` rows at once; counts the rows it scored. It has no split."""
+
+    def __init__(self, model: nn.Module, most: int, message: str = "out of memory") -> None:
+        super().__init__()
+        self.model, self.most, self.message = model, most, message
+        self.scored = 0
+        self.largest = 0
+
+    def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        if len(dense) > self.most:
+            raise torch.OutOfMemoryError(self.message)
+        self.scored += len(dense)
+        self.largest = max(self.largest, len(dense))
+        return self.model(dense, categorical)
+
+
+@pytest.mark.parametrize("total", [0, 1, 5, 64, 100])
+def test_every_row_is_done_once_whatever_fits(total: int) -> None:
+    done: list[int] = []
+
+    def work(rows: slice) -> None:
+        if rows.stop - rows.start > 3:
+            raise torch.OutOfMemoryError("no")
+        done.extend(range(rows.start, rows.stop))
+
+    steps = Steps(50)
+    steps.over(total, work)
+    assert done == list(range(total))
+    assert steps.rows == (50 if total <= 3 else 3)
+
+
+def test_each_halving_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    steps = Steps(8)
+
+    def work(rows: int) -> str:
+        if rows > 2:
+            raise torch.OutOfMemoryError("tried to allocate 20 MiB")
+        return "done"
+
+    with caplog.at_level(logging.WARNING, "nightrank.scoring"):
+        assert steps.within_memory(work) == "done"
+        assert steps.within_memory(work) == "done"
+    assert [each.getMessage() for each in caplog.records] == [
+        f"out of memory on the device: {rows} rows at once from here on (tried to allocate 20 MiB)"
+        for rows in (4, 2)
+    ]
+
+
+def test_one_row_that_does_not_fit_is_an_infrastructure_error() -> None:
+    def work(rows: int) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    with pytest.raises(InfrastructureError, match=r"one row at once: tried to allocate 20 GiB"):
+        Steps(8).within_memory(work)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    def work(rows: int) -> None:
+        raise RuntimeError("shapes do not match")
+
+    steps = Steps(8)
+    with pytest.raises(RuntimeError, match="shapes"):
+        steps.within_memory(work)
+    assert steps.rows == 8
+
+
+def test_the_cpu_allocator_counts_as_a_lack_of_memory() -> None:
+    def work(rows: int) -> Tensor:
+        return torch.empty(2**58 if rows > 2 else rows, dtype=torch.uint8)
+
+    steps = Steps(8)
+    assert steps.within_memory(work).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "free, a_row, rows", [(2**30, 2**10, 2**20), (2**40, 1, 2**20), (0, 4, 8_192), (3 * 2**26, 2**12, 2**15)]
+)
+def test_rows_at_first_are_a_power_of_two_that_fits(free: int, a_row: int, rows: int) -> None:
+    assert rows_within(free, a_row) == rows
+
+
+def test_bytes_of_a_row_count_layers_and_vectors(world: World) -> None:
+    model = recommender_of_process(world.request, None, 1).predictor.model
+    assert row_bytes(model) == 4 * (2 * 4 * 1 + 4 * 4)  # a linear model: four features, one number each
+    assert row_bytes(nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 1))) == 4 * (10 + 6 + 6 + 1)
+
+
+def cramped(recommender: Recommender, most: int, rows: int) -> tuple[Recommender, Cramped]:
+    model = Cramped(recommender.predictor.model, most)
+    predictor = replace(recommender.predictor, model=model, steps=Steps(rows))
+    return Recommender.of(predictor, recommender.items, recommender.k), model
+
+
+@pytest.mark.parametrize("most", [1, 6, 50])
+def test_lists_stay_the_same_when_memory_runs_out(world: World, most: int) -> None:
+    recommender = recommender_of_process(world.request, None, 1)
+    candidates: list[list[int] | None] = [None, [3], [], [7, 2, 9, 0], None] * 7 + [None, [1]]
+    users = batch_of(world.users, candidates=candidates)
+    squeezed, model = cramped(recommender, most, 400)
+    assert_same_lists(lists_of(squeezed, users), lists_of(recommender, users))
+    assert squeezed.predictor.steps.rows <= most
+    assert model.largest <= most
+
+
+def test_probabilities_of_rows_stay_the_same_when_memory_runs_out(world: World) -> None:
+    predictor = recommender_of_process(world.request, None, 1).predictor
+    model = Cramped(predictor.model, 10)
+    draw = torch.Generator().manual_seed(1)
+    dense = torch.randn(95, len(predictor.spec.dense), generator=draw)
+    categorical = torch.randint(0, 6, (95, len(predictor.spec.categorical)), generator=draw)
+    found = replace(predictor, model=model, steps=Steps(64)).probabilities(dense, categorical)
+    torch.testing.assert_close(found, predictor.probabilities(dense, categorical), atol=1e-6, rtol=0)
+    assert (model.scored, model.largest) == (95, 8)
+
+
+def test_no_memory_for_one_pair_ends_with_an_infrastructure_error(world: World) -> None:
+    squeezed, _ = cramped(recommender_of_process(world.request, None, 1), 0, 16)
+    with pytest.raises(InfrastructureError, match="one row at once: out of memory"):
+        lists_of(squeezed, batch_of(world.users))
