@@ -15,6 +15,7 @@ from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
 from training.embedding import kernels
 from training.inputs import Inputs
+from training.interaction import PairDots
 from training.layers import in_float32, mlp
 
 
@@ -45,12 +46,7 @@ class DLRM(nn.Module):
         widths = [num_pairs + (settings.embedding_dim if self.first_enters else 0), *settings.top_mlp]
         self.top = _mlp(widths)
         self.logit = _linear(widths[-1], 1)
-        below = torch.tril_indices(num_vectors, num_vectors, offset=-1)
-        self.register_buffer(
-            "pairs", below[0] * num_vectors + below[1], persistent=False
-        )  # (F * (F - 1) // 2,)
-
-    pairs: Tensor
+        self.pair_dots = PairDots(num_vectors)
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
@@ -61,15 +57,10 @@ class DLRM(nn.Module):
             return in_float32(self.logit, self.top(interactions)).squeeze(1)
         if self.num_dense:
             vectors = torch.cat([self.bottom(dense).unsqueeze(1), vectors], dim=1)  # (B, F, E)
-        interactions = self._interact(vectors)
+        interactions = self.pair_dots(vectors)
         if self.first_enters:
             interactions = torch.cat([vectors[:, 0], interactions], dim=1)
         return in_float32(self.logit, self.top(interactions)).squeeze(1)
-
-    def _interact(self, vectors: Tensor) -> Tensor:
-        """Dot products of all pairs of vectors (B, F, E), each pair once: (B, F * (F - 1) // 2)."""
-        dots = torch.bmm(vectors, vectors.transpose(1, 2))  # (B, F, F)
-        return dots.flatten(1).index_select(1, self.pairs)
 
 
 def build(settings: Settings, inputs: Inputs) -> DLRM:
