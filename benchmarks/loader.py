@@ -5,10 +5,11 @@
 Every contender reads the same table (benchmarks/loader_data.py: 13 dense features, 26 columns of ids, a label; four Parquet
 files as build_features writes them, or the same rows as a binary file), for whole epochs, in a process of its own, pinned to
 the same cores. Contenders take turns for several rounds; the fastest epoch of each counts, because what makes an epoch slower
-is not the contender. The first epoch of each process is not timed but checked: every row once (benchmarks/loader_contender.py).
+is not the contender. A batch is the three tensors that a model takes: labels, dense features, ids. The first epoch of each process is not timed but checked: every row once (benchmarks/loader_contender.py).
 
 * petastorm_batched: BatchedDataLoader with a shuffling queue as large as our pool.
 * petastorm_best: the fastest of its settings, which shuffle less: rows within a row group, no queue, pools of one or more threads.
+* petastorm_columns: the same, its batches left a tensor a column.
 * per_row: Petastorm's DataLoader with that queue, on a tenth of the rows.
 * memmap_row_shuffle: batches gathered from a binary file by a permutation of all its rows.
 * memmap_batch_shuffle: whole batches of that file in random order, rows not shuffled.
@@ -53,8 +54,8 @@ class Contender:
     part: int = 1
 
 
-def _petastorm(pool: str, *, queue: bool, rows: bool) -> dict[str, Any]:
-    return {"pool": pool, "queue": queue, "shuffle_rows": rows}
+def _petastorm(pool: str, *, queue: bool, rows: bool, stack: bool = True) -> dict[str, Any]:
+    return {"pool": pool, "queue": queue, "shuffle_rows": rows, "stack": stack}
 
 
 OURS = Contender("benchmarks.loader_ours")
@@ -67,6 +68,10 @@ PEERS: dict[str, tuple[Contender, ...]] = {
     "petastorm_best": (
         Contender(_BATCHED, _petastorm("dummy", queue=False, rows=True)),
         Contender(_BATCHED, _petastorm("thread", queue=False, rows=True)),
+    ),
+    "petastorm_columns": (
+        Contender(_BATCHED, _petastorm("dummy", queue=False, rows=True, stack=False)),
+        Contender(_BATCHED, _petastorm("thread", queue=False, rows=True, stack=False)),
     ),
     "per_row": (
         Contender("benchmarks.peers.petastorm_rows", _petastorm("dummy", queue=True, rows=False), part=10),

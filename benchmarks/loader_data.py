@@ -21,7 +21,7 @@ from benchmarks.contender import CATEGORICAL, DENSE, FIRST_ID, LABEL, OOV_ID
 from benchmarks.criteo_log import CARDINALITIES, CLICK_SHARE, zipf_ranks
 from conf.feature_spec import Feature, FeatureSpec
 
-FORMAT = 1  # part of a table's name: raise it when the bytes change
+FORMAT = 2  # part of a table's name: raise it when the bytes change
 FILES = 4
 # One value in fifteen gets an id of its own: about what a threshold of 15 occurrences leaves of Criteo's.
 _KEPT = 15
@@ -96,6 +96,9 @@ def _write(folder: Path, rows: int) -> dict[str, int]:
         columns |= {name: dense[:, at] for at, name in enumerate(DENSE)}
         columns |= {name: ids[:, at] for at, name in enumerate(CATEGORICAL)}
         table = pa.table(columns)
+        table = table.cast(
+            pa.schema([pa.field(each.name, each.type, nullable=False) for each in table.schema])
+        )
         with pq.ParquetWriter(
             folder / f"part-{place:05d}.parquet", table.schema, compression="zstd"
         ) as writer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -26,17 +25,21 @@ from conf.manifest import (
     replace_manifest,
 )
 from etl.parquet_files import describe, spark_schema, written_files
+from etl.verify import Rules, WrittenFile, verify
+
+__all__ = [
+    "Rules",
+    "new_attempt",
+    "publish",
+    "publish_facts",
+    "publish_files",
+    "read_published",
+    "sweep",
+    "write_files",
+]
 
 # Above any file we write: Parquet would otherwise cut a file into row groups by its own estimate of bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What must hold for every written row: columns without nulls, and column → [low, high) of its values."""
-
-    not_null: Sequence[str] = ()
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def publish(
@@ -149,14 +152,6 @@ def publish_facts(partition: Partition, *, inputs: Mapping[str, str], facts: Map
     return manifest
 
 
-@dataclass(frozen=True)
-class WrittenFile:
-    """A file on disk and, per column, (nulls, lowest, highest) from its Parquet statistics."""
-
-    entry: FileEntry
-    statistics: Mapping[str, tuple[int, Any, Any]]
-
-
 def write_files(
     rows: DataFrame,
     partition: Partition,
@@ -226,46 +221,6 @@ def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
     writer.option(
         "maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64
     ).parquet(folder)
-
-
-def verify(
-    partition: Partition,
-    files: Sequence[WrittenFile],
-    schema: tuple[tuple[str, str], ...],
-    expected_rows: int | None,
-    rules: Rules,
-) -> None:
-    """Holds the written files against what was promised.
-
-    Raises:
-        DataError: naming the column, what is wrong with it and the remedy.
-    """
-    written = sum(each.entry.rows for each in files)
-    if expected_rows is not None and written != expected_rows:
-        raise DataError(
-            f"{partition.path}: {written} rows were written, {expected_rows} expected",
-            "the input changed while the job ran, or it is our defect: rerun the job",
-        )
-    names = {name for name, _ in schema}
-    for column in [*rules.not_null, *rules.ranges]:
-        if column not in names:
-            raise DataError(f"{partition.path}: the column {column} was not written", "rerun the job")
-    for column in rules.not_null:
-        nulls = sum(each.statistics[column][0] for each in files)
-        if nulls:
-            raise DataError(
-                f"{partition.path}: {column} is null in {nulls} of {written} rows",
-                f"give {column} a fill (and clip before log1p) in features, or correct the raw log",
-            )
-    for column, (low, high) in rules.ranges.items():
-        bounds = [each.statistics[column][1:] for each in files if each.entry.rows]
-        lowest = min((least for least, _ in bounds if least is not None), default=low)
-        highest = max((most for _, most in bounds if most is not None), default=low)
-        if lowest < low or highest >= high:
-            raise DataError(
-                f"{partition.path}: {column} lies in [{lowest}, {highest}], allowed is [{low}, {high})",
-                "the workflow and the data do not belong together: run build_features again",
-            )
 
 
 def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:

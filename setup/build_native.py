@@ -1,6 +1,6 @@
-"""Compiles etl/files/native into the environment: the loop over raw text that Python cannot run fast enough.
+"""Compiles the folders named `native` into the environment: the loops that Python cannot run fast enough.
 
-A few seconds with the g++ that builds Horovod. The library is kept in the cache under a name that says its sources and flags,
+A few seconds with the g++ that builds Horovod. A library is kept in the cache under a name that says its sources and flags,
 and needs no instruction that a 64-bit processor may lack, so that it runs wherever a packed environment goes.
 """
 
@@ -15,27 +15,43 @@ from setup.build_horovod import compiler
 from setup.console import SetupError, cache_folder
 
 FLAGS = ("-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden")
-LIBRARY = Path("lib/nightrank/libnightrank.so")  # below the environment; etl/files/library.py looks there
+# Folder of sources → where the library goes, below the environment.
+LIBRARIES = {
+    "etl/files/native": Path("lib/nightrank/libnightrank.so"),  # etl/files/library.py looks there
+    "training/reading/native": Path(
+        "lib/nightrank/libnightrank_reading.so"
+    ),  # training/reading/compiled.py looks there
+}
 
 
-def sources(root: Path) -> list[Path]:
-    """All files that the library is made of."""
-    return sorted([*(root / "etl/files/native").glob("*.cpp"), *(root / "etl/files/native").glob("*.h")])
+def sources(root: Path, folder: str) -> list[Path]:
+    """All files that a folder's library is made of."""
+    return sorted([*(root / folder).glob("*.cpp"), *(root / folder).glob("*.h")])
 
 
-def build(root: Path, venv: Path) -> Path:
-    """Puts the library into an environment and returns its path.
+def all_sources(root: Path) -> list[Path]:
+    """The sources of all libraries."""
+    return [path for folder in LIBRARIES for path in sources(root, folder)]
+
+
+def build(root: Path, venv: Path) -> list[Path]:
+    """Puts all libraries into an environment and returns their paths.
 
     Raises:
-        SetupError: it does not compile; with the compiler's words.
+        SetupError: one does not compile; with the compiler's words.
     """
+    return [_build(root, venv, folder, library) for folder, library in LIBRARIES.items()]
+
+
+def _build(root: Path, venv: Path, folder: str, library: Path) -> Path:
+    """Puts a library into an environment and returns its path."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for source in sources(root):
+    for source in sources(root, folder):
         digest.update(source.name.encode() + source.read_bytes())
-    kept = cache_folder() / "native" / digest.hexdigest()[:16] / LIBRARY.name
+    kept = cache_folder() / "native" / digest.hexdigest()[:16] / library.name
     if not kept.is_file():
-        _compile([path for path in sources(root) if path.suffix == ".cpp"], kept)
-    target = venv / LIBRARY
+        _compile([path for path in sources(root, folder) if path.suffix == ".cpp"], kept, folder)
+    target = venv / library
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_suffix(".new")
     shutil.copyfile(kept, scratch)
@@ -43,7 +59,7 @@ def build(root: Path, venv: Path) -> Path:
     return target
 
 
-def _compile(sources: list[Path], kept: Path) -> None:
+def _compile(sources: list[Path], kept: Path, folder: str) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     scratch = kept.with_suffix(".new")
     command = [compiler(), *FLAGS, "-o", str(scratch), *map(str, sources)]
@@ -52,7 +68,5 @@ def _compile(sources: list[Path], kept: Path) -> None:
     except OSError as error:
         raise SetupError(f"{compiler()} cannot be run: {error}\n  apt-get install g++") from error
     if done.returncode != 0:
-        raise SetupError(
-            f"etl/files/native does not compile; {' '.join(command)} says:\n{done.stderr[-4000:]}"
-        )
+        raise SetupError(f"{folder} does not compile; {' '.join(command)} says:\n{done.stderr[-4000:]}")
     scratch.replace(kept)

@@ -41,7 +41,7 @@ def fingerprint(root: Path) -> str:
     """
     digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
     scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
-    for path in [*sorted(scripts), *build_native.sources(root)]:
+    for path in [*sorted(scripts), *build_native.all_sources(root)]:
         digest.update(f"{path.name}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -114,7 +114,7 @@ def install(root: Path) -> None:
         install_own_packages()
     with step("installing Horovod"):
         install_horovod()
-    with step("compiling the scanner of text"):
+    with step("compiling the loops over text and rows"):
         build_native.build(root, VENV)
     with step("importing what was installed"):
         run([VENV / "bin/python", "-W", "ignore", "-c", CHECK_IMPORTS], cwd=Path("/"))

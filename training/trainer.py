@@ -46,14 +46,12 @@ class Trainer:
         """
         loss = self._gradients(batch)
         # All dense gradients travel in one buffer, with the loss at its end, while those of rows are added up and sent.
-        finish = self._collectives.start_allreduce_sum(
-            torch.cat([self._updates.take_dense_gradient(), loss.view(1)])
-        )
+        finish = self._collectives.start_allreduce_sum(self._updates.take_dense_gradient(loss))
         rows = self._updates.take_row_gradients(self._collectives)
         summed = finish()
         if self._loss_scale.accepts(summed[:-1], rows.values(), self._collectives):
             self._apply(summed[:-1], rows, rate_factor)
-        return summed[-1]
+        return summed[-1].clone()  # the next step writes there
 
     def _apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
         """Updates every parameter by gradients of the scaled loss, summed over ranks."""

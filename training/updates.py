@@ -47,15 +47,21 @@ class Updates:
         of_adam = [each for each in model.parameters() if id(each) not in elsewhere]
         self._adam = Adam(of_adam)
         self._dense = [*of_adam, *of_ftrl]
+        size = sum(each.numel() for each in self._dense) + 1
+        self._gradient = torch.empty(size, device=next(model.parameters()).device)
         self._sizes = [sum(each.numel() for each in of_adam), *(len(each.z) for each in self._ftrl.values())]
 
     @property
     def steps(self) -> Tensor:
         return self._adam.steps
 
-    def take_dense_gradient(self) -> Tensor:
-        """(P,) the gradients of all dense parameters, flat, in the order that `apply` takes them; clears them."""
-        return torch.cat([_take_gradient(each) for each in self._dense]) if self._dense else torch.zeros(0)
+    def take_dense_gradient(self, loss: Tensor) -> Tensor:
+        """(P + 1,) the gradients of all dense parameters, flat, in the order that `apply` takes them, then the loss, a scalar.
+
+        Clears them. The memory is used again at the next call.
+        """
+        torch.cat([*map(_take_gradient, self._dense), loss.view(1)], out=self._gradient)
+        return self._gradient
 
     def take_row_gradients(self, collectives: Collectives = ALONE) -> dict[str, RowGradient]:
         """Table → the gradients, summed over ranks, of this rank's rows that any rank looked up; clears them."""

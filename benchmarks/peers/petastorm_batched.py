@@ -1,14 +1,15 @@
 """Petastorm's BatchedDataLoader, over its batch reader.
 
-Settings: `pool` (Petastorm's reader pool), `queue` (whether rows go through the shuffling queue of the task's size) and
-`shuffle_rows` (whether the reader shuffles each row group). Its batches stay a tensor a column: stacking them into the
-matrices that a model takes is left out of its time, and is in ours.
+Settings: `pool` (Petastorm's reader pool), `queue` (whether rows go through the shuffling queue of the task's size),
+`shuffle_rows` (whether the reader shuffles each row group), and `stack` (whether a batch becomes the three tensors that a model
+takes; without it the batches stay a tensor a column, which no model here can use).
 """
 
 from __future__ import annotations
 
 import warnings
 
+import torch
 from petastorm.pytorch import BatchedDataLoader, DataLoader
 from petastorm.reader import Reader, make_batch_reader
 
@@ -39,7 +40,11 @@ def epoch(
     try:
         queue = task.buffer_rows if task.settings["queue"] else 0
         for batch in of(reader, batch_size=task.local_batch_size, shuffling_queue_capacity=queue):
-            yield batch[LABEL], [batch[name] for name in CATEGORICAL]
+            if task.settings["stack"]:
+                torch.stack([batch[name] for name in DENSE], dim=1)  # (L, 13), which nothing here looks at
+                yield batch[LABEL], [torch.stack([batch[name] for name in CATEGORICAL], dim=1)]
+            else:
+                yield batch[LABEL], [batch[name] for name in CATEGORICAL]
     finally:
         reader.stop()
         reader.join()

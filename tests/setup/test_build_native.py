@@ -8,17 +8,18 @@ import pytest
 from etl.files import library
 from setup import build_native
 from setup.console import SetupError
+from training.reading import compiled
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "checkout/etl/files/native"
-    folder.mkdir(parents=True)
-    (folder / "one.h").write_text("inline int one() { return 1; }\n")
-    (folder / "one.cpp").write_text(
-        '#include "one.h"\nextern "C" __attribute__((visibility("default"))) int f() { return one(); }\n'
-    )
+    for folder in (tmp_path / "checkout" / each for each in build_native.LIBRARIES):
+        folder.mkdir(parents=True)
+        (folder / "one.h").write_text("inline int one() { return 1; }\n")
+        (folder / "one.cpp").write_text(
+            '#include "one.h"\nextern "C" __attribute__((visibility("default"))) int f() { return one(); }\n'
+        )
     return tmp_path / "checkout"
 
 
@@ -27,9 +28,10 @@ def test_it_is_compiled_once_for_its_sources_and_put_into_the_environment(
 ) -> None:
     venv = tmp_path / "venv"
     built = build_native.build(checkout, venv)
-    assert built == venv / library.LIBRARY, "where the library is looked for"
-    assert ctypes.CDLL(str(built)).f() == 1
-    built.unlink()
+    assert built == [venv / library.LIBRARY, venv / compiled.LIBRARY], "where they are looked for"
+    for each in built:
+        assert ctypes.CDLL(str(each)).f() == 1
+        each.unlink()
     monkeypatch.setenv("CXX", "no-such-compiler")
     build_native.build(checkout, venv)  # from the cache
     (checkout / "etl/files/native/one.h").write_text("inline int one() { return 2; }\n")
@@ -41,7 +43,7 @@ def test_what_does_not_compile_is_told_with_the_compilers_words(checkout: Path, 
     (checkout / "etl/files/native/one.h").write_text("inline int one() { return x; }\n")
     with pytest.raises(SetupError, match=r"does not compile[\s\S]*x.* was not declared"):
         build_native.build(checkout, tmp_path / "venv")
-    assert not (tmp_path / "venv" / build_native.LIBRARY).exists()
+    assert not (tmp_path / "venv" / library.LIBRARY).exists()
 
 
 def test_a_missing_library_is_an_error_that_says_what_to_do(

@@ -15,6 +15,7 @@ from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
 from training.embedding import kernels
 from training.inputs import Inputs
+from training.interaction import PairDots
 from training.layers import in_float32, mlp
 from training.split import Part, Sides, SplitMLP, products
 
@@ -46,12 +47,7 @@ class DLRM(nn.Module):
         widths = [num_pairs + (settings.embedding_dim if self.first_enters else 0), *settings.top_mlp]
         self.top = _mlp(widths)
         self.logit = _linear(widths[-1], 1)
-        below = torch.tril_indices(num_vectors, num_vectors, offset=-1)
-        self.register_buffer(
-            "pairs", below[0] * num_vectors + below[1], persistent=False
-        )  # (F * (F - 1) // 2,)
-
-    pairs: Tensor
+        self.pair_dots = PairDots(num_vectors)
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
@@ -62,15 +58,10 @@ class DLRM(nn.Module):
             return in_float32(self.logit, self.top(interactions)).squeeze(1)
         if self.num_dense:
             vectors = torch.cat([self.bottom(dense).unsqueeze(1), vectors], dim=1)  # (B, F, E)
-        interactions = self._interact(vectors)
+        interactions = self.pair_dots(vectors)
         if self.first_enters:
             interactions = torch.cat([vectors[:, 0], interactions], dim=1)
         return in_float32(self.logit, self.top(interactions)).squeeze(1)
-
-    def _interact(self, vectors: Tensor) -> Tensor:
-        """Dot products of all pairs of vectors (B, F, E), each pair once: (B, F * (F - 1) // 2)."""
-        dots = torch.bmm(vectors, vectors.transpose(1, 2))  # (B, F, F)
-        return dots.flatten(1).index_select(1, self.pairs)
 
     def split(self, sides: Sides, dtype: torch.dtype) -> SplitDLRM:
         """Products of vectors within a side are float32 whatever `dtype` is."""
@@ -100,6 +91,8 @@ class SplitDLRM:
             above, below = max(left, right), min(left, right)
             return len(entering) + above * (above - 1) // 2 + below
 
+        device = model.embedding.weight.device
+        self._within = {side: PairDots(len(own)).to(device) for side, own in self._own.items()}
         within = {
             side: [dot(own[i], own[j]) for i in range(len(own)) for j in range(i)]
             for side, own in self._own.items()
@@ -134,9 +127,7 @@ class SplitDLRM:
             # A vector of both sides' dense features is not complete here: `_own` leaves it out.
             vectors = torch.cat([model.bottom(dense).unsqueeze(1), vectors], dim=1)
         own = vectors[:, self._own[side]]
-        dots = torch.bmm(own, own.transpose(1, 2))  # (R, V, V)
-        below = torch.tril_indices(own.shape[1], own.shape[1], offset=-1, device=own.device)
-        inner = dots[:, below[0], below[1]]  # (R, V * (V - 1) / 2)
+        inner = self._within[side](own)  # (R, V * (V - 1) / 2)
         if model.first_enters and self._enters is side:
             inner = torch.cat([vectors[:, 0], inner], dim=1)
         return own, inner

@@ -1,7 +1,7 @@
 """Adam (Kingma & Ba 2015, algorithm 1) on one flat buffer.
 
-The dense gradients arrive as one buffer, summed over ranks, so the moments are kept the same way: a handful of
-operations a step whatever the number of layers. torch.optim would import its compiler, which takes each rank seconds.
+The dense gradients arrive as one buffer, summed over ranks, so the moments are kept the same way. The update is torch's fused
+kernel, one pass over memory, called by its own name: torch.optim would import its compiler, which takes each rank seconds.
 """
 
 from __future__ import annotations
@@ -16,28 +16,41 @@ class Adam:
     """First and second moments of all dense parameters, in the parameters' order.
 
     Args:
-        parameters: what is updated; float32, on one device.
+        parameters: what is updated; float32, on one device, on which they stay.
     """
 
     decay, square_decay, epsilon = 0.9, 0.999, 1e-8
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = list(parameters)
-        size = sum(each.numel() for each in self._parameters)
-        device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        self.mean = torch.zeros(size, device=device)
-        self.square = torch.zeros(size, device=device)
+        self._flat = [
+            each.detach().view(-1) for each in parameters
+        ]  # views: what changes them changes the parameters
+        self._sizes = [each.numel() for each in parameters]
+        device = parameters[0].device if parameters else torch.device("cpu")
+        self.mean = torch.zeros(sum(self._sizes), device=device)
+        self.square = torch.zeros(sum(self._sizes), device=device)
         self.steps = torch.zeros((), dtype=torch.int64)
+        self._steps = torch.zeros((), device=device)  # as the kernel wants it
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
         """Updates the parameters by their gradients (size,), laid out in their order."""
         self.steps += 1
-        steps = int(self.steps)
-        self.mean.lerp_(gradient, 1 - self.decay)
-        self.square.mul_(self.square_decay).addcmul_(gradient, gradient, value=1 - self.square_decay)
-        scale = (self.square / (1 - self.square_decay**steps)).sqrt_().add_(self.epsilon)
-        update = (self.mean / scale).mul_(-rate / (1 - self.decay**steps))
-        parts = update.split([each.numel() for each in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.add_(part.view_as(parameter))
+        if not self._flat:
+            return
+        self._steps.fill_(int(self.steps))
+        torch._fused_adam_(
+            self._flat,
+            list(gradient.split(self._sizes)),
+            list(self.mean.split(self._sizes)),
+            list(self.square.split(self._sizes)),
+            [],
+            [self._steps] * len(self._flat),
+            lr=rate,
+            beta1=self.decay,
+            beta2=self.square_decay,
+            weight_decay=0.0,
+            eps=self.epsilon,
+            amsgrad=False,
+            maximize=False,
+        )

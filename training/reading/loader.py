@@ -90,8 +90,8 @@ class Loader:
         with (
             Prefetch(reads, ahead_bytes, lambda columns: columns.size_bytes) as arriving,
             Transfer(self._device) as transfer,
+            self._writer(arriving) as writer,
         ):
-            writer = self._writer(arriving)
             for fill in self._fills(epochs, epoch, window):
                 pool, ready = transfer.copy(writer.write(fill))
                 first = fill.window * self._pool_steps
@@ -107,7 +107,7 @@ class Loader:
         pools = Pools(
             self._pool_steps, rows, num_dense, num_ids + sum(lengths), pinned=self._device.type == "cuda"
         )
-        return Writer(pools, len(self.shards), num_dense, num_ids, lengths, arriving)
+        return Writer(pools, len(self.shards), arriving, torch.get_num_threads())
 
     def _fills(self, epochs: int, epoch: int, window: int) -> Iterator[Fill]:
         """What the pools hold one after the other, from that window of that epoch on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import weakref
 from dataclasses import dataclass
@@ -77,12 +78,21 @@ class Pools:
         with self._lock:
             memory = self._free.pop() if self._free else None
         if memory is None:
-            memory = torch.empty(self.pool_bytes // 4, dtype=torch.int32, pin_memory=self._pinned).numpy()
+            memory = self._make()
             self.made += 1
         # A tensor and all tensors cut from it hold the array it was made of, so the array's end is theirs.
         lent = memory[:]
         weakref.finalize(lent, self._give_back, memory).atexit = False
         return Pool.of(torch.from_numpy(lent), *self._shape)
+
+    def _make(self) -> NDArray[np.int32]:
+        if self._pinned:
+            return torch.empty(self.pool_bytes // 4, dtype=torch.int32, pin_memory=True).numpy()
+        # Of huge pages, where the system gives them: rows go to places all over a pool.
+        pages = mmap.mmap(-1, max(self.pool_bytes, 1))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(pages, dtype=np.int32, count=self.pool_bytes // 4)
 
     def _give_back(self, memory: NDArray[np.int32]) -> None:
         with self._lock:

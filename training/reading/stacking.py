@@ -1,108 +1,124 @@
-"""Columns in, rows out: what turns the columns of row groups into the shuffled, row-major rows of a pool."""
+"""Columns in, rows out: what turns the columns of row groups into the shuffled, row-major rows of a pool.
+
+Here with NumPy alone; compiled.py does the same with compiled code, where that was built.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from training.reading import compiled
 from training.reading.order import BLOCK_ROWS
 
 # Rows that are turned from columns into rows at a time: what 4096 rows of 40 columns take stays within a core's cache.
 _CHUNK_ROWS = 4096
 
 
-class Stacker:
-    """Rows of one window, of one kind of columns, in memory that is used again for every window.
+class Source(Protocol):
+    """Columns of one dtype of a row group, whose rows can be written anywhere."""
 
-    Args:
-        singles: how many columns hold one number a row; they come first.
-        list_lengths: numbers a row of each of the columns that follow.
-        rows: the most that a window has.
-    """
-
-    def __init__(self, singles: int, list_lengths: Sequence[int], dtype: Any, rows: int) -> None:
-        width = singles + sum(list_lengths)
-        # A chunk may begin and end within blocks.
-        most = min(_CHUNK_ROWS, rows) + 2 * BLOCK_ROWS
-        self._singles = np.empty((singles, most), dtype=dtype)
-        self._lists = [np.empty((most, length), dtype=dtype) for length in list_lengths]
-        self._rows = np.empty((rows, width), dtype=dtype)
-        self._shuffled = np.empty((rows, width), dtype=dtype)
-
-    def write(
+    def turn(
         self,
-        columns: Sequence[NDArray[Any]],
         first: int,
         blocks: NDArray[np.int64] | None,
         rows: range,
-        place: int,
+        places: NDArray[np.int64],
+        into: NDArray[Any],
     ) -> None:
-        """Writes some rows of a piece to rows [place, …) of the window.
+        """Writes some rows of a piece of the row group; several threads may at once, to different places.
 
         Args:
-            columns: of the row group, (group rows,) or (group rows, length) each.
             first: the row group's row at which the piece begins.
             blocks: the order of the piece's blocks; None where they keep it.
             rows: the rows, by their place in the order of the piece.
+            places: (len(rows),) the row of `into` that each becomes.
+            into: (any, width) of the columns' dtype, contiguous.
         """
-        ordered = 0 if blocks is None else min(max(len(blocks) * BLOCK_ROWS, rows.start), rows.stop)
-        start = rows.start
-        while start < rows.stop:
-            end = ordered if start < ordered else rows.stop
-            stop = min(start + _CHUNK_ROWS, end)
-            if blocks is not None and start < ordered:
-                self._chunk_of_blocks(columns, first, blocks, start, stop, place)
-            else:
-                self._chunk(columns, first + start, first + stop, place)
-            place += stop - start
-            start = stop
 
-    def _chunk_of_blocks(
+
+def source_of(columns: Sequence[NDArray[Any]]) -> Source:
+    """Columns of one dtype of 4 bytes: those of one number a row, (group rows,), then lists, (group rows, length)."""
+    return compiled.CompiledSource(columns) if compiled.library() else NumpySource(columns)
+
+
+def places(rows: int, order: NDArray[np.int64] | None, own: int, batch: int, first: int) -> NDArray[np.int64]:
+    """(rows,) the row of a pool that each row of a shard's window comes to.
+
+    Args:
+        rows: of the window.
+        order: (rows,) which row stands at each place of the shard's; None where rows keep their order.
+        own: rows of the shard in a batch.
+        batch: rows of a batch.
+        first: where the shard's rows begin in it.
+    """
+    if compiled.library():
+        return compiled.places(rows, order, own, batch, first)
+    return numpy_places(rows, order, own, batch, first)
+
+
+def numpy_places(
+    rows: int, order: NDArray[np.int64] | None, own: int, batch: int, first: int
+) -> NDArray[np.int64]:
+    """As `places`."""
+    step, within = np.divmod(np.arange(rows, dtype=np.int64), own)
+    found = step * batch + first + within
+    if order is None:
+        return found
+    moved = np.empty_like(found)
+    moved[order] = found
+    return moved
+
+
+class NumpySource:
+    """See Source."""
+
+    def __init__(self, columns: Sequence[NDArray[Any]]) -> None:
+        self._columns = columns
+
+    def turn(
         self,
-        columns: Sequence[NDArray[Any]],
         first: int,
-        blocks: NDArray[np.int64],
-        start: int,
-        stop: int,
-        place: int,
+        blocks: NDArray[np.int64] | None,
+        rows: range,
+        places: NDArray[np.int64],
+        into: NDArray[Any],
     ) -> None:
-        chosen = blocks[start // BLOCK_ROWS : -(-stop // BLOCK_ROWS)]
-        end = first + len(blocks) * BLOCK_ROWS
-        for column, into in zip(columns, self._scratch(len(chosen) * BLOCK_ROWS), strict=True):
-            shape = (-1, BLOCK_ROWS * (1 if column.ndim == 1 else column.shape[1]))
-            # `clip` spares numpy a copy of `out`; no block is out of range.
-            np.take(column[first:end].reshape(shape), chosen, axis=0, out=into.reshape(shape), mode="clip")
-        self._turn(start % BLOCK_ROWS, stop - start, place)
+        start = rows.start
+        for chosen, skipped, count in _chunks(blocks, rows):
+            turned = np.empty((count, into.shape[1]), dtype=into.dtype)
+            width = 0
+            for column in self._columns:
+                taken = _take(column[first:], chosen)[skipped : skipped + count]
+                held = 1 if column.ndim == 1 else column.shape[1]
+                turned[:, width : width + held] = taken.reshape(count, held)
+                width += held
+            into[places[start - rows.start : start - rows.start + count]] = turned
+            start += count
 
-    def _chunk(self, columns: Sequence[NDArray[Any]], start: int, stop: int, place: int) -> None:
-        for column, into in zip(columns, self._scratch(stop - start), strict=True):
-            into[...] = column[start:stop]
-        self._turn(0, stop - start, place)
 
-    def _scratch(self, rows: int) -> list[NDArray[Any]]:
-        return [*self._singles[:, :rows], *(each[:rows] for each in self._lists)]
+def _chunks(
+    blocks: NDArray[np.int64] | None, rows: range
+) -> Iterator[tuple[NDArray[np.int64] | slice, int, int]]:
+    """Parts of `rows`: the blocks, or rows of the piece, that hold one; its first row among them; how many rows it has."""
+    ordered = 0 if blocks is None else min(max(len(blocks) * BLOCK_ROWS, rows.start), rows.stop)
+    start = rows.start
+    while start < rows.stop:
+        stop = min(start + _CHUNK_ROWS, ordered if start < ordered else rows.stop)
+        if blocks is not None and start < ordered:
+            chosen = blocks[start // BLOCK_ROWS : -(-stop // BLOCK_ROWS)]
+            yield chosen, start % BLOCK_ROWS, stop - start
+        else:
+            yield slice(start, stop), 0, stop - start
+        start = stop
 
-    def _turn(self, skipped: int, rows: int, place: int) -> None:
-        """Turns the scratch columns, but for their first `skipped` rows, into rows of the window."""
-        here, there = slice(skipped, skipped + rows), slice(place, place + rows)
-        width = len(self._singles)
-        self._rows[there, :width] = self._singles[:, here].T
-        for each in self._lists:
-            self._rows[there, width : width + each.shape[1]] = each[here]
-            width += each.shape[1]
 
-    def deliver(self, rows: int, order: NDArray[np.int64] | None, into: NDArray[Any]) -> None:
-        """Copies the window's first `rows` rows to a shard's places in a pool, in this order; the places left get zeros.
-
-        Args:
-            into: (steps, rows of the shard in a batch, width).
-        """
-        shuffled = self._rows
-        if order is not None:
-            shuffled = self._shuffled
-            np.take(self._rows, order, axis=0, out=shuffled[:rows], mode="clip")
-        shuffled[rows:] = 0
-        into[...] = shuffled.reshape(into.shape)
+def _take(column: NDArray[Any], chosen: NDArray[np.int64] | slice) -> NDArray[Any]:
+    if isinstance(chosen, slice):
+        return column[chosen]
+    whole = len(column) // BLOCK_ROWS * BLOCK_ROWS
+    blocks = column[:whole].reshape(-1, BLOCK_ROWS, *column.shape[1:])
+    return blocks.take(chosen, axis=0).reshape(-1, *column.shape[1:])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from training.reading import stacking
 from training.reading.columns import Columns
 from training.reading.order import Order, Run
 from training.reading.pool import Pool, Pools
 from training.reading.sharding import Piece
-from training.reading.stacking import Stacker
+from training.reading.stacking import Source
 
 
 @dataclass(frozen=True)
@@ -43,73 +46,72 @@ class Writer:
     Args:
         pools: of S steps and L rows a step.
         num_shards: of the rank; each gives L / num_shards rows to a step.
-        num_dense, num_ids, list_lengths: columns, as Stacker takes them.
         arriving: the row groups that a pool needs and the one before did not, in the order of `Fill.groups`.
+        threads: shards that are written at once.
     """
 
-    def __init__(
-        self,
-        pools: Pools,
-        num_shards: int,
-        num_dense: int,
-        num_ids: int,
-        list_lengths: Sequence[int],
-        arriving: Iterator[Columns],
-    ) -> None:
+    def __init__(self, pools: Pools, num_shards: int, arriving: Iterator[Columns], threads: int) -> None:
         self._pools = pools
         self._num_shards = num_shards
-        rows = pools.steps * pools.rows // num_shards
-        self._labels = Stacker(1, (), np.float32, rows)
-        self._dense = Stacker(num_dense, (), np.float32, rows)
-        self._categorical = Stacker(num_ids, list_lengths, np.int32, rows)
         self._arriving = arriving
-        self._held: dict[int, Columns] = {}
+        self._threads = ThreadPoolExecutor(min(threads, num_shards), "nightrank-rows")
+        self._held: dict[int, tuple[Source, ...]] = {}
         self._blocks: dict[tuple[int, Piece], NDArray[np.int64] | None] = {}
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown()
 
     def write(self, fill: Fill) -> Pool:
         """A pool of these rows; places that no row is left for hold zeros, their weights too."""
         self._arrange(fill)
         pool = self._pools.take()
-        steps, rows = self._pools.steps, self._pools.rows // self._num_shards
-        pool.weights.fill_(1)
-        shape = (steps, self._num_shards, rows, -1)
-        labels, weights = pool.labels.view(shape).numpy(), pool.weights.view(shape).numpy()
-        dense, categorical = (
-            each.view(steps, self._num_shards, rows, each.shape[2]).numpy()
-            for each in (pool.dense, pool.categorical)
+        rows = self._pools.steps * self._pools.rows
+        tensors = (pool.labels, pool.dense, pool.categorical)
+        into = [each.view(rows, -1 if each.numel() else 0).numpy() for each in tensors]
+        weights = pool.weights.view(rows).numpy()
+        list(
+            self._threads.map(
+                lambda place: self._write_shard(fill, place, into, weights), range(self._num_shards)
+            )
         )
-        for place, (shard, own) in enumerate(zip(fill.shards, fill.runs, strict=True)):
-            written = self._stack(fill, own)
-            order = fill.order.window(shard, fill.window, written)
-            self._labels.deliver(written, order, labels[:, place])
-            self._dense.deliver(written, order, dense[:, place])
-            self._categorical.deliver(written, order, categorical[:, place])
-            if written < steps * rows:
-                weights[:, place] = (np.arange(steps * rows) < written).reshape(steps, rows, 1)
         return pool
+
+    def _write_shard(
+        self, fill: Fill, place: int, into: Sequence[NDArray[Any]], weights: NDArray[np.float32]
+    ) -> None:
+        runs = fill.runs[place]
+        written = sum(run.stop - run.start for run in runs)
+        own, batch = self._pools.rows // self._num_shards, self._pools.rows
+        order = fill.order.window(fill.shards[place], fill.window, written)
+        places = stacking.places(written, order, own, batch, place * own)
+        start = 0
+        for run in runs:
+            rows = range(run.start, run.stop)
+            blocks = self._blocks[fill.order.epoch, run.piece]
+            here = places[start : start + len(rows)]
+            for source, target in zip(self._held[run.piece.group], into, strict=True):
+                source.turn(run.piece.start, blocks, rows, here, target)
+            start += len(rows)
+        weights[places] = 1
+        if written < self._pools.steps * own:
+            every = stacking.places(self._pools.steps * own, None, own, batch, place * own)
+            for target in (*into, weights):
+                target[every[written:]] = 0
 
     def _arrange(self, fill: Fill) -> None:
         """Has the row groups of this pool at hand, and lets go of the others before new ones take memory."""
         groups = fill.groups
-        self._held = {group: columns for group, columns in self._held.items() if group in groups}
+        self._held = {group: sources for group, sources in self._held.items() if group in groups}
         for group in groups:
             if group not in self._held:
-                self._held[group] = next(self._arriving)
+                columns = next(self._arriving)
+                kinds = ([columns.label], columns.dense, columns.categorical)
+                self._held[group] = tuple(stacking.source_of(each) for each in kinds)
         pieces = {(fill.order.epoch, run.piece) for own in fill.runs for run in own}
         self._blocks = {
             each: self._blocks[each] if each in self._blocks else fill.order.blocks(each[1])
             for each in pieces
         }
-
-    def _stack(self, fill: Fill, runs: Sequence[Run]) -> int:
-        """Stacks the rows of a shard's window; returns how many."""
-        place = 0
-        for run in runs:
-            columns = self._held[run.piece.group]
-            blocks = self._blocks[fill.order.epoch, run.piece]
-            rows = range(run.start, run.stop)
-            self._labels.write([columns.label], run.piece.start, blocks, rows, place)
-            self._dense.write(columns.dense, run.piece.start, blocks, rows, place)
-            self._categorical.write(columns.categorical, run.piece.start, blocks, rows, place)
-            place += len(rows)
-        return place

@@ -63,7 +63,10 @@ def _tables(config: Config, first: Built, second: Built) -> Tables:
         stored = storage.read_json(f"{lake.workflow(version)}/workflow.json")
         found[f"{name} chains"] = [chain["steps"] for chain in stored["chains"]]
         for dt in built.features:
-            found[f"{name} features {dt}"] = _rows(lake.features(version).partition(dt), "row_id")
+            partition = lake.features(version).partition(dt)
+            found[f"{name} features {dt}"] = _rows(partition, "row_id")
+    [path, *_] = data_files(partition, read_manifest(partition))
+    found["nullable"] = {field.name: field.nullable for field in pq.read_schema(path)}
     [quality] = storage.list_files(f"{config.lake}/quality/hard/dt={DAYS[3]}")
     found["quality"] = {
         name: value for name, value in storage.read_json(quality.path)["facts"].items() if name != "made_at"
@@ -118,3 +121,20 @@ def test_without_the_library_days_go_through_frames(
         for dt in built.features:
             partition = lake.features(built.workflow.version).partition(dt)
             assert _rows(partition, "row_id") == plain[f"{name} features {dt}"]
+
+
+def test_what_a_model_reads_is_declared_as_never_null(plain: Tables) -> None:
+    nullable = plain["nullable"]
+    features = ["label", "I1", "I2", "C1", "C2", "user", "item"]
+    assert {name: nullable[name] for name in features} == dict.fromkeys(features, False)
+    assert nullable["row_id"], "a key may be null"
+
+
+def test_a_feature_that_is_null_names_file_and_column(spark: SparkSession, tmp_path: Path) -> None:
+    groups = {"features": [{"columns": ["I1"], "kind": "dense", "ops": ["normalize"]}], "scopes": {}}
+    config = cases.write_config(tmp_path, groups)
+    for seed, day in enumerate(DAYS[:3]):
+        cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 150, seed))
+    with pytest.raises(Exception, match=r"raw/dt=.*: I1 is null in \d+ of \d+ rows[\s\S]*give I1 a fill"):
+        cases.run_build(spark, config, DAYS[2])
+    assert not (tmp_path / "lake/datasets").exists()
