@@ -5,6 +5,7 @@ A model that does not split (training/split.py) has its rows assembled from both
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from scoring.pairs import Side
 from scoring.predictor import Predictor
 from training.precision import HALVES
 from training.split import Part, Sides, Split, Splits
+
+log = logging.getLogger("nightrank.scoring")
 
 # Users who meet the same items at once: enough that items read from memory serve several, few enough for a cache.
 _TILE_USERS = 16
@@ -64,14 +67,25 @@ class ItemParts:
         item_bytes = sum(each.numel() * each.element_size() for each in sample)
         self._kept: Part | None = None
         if self.count * item_bytes <= kept_bytes:
-            kept = tuple(each.new_empty(self.count, *each.shape[1:]) for each in sample)
+            self._kept = self._all(sample, predictor)
+        else:
+            log.info(
+                "%d items of %d bytes each are more than the %d bytes kept for them: computed for each block of users",
+                self.count,
+                item_bytes,
+                kept_bytes,
+            )
 
-            def fill(rows: slice) -> None:
-                for whole, part in zip(kept, self._compute(side.part(rows)), strict=True):
-                    whole[rows] = part
+    def _all(self, sample: Part, predictor: Predictor) -> Part:
+        """The parts of all items, of the shapes that a sample has."""
+        kept = tuple(each.new_empty(self.count, *each.shape[1:]) for each in sample)
 
-            predictor.steps.over(self.count, fill)
-            self._kept = kept
+        def fill(rows: slice) -> None:
+            for whole, part in zip(kept, self._compute(self._side.part(rows)), strict=True):
+                whole[rows] = part
+
+        predictor.steps.over(self.count, fill)
+        return kept
 
     def _compute(self, side: Side) -> Part:
         return self._split.item_part(side.dense, side.categorical)
@@ -107,6 +121,7 @@ class Crossing:
         limit = kept_limit(predictor.device) if kept_bytes is None else kept_bytes
         self._items = ItemParts(self._split, items, predictor, limit)
 
+    @torch.inference_mode()
     def users(self, side: Side) -> Part:
         """The users' part of the model: tensors (U, …)."""
         return self._predictor.steps.within_memory(lambda rows: self._users(side, rows))
@@ -116,6 +131,7 @@ class Crossing:
         found = [self._split.user_part(each.dense, each.categorical) for each in parts]
         return tuple(torch.cat(pieces) for pieces in zip(*found, strict=True))
 
+    @torch.inference_mode()
     def with_all(self, users: Part, items: slice) -> Tensor:
         """(U, I) probabilities, float32, of users with each of some consecutive items."""
         return self._predictor.steps.within_memory(lambda rows: self._with_all(users, items, rows))
@@ -133,6 +149,7 @@ class Crossing:
                 scores[start : start + height, first:last] = self._split.pair_part(some, theirs)
         return scores.sigmoid_()
 
+    @torch.inference_mode()
     def with_own(self, users: Part, which: Tensor, items: Tensor) -> Tensor:
         """(T, I) probabilities, float32, of items (T, I), by index, for the users (T,), by place, they are candidates of."""
         return self._predictor.steps.within_memory(lambda rows: self._with_own(users, which, items, rows))

@@ -231,3 +231,12 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path, yaml.safe_dump(SMALL) + "name: another\n")
     with pytest.raises(ConfigError, match="'name' stands twice"):
         load_config(path)
+
+
+def test_the_precision_of_scores_enters_the_digest_and_must_be_a_known_one(tmp_path: Path) -> None:
+    path = _write(tmp_path, SMALL)
+    full, half = load_config(path), load_config(path, ["score.precision=bf16"])
+    assert (full.score.precision, half.score.precision) == ("fp32", "bf16")
+    assert config_digest(full, "score") != config_digest(half, "score")
+    with pytest.raises(ConfigError, match=r"score\.precision"):
+        load_config(path, ["score.precision=int3"])

@@ -130,7 +130,7 @@ def test_manifest_of_recommendations_describes_them(night: Night, world: World) 
     found = read_rows(night.lake.recommendations.partition(RUN_DATE))
     facts = manifest.facts
     assert [name for name, _ in manifest.schema] == list(found.columns)
-    assert (facts["k"], facts["users"], facts["items"]) == (5, 37, 23)
+    assert (facts["k"], facts["users"], facts["items"], facts["precision"]) == (5, 37, 23, "fp32")
     assert facts["items_recommended"] == found.item_id.nunique()
     assert sum(facts["score_histogram"]["counts"]) == len(found) == night.results["score_daily"].rows_out
     assert facts["users_with_fewer"] == 37 - (found.position == 5).sum()

@@ -13,6 +13,9 @@ The model takes
 and returns logits (B,) float32, its last layer computed `in_float32`. Either of D and W may be 0. Embedding tables come from
 `inputs.table`: the loop sends their gradients row by row and everything else as one dense buffer. Each table is called once,
 with `categorical` as it came, which is good for nothing else: the loop may look up first and compile or record what follows.
+
+A model may have a method `split` (training/split.py), which cuts it into what hangs on the user, on the item, and on both: then
+lists are scored with each side computed once (docs/scoring.md). Without it they are scored on joined rows.
 """
 
 from __future__ import annotations
