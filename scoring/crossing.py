@@ -90,6 +90,10 @@ class ItemParts:
     def _compute(self, side: Side) -> Part:
         return self._split.item_part(side.dense, side.categorical)
 
+    @property
+    def kept(self) -> bool:
+        return self._kept is not None
+
     def shared(self, items: slice) -> Part:
         """Tensors (1, I, …) of consecutive items."""
         if self._kept is None:
@@ -120,6 +124,11 @@ class Crossing:
         self._split = split_of(predictor)
         limit = kept_limit(predictor.device) if kept_bytes is None else kept_bytes
         self._items = ItemParts(self._split, items, predictor, limit)
+
+    @property
+    def keeps_items(self) -> bool:
+        """Whether the items' part of the model is there, or computed whenever items are met."""
+        return self._items.kept
 
     @torch.inference_mode()
     def users(self, side: Side) -> Part:

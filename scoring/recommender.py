@@ -28,8 +28,10 @@ RECOMMENDATIONS = pa.schema(
 
 # Keys of at least this many (user, item) places are ranked together, however few pairs go through the model at once.
 _MIN_PLACES = 131_072
-# So many users at least share a pass over the items, and at most: what is held of them at once.
-_LEAST_USERS, _MOST_USERS = 16, 1_024
+# So many users at least share a pass over the items, the second number where that computes the items' parts anew.
+_LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
+# And at most: what is held of them at once.
+_MOST_USERS = 1_024
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class Recommender:
         lists = CandidateLists(
             users.column(USER_KEY), users.column(CANDIDATES), users.column(EXCLUDED), len(self.items.keys)
         )
-        for block in blocks(lists.most(), self._places, _LEAST_USERS, _MOST_USERS):
+        least = _LEAST_USERS if self.crossing.keeps_items else _LEAST_USERS_ANEW
+        for block in blocks(lists.most(), self._places, least, _MOST_USERS):
             best = self._best(self._ranked(block, side, lists))
             yield self._rows(best.cpu(), lists.users.slice(block.start, block.stop - block.start))
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from conf.errors import InfrastructureError
+from scoring.crossing import kept_limit
 from scoring.recommender import Recommender, recommender_of_process
-from scoring.steps import Steps, row_bytes, rows_within
+from scoring.steps import Steps, default_rows, row_bytes, rows_within
 from tests.scoring.test_recommender import assert_same_lists, batch_of, lists_of
 from tests.scoring.world import World
 
@@ -96,6 +97,14 @@ def test_the_cpu_allocator_counts_as_a_lack_of_memory() -> None:
 )
 def test_rows_at_first_are_a_power_of_two_that_fits(free: int, a_row: int, rows: int) -> None:
     assert rows_within(free, a_row) == rows
+
+
+def test_a_gpu_starts_with_what_fits_a_quarter_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(1_000, 24)  # 4,096 bytes a row
+    assert default_rows(model, torch.device("cpu")) == 1_024
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**34))
+    assert default_rows(model, torch.device("cuda", 0)) == 2**16
+    assert kept_limit(torch.device("cuda", 0)) == 2**29
 
 
 def test_bytes_of_a_row_count_layers_and_vectors(world: World) -> None:

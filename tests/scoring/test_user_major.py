@@ -219,6 +219,8 @@ def test_items_that_do_not_fit_in_memory_are_computed_when_they_are_met(
     request = replace(world.request, model=ModelRequest(path, "cpu", 64), k=K)
     kept = recommender_of_process(request, None, 1)
     passing = replace(kept, crossing=Crossing(kept.predictor, kept.items.side, kept_bytes=0))
+    assert kept.crossing.keeps_items
+    assert not passing.crossing.keeps_items
     users = batch_of(world.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
     expected, found = lists_of(kept, users), lists_of(passing, users)
     np.testing.assert_allclose(found.score, expected.score, atol=1e-6)

@@ -189,3 +189,30 @@ def test_products_are_those_of_numpy_for_shared_and_own_items() -> None:
         shared = products(torch.from_numpy(users), torch.from_numpy(items[:1]))
         expected = np.einsum("upe,iqe->uiqp", users, items[0]).reshape(3, many, 12)
         np.testing.assert_allclose(shared.numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", ["dense of users", "dense of items", "dense alone"])
+@pytest.mark.parametrize("name", sorted({*VARIANTS, *MORE} - {"wide_and_deep", "wide_and_deep_without_ftrl"}))
+def test_parts_stay_on_the_device_of_the_model(name: str, shape: str, dtype: torch.dtype) -> None:
+    """The device `meta` refuses an operation with a tensor that is elsewhere; Wide & Deep's reads numbers, which are not there."""
+    single = tuple(each for each in make_spec(shape).features if each.kind != "multi_hot")
+    mixed = (
+        *single,
+        Feature("more", "dense", "float32", "user"),
+        Feature("other", "dense", "float32", "item"),
+    )
+    for features in (single, mixed):
+        spec = FeatureSpec(features, ("row_id",), "w1")
+        model, config = make_model(name, spec)
+        model = model.to("meta")
+        assert isinstance(model, Splits)
+        with torch.inference_mode():
+            split = model.split(Sides.of(spec), dtype)
+            users, items = (
+                tuple(each.to("meta") for each in side_rows(spec, config, *side))
+                for side in ((True, USERS), (False, ITEMS))
+            )
+            user_part, item_part = split.user_part(*users), split.item_part(*items)
+            logits = split.pair_part(user_part, tuple(each.unsqueeze(0) for each in item_part))
+        assert (logits.shape, logits.device.type, logits.dtype) == ((USERS, ITEMS), "meta", torch.float32)
