@@ -124,8 +124,10 @@ class SplitDLRM:
         model = self._model
         vectors = model.embedding(categorical)
         if model.num_dense:
-            # A vector of both sides' dense features is not complete here: `_own` leaves it out.
-            vectors = torch.cat([model.bottom(dense).unsqueeze(1), vectors], dim=1)
+            # Where the dense features are not this side's alone, nothing of it uses their vector.
+            whole = self._enters is side
+            bottom = model.bottom(dense) if whole else vectors.new_zeros(len(vectors), vectors.shape[2])
+            vectors = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
         own = vectors[:, self._own[side]]
         inner = self._within[side](own)  # (R, V * (V - 1) / 2)
         if model.first_enters and self._enters is side:
