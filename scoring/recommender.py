@@ -26,6 +26,9 @@ RECOMMENDATIONS = pa.schema(
     [("user_id", pa.string()), ("position", pa.int32()), ("item_id", pa.string()), ("score", pa.float32())]
 )
 
+_FIND_NAN = "look for NaN or infinite features of this user and item, or a diverged model; train again"
+_LEAVE_FP16 = "; float16 ends at 65,504: try --set score.precision=bf16"
+
 # Keys of at least this many (user, item) places are ranked together, however few pairs go through the model at once.
 _MIN_PLACES = 131_072
 # So many users at least share a pass over the items, the second number where that computes the items' parts anew.
@@ -181,7 +184,7 @@ class Recommender:
             raise DataError(
                 f"model {self.predictor.version} scores user {names[int(users[row])]} with item {item} as NaN "
                 f"({int(wrong.sum())} of {wrong.numel()} pairs at once)",
-                "look for NaN or infinite features of this user and item, or a diverged model; train again",
+                _FIND_NAN + (_LEAVE_FP16 if self.predictor.precision == "fp16" else ""),
             )
         keys = ranking_keys(scores, items)
         return keys if candidate is None else keys.masked_fill_(~candidate, NO_CANDIDATE)

@@ -271,6 +271,17 @@ def test_half_precision_changes_scores_little_and_is_not_ignored(
     assert 0 < error < bound
 
 
+def test_numbers_beyond_float16_are_named_as_such(world: World, tmp_path: Path) -> None:
+    path = save(tmp_path / "model", variant("dlrm"))
+    model = ModelRequest(path, "cpu", 64, "fp16")
+    recommender = recommender_of_process(replace(world.request, model=model), None, 1)
+    users = world.users.copy()
+    users.loc[3, "age"] = 1e12
+    with pytest.raises(DataError, match="user u003 with item i000 as NaN") as raised:
+        lists_of(recommender, batch_of(users))
+    assert "score.precision=bf16" in raised.value.remedy
+
+
 def test_pieces_hold_every_item_of_every_list_once() -> None:
     draw = np.random.default_rng(5)
     for longest in (1, 3, 40, 700):
