@@ -276,7 +276,7 @@ def test_numbers_beyond_float16_are_named_as_such(world: World, tmp_path: Path) 
     model = ModelRequest(path, "cpu", 64, "fp16")
     recommender = recommender_of_process(replace(world.request, model=model), None, 1)
     users = world.users.copy()
-    users.loc[3, "age"] = 1e12
+    users.loc[3, "age"] = np.float32(1e12)
     with pytest.raises(DataError, match="user u003 with item i000 as NaN") as raised:
         lists_of(recommender, batch_of(users))
     assert "score.precision=bf16" in raised.value.remedy
