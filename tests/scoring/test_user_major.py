@@ -14,16 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from conf.errors import DataError
 from conf.types import ModelConfig
 from scoring import recommender as module
 from scoring.contract import ListRequest, ModelRequest
 from scoring.crossing import Crossing, JoinedRows, split_of
-from scoring.pairs import Pieces, piece_width
 from scoring.recommender import Recommender, recommender_of_process
 from scoring.topk import NO_CANDIDATE
-from tests.scoring.test_recommender import assert_same_lists, batch_of, lists_of
-from tests.scoring.world import CONTEXT, SPEC, World, make_items, make_users, write_model
+from tests.scoring.test_recommender import batch_of, lists_of
+from tests.scoring.world import CONTEXT, SPEC, World, make_users, write_model
 from tests.training.architectures import VARIANTS, variant
 from training.checkpoint import save_model
 from training.models import build_model
@@ -227,35 +225,6 @@ def test_items_that_do_not_fit_in_memory_are_computed_when_they_are_met(
     assert (found.item_key == expected.item_key).mean() > 0.95
 
 
-def test_a_nan_of_what_is_no_candidate_stops_nobody(world: World, tmp_path: Path) -> None:
-    items = make_items()
-    items.loc[0, "price"] = np.nan
-    path = str(tmp_path / "items.parquet")
-    pq.write_table(pa.Table.from_pandas(items, preserve_index=False), path)
-    recommender = recommender_of_process(replace(world.request, item_files=(path,)), None, 1)
-    listed: list[list[int] | None] = [None, None, [4, 2, 8], *([[1]] * 34)]
-    excluded: list[list[int] | None] = [[0], [0, *range(5, 23)], *([None] * 35)]
-    left = [list(range(1, 23)), [1, 2, 3, 4], [4, 2, 8], *([[1]] * 34)]
-    expected = world.expected(5, dict(zip(world.users.user_key, left, strict=True)))
-    assert_same_lists(lists_of(recommender, batch_of(world.users, listed, excluded)), expected)
-    with pytest.raises(DataError, match="user u002 with item i000 as NaN"):
-        lists_of(recommender, batch_of(world.users, [[1], [2], [3, 0], *([[1]] * 34)]))
-
-
-@pytest.mark.parametrize("listed", [[*range(22), 21], [9, 1, 2, 9]])
-def test_an_item_listed_twice_is_refused_whatever_its_score(world: World, listed: list[int]) -> None:
-    best = recommender_of_process(replace(world.request, k=1), None, 1)
-    with pytest.raises(DataError, match="candidates of user u001 hold an item twice"):
-        lists_of(best, batch_of(world.users[:2], [[1], listed]))
-
-
-@pytest.mark.parametrize("excluded", [[23], [-1]])
-def test_excluded_items_out_of_range_are_refused(world: World, excluded: list[int]) -> None:
-    recommender = recommender_of_process(world.request, None, 1)
-    with pytest.raises(DataError, match="candidate indices of user u001"):
-        lists_of(recommender, batch_of(world.users[:2], None, [[1], excluded]))
-
-
 @pytest.mark.parametrize("precision, bound", [("bf16", 2e-2), ("fp16", 2e-3)])
 def test_half_precision_changes_scores_little_and_is_not_ignored(
     world: World, tmp_path: Path, precision: Any, bound: float
@@ -269,51 +238,6 @@ def test_half_precision_changes_scores_little_and_is_not_ignored(
     assert len(both) == 37 * 23
     error = (both.score_x - both.score_y).abs().max()
     assert 0 < error < bound
-
-
-def test_numbers_beyond_float16_are_named_as_such(world: World, tmp_path: Path) -> None:
-    path = save(tmp_path / "model", variant("dlrm"))
-    model = ModelRequest(path, "cpu", 64, "fp16")
-    recommender = recommender_of_process(replace(world.request, model=model), None, 1)
-    users = world.users.copy()
-    users.loc[3, "age"] = np.float32(1e12)
-    with pytest.raises(DataError, match="user u003 with item i000 as NaN") as raised:
-        lists_of(recommender, batch_of(users))
-    assert "score.precision=bf16" in raised.value.remedy
-
-
-def test_pieces_hold_every_item_of_every_list_once() -> None:
-    draw = np.random.default_rng(5)
-    for longest in (1, 3, 40, 700):
-        lengths = draw.integers(0, longest + 1, 30)
-        starts = np.cumsum(lengths) - lengths
-        items = draw.integers(0, 1_000, int(lengths.sum()))
-        pieces = Pieces.of(lengths, starts, items)
-        held = pieces.items[pieces.filled]
-        assert held.tolist() == items.tolist()
-        assert pieces.items.size <= max(1.125 * len(items), len(items))
-        for number, length in enumerate(lengths):
-            own = pieces.list == number
-            assert pieces.filled[own].sum() == length
-            assert pieces.place[own].tolist() == list(range(own.sum()))
-        assert not pieces.items[~pieces.filled].any()
-
-
-def test_pieces_are_as_wide_as_few_empty_places_allow() -> None:
-    assert piece_width(np.array([500, 500])) == 256
-    assert piece_width(np.array([1, 1, 1])) == 1
-    assert piece_width(np.array([8, 16, 0, 24])) == 8
-    assert piece_width(np.array([100_000, 1])) == 256
-
-
-def test_users_without_candidates_among_no_items_have_no_rows(world: World) -> None:
-    recommender = recommender_of_process(world.request, None, 1)
-    empty = replace(
-        recommender,
-        items=module.Items(pa.array([], pa.string()), recommender.items.side.part(slice(0, 0))),
-    )
-    nothing = Recommender.of(empty.predictor, empty.items, 5)
-    assert lists_of(nothing, batch_of(world.users)).empty
 
 
 def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(world: World) -> None:
@@ -331,11 +255,3 @@ def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(w
     assert keys.shape == (37, 5)
     assert (keys != NO_CANDIDATE).sum(dim=1).tolist() == [0, 1, 5, *([2] * 34)]
     assert (keys[:, 1:] <= keys[:, :-1]).all()
-
-
-def test_a_slice_of_a_batch_has_the_lists_of_its_own_users(world: World) -> None:
-    recommender = recommender_of_process(world.request, None, 1)
-    listed: list[list[int] | None] = [[user % 23] for user in range(37)]
-    found = lists_of(recommender, batch_of(world.users, listed).slice(30, 4))
-    assert found.user_key.tolist() == [f"u{user:03d}" for user in range(30, 34)]
-    assert found.item_key.tolist() == [f"i{user % 23:03d}" for user in range(30, 34)]
