@@ -143,13 +143,16 @@ class Score(Strict):
 
     `context` gives tonight's raw value of every feature of scope `context`. `rows_per_step`: (user, item) pairs or
     feature rows that go through the model at once; without it 2,048 on a CPU, whose caches they fit, and 131,072 on
-    a GPU. `rows_split`: the split whose feature rows score_rows gives a probability.
+    a GPU. `rows_split`: the split whose feature rows score_rows gives a probability. `embeddings`: `int8` scores with a byte and
+    a shared scale in place of the numbers of each embedding row, a quarter of the memory of float32; how far that moves
+    probabilities is measured on a sample and stands in the manifest.
     """
 
     k: PositiveInt = 10
     context: dict[str, str | int | float] = {}
     rows_per_step: PositiveInt | None = None
     rows_split: Split = "test"
+    embeddings: Literal["stored", "int8"] = "stored"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 

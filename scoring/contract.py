@@ -16,10 +16,12 @@ ITEM_INDEX = "item_index"
 CANDIDATES = "candidates"
 EXCLUDED = "excluded"
 PROBABILITY = "probability"
+FEATURES_DT = "features_dt"
 
 # What a feature holds for one row: a number, an id, or a list of ids.
 Encoded = int | float | tuple[int, ...]
 DeviceKind = Literal["auto", "cpu", "cuda"]
+EmbeddingForm = Literal["stored", "int8"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,13 @@ class ModelRequest:
         path: the model's folder.
         device: where to run it.
         step_rows: rows that go through the model at once; None lets the device decide.
+        embeddings: `int8` makes bytes of the embedding rows when the model is loaded.
     """
 
     path: str
     device: DeviceKind
     step_rows: int | None
+    embeddings: EmbeddingForm = "stored"
 
 
 @dataclass(frozen=True)

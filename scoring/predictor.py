@@ -87,7 +87,7 @@ def predictor_of_process(request: ModelRequest, gpu: int | None, threads: int) -
     """
     torch.set_num_threads(threads)
     device = choose_device(request.device, gpu)
-    loaded = load_model(request.path, device)
+    loaded = load_model(request.path, device, request.embeddings)
     steps = request.step_rows or (_GPU_STEP_ROWS if device.type == "cuda" else _CPU_STEP_ROWS)
     return Predictor(loaded.model.eval(), loaded.spec, loaded.multi_hot, loaded.version, device, steps)
 
