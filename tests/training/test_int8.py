@@ -103,7 +103,7 @@ def test_a_converted_model_is_the_model_with_rounded_rows(name: str, tmp_path: P
 
 
 def test_a_table_of_rows_that_would_not_shrink_stays() -> None:
-    model = torch.nn.Module()
+    model: Any = torch.nn.Module()
     model.narrow, model.half = StackedEmbedding([5], 1), StackedEmbedding([5], 4, storage=torch.float16)
     model.large = StackedEmbedding([5], 2)
     assert to_int8(model) == 1
