@@ -33,7 +33,9 @@ def write_files(
             if row_ids:
                 columns["row_id"] = np.arange(len(ids), dtype=np.int64)
             fresh = path.with_suffix(".partial")
-            pq.write_table(pa.table(columns), fresh, compression="zstd", row_group_size=len(ids) if row_ids else None)
+            pq.write_table(
+                pa.table(columns), fresh, compression="zstd", row_group_size=len(ids) if row_ids else None
+            )
             fresh.rename(path)
         made.append(DataFile(str(path), rows // files))
     return made

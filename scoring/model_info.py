@@ -24,7 +24,7 @@ class ModelInfo:
 
     def request(self, score: Score) -> ModelRequest:
         """This model for the workers, run as the config says."""
-        return ModelRequest(self.path, score.device, score.rows_per_step, score.embeddings)
+        return ModelRequest(self.path, score.device, score.rows_per_step, embeddings=score.embeddings)
 
     def require_spec(self, features: FeatureSpec) -> None:
         """Raises DataError unless the features come from the workflow version this model was trained on."""
