@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -47,6 +48,8 @@ class Contender:
 
 def open_session(cores: int, folder: str) -> SparkSession:
     """local[cores] as the local profile has it, whose workers know the benchmarks' architectures too."""
+    # Workers import benchmarks too, whatever else is on their path.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = read_profile(ROOT / "conf/spark/local.conf") | {
         "spark.master": f"local[{cores}]",
         "spark.python.daemon.module": "benchmarks.scoring_daemon",

@@ -121,7 +121,7 @@ def test_the_window_ranks_the_pairs_that_the_hash_scores(
 ) -> None:
     pairs = scored_pairs(data, spec, items)
     assert len(pairs) == data.pairs
-    assert pairs.probability.nunique() > data.pairs // 2
+    assert 50 < pairs.probability.nunique() < data.pairs  # there are ties
     found = window(spark, spec, items).frame(data).toPandas()
     assert len(found) == USERS * K
     require_equal_lists("row_number", found, pairs, 0.0)
