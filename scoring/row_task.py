@@ -19,8 +19,8 @@ from scoring.rows import score_batch
 
 SCORES = pa.schema([(ROW_ID, pa.int64()), (FEATURES_DT, pa.string()), (PROBABILITY, pa.float32())])
 
-# Rows read at a time, at least: a batch costs some 0.3 ms whatever its size.
-_MIN_BATCH_ROWS = 8_192
+# Rows read at a time: a batch costs some 0.3 ms whatever its size, and two of them lie in memory.
+_MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 8_192, 131_072
 
 
 def score_pieces(predictor: Predictor, pieces: Sequence[Piece], threads: int) -> Iterator[pa.RecordBatch]:
@@ -29,7 +29,7 @@ def score_pieces(predictor: Predictor, pieces: Sequence[Piece], threads: int) ->
     Raises:
         DataError: as `read_piece`; or a probability is NaN, and names the row.
     """
-    batch_rows = max(predictor.step_rows, _MIN_BATCH_ROWS)
+    batch_rows = min(max(predictor.step_rows, _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
     read = (
         _dated(batch, piece.group.dt)
         for piece in pieces
