@@ -28,8 +28,8 @@ JOINED: Mapping[str, Callable[[DataFrame, FeatureSpec, str, str], DataFrame]] = 
     "map_in_pandas": joined_map_in_pandas.score,
 }
 K = 10
-# How far scores of equal weights may lie apart; bf16 keeps 8 bits of a number.
-CLOSE = {"fp32": 1e-5, "bf16": 0.02}
+# How far scores of equal weights may lie apart; bf16 and int8 keep 8 bits of a number.
+CLOSE = {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02}
 
 
 class Unequal(Exception):

@@ -18,11 +18,10 @@ from typing import Any
 
 from benchmarks.harness import Measured, measure, settle
 from benchmarks.report import GIB, closing_line, machine, table
+from benchmarks.scoring_bench import CACHE
 from benchmarks.scoring_contenders import ROOT, lists, open_session, request_of
 from benchmarks.scoring_world import Data, make_data, make_items, make_model, make_spec
-from setup.console import cache_folder
 
-CACHE = cache_folder() / "benchmarks/scoring"
 WITHIN = 0.15
 LIMIT_S = 3600.0
 
