@@ -74,6 +74,18 @@ def test_probabilities_do_not_depend_on_tasks_and_batches(
     assert {pq.read_metadata(path).num_row_groups for path in files} == {1}
 
 
+def test_a_task_that_runs_twice_writes_the_same_rows_to_a_file_of_its_own(
+    rows: pa.Table, predictor: Predictor, tmp_path: Path
+) -> None:
+    """A worker that was killed and the attempt that follows never share a file, and one of them is named in a manifest."""
+    (task,) = deal(write(tmp_path / "rows", rows), 1, 1000)
+    first, second = (write_scores(predictor, task, str(tmp_path / "scores"), 1) for _ in range(2))
+    assert first != second
+    both = [pq.read_table(tmp_path / "scores" / name) for name in (first, second)]
+    assert both[0].equals(both[1])
+    assert len(both[0]) == ROWS
+
+
 def test_lists_of_ids_are_read_from_files(tmp_path: Path) -> None:
     state = lists.write_model(tmp_path / "model")
     users, items = lists.tables()
