@@ -23,7 +23,8 @@ def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int
     queue: Any = context.Queue()
     shares = [list(groups[place::processes]) for place in range(processes)]
     started = [
-        context.Process(target=_score, args=(request, share, barrier, queue, turns)) for share in shares
+        context.Process(target=_score, args=(request, share, barrier, queue, turns), daemon=True)
+        for share in shares
     ]
     for each in started:
         each.start()
