@@ -15,8 +15,10 @@ from training.reading.batch import Batch
 from training.reading.sharding import DataFile
 
 
-def write_files(folder: Path, rows: int, files: int, cardinalities: Sequence[int]) -> list[DataFile]:
-    """Feature files as build_features leaves them, made once for their size."""
+def write_files(
+    folder: Path, rows: int, files: int, cardinalities: Sequence[int], *, row_ids: bool = False
+) -> list[DataFile]:
+    """Feature files as build_features leaves them, made once for their size; with `row_ids` each is one row group and numbers its rows."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = spec_of(cardinalities)
     made = []
@@ -28,8 +30,12 @@ def write_files(folder: Path, rows: int, files: int, cardinalities: Sequence[int
             columns |= {each.name: batch.dense[:, i].numpy() for i, each in enumerate(spec.dense)}
             ids = batch.categorical.numpy().astype(np.int32)
             columns |= {each.name: ids[:, i] for i, each in enumerate(spec.categorical)}
+            if row_ids:
+                columns["row_id"] = np.arange(len(ids), dtype=np.int64)
             fresh = path.with_suffix(".partial")
-            pq.write_table(pa.table(columns), fresh, compression="zstd")
+            pq.write_table(
+                pa.table(columns), fresh, compression="zstd", row_group_size=len(ids) if row_ids else None
+            )
             fresh.rename(path)
         made.append(DataFile(str(path), rows // files))
     return made

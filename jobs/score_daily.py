@@ -18,6 +18,7 @@ from etl.workflow import load_local
 from jobs.runner import Job, Result, require, run
 from jobs.serving import champion_and_dataset
 from scoring.contract import ListRequest, require_context, require_listable
+from scoring.int8_change import change_of_lists
 from scoring.model_info import ModelInfo
 from scoring.score import score_lists
 from scoring.summary import summarize_lists
@@ -37,6 +38,11 @@ def score_daily(job: Job) -> Result:
     item_files = data_files(job.lake.candidate_items(dataset.workflow_version).partition(job.run_date), items)
     score = job.config.score
     request = ListRequest(model.request(score), tuple(item_files), tuple(sorted(context.items())), score.k)
+    measured: dict[str, Any] = {}
+    if request.model.embeddings == "int8":
+        with job.phase("int8"):
+            known = read_published(spark, job.lake.users(dataset.workflow_version).partition(job.run_date))
+            measured = {"int8": change_of_lists(known, model.spec, request)}
     with job.phase("score"):
         lists = score_lists(candidate_users(spark, job, dataset, users), model.spec, request).persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
@@ -54,7 +60,7 @@ def score_daily(job: Job) -> Result:
             },
             row_group_rows=job.config.output.row_group_rows,
             expected_rows=rows,
-            facts={**facts, **versions, "precision": score.precision, "scored_at": storage.utc_now()},
+            facts={**facts, **measured, **versions, "precision": score.precision, "scored_at": storage.utc_now()},
             rules=Rules(
                 not_null=["user_id", "item_id", "score"],
                 ranges={"position": (1, score.k + 1), "score": (0.0, 1.0 + 2**-20)},
@@ -67,7 +73,7 @@ def score_daily(job: Job) -> Result:
         output=job.lake.recommendations.partition(job.run_date).path,
         rows_in=users.rows,
         rows_out=published.rows,
-        facts={**{name: facts[name] for name in told}, **versions},
+        facts={**{name: facts[name] for name in told}, **measured, **versions},
     )
 
 

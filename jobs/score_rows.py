@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from conf.feature_spec import ROW_ID
 from conf.load import config_digest
-from etl.publish import Rules, publish
+from etl.publish import Rules, new_attempt, publish_files
 from jobs.runner import Job, Result, run
 from jobs.serving import champion_and_dataset
-from scoring.contract import PROBABILITY
-from scoring.features import FEATURES_DT, read_split, split_rows
-from scoring.score import score_rows as score
+from scoring.contract import FEATURES_DT, PROBABILITY
+from scoring.int8_change import change_of_rows, sample_of
+from scoring.row_pieces import deal, row_groups
+from scoring.score import score_split
 
 
 def score_rows(job: Job) -> Result:
-    """Scores the rows of `score.rows_split`, row for row."""
+    """Scores the rows of `score.rows_split`, row for row: the workers read and write the files."""
     model, dataset = champion_and_dataset(job)
     split = job.config.score.rows_split
-    names = [each.name for each in model.spec.features]
-    rows = read_split(job.spark, job.lake, dataset, [split], [ROW_ID, *names])
-    facts = {"split": split, "model_version": model.version, "workflow_version": dataset.workflow_version}
-    with job.phase("score and publish"):
-        published = publish(
-            score(rows, model.spec, model.request(job.config.score), [ROW_ID, FEATURES_DT]),
-            job.lake.scores.partition(job.run_date),
+    groups = row_groups(job.lake, dataset, split)
+    partition, request = job.lake.scores.partition(job.run_date), model.request(job.config.score)
+    spark = job.spark
+    facts: dict[str, Any] = {
+        "split": split,
+        "model_version": model.version,
+        "workflow_version": dataset.workflow_version,
+        "precision": request.precision,
+    }
+    if request.embeddings == "int8":
+        with job.phase("int8"):
+            facts["int8"] = change_of_rows(spark, sample_of(groups), request)
+    with job.phase("score"):
+        tasks = deal(groups, spark.sparkContext.defaultParallelism, job.config.output.row_group_rows)
+        attempt = new_attempt()
+        files = score_split(spark, tasks, request, partition.file(attempt))
+    with job.phase("publish"):
+        published = publish_files(
+            partition,
+            {f"{attempt}/{name}": None for name in files},
             inputs={
                 "model": model.version,
                 "dataset": dataset.digest,
                 "config": config_digest(job.config, "score"),
             },
-            row_group_rows=job.config.output.row_group_rows,
-            expected_rows=split_rows(job.lake, dataset, split),
+            expected_rows=sum(each.rows for each in groups),
             facts=facts,
             rules=Rules(not_null=[ROW_ID, FEATURES_DT], ranges={PROBABILITY: (0.0, 1.0 + 2**-20)}),
             grace_hours=job.config.output.grace_hours,
         )
     return Result(
-        output=job.lake.scores.partition(job.run_date).path,
+        output=partition.path,
         rows_in=published.rows_in,
         rows_out=published.rows,
         facts=facts,

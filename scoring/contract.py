@@ -16,11 +16,13 @@ ITEM_INDEX = "item_index"
 CANDIDATES = "candidates"
 EXCLUDED = "excluded"
 PROBABILITY = "probability"
+FEATURES_DT = "features_dt"
 
 # What a feature holds for one row: a number, an id, or a list of ids.
 Encoded = int | float | tuple[int, ...]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
+EmbeddingForm = Literal["stored", "int8"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class ModelRequest:
         device: where to run it.
         step_rows: rows that go through the model at once; None lets the device decide.
         precision: of the products of matrices.
+        embeddings: `int8` makes bytes of the embedding rows when the model is loaded.
     """
 
     path: str
     device: DeviceKind
     step_rows: int | None
     precision: Precision = "fp32"
+    embeddings: EmbeddingForm = "stored"
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from conf.errors import DataError
 from conf.lake import Lake
 from conf.types import Split
 from etl.publish import read_published
-
-FEATURES_DT = "features_dt"
+from scoring.contract import FEATURES_DT
 
 
 def read_split(
@@ -40,12 +39,3 @@ def read_split(
             "run build_features for that date, or name other splits",
         )
     return reduce(DataFrame.unionByName, frames)
-
-
-def split_rows(lake: Lake, dataset: Dataset, split: Split) -> int:
-    """How many rows a split holds, by its manifests."""
-    return sum(
-        entry.rows
-        for _, manifest, label in split_partitions(lake, dataset, split)
-        for entry in manifest.split_files(label)
-    )

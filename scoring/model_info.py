@@ -24,7 +24,9 @@ class ModelInfo:
 
     def request(self, score: Score) -> ModelRequest:
         """This model for the workers, run as the config says."""
-        return ModelRequest(self.path, score.device, score.rows_per_step, score.precision)
+        return ModelRequest(
+            self.path, score.device, score.rows_per_step, score.precision, embeddings=score.embeddings
+        )
 
     def require_spec(self, features: FeatureSpec) -> None:
         """Raises DataError unless the features come from the workflow version this model was trained on."""

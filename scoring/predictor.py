@@ -102,7 +102,7 @@ def predictor_of_process(request: ModelRequest, gpu: int | None, threads: int) -
     """
     torch.set_num_threads(threads)
     device = choose_device(request.device, gpu)
-    loaded = load_model(request.path, device)
+    loaded = load_model(request.path, device, request.embeddings)
     model = loaded.model.eval()
     steps = Steps(request.step_rows or default_rows(model, device))
     return Predictor(model, loaded.spec, loaded.multi_hot, loaded.version, device, steps, request.precision)

@@ -1,6 +1,7 @@
-"""Scoring in Spark: users stream through as Arrow batches and leave as top-k lists, rows leave with a probability.
+"""Scoring in Spark: users stream through as Arrow batches and leave as top-k lists, rows get a probability.
 
-Model and items are loaded once a Python worker process; the user × item table never exists in Spark.
+Rows of published partitions are read and written by the workers themselves (`score_split`), those of a frame pass through
+(`score_rows`). Model and items are loaded once a Python worker process; the user × item table never exists in Spark.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from conf.feature_spec import USER_KEY, FeatureSpec
 from scoring.contract import CANDIDATES, EXCLUDED, PROBABILITY, ListRequest, ModelRequest
+from scoring.row_pieces import Piece
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -56,6 +58,43 @@ def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Se
     wanted = rows.select(*keep, *(name for name in names if name not in keep))
     schema = T.StructType([*(rows.schema[name] for name in keep), T.StructField(PROBABILITY, T.FloatType())])
     return wanted.mapInArrow(_row_scorer(model, tuple(keep)), schema)
+
+
+def score_split(
+    spark: SparkSession, tasks: Sequence[tuple[Piece, ...]], model: ModelRequest, folder: str
+) -> list[str]:
+    """Writes a probability for every row of the tasks' pieces: a Parquet file of `scores` each, whose names it returns.
+
+    Paths travel to the workers, rows do not. Nothing is published; files of attempts that failed stay, unnamed.
+
+    Raises (in the workers):
+        DataError: a file is not what its manifest says, or a probability is NaN.
+        ConfigError: the device asked for is not there.
+        InfrastructureError: a file could not be read or written.
+    """
+    numbers = spark.range(0, len(tasks), 1, len(tasks))
+    done = numbers.mapInArrow(_split_scorer(tuple(tasks), model, folder), "task int, file string").collect()
+    names = {row["task"]: row["file"] for row in done}  # one row a task
+    return [names[index] for index in range(len(tasks))]
+
+
+def _split_scorer(
+    tasks: tuple[tuple[Piece, ...], ...], model: ModelRequest, folder: str
+) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    def score(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.predictor import predictor_of_process
+        from scoring.row_task import write_scores  # torch: in the workers alone
+
+        gpu, threads = task_slot()
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                predictor = predictor_of_process(model, gpu, threads)
+                name = write_scores(predictor, tasks[index], folder, threads)
+                yield pa.RecordBatch.from_pydict(
+                    {"task": pa.array([index], pa.int32()), "file": pa.array([name])}
+                )
+
+    return score
 
 
 def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:

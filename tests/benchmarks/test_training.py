@@ -134,7 +134,7 @@ def test_the_verdict_says_what_was_missed(name: str, ratio: float | None, words:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU these are run in full")
-@pytest.mark.parametrize("script", ["kernels", "training_step", "loader_feeding"])
+@pytest.mark.parametrize("script", ["kernels", "training_step", "loader_feeding", "scoring"])
 def test_without_a_gpu_its_benchmarks_run_and_measure_nothing(script: str, tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path)}
     command = [sys.executable, str(ROOT / f"benchmarks/gpu/{script}.py"), "--quick"]

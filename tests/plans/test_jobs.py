@@ -32,7 +32,7 @@ MAIN_FRAMES = {
         "jobs.build_candidates.publish_candidates write",
         "jobs.score_daily.score_daily persist",
         "jobs.score_daily.score_daily write",
-        "jobs.score_rows.score_rows write",
+        "scoring.score.score_split collect",
     ],
 }
 

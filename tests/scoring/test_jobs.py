@@ -13,11 +13,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from conf import storage
 from conf.dataset import Dataset, publish_dataset, read_dataset
-from conf.errors import ConfigError, DataError
+from conf.errors import ConfigError, DataError, raised_in
 from conf.feature_spec import OOV_ID, dumps
 from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
@@ -30,6 +31,7 @@ from jobs.measure_recommendations import measure_recommendations
 from jobs.runner import Job, Result
 from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
+from scoring import int8_change
 from tests.scoring.lake import (
     DAY_AFTER,
     DAYS,
@@ -223,6 +225,93 @@ def test_rows_of_the_test_split_have_their_probability(night: Night, world: Worl
     assert found.row_id.tolist() == test.row_id.tolist()
     assert set(found.features_dt) == {RUN_DATE}
     np.testing.assert_allclose(found.probability, probabilities_of(world, test), atol=1e-6)
+
+
+def with_score(config: Config, **changed: Any) -> Config:
+    return config.model_copy(update={"score": config.score.model_copy(update=changed)})
+
+
+def test_scores_of_rows_are_published_by_their_manifests(
+    spark: SparkSession, fresh: Config, world: World, log: pd.DataFrame
+) -> None:
+    """A split of two days; a rerun gives the same digest; a file that lost rows stops the job and leaves what was there."""
+    evaluate_model(job_of(spark, fresh))
+    config = with_score(fresh, rows_split="train")
+    result = score_rows(job_of(spark, config))
+    scores = Lake(config.lake).scores.partition(RUN_DATE)
+    manifest = read_manifest(scores)
+    found = read_rows(scores).merge(
+        log, left_on=["features_dt", "row_id"], right_on=["dt", "row_id"], validate="one_to_one"
+    )
+    train = log[log.dt < DAYS[2]]
+    assert len(found) == len(train) == result.rows_in == result.rows_out == manifest.rows
+    np.testing.assert_allclose(found.probability, probabilities_of(world, found), atol=1e-6)
+    assert manifest.schema == (("row_id", "int64"), ("features_dt", "string"), ("probability", "float"))
+    assert max(each.rows for each in manifest.files) <= 60 * 9 // 8 + 1  # output.row_group_rows
+    assert "int8" not in manifest.facts
+    score_rows(job_of(spark, config))
+    again = read_manifest(scores)
+    assert again.digest == manifest.digest
+    features = Lake(config.lake).features(WORKFLOW).partition(DAYS[1])
+    path = data_files(features, read_manifest(features))[0]
+    pq.write_table(pq.read_table(path, partitioning=None).slice(1), path)
+    with pytest.raises(PySparkException) as caught:
+        score_rows(job_of(spark, config))
+    raised = raised_in(str(caught.value))
+    assert isinstance(raised, DataError)
+    assert "has row groups of [74] rows; its manifest says 1 row groups, of 75 rows" in raised.problem
+    assert read_manifest(scores) == again
+
+
+def test_a_split_without_partitions_is_named(spark: SparkSession, fresh: Config) -> None:
+    evaluate_model(job_of(spark, fresh))
+    dataset = read_dataset(Lake(fresh.lake), RUN_DATE)
+    splits = {name: found for name, found in dataset.splits.items() if name != "validation"}
+    publish_dataset(Lake(fresh.lake), replace(dataset, splits=splits, mode="apply"), "")
+    with pytest.raises(DataError, match=r"holds no partition for validation, only for \['test', 'train'\]"):
+        score_rows(job_of(spark, with_score(fresh, rows_split="validation")))
+
+
+def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
+    spark: SparkSession, fresh: Config, world: World, log: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A DLRM; the reference are probabilities of the same job without int8, for all rows and for all pairs."""
+    lake = Lake(fresh.lake)
+    write_model(Path(lake.models("toy")) / "m1", "dlrm")
+    evaluate_model(job_of(spark, fresh))
+    build_candidates(job_of(spark, fresh))
+    config = with_score(fresh, k=23)
+    found: dict[str, dict[str, pd.DataFrame]] = {}
+    results: dict[str, Result] = {}
+    keys = {"scores": ["row_id"], "recommendations": ["user_id", "item_id"]}
+    monkeypatch.setattr(int8_change, "SAMPLE_ROWS", 100)
+    for form in ("stored", "int8"):
+        job = job_of(spark, with_score(config, embeddings=form))
+        results = {"scores": score_rows(job), "recommendations": score_daily(job)}
+        found[form] = {
+            name: read_rows(getattr(lake, name).partition(RUN_DATE)).sort_values(by)
+            for name, by in keys.items()
+        }
+    for name, column in (("scores", "probability"), ("recommendations", "score")):
+        stored, int8 = (found[form][name].reset_index(drop=True) for form in ("stored", "int8"))
+        assert stored[keys[name]].equals(int8[keys[name]])
+        moved = (int8[column].astype(float) - stored[column]).abs()
+        measured = dict(read_manifest(getattr(lake, name).partition(RUN_DATE)).facts["int8"])
+        assert measured == results[name].facts["int8"]
+        if name == "scores":
+            moved = moved[:100]
+            assert measured["compared"] == 100
+        else:
+            assert measured["compared"] == 37 * 23
+            assert len(moved) < 37 * 23  # what was clicked before is no candidate
+        assert 0 < measured["mean_change"] < measured["largest_change"] < 0.05
+        assert measured["largest_change"] >= moved.max() - 1e-6
+        if name == "scores":
+            assert measured["mean_change"] == pytest.approx(moved.mean(), abs=1e-6)
+            assert measured["largest_change"] == pytest.approx(moved.max(), abs=1e-6)
+        rows = sum(SPEC.cardinalities)
+        # Of 4 numbers of float32 a row remain 4 bytes and a scale.
+        assert measured["stored_bytes"] - measured["int8_bytes"] == rows * (16 - 8)
 
 
 def test_measures_equal_pandas(night: Night, world: World, log: pd.DataFrame) -> None:

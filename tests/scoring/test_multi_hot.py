@@ -15,9 +15,9 @@ import torch
 from conf.feature_spec import Feature, FeatureSpec
 from conf.types import ModelConfig
 from scoring.contract import ListRequest, ModelRequest
-from scoring.predictor import predictor_of_process
+from scoring.predictor import model_inputs, predictor_of_process
 from scoring.recommender import recommender_of_process
-from scoring.rows import score_batch
+from scoring.rows import inputs_by_column, score_batch
 from training.checkpoint import save_model
 from training.models import build_model
 
@@ -136,6 +136,24 @@ def test_rows_equal_numpy(probabilities: tuple[str, np.ndarray]) -> None:
     for part, rows in ((batch, expected.ravel()), (batch.slice(20, 30), expected.ravel()[20:50])):
         scored = score_batch(predictor, part, ["row_id"])
         np.testing.assert_allclose(scored.column("probability").to_numpy(), rows, atol=1e-6)
+
+
+def test_inputs_by_column_are_the_models_inputs(probabilities: tuple[str, np.ndarray]) -> None:
+    """What goes to a GPU, where the model takes it as it takes the other."""
+    path, _ = probabilities
+    users, items = tables()
+    pairs = users.take(pa.array(range(ITEMS)))
+    rows = pa.table({**{name: pairs.column(name) for name in ("who", "history")},
+                     **{name: items.column(name) for name in ("tags", "price")},
+                     "campaigns": pa.array([[3, 5, 4], None, [], [1], [2, 2], [5], [4]], LIST)})  # fmt: skip
+    columns = {each.name: rows.column(each.name) for each in SPEC.features}
+    predictor = predictor_of_process(ModelRequest(path, "cpu", 10), None, 1)
+    found = inputs_by_column(columns, SPEC, predictor.multi_hot, ITEMS)
+    expected = model_inputs(columns, SPEC, predictor.multi_hot, ITEMS)
+    assert [each.dtype for each in found] == [torch.float32, torch.int32]
+    for mine, other in zip(found, expected, strict=True):
+        assert torch.equal(mine.to(other.dtype), other)
+    assert torch.equal(predictor.probabilities(*found), predictor.probabilities(*expected))
 
 
 def test_another_context_list_gives_other_scores(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from training.checkpoint.stored import Misfit, StoredState
 from training.checkpoint.tensor_file import FileEntry, write_tensors
 from training.collectives import Collectives, LocalCollectives
 from training.description import MODEL_JSON, read_description
+from training.embedding.int8 import to_int8
 from training.embedding.table import RowBlock, tables_of
 from training.models import build_model
 
@@ -193,8 +194,13 @@ def open_trained(path: str) -> tuple[StoredState, FeatureSpec]:
     return _stored(path, description, spec, optimizer=True), spec
 
 
-def load_model(path: str, device: torch.device) -> LoadedModel:
+def load_model(
+    path: str, device: torch.device, embeddings: Literal["stored", "int8"] = "stored"
+) -> LoadedModel:
     """The model of a folder `models/<name>/<version>`, all of its rows in this process.
+
+    Args:
+        embeddings: `int8` makes bytes of the tables' rows in host memory, so that no more of them gets to the device.
 
     Raises:
         DataError: the folder holds no complete model, or its weights are not those of its architecture.
@@ -202,7 +208,9 @@ def load_model(path: str, device: torch.device) -> LoadedModel:
     description = read_description(path)
     spec = FeatureSpec.from_json(description["feature_spec"])
     config = ModelConfig(**description["model"])
-    model = build_model(config, spec).to(device)
+    model = build_model(config, spec)
+    if embeddings == "stored":
+        model = model.to(device)
     whole = _Untrained(model)
     try:
         _stored(path, description, spec, optimizer=False).load(whole.state(), whole.row_state())
@@ -211,4 +219,7 @@ def load_model(path: str, device: torch.device) -> LoadedModel:
             f"{path}: the weights do not fit architecture {description['architecture']}: {error}",
             "train the model again with this code",
         ) from error
+    if embeddings == "int8":
+        to_int8(model)
+        model = model.to(device)
     return LoadedModel(model.eval(), spec, config.multi_hot, description["version"], description)

@@ -47,16 +47,11 @@ class ListElements:
         return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
 
     def pool(self, table: Tensor, positions: Tensor, pooling: Literal["sum", "mean"]) -> Tensor:
-        """(B, G, E) float32: the pooled rows `positions` (n,) of a table (rows, E); zero for an empty list."""
+        """(B, G, E) float32: the pooled rows `positions` (n,) of a float32 table (rows, E); zero for an empty list."""
         lists, rows = self.counts.shape
         counts = self.counts.flatten()
         if not len(positions):
             return torch.zeros(rows, lists, table.shape[1], device=table.device)
-        if table.dtype != torch.float32:
-            table, positions = (
-                table.index_select(0, positions).float(),
-                torch.arange(len(positions), device=table.device),
-            )
         starts = counts.cumsum(0) - counts
         summed = functional.embedding_bag(positions, table, starts, mode="sum")  # (G * B, E)
         if pooling == "mean":

@@ -160,16 +160,24 @@ class StackedEmbedding(nn.Module):
             groups = group(keys, self.router.end)
             positions = groups.position()
             table, fetched = fetch(groups.keys, self.weight, self.router, self._collectives)
-        elif kernels.available(ids.device):
+        elif kernels.available(ids.device) and table.dtype != torch.int8:
             first_rows = self.router.shared_places[: len(self.cardinalities)]
             vectors = kernels.look_up(table, ids, first_rows, self.list_lengths, self.pooling == "mean")
             return _Lookup(vectors, keys, lists, None, None)
-        vectors = table.index_select(0, positions[: single.numel()]).float()
+        vectors = self._take(table, positions[: single.numel()])
         vectors = vectors.view(*single.shape, table.shape[1])
         if lists is not None:
-            pooled = lists.pool(table, positions[single.numel() :], self.pooling)
+            of_lists = positions[single.numel() :]
+            if table.dtype != torch.float32:
+                table = self._take(table, of_lists)
+                of_lists = torch.arange(len(of_lists), device=table.device)
+            pooled = lists.pool(table, of_lists, self.pooling)
             vectors = torch.cat([vectors, pooled], dim=1)
         return _Lookup(vectors, keys, lists, groups, fetched)
+
+    def _take(self, table: Tensor, positions: Tensor) -> Tensor:
+        """(N, E) float32: the rows `positions` (N,) of a table of this storage."""
+        return table.index_select(0, positions).float()
 
     def _keys(self, ids: Tensor, features: Tensor) -> Tensor:
         if self.placement.exchanges:

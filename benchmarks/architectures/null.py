@@ -1,0 +1,72 @@
+"""An architecture that computes nothing: what is left of a scoring job is its transport. Found by benchmarks/scoring_daemon.py.
+
+`returns: hash` gives each pair a logit of its own, from its first and its last id, for what ranks pairs. It can be cut by
+side, so that scoring lists has to assemble no row of a pair.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from conf.types import Strict
+from training.inputs import Inputs
+
+# Coprime to the modulus, so that neighbouring ids get distant logits.
+FIRST_FACTOR, LAST_FACTOR, MODULUS = 7_919, 40_503, 65_537
+
+
+class Settings(Strict):
+    """What is returned for every row: zero, or a number that its ids decide."""
+
+    returns: Literal["zero", "hash"] = "zero"
+
+
+class Null(nn.Module):
+    """Logits (B,) float32 without a weight, of dense (B, D) and categorical (B, W)."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.hashes = settings.returns == "hash"
+
+    def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        return self.logits(self.share(categorical))
+
+    def split(self, sides: Any, dtype: torch.dtype) -> NullSplit:
+        """Of a user's first id and an item's last, or of nothing: whatever the sides are."""
+        return NullSplit(self)
+
+    def share(self, categorical: Tensor) -> Tensor:
+        """(B,) int64: what rows add to the hash; ids that are 0 add nothing."""
+        if not self.hashes:
+            return torch.zeros(len(categorical), dtype=torch.int64, device=categorical.device)
+        return categorical[:, 0] * FIRST_FACTOR + categorical[:, -1] * LAST_FACTOR
+
+    def logits(self, shares: Tensor) -> Tensor:
+        """float32 of sums of shares, of any shape."""
+        if not self.hashes:
+            return torch.zeros(shares.shape, device=shares.device)
+        return (shares % MODULUS).float() * (8 / MODULUS) - 4
+
+
+class NullSplit:
+    """The model cut in three: a share of each user, a share of each item, and what becomes of their sum."""
+
+    def __init__(self, model: Null) -> None:
+        self._model = model
+
+    def user_part(self, dense: Tensor, categorical: Tensor) -> tuple[Tensor, ...]:
+        return (self._model.share(categorical),)
+
+    def item_part(self, dense: Tensor, categorical: Tensor) -> tuple[Tensor, ...]:
+        return (self._model.share(categorical),)
+
+    def pair_part(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        """Logits (U, I) of shares (U,) and (1|U, I)."""
+        return self._model.logits(users[0].unsqueeze(1) + items[0])
+
+
+def build(settings: Settings, inputs: Inputs) -> Null:
+    return Null(settings)

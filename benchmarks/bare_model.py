@@ -1,0 +1,55 @@
+"""The limit of score_rows: the model alone, on rows that lie in memory as it takes them, in as many processes as cores.
+
+Each process has one thread and an equal share of the rows, as the workers of a Spark session with as many slots have.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+from benchmarks.scoring_world import read_inputs
+from scoring.contract import ModelRequest
+from scoring.row_pieces import RowGroup
+
+
+def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int, turns: int) -> list[float]:
+    """Rows a second of all processes together, in each turn; reading, loading and a first pass are not in the time."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(processes)
+    queue: Any = context.Queue()
+    shares = [list(groups[place::processes]) for place in range(processes)]
+    started = [
+        context.Process(target=_score, args=(request, share, barrier, queue, turns), daemon=True)
+        for share in shares
+    ]
+    for each in started:
+        each.start()
+    spans = [queue.get(timeout=600) for _ in started]
+    for each in started:
+        each.join()
+    rows = sum(group.rows for group in groups)
+    return [
+        rows / (max(span[turn][1] for span in spans) - min(span[turn][0] for span in spans))
+        for turn in range(turns)
+    ]
+
+
+def _score(
+    request: ModelRequest, groups: Sequence[RowGroup], barrier: Barrier, queue: Any, turns: int
+) -> None:
+    from scoring.predictor import predictor_of_process
+
+    predictor = predictor_of_process(request, None, 1)
+    dense, ids = read_inputs(groups, predictor.spec)
+    predictor.probabilities(dense[:4096], ids[:4096])
+    spans = []
+    for _ in range(turns):
+        barrier.wait()
+        began = time.monotonic()
+        predictor.probabilities(dense, ids)
+        spans.append((began, time.monotonic()))
+    queue.put(spans)

@@ -1,0 +1,40 @@
+"""Joined rows through predict_batch_udf (pyspark.ml.functions), Spark's own door for models, as NVIDIA's examples use it.
+
+It makes a NumPy array of each column; the function stacks them. What was chosen for it: batches of 2,048 rows; a model a
+worker process; a parameter a column, as its other way, columns of arrays, copies each row by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any
+
+import numpy as np
+from pyspark.ml.functions import predict_batch_udf
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+
+from benchmarks.peers.joined_pandas_udf import STEP_ROWS, load, predict
+from conf.feature_spec import FeatureSpec
+
+
+def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
+    """user_key, item_index and probability of each row."""
+    dense = len(spec.dense)
+    names = [each.name for each in (*spec.dense, *spec.categorical)]
+
+    def make_predict_fn() -> Callable[..., Any]:
+        loaded = load(model)
+
+        def run(*columns: Any) -> Any:
+            of_dense, of_ids = np.stack(columns[:dense], axis=1), np.stack(columns[dense:], axis=1)
+            return predict(loaded, of_dense, of_ids, precision)
+
+        # It counts the parameters to learn how many columns the model takes.
+        places = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
+        run.__signature__ = Signature(places)  # type: ignore[attr-defined]
+        return run
+
+    udf = predict_batch_udf(make_predict_fn, return_type=T.FloatType(), batch_size=STEP_ROWS)
+    return rows.select("user_key", "item_index", udf(*names).alias("probability"))

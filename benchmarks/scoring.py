@@ -1,0 +1,143 @@
+"""Pairs a second of score_lists against joined rows through what Spark offers, of score_rows against the bare model, and top k.
+
+    .venv/bin/python benchmarks/scoring.py [--quick] [--users N] [--candidates N] [--turns N] [--only NAME …] [--scaling]
+
+One Spark session, local[2]; contenders take turns; the median over turns counts. Each reads Parquet that lies in the file cache, and
+its result goes nowhere (Spark's `noop` sink). The peers' rows were joined before, and they rank nothing: what they leave out is
+in our time. The model: DLRM of dimension 128, top MLP 512-256, 26 columns of ids, half on each side, 13 dense features of the
+user. Ratios, ours over the other's:
+
+* `joined_fp32`: over the best of pandas_udf, predict_batch_udf and mapInPandas, all in fp32; `joined_bf16`: both in bf16;
+  `bf16_over_joined_fp32`: our bf16 over it.
+* `published_fp32`, `published_bf16`: the published top MLP, 1024-1024-512-256, against mapInPandas.
+* `null_model`: a model that returns 0, which leaves the transport; on twice the users (quick: ten times).
+* `bare_model`: score_rows, files read and written, over the model alone on rows in memory (benchmarks/bare_model.py).
+* `topk_window_1m`, `topk_window_8m`: score_lists with a model that hashes ids over row_number on pairs with scores.
+
+Before a time counts results are compared: probabilities within 1e-5 (bf16, int8: 0.02), lists equal but for items that close. `--scaling`
+prints cost and memory at other numbers of users and candidates instead (benchmarks/scoring_scaling.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a file here has the name of our package scoring
+
+from benchmarks.architectures import make_known
+from benchmarks.report import closing_line, machine, table
+from benchmarks.scoring_bench import GROUPS, PRECISIONS, Bench, Speeds
+from benchmarks.scoring_contenders import JOINED, Unequal
+
+TARGETS = {
+    "joined_fp32": 2.0,
+    "joined_bf16": 1.5,
+    "bf16_over_joined_fp32": 4.0,
+    "null_model": 5.0,
+    "bare_model": 0.97,
+    "topk_window_1m": 1.0,
+    "topk_window_8m": 1.5,
+}
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the users, one turn")
+    parser.add_argument("--users", type=int, help="users with candidates (default 2,000; quick: 200)")
+    parser.add_argument(
+        "--candidates", type=int, default=500, help="items each is scored against (default 500)"
+    )
+    parser.add_argument("--items", type=int, default=2_000, help="items there are (default 2,000)")
+    parser.add_argument("--most-rows", type=int, help="cap on a column's ids (default 50,000; quick: 5,000)")
+    parser.add_argument("--turns", type=int, help="of every contender (default 3; quick: 1)")
+    parser.add_argument("--cores", type=int, default=2, help="cores of every contender (default 2)")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS), help="what to measure")
+    parser.add_argument("--scaling", action="store_true", help="cost and memory by users and candidates")
+    options = parser.parse_args(arguments)
+    options.users = options.users or (200 if options.quick else 2_000)
+    options.most_rows = options.most_rows or (5_000 if options.quick else 50_000)
+    options.turns = options.turns or (1 if options.quick else 3)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    if options.scaling:
+        from benchmarks.scoring_scaling import scaling
+
+        return scaling(options)
+    of_machine = machine(options.cores, ("torch", "pyspark", "pyarrow"))
+    make_known()
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(options, scratch)
+        try:
+            speeds = bench.measure()
+        finally:
+            bench.spark.stop()
+    ratios = ratios_of(speeds)
+    _print(speeds, ratios)
+    ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
+    peers = {name: each for name, each in speeds.items() if name not in ours}
+    sizes = {"users": options.users, "candidates": options.candidates, "most_rows": options.most_rows}
+    print(closing_line("scoring", of_machine, ours, peers, ratios, targets=TARGETS, **sizes))
+    return 0
+
+
+def ratios_of(speeds: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
+    """As the module says; null where a contender did not run."""
+
+    def best(*names: str) -> float | None:
+        return max((speeds[name]["pairs_per_s"] for name in names if name in speeds), default=None)
+
+    def ratio(ours: str, *others: str) -> float | None:
+        mine, other = best(ours), best(*others)
+        return mine / other if mine is not None and other else None
+
+    fp32, bf16 = ([f"{name}_{precision}" for name in JOINED] for precision in PRECISIONS)
+    return {
+        "joined_fp32": ratio("ours_fp32", *fp32),
+        "joined_bf16": ratio("ours_bf16", *bf16),
+        "bf16_over_joined_fp32": ratio("ours_bf16", *fp32),
+        "published_fp32": ratio("ours_fp32_published", "map_in_pandas_fp32_published"),
+        "published_bf16": ratio("ours_bf16_published", "map_in_pandas_bf16_published"),
+        "null_model": ratio("ours_fp32_null", *(f"{name}_null" for name in fp32)),
+        "bare_model": ratio("ours_rows", "bare_model"),
+        "topk_window_1m": ratio("ours_top_1m", "row_number_1m"),
+        "topk_window_8m": ratio("ours_top_8m", "row_number_8m"),
+    }
+
+
+def verdict(name: str, ratio: float | None) -> str:
+    """One line for people."""
+    if ratio is None:
+        return f"{name}: not measured"
+    target = TARGETS.get(name)
+    if target is None:
+        return f"{name}: {ratio:.3f}"
+    wins = "" if ratio >= 1 or name == "bare_model" else f" (it wins, by {1 / ratio:.2f})"
+    return f"{name}: {ratio:.3f}{wins}, target {target}: {'met' if ratio >= target else 'MISSED'}"
+
+
+def _print(speeds: Speeds, ratios: Mapping[str, float | None]) -> None:
+    keys = ("pairs_per_s", "lowest", "highest")
+    rows = [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()]
+    print(table(["contender", "pairs/s", "lowest", "highest"], rows))
+    print()
+    for name, ratio in ratios.items():
+        print(verdict(name, ratio))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Unequal as error:
+        print(f"scoring: {error}", file=sys.stderr)
+        sys.exit(1)

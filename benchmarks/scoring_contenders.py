@@ -1,0 +1,139 @@
+"""What takes part in the scoring benchmark: our lists and rows, and joined rows through what Spark offers; and what holds them equal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.peers import joined_map_in_pandas, joined_pandas_udf, joined_predict_batch_udf
+from benchmarks.scoring_world import Data
+from conf.feature_spec import FeatureSpec
+from jobs.session import build_session, read_profile
+from scoring.contract import ListRequest, ModelRequest
+from scoring.row_pieces import deal
+from scoring.score import score_lists, score_split
+
+ROOT = Path(__file__).resolve().parent.parent
+JOINED: Mapping[str, Callable[[DataFrame, FeatureSpec, str, str], DataFrame]] = {
+    "pandas_udf": joined_pandas_udf.score,
+    "predict_batch_udf": joined_predict_batch_udf.score,
+    "map_in_pandas": joined_map_in_pandas.score,
+}
+K = 10
+# How far scores of equal weights may lie apart; bf16 and int8 keep 8 bits of a number.
+CLOSE = {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02}
+
+
+class Unequal(Exception):
+    """Contenders gave different results, so their times mean nothing."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`frame` makes what is evaluated, of a Data; nothing of it is kept."""
+
+    frame: Callable[[Data], DataFrame]
+
+    def run(self, data: Data) -> None:
+        self.frame(data).write.format("noop").mode("overwrite").save()
+
+
+def open_session(cores: int, folder: str) -> SparkSession:
+    """local[cores] as the local profile has it, whose workers know the benchmarks' architectures too."""
+    # Workers import benchmarks too, whatever else is on their path.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = read_profile(ROOT / "conf/spark/local.conf") | {
+        "spark.master": f"local[{cores}]",
+        "spark.python.daemon.module": "benchmarks.scoring_daemon",
+        "spark.local.dir": folder,
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+    }
+    spark = build_session("benchmark scoring", settings)
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def request_of(path: str, precision: str = "fp32", **changed: Any) -> ModelRequest | None:
+    """A model on the CPU in a precision; None where this checkout scores in float32 alone."""
+    request = replace(ModelRequest(path, "cpu", None), **changed)
+    if precision == "fp32":
+        return request
+    known = {each.name for each in fields(ModelRequest)}
+    values: dict[str, Any] = {"precision": precision}
+    return replace(request, **values) if "precision" in known else None
+
+
+def lists(spark: SparkSession, spec: FeatureSpec, items: str, model: ModelRequest) -> Contender:
+    """Ours: users with lists of candidates in, K rows a user out."""
+    request = ListRequest(model, (items,), (), K)
+    return Contender(lambda data: score_lists(spark.read.parquet(*data.users), spec, request))
+
+
+def joined(spark: SparkSession, spec: FeatureSpec, name: str, model: str, precision: str) -> Contender:
+    """A peer: rows that were joined before, each with its features; it ranks nothing."""
+    score = JOINED[name]
+    return Contender(lambda data: score(spark.read.parquet(*data.joined_files), spec, model, precision))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """score_rows: it reads the joined rows' files and writes its own."""
+
+    spark: SparkSession
+    model: ModelRequest
+
+    def run(self, data: Data) -> None:
+        folder = tempfile.mkdtemp(prefix="nightrank-scores-")
+        try:
+            slots = self.spark.sparkContext.defaultParallelism
+            score_split(self.spark, deal(data.joined, slots, 1_000_000), self.model, folder)
+        finally:
+            shutil.rmtree(folder)
+
+    def scored(self, data: Data) -> pd.DataFrame:
+        """row_id and probability of each row."""
+        folder = tempfile.mkdtemp(prefix="nightrank-scores-")
+        try:
+            score_split(self.spark, deal(data.joined, 2, 1_000_000), self.model, folder)
+            return self.spark.read.parquet(folder).toPandas()
+        finally:
+            shutil.rmtree(folder)
+
+
+def require_equal_rows(name: str, found: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
+    """Raises Unequal unless both hold the same (user_key, item_index) with probabilities that close."""
+    keys = ["user_key", "item_index"]
+    both = expected.merge(found, on=keys, suffixes=("", "_found"), validate="one_to_one")
+    if not len(both) == len(found) == len(expected):
+        raise Unequal(f"{name} scored {len(found)} pairs, {len(both)} of the {len(expected)} expected ones")
+    apart = (both.probability - both.probability_found).abs().max()
+    if not apart <= close:
+        raise Unequal(f"{name} lies {apart} from the others' probabilities, {close} are allowed")
+
+
+def require_equal_lists(name: str, lists: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
+    """Raises Unequal unless the lists are the K best of `expected`, but for items whose scores lie that close.
+
+    Args:
+        lists: user_id, position, item_id, score.
+        expected: user_key, item_id, probability of all pairs.
+    """
+    best = expected.sort_values(["user_key", "probability", "item_id"], ascending=[True, False, True])
+    best["position"] = best.groupby("user_key").cumcount() + 1
+    best = best[best.position <= K]
+    found = lists.rename(columns={"user_id": "user_key"})
+    places = best.merge(found, on=["user_key", "position"], validate="one_to_one")
+    own = expected.merge(found, on=["user_key", "item_id"], validate="one_to_one")
+    if not len(places) == len(own) == len(found) == len(best):
+        raise Unequal(f"{name} lists {len(found)} rows, {len(own)} of them pairs; {len(best)} were expected")
+    apart = max((places.probability - places.score).abs().max(), (own.probability - own.score).abs().max())
+    if not apart <= close:
+        raise Unequal(f"{name}: scores lie {apart} from those of joined rows, {close} are allowed")

@@ -1,0 +1,179 @@
+"""Users, items, candidates and joined rows of Criteo's width, and models over them: what the scoring benchmarks score.
+
+26 columns of ids, C1 to C13 of the user and C14 to C26 of the item, drawn from the published power law with capped
+cardinalities; 13 dense features, all of the user. Each user has the same number of candidates, drawn without repeats.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks.criteo_shapes import NUM_DENSE, capped, draw_ids, spec_of
+from conf.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
+from conf.types import ModelConfig
+from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX
+from scoring.row_pieces import RowGroup
+from training.checkpoint import save_model
+from training.models import build_model
+
+FILES = 8
+USER_IDS = 13
+BOTTOM = [512, 256, 128]
+MODELS: dict[str, dict[str, Any]] = {
+    "dlrm": {"architecture": "dlrm", "embedding_dim": 128, "bottom_mlp": BOTTOM, "top_mlp": [512, 256]},
+    "published": {
+        "architecture": "dlrm",
+        "embedding_dim": 128,
+        "bottom_mlp": BOTTOM,
+        "top_mlp": [1024, 1024, 512, 256],
+    },
+    "null": {"architecture": "null"},
+    "hash": {"architecture": "null", "returns": "hash"},
+}
+
+
+def make_spec(most_rows: int) -> FeatureSpec:
+    """Criteo's layout with scopes: what comes first is the user's."""
+    spec = spec_of(capped(most_rows))
+    item = {f"C{place}" for place in range(USER_IDS + 1, 27)}
+    features = tuple(replace(each, scope="item" if each.name in item else "user") for each in spec.features)
+    return FeatureSpec(features, (ROW_ID, USER_KEY), "benchmark")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Users and their pairs on disk. `joined` may be empty, where nothing reads rows of pairs.
+
+    Attributes:
+        users: Parquet files of user_key, the user's features, candidates and excluded.
+        joined: row groups of row_id, user_key, item_index and all features, a row a pair, user by user.
+    """
+
+    num_users: int
+    candidates: int
+    users: tuple[str, ...]
+    joined: tuple[RowGroup, ...] = ()
+
+    @property
+    def pairs(self) -> int:
+        return self.num_users * self.candidates
+
+    @property
+    def joined_files(self) -> list[str]:
+        return [each.path for each in self.joined]
+
+
+def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
+    """`candidate_items` as build_candidates leaves it, in one file."""
+    path = folder / f"items-{count}.parquet"
+    if not path.exists():
+        columns = _side(spec, "item", count, seed=1)
+        index = pa.array(np.arange(count, dtype=np.int32))
+        keys = pa.array([f"i{place:07d}" for place in range(count)])
+        _write(path, pa.table({ITEM_INDEX: index, ITEM_KEY: keys, **columns}))
+    return str(path)
+
+
+def make_data(
+    folder: Path, spec: FeatureSpec, items: str, users: int, candidates: int, *, joined: bool
+) -> Data:
+    """So many users with so many candidates, made once for their numbers."""
+    known = pq.read_table(items)
+    draw = np.random.default_rng(2)
+    columns = _side(spec, "user", users, seed=3)
+    keys = pa.array([f"u{place:08d}" for place in range(users)])
+    chosen = np.stack([draw.permutation(len(known))[:candidates] for _ in range(users)]).astype(np.int32)
+    lists = pa.ListArray.from_arrays(
+        pa.array(np.arange(users + 1, dtype=np.int32) * candidates), pa.array(chosen.ravel())
+    )
+    none = pa.nulls(users, pa.list_(pa.int32()))
+    table = pa.table({USER_KEY: keys, **columns, CANDIDATES: lists, EXCLUDED: none})
+    folder = folder / f"{users}-{candidates}-{len(known)}"
+    paths, groups = [], []
+    bounds = np.linspace(0, users, min(FILES, users) + 1).astype(int)
+    for place, (first, last) in enumerate(itertools.pairwise(bounds)):
+        path = folder / f"users-{place}.parquet"
+        part = table.slice(first, last - first)
+        if not path.exists():
+            _write(path, part)
+        paths.append(str(path))
+        if joined:
+            path = folder / f"joined-{place}.parquet"
+            if not path.exists():
+                _write(path, join(part, known, spec, first * candidates))
+            groups.append(RowGroup(str(path), 0, 1, (last - first) * candidates, "2026-01-01"))
+    return Data(users, candidates, tuple(paths), tuple(groups))
+
+
+def join(users: pa.Table, items: pa.Table, spec: FeatureSpec, first_row: int) -> pa.Table:
+    """A row for each user and candidate."""
+    lists = users.column(CANDIDATES).combine_chunks()
+    item = lists.flatten()
+    lengths = lists.value_lengths().to_numpy()
+    user = pa.array(np.repeat(np.arange(len(users)), lengths))
+    columns = {
+        ROW_ID: pa.array(np.arange(first_row, first_row + len(item))),
+        USER_KEY: users.column(USER_KEY).take(user),
+        ITEM_INDEX: item,
+    }
+    for feature in spec.features:
+        side, index = (users, user) if feature.scope == "user" else (items, item)
+        columns[feature.name] = side.column(feature.name).take(index)
+    return pa.table(columns)
+
+
+def make_model(folder: Path, name: str, spec: FeatureSpec) -> str:
+    """A model folder of MODELS, its weights as a training begins with them; made once."""
+    path = folder / f"model-{name}-{sum(spec.cardinalities)}"
+    if not (path / "model.json").exists():
+        config = ModelConfig.model_validate(MODELS[name])
+        model = build_model(config, spec, seed=5)
+        description = {
+            "version": name,
+            "architecture": config.architecture,
+            "model": config.model_dump(),
+            "feature_spec": spec.to_json(),
+        }
+        save_model(str(path), model, json.loads(json.dumps(description)))
+    return str(path)
+
+
+def _side(spec: FeatureSpec, scope: str, rows: int, seed: int) -> dict[str, Any]:
+    features = [each for each in spec.features if each.scope == scope]
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Any] = {}
+    ids = draw_ids(rows, [int(each.cardinality or 0) for each in features if each.cardinality], generator)
+    dense = torch.randn(rows, NUM_DENSE, generator=generator).numpy()
+    next_id = next_dense = 0
+    for feature in features:
+        if feature.kind == "dense":
+            found[feature.name], next_dense = pa.array(dense[:, next_dense]), next_dense + 1
+        else:
+            found[feature.name], next_id = pa.array(ids[:, next_id].numpy().astype(np.int32)), next_id + 1
+    return found
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{uuid.uuid4().hex}")
+    pq.write_table(table, scratch, compression="zstd", row_group_size=max(len(table), 1))
+    scratch.rename(path)
+
+
+def read_inputs(groups: Sequence[RowGroup], spec: FeatureSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dense (P, D) float32 and ids (P, W) int64 of all rows, as a model takes them."""
+    table = pa.concat_tables(pq.read_table(each.path) for each in groups)
+    dense = np.stack([table.column(each.name).to_numpy() for each in spec.dense], axis=1)
+    ids = np.stack([table.column(each.name).to_numpy() for each in spec.categorical], axis=1)
+    return torch.from_numpy(dense), torch.from_numpy(ids.astype(np.int64))

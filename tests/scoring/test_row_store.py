@@ -1,0 +1,62 @@
+"""score_rows' tasks on s3://, against a server of the S3 protocol: rows are read from there and scores are written there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf import storage
+from conf.errors import DataError
+from scoring.contract import ModelRequest
+from scoring.predictor import predictor_of_process
+from scoring.row_pieces import RowGroup, deal
+from scoring.row_task import write_scores
+from tests.etl.lakes import servers
+from tests.scoring.lake import feature_rows
+from tests.scoring.test_row_task import expected_of
+from tests.scoring.world import World
+
+ROWS = 120
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    try:
+        with servers.s3(tmp_path_factory.mktemp("s3")) as endpoint, pytest.MonkeyPatch.context() as patch:
+            servers.make_bucket(endpoint, "rows")
+            for key, value in {
+                "AWS_ENDPOINT_URL": endpoint,
+                "AWS_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": "someone",
+                "AWS_SECRET_ACCESS_KEY": "something",
+            }.items():
+                patch.setenv(key, value)
+            yield "s3://rows"
+    except servers.Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+def test_rows_are_scored_from_and_to_an_object_store(bucket: str, world: World) -> None:
+    rows = feature_rows(world, day=2, rows=ROWS)
+    path = f"{bucket}/features/dt=2026-01-04/a.parquet"
+    files, inner = storage.filesystem(path)
+    with files.open_output_stream(inner) as sink:
+        pq.write_table(rows, sink, row_group_size=50)
+    groups = [RowGroup(path, index, 3, count, "2026-01-04") for index, count in enumerate((50, 50, 20))]
+    predictor = predictor_of_process(ModelRequest(world.request.model.path, "cpu", None), None, 1)
+    folder = f"{bucket}/scores/dt=2026-01-05/a1"
+    names = [write_scores(predictor, task, folder, 1) for task in deal(groups, 2, 1000)]
+    files, inner = storage.filesystem(folder)
+    found = pa.concat_tables(pq.read_table(f"{inner}/{name}", filesystem=files) for name in names)
+    assert found.column("row_id").to_pylist() == rows.column("row_id").to_pylist()
+    np.testing.assert_allclose(found.column("probability").to_numpy(), expected_of(world, rows), atol=1e-6)
+    storage.delete_file(path)
+    with pytest.raises(DataError, match=r"s3://rows/features/dt=2026-01-04/a.parquet does not exist"):
+        write_scores(predictor, deal(groups, 1, 1000)[0], folder, 1)
