@@ -15,6 +15,7 @@ from conf.feature_spec import FeatureSpec
 ITEM_INDEX = "item_index"
 CANDIDATES = "candidates"
 EXCLUDED = "excluded"
+SOURCES = "sources"
 PROBABILITY = "probability"
 
 # What a feature holds for one row: a number, an id, or a list of ids.

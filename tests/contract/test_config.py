@@ -74,13 +74,16 @@ def test_extends_merges_key_by_key(tmp_path: Path) -> None:
 def test_set_overrides_parse_yaml_and_make_sections(tmp_path: Path) -> None:
     overrides = [
         "train.epochs=7",
-        "candidates.strategy=popular",
+        "candidates.sources=[{source: popular, n: 7}]",
         "scopes.user=[user]",
         "output.grace_hours=0.5",
     ]
     features = "features=[{columns: [user], kind: categorical, ops: [categorify]}]"
     config = load_config(_write(tmp_path, SMALL), [*overrides, features])
-    assert (config.train.epochs, config.candidates.strategy, config.output.grace_hours) == (7, "popular", 0.5)
+    assert (config.train.epochs, config.output.grace_hours) == (7, 0.5)
+    assert [each.model_dump() for each in config.candidates.sources] == [
+        {"source": "popular", "n": 7, "segment": None, "window_days": None}
+    ]
     assert config.scopes.user == ["user"]
 
 
