@@ -52,10 +52,12 @@ def measure_recall(
     num_items = items.count()
     wanted = positives.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY, "left")
     asked = wanted.join(candidates, USER_KEY)
-    place = F.array_position(CANDIDATES, F.col(ITEM_INDEX))
+    place = F.call_function("array_position", F.col(CANDIDATES), F.col(ITEM_INDEX))
     everything = F.col(CANDIDATES).isNull()
-    barred = F.coalesce(F.array_contains(EXCLUDED, F.col(ITEM_INDEX)), F.lit(False))
-    source = F.when(place > 0, F.element_at(SOURCES, F.when(place > 0, place).cast("int")))
+    barred = F.coalesce(F.call_function("array_contains", F.col(EXCLUDED), F.col(ITEM_INDEX)), F.lit(False))
+    source = F.when(
+        place > 0, F.call_function("element_at", F.col(SOURCES), F.when(place > 0, place).cast("int"))
+    )
     length = F.when(
         everything, num_items - F.coalesce(F.when(F.col(EXCLUDED).isNotNull(), F.size(EXCLUDED)), F.lit(0))
     ).otherwise(F.size(CANDIDATES))

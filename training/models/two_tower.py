@@ -15,6 +15,7 @@ Notation: B rows, D dense features, C features made of ids, W columns of ids, O 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -116,4 +117,7 @@ def _places(scopes: Sequence[str], side: Sequence[str]) -> list[int]:
 
 def _layer(width_in: int, width_out: int) -> nn.Linear:
     """As layers.linear; a tower without features has biases alone, and nothing to draw."""
-    return linear(width_in, width_out) if width_in else nn.Linear(0, width_out)
+    if width_in:
+        return linear(width_in, width_out)
+    with warnings.catch_warnings(action="ignore"):  # torch says that it has no weight to initialise
+        return nn.Linear(0, width_out)
