@@ -70,15 +70,15 @@ class Network:
         return self.affine("logit", self.relu_layers("deep", x))[0]
 
     def two_tower(self, dense: NDArray, ids: list[list[int]]) -> float:
-        fields, u, v = self.vectors(ids, "embedding.weight"), [], []
-        for tower, side, found in (("user", ("user", "context"), u), ("item", ("item",), v)):
-            own = [x for x, scope in zip(dense, self.scopes[0], strict=True) if scope in side]
-            own += [
-                x for field, scope in zip(fields, self.scopes[1], strict=True) if scope in side for x in field
-            ]
-            hidden = self.relu_layers(f"{tower}.hidden", np.array(own))
-            found.extend(self.affine(f"{tower}.out", hidden))
-        return sum(a * b for a, b in zip(u, v, strict=True)) + self.state["bias"]
+        return self.tower("user", dense, ids) @ self.tower("item", dense, ids) + self.state["bias"]
+
+    def tower(self, name: str, dense: NDArray, ids: list[list[int]]) -> NDArray:
+        """The vector of one side of a row; the context is the user's."""
+        side = ("user", "context") if name == "user" else ("item",)
+        fields = zip(self.vectors(ids, "embedding.weight"), self.scopes[1], strict=True)
+        own = [x for x, scope in zip(dense, self.scopes[0], strict=True) if scope in side]
+        own += [x for field, scope in fields if scope in side for x in field]
+        return self.affine(f"{name}.out", self.relu_layers(f"{name}.hidden", np.array(own)))
 
     def vectors(self, ids: list[list[int]], table: str) -> list[NDArray]:
         """One vector a feature: its ids' rows, pooled; zeros where there are none."""
