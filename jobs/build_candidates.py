@@ -7,16 +7,7 @@ from conf.feature_spec import ITEM_KEY, USER_KEY
 from conf.load import config_digest
 from conf.manifest import Manifest, read_manifest
 from etl.publish import Rules, publish, read_published
-from jobs.candidate_inputs import (
-    candidate_rows,
-    find_retriever,
-    read_exclusions,
-    read_out_of_stock,
-    read_segments,
-    retrieve,
-    table_digests,
-    users_of,
-)
+from jobs.candidate_inputs import Beside, candidate_rows, exclusions, read_beside, retrieve, table_digests
 from jobs.runner import Job, Result, require, run
 from scoring.candidates.clicks import within
 from scoring.candidates.items import available_items, number_items
@@ -29,10 +20,12 @@ def build_candidates(job: Job) -> Result:
     require(job.config, "keys")
     dataset = read_dataset(job.lake, job.run_date)
     users = read_manifest(job.lake.users(dataset.workflow_version).partition(job.run_date))
+    with job.phase("tables"):
+        beside = read_beside(job, dataset.workflow_version)
     with job.phase("candidate_items"):
-        items = publish_items(job, dataset)
+        items = publish_items(job, dataset, beside)
     with job.phase("candidates"):
-        candidates = publish_candidates(job, dataset, users, items)
+        candidates = publish_candidates(job, dataset, users, items, beside)
     return Result(
         output=job.lake.candidates(dataset.workflow_version).partition(job.run_date).path,
         rows_in=users.rows,
@@ -42,7 +35,7 @@ def build_candidates(job: Job) -> Result:
     )
 
 
-def publish_items(job: Job, dataset: Dataset) -> Manifest:
+def publish_items(job: Job, dataset: Dataset, beside: Beside) -> Manifest:
     """`candidate_items`: the items that may be recommended, numbered in the order of their key."""
     config = job.config.candidates
     source = job.lake.items(dataset.workflow_version).partition(job.run_date)
@@ -51,7 +44,7 @@ def publish_items(job: Job, dataset: Dataset) -> Manifest:
     seen = None
     if config.active_days is not None:
         seen = within(candidate_rows(job, dataset, config.splits), config.active_days, job.run_date)
-    items, dropped = available_items(read_published(job.spark, source), seen, read_out_of_stock(job))
+    items, dropped = available_items(read_published(job.spark, source), seen, beside.out_of_stock)
     left = known.rows - sum(dropped.values())
     chosen_by = {
         "dataset": dataset.digest,
@@ -72,21 +65,22 @@ def publish_items(job: Job, dataset: Dataset) -> Manifest:
     )
 
 
-def publish_candidates(job: Job, dataset: Dataset, users: Manifest, numbered: Manifest) -> Manifest:
+def publish_candidates(
+    job: Job, dataset: Dataset, users: Manifest, numbered: Manifest, beside: Beside
+) -> Manifest:
     """`candidates`: one row a user of the users table. Facts: names of the sources, and pairs excluded by filter."""
     lake, config, version = job.lake, job.config.candidates, dataset.workflow_version
     items = read_published(
         job.spark, lake.candidate_items(version).partition(job.run_date), columns=[ITEM_INDEX, ITEM_KEY]
     )
-    retriever = find_retriever(job, version)
-    excluding = read_exclusions(job, dataset, users_of(job, version), items)
+    excluding = exclusions(job, dataset, version, items, beside)
     tables = Tables(
         excluding,
         items,
         candidate_rows(job, dataset, config.splits),
         job.run_date,
-        read_segments(job, version),
-        retrieve(job, version, retriever, numbered, excluding),
+        beside.segments,
+        retrieve(job, version, beside, numbered, excluding),
     )
     return publish(
         make_candidates(config, tables),
@@ -97,7 +91,7 @@ def publish_candidates(job: Job, dataset: Dataset, users: Manifest, numbered: Ma
             "dataset": dataset.digest,
             "config": config_digest(job.config, "candidates"),
             **table_digests(job),
-            **({"retriever": retriever.version} if retriever else {}),
+            **({"retriever": beside.retriever.version} if beside.retriever else {}),
         },
         row_group_rows=job.config.output.row_group_rows,
         expected_rows=users.rows,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -9,7 +11,7 @@ from conf.dataset import Dataset, read_spec
 from conf.errors import ConfigError, DataError
 from conf.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from conf.manifest import Manifest, data_files
-from conf.types import NotAllowed, OutOfStock, Popular, Split
+from conf.types import NotAllowed, Popular, RawTable, Split
 from etl.publish import read_published
 from etl.raw_files import require_raw
 from etl.read import read_attributes
@@ -27,6 +29,47 @@ from training.retriever import retriever_as_of, retriever_name
 USER_ATTRIBUTES = "candidates.user_attributes"
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What the section `candidates` names beside the log, read and checked before anything is published.
+
+    Attributes:
+        rules: the filters by a user's attribute.
+        out_of_stock: (item_key) of items nobody is offered; None where no table names them.
+        segments: name → (user_key, segment), for each segment that a source names.
+        attributes: user_key and all columns of user_attributes, one row a user.
+        retriever: the model of the retrieval source.
+    """
+
+    rules: list[Rule]
+    out_of_stock: DataFrame | None
+    segments: dict[str, DataFrame]
+    attributes: DataFrame | None
+    retriever: ModelInfo | None
+
+
+def read_beside(job: Job, version: str) -> Beside:
+    """Raises:
+    ConfigError: a segment is no column of users.
+    DataError: a table is missing or breaks its rules (names file, column and value), or no retriever was trained.
+    """
+    config = job.config.candidates
+    attributes = None
+    if config.user_attributes is not None:
+        table = config.user_attributes
+        rows = read_attributes(job.spark, job.config, table, table.key, USER_ATTRIBUTES, job.run_date)
+        attributes = rows.withColumn(USER_KEY, F.col(table.key).cast("string"))
+    rules, out_of_stock = [], None
+    for number, each in enumerate(config.filters):
+        if isinstance(each, NotAllowed):
+            rules.append(_rule(job, number, each))
+        else:
+            found = read_attributes(job.spark, job.config, each, each.item, _section(number), job.run_date)
+            out_of_stock = found.select(F.col(each.item).cast("string").alias(ITEM_KEY))
+    segments = _segments(job, version, attributes)
+    return Beside(rules, out_of_stock, segments, attributes, _retriever(job, version))
+
+
 def candidate_rows(job: Job, dataset: Dataset, splits: list[Split]) -> DataFrame:
     """user_key, item_key, label, features_dt and, where the log has one, event_time of some splits."""
     columns = [*CLICK_COLUMNS, *([EVENT_TIME] if job.config.log.event_time else [])]
@@ -39,77 +82,27 @@ def users_of(job: Job, version: str, columns: list[str] | None = None) -> DataFr
     return read_published(job.spark, partition, columns=columns or [USER_KEY])
 
 
-def read_exclusions(job: Job, dataset: Dataset, users: DataFrame, items: DataFrame) -> Exclusions:
+def exclusions(job: Job, dataset: Dataset, version: str, items: DataFrame, beside: Beside) -> Exclusions:
     """What the config excludes for each user: past clicks, and items not allowed for their attributes.
 
-    Raises:
-        DataError: a table of the config is missing or breaks its rules; names file, column and value.
+    Args:
+        version: workflow version of the users table.
     """
-    config = job.config.candidates
+    exclude_clicked = job.config.candidates.exclude_clicked
     clicked = None
-    if config.exclude_clicked:
+    if exclude_clicked:
         clicked = clicked_items(
-            read_split(job.spark, job.lake, dataset, config.exclude_clicked, CLICK_COLUMNS), items
+            read_split(job.spark, job.lake, dataset, exclude_clicked, CLICK_COLUMNS), items
         )
-    rules = [
-        _rule(job, number, each) for number, each in enumerate(config.filters) if isinstance(each, NotAllowed)
-    ]
-    return exclude(users, items, clicked, rules, _user_attributes(job) if rules else None)
-
-
-def read_out_of_stock(job: Job) -> DataFrame | None:
-    """(item_key) of the items nobody is offered; None where the config names no table of them. Raises as read_exclusions."""
-    for number, table in enumerate(job.config.candidates.filters):
-        if isinstance(table, OutOfStock):
-            found = read_attributes(job.spark, job.config, table, table.item, _section(number), job.run_date)
-            return found.select(F.col(table.item).cast("string").alias(ITEM_KEY))
-    return None
-
-
-def read_segments(job: Job, version: str) -> dict[str, DataFrame]:
-    """(user_key, segment) for each segment that a source names, from the users' features or their attributes.
-
-    Raises:
-        ConfigError: neither has a column of that name.
-    """
-    wanted = {each.segment for each in job.config.candidates.sources if isinstance(each, Popular)} - {None}
-    found: dict[str, DataFrame] = {}
-    features = [each.name for each in read_spec(job.lake, version).scoped("user")] if wanted else []
-    attributes = job.config.candidates.user_attributes
-    for name in sorted(filter(None, wanted)):
-        if attributes is not None and name in attributes.names:
-            rows = _user_attributes(job)
-        elif name in features:
-            rows = users_of(job, version, [USER_KEY, name])
-        else:
-            raise ConfigError(
-                f"candidates.sources: segment={name!r} is neither a feature of scope user {features} nor a column of "
-                f"{USER_ATTRIBUTES} {attributes.names if attributes else '(missing)'}",
-                "name one of these",
-            )
-        found[name] = rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
-    return found
-
-
-def find_retriever(job: Job, version: str) -> ModelInfo | None:
-    """The retriever that serves the run date; None where no source retrieves.
-
-    Raises:
-        DataError: none was trained on features of this workflow version.
-    """
-    if job.config.candidates.retrieval is None:
-        return None
-    trained = retriever_as_of(job.lake, job.config, job.run_date, version)
-    retriever = read_model_info(model_path(job.lake, retriever_name(job.config), trained))
-    retriever.require_spec(read_spec(job.lake, version))
-    return retriever
+    users = users_of(job, version)
+    return exclude(users, items, clicked, beside.rules, beside.attributes)
 
 
 def retrieve(
-    job: Job, version: str, retriever: ModelInfo | None, numbered: Manifest, excluding: Exclusions
+    job: Job, version: str, beside: Beside, numbered: Manifest, excluding: Exclusions
 ) -> DataFrame | None:
     """(user_key, candidates) of the retrieval source; None where no source retrieves."""
-    source = job.config.candidates.retrieval
+    source, retriever = job.config.candidates.retrieval, beside.retriever
     if source is None or retriever is None:
         return None
     names = [each.name for each in retriever.spec.scoped("user")]
@@ -127,24 +120,42 @@ def retrieve(
 def table_digests(job: Job) -> dict[str, str]:
     """Section → digest of each file beside the log that candidates are made of."""
     config = job.config.candidates
-    tables = [(_section(number), each) for number, each in enumerate(config.filters)]
+    tables: dict[str, RawTable] = {_section(number): each for number, each in enumerate(config.filters)}
     if config.user_attributes is not None:
-        return {
-            name: require_raw(job.config, table, job.run_date, f"{name}.path").digest
-            for name, table in [(USER_ATTRIBUTES, config.user_attributes), *tables]
-        }
+        tables[USER_ATTRIBUTES] = config.user_attributes
     return {
-        name: require_raw(job.config, table, job.run_date, f"{name}.path").digest for name, table in tables
+        name: require_raw(job.config, table, job.run_date, f"{name}.path").digest
+        for name, table in tables.items()
     }
 
 
-def _user_attributes(job: Job) -> DataFrame:
-    """user_key and all columns of candidates.user_attributes, one row a user."""
-    table = job.config.candidates.user_attributes
-    if table is None:
-        raise ConfigError(f"{USER_ATTRIBUTES} is missing", "name the table of the users' attributes there")
-    rows = read_attributes(job.spark, job.config, table, table.key, USER_ATTRIBUTES, job.run_date)
-    return rows.withColumn(USER_KEY, F.col(table.key).cast("string"))
+def _segments(job: Job, version: str, attributes: DataFrame | None) -> dict[str, DataFrame]:
+    wanted = [each.segment for each in job.config.candidates.sources if isinstance(each, Popular)]
+    features = [each.name for each in read_spec(job.lake, version).scoped("user")] if any(wanted) else []
+    known = attributes.columns if attributes is not None else []
+    found: dict[str, DataFrame] = {}
+    for name in filter(None, wanted):
+        if attributes is not None and name in known:
+            rows = attributes
+        elif name in features:
+            rows = users_of(job, version, [USER_KEY, name])
+        else:
+            raise ConfigError(
+                f"candidates.sources: segment={name!r} is neither a feature of scope user {features} nor a column of "
+                f"{USER_ATTRIBUTES} {known}",
+                "name one of these",
+            )
+        found[name] = rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
+    return found
+
+
+def _retriever(job: Job, version: str) -> ModelInfo | None:
+    if job.config.candidates.retrieval is None:
+        return None
+    trained = retriever_as_of(job.lake, job.config, job.run_date, version)
+    retriever = read_model_info(model_path(job.lake, retriever_name(job.config), trained))
+    retriever.require_spec(read_spec(job.lake, version))
+    return retriever
 
 
 def _rule(job: Job, number: int, table: NotAllowed) -> Rule:

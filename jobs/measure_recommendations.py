@@ -21,7 +21,7 @@ from conf.manifest import Manifest, read_manifest
 from etl.publish import publish_facts, read_published
 from etl.raw_files import require_raw
 from etl.read import good_rows, read_log
-from jobs.candidate_inputs import read_exclusions, users_of
+from jobs.candidate_inputs import exclusions, read_beside
 from jobs.runner import Job, Result, require, run
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.popular import popular_items, popularity
@@ -108,7 +108,7 @@ def most_popular(job: Job, dataset: Dataset, train: DataFrame, published: Manife
     """
     version = published.facts["workflow_version"]
     items = candidate_items(job, version)
-    excluding = read_exclusions(job, dataset, users_of(job, version), items)
+    excluding = exclusions(job, dataset, version, items, read_beside(job, version))
     lists = popular_items(excluding, popularity(train, items), published.facts["k"])
     entries = lists.select(USER_KEY, F.posexplode(CANDIDATES).alias("place", ITEM_INDEX))
     return entries.join(items, ITEM_INDEX).select(USER_KEY, (F.col("place") + 1).alias("position"), ITEM_KEY)
