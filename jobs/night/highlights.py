@@ -70,7 +70,7 @@ def _measure(closing: Closing) -> list[str]:
         f"for {closing['recommendations_date']}" if "recommendations_date" in closing else "",
         _number(f"HR@{k}", closing.get("hit_rate")),
         _number("lift", closing.get("lift"), 2),
-        _number("candidates' recall", (closing.get("candidates") or {}).get("recall"), 2),
+        _number("recall", (closing.get("candidates") or {}).get("recall"), 2),
     ]
 
 

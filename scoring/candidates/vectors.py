@@ -28,10 +28,13 @@ from training.models.two_tower import TwoTower
 
 LISTED = pa.schema([(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32()))])
 
-# Products of a block: on a CPU they stay in the cache that all cores share, on a GPU they keep it busy.
-_CPU_PLACES = 1 << 19
+# Products of a block: on a CPU they and what is made of them stay near the cores, on a GPU they keep it busy.
+_CPU_PLACES = 1 << 20
 _GPU_PLACES = 1 << 25
 _BLOCK_USERS = 256
+# The first block of items fills the lists, in multiples of their length; each further one is twice as wide, so that
+# about as many items enter a list from each.
+_FIRST_BLOCKS = 4
 
 
 @dataclass(frozen=True)
@@ -80,27 +83,36 @@ class Retriever:
         return pa.RecordBatch.from_arrays([keys, lists], schema=LISTED)
 
     def _best(self, vectors: Tensor, barred: tuple[Tensor, Tensor], users: pa.Array) -> Tensor:
-        """(U, min(n, N)) ranking keys of the nearest items of (U, E) vectors; NO_CANDIDATE where there are fewer."""
-        number = len(vectors)
-        best = torch.empty((number, 0), dtype=torch.int64, device=vectors.device)
-        width = max(1, self.places // max(number, 1))
+        """(U, n) ranking keys of the nearest items of (U, E) vectors; NO_CANDIDATE where there are fewer."""
+        best = torch.full((len(vectors), self.n), NO_CANDIDATE, dtype=torch.int64, device=vectors.device)
         row, item = barred
-        for first in range(0, len(self.vectors), width):
+        first, width = 0, min(_FIRST_BLOCKS * self.n, self._width(len(vectors)))
+        while first < len(self.vectors):
             block = self.vectors[first : first + width]
             products = vectors @ block.T  # (U, width)
-            if products.isnan().any():
-                user, place = products.isnan().nonzero()[0].tolist()
-                raise DataError(
-                    f"retriever {self.predictor.version} gives user {users[user]} and the item of index {first + place} "
-                    "a product that is NaN",
-                    "look for NaN or infinite features of this user and item, or a diverged model; train again",
-                )
-            index = torch.arange(first, first + len(block), device=block.device).expand(number, -1)
-            keys = ranking_keys(products.flatten(), index.flatten()).view(number, len(block))
+            if products.sum().isnan():
+                self._require_numbers(products, first, users)
+            # What is below the last of a full list cannot enter it; what equals that may, by its index.
+            last = split_keys(best[:, -1:])[0]
+            better = products >= last.where(best[:, -1:] != NO_CANDIDATE, -torch.inf)
             here = (item >= first) & (item < first + len(block))
-            keys[row[here], item[here] - first] = NO_CANDIDATE
-            best = top_keys(torch.cat([best, top_keys(keys, self.n)], dim=1), self.n)
+            better[row[here], item[here] - first] = False
+            best = top_keys(torch.cat([best, _keys_of(products, better, first)], dim=1), self.n)
+            first, width = first + len(block), min(2 * width, self._width(len(vectors)))
         return best
+
+    def _width(self, users: int) -> int:
+        return max(1, self.places // max(users, 1))
+
+    def _require_numbers(self, products: Tensor, first: int, users: pa.Array) -> None:
+        wrong = products.isnan()
+        if wrong.any():
+            user, place = wrong.nonzero()[0].tolist()
+            raise DataError(
+                f"retriever {self.predictor.version} gives user {users[user]} and the item of index {first + place} "
+                "a product that is NaN",
+                "look for NaN or infinite features of this user and item, or a diverged model; train again",
+            )
 
     def _excluded(self, lists: pa.ListArray, users: pa.Array) -> tuple[Tensor, Tensor]:
         """(rows, item indices) of what is excluded, one entry a pair, on the device."""
@@ -116,6 +128,19 @@ class Retriever:
             )
         device = self.vectors.device
         return torch.from_numpy(row).to(device), torch.from_numpy(item).to(device)
+
+
+def _keys_of(products: Tensor, chosen: Tensor, first: int) -> Tensor:
+    """(U, most chosen of a row) ranking keys of the chosen places of (U, width); NO_CANDIDATE behind them.
+
+    Few are chosen once a user's list has filled, so keys are made of these alone.
+    """
+    row, column = chosen.nonzero(as_tuple=True)
+    counts = chosen.sum(dim=1)
+    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    keys = torch.full((len(chosen), int(counts.max())), NO_CANDIDATE, dtype=torch.int64, device=row.device)
+    keys[row, place] = ranking_keys(products[row, column], column + first)
+    return keys
 
 
 @lru_cache(maxsize=1)
