@@ -255,6 +255,19 @@ def test_recall_of_the_candidates_equals_pandas(night: Night, world: World, log:
     assert measured["recall"] > 0.1
 
 
+def test_a_rerun_gives_the_same_candidates_and_another_table_others(
+    night: Night, attributes: pd.DataFrame
+) -> None:
+    partition = night.lake.candidates(WORKFLOW).partition(RUN_DATE)
+    before, lists = read_manifest(partition), night.candidates()
+    build_candidates(night.job())
+    assert read_manifest(partition).digest == before.digest
+    assert night.candidates() == lists
+    write_tables(night.lake.root, attributes, denied=DENIED_ROWS[:2])
+    build_candidates(night.job())
+    assert read_manifest(partition).digest != before.digest
+
+
 @pytest.mark.parametrize(
     "replaced, said",
     [
@@ -312,16 +325,3 @@ def test_retrieving_before_a_retriever_was_trained_names_the_job(night: Night) -
             build_candidates(night.job())
     finally:
         (runs / "aside").rename(runs / f"dt={RUN_DATE}.json")
-
-
-def test_a_rerun_gives_the_same_candidates_and_another_table_others(
-    night: Night, attributes: pd.DataFrame
-) -> None:
-    partition = night.lake.candidates(WORKFLOW).partition(RUN_DATE)
-    before, lists = read_manifest(partition), night.candidates()
-    build_candidates(night.job())
-    assert read_manifest(partition).digest == before.digest
-    assert night.candidates() == lists
-    write_tables(night.lake.root, attributes, denied=DENIED_ROWS[:2])
-    build_candidates(night.job())
-    assert read_manifest(partition).digest != before.digest
