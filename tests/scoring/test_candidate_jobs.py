@@ -144,8 +144,8 @@ class Night:
         found = read_rows(self.lake.candidates(WORKFLOW).partition(RUN_DATE))
         assert found.excluded.isna().all()
         return {
-            row.user_key: ([keys[index] for index in row.candidates], list(row.sources))
-            for row in found.itertuples()
+            user: ([keys[index] for index in own], list(sources))
+            for user, own, sources in zip(found.user_key, found.candidates, found.sources, strict=True)
         }
 
 
@@ -214,7 +214,7 @@ def test_nobody_is_offered_what_a_filter_bars_and_all_of_it_is_counted(
     for user, (keys, _) in candidates.items():
         gone = {name: found & items for name, found in barred(log, attributes, user).items()}
         counts = {name: counts[name] + len(found) for name, found in gone.items()}
-        assert set(keys) <= items - set.union(*gone.values())
+        assert set(keys) <= items - set().union(*gone.values())
         assert len(set(keys)) == len(keys) <= 12
     facts = read_manifest(night.lake.candidates(WORKFLOW).partition(RUN_DATE)).facts
     assert facts == {"sources": NAMES, "excluded": counts}

@@ -94,9 +94,10 @@ def test_spark_retrieves_what_numpy_finds_with_the_written_weights(
     request = RetrievalRequest(
         ModelRequest(path, "cpu", 16), world.request.item_files, tuple(CONTEXT.items()), n
     )
-    frame = world.users.assign(excluded=[excluded[user] for user in world.users.user_key])
+    rows: list[Any] = world.users[["user_key", *FEATURES]].to_dict("records")
+    rows = [{**row, "excluded": excluded[row["user_key"]]} for row in rows]
     schema = "user_key string, who int, age float, excluded array<int>"
-    users = spark.createDataFrame(frame[["user_key", *FEATURES, "excluded"]].to_dict("records"), schema)
+    users = spark.createDataFrame(rows, schema)
     found = {row.user_key: row.candidates for row in retrieved_items(users, FEATURES, request).collect()}
 
     state = {
