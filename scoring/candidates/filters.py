@@ -69,9 +69,10 @@ def exclude(
     if rules and attributes is not None:
         wanted = {rule.attribute: F.col(rule.attribute) for rule in rules}
         frame = frame.join(attributes.select(USER_KEY, *wanted.values()), USER_KEY, "left")
+    known = frame
     for number, rule in enumerate(rules):
         column = f"_barred_{number}"
-        values = frame.select(_typed(rule, F.col(rule.attribute)).alias(_VALUE)).distinct()
+        values = known.select(_typed(rule, F.col(rule.attribute)).alias(_VALUE)).distinct()
         barred = barred_items(rule, values, items).withColumnsRenamed(
             {EXCLUDED: column, _VALUE: f"{column}_of"}
         )

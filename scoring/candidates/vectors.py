@@ -35,6 +35,8 @@ _BLOCK_USERS = 256
 # The first block of items fills the lists, in multiples of their length; each further one is twice as wide, so that
 # about as many items enter a list from each.
 _FIRST_BLOCKS = 4
+# Items whose features are on the device at once.
+_STEP_ITEMS = 8_192
 
 
 @dataclass(frozen=True)
@@ -158,17 +160,15 @@ def retriever_of_process(request: RetrievalRequest, gpu: int | None, threads: in
             "give the source retrieval a model of architecture two_tower and train it",
         )
     items = read_items(request.item_files, predictor, dict(request.context)).side
-    vectors = torch.cat(list(_item_vectors(towers, items, predictor)))
+    vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
     context = context_side(dict(request.context), predictor.spec, predictor.multi_hot)
     places = _GPU_PLACES if predictor.device.type == "cuda" else _CPU_PLACES
     return Retriever(predictor, towers, vectors, context, request.n, places)
 
 
 @torch.inference_mode()
-def _item_vectors(towers: TwoTower, items: Side, predictor: Predictor) -> Iterator[Tensor]:
-    """(N, E) in steps of `step_rows`."""
-    for first in range(0, len(items.dense), predictor.step_rows):
-        rows = slice(first, first + predictor.step_rows)
-        yield towers.item_vectors(
-            items.dense[rows].to(predictor.device), items.categorical[rows].to(predictor.device)
-        )
+def _item_vectors(towers: TwoTower, items: Side, device: torch.device) -> Iterator[Tensor]:
+    """(N, E) in steps of `_STEP_ITEMS`; one step without rows where there are no items."""
+    for first in range(0, max(len(items.dense), 1), _STEP_ITEMS):
+        rows = slice(first, first + _STEP_ITEMS)
+        yield towers.item_vectors(items.dense[rows].to(device), items.categorical[rows].to(device))

@@ -74,6 +74,11 @@ def test_a_batch_without_users_is_a_batch_without_rows() -> None:
     assert (found.num_rows, found.schema.names) == (0, ["user_key", "candidates"])
 
 
+def test_without_items_every_list_is_empty() -> None:
+    found = retriever(whole_numbers(2, 1), whole_numbers(0, 2), 3, 10).retrieve(batch([None, []]))
+    assert found.column("candidates").to_pylist() == [[], []]
+
+
 def test_what_cannot_be_ranked_or_excluded_names_the_user() -> None:
     users, items = whole_numbers(3, 1), whole_numbers(4, 2)
     with pytest.raises(DataError, match=r"excluded index of user u1 is 4, there are 4 candidate items"):
