@@ -21,7 +21,7 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
     """The Config of a YAML file.
 
     `extends: other.yaml` (relative to the file) is read first and merged key by key; `model: file.yaml` (also
-    relative) is replaced by that file's mapping; then each override `a.b=value` (value parsed as YAML) is set, one of
+    relative) is replaced by that file's mapping, also in a source of `candidates`; then each override `a.b=value` (value parsed as YAML) is set, one of
     `model` itself before the file is read and one of `model.a` after.
 
     Raises:
@@ -67,9 +67,18 @@ def read_section(
 
 
 def _read_model(values: dict[str, Any], path: Path) -> None:
-    """Replaces a `model` that names a file by what that file holds."""
-    if isinstance(values.get("model"), str):
-        values["model"] = _read_yaml(path.parent / values["model"])
+    """Replaces a `model` that names a file by what that file holds; likewise those of candidates.sources."""
+    for section in _with_models(values):
+        if isinstance(section.get("model"), str):
+            section["model"] = _read_yaml(path.parent / section["model"])
+
+
+def _with_models(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The mappings whose key `model` may name a file."""
+    candidates = values.get("candidates")
+    sources = candidates.get("sources") if isinstance(candidates, dict) else None
+    listed = sources if isinstance(sources, list) else []
+    return [values, *(each for each in listed if isinstance(each, dict))]
 
 
 def _describe(error: Any) -> str:
@@ -97,8 +106,9 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         return values
     base_path = path.parent / parent
     base = _read_mapping(base_path)
-    if isinstance(base.get("model"), str):  # relative to the file that says it
-        base["model"] = str((base_path.parent / base["model"]).resolve())
+    for section in _with_models(base):
+        if isinstance(section.get("model"), str):  # relative to the file that says it
+            section["model"] = str((base_path.parent / section["model"]).resolve())
     return _merge(base, values)
 
 

@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from conf.raw_types import Names, PositiveInt, Share, Strict
+from conf.split_types import Split
 
-Split = Literal["train", "validation", "test"]
 OperatorEntry = str | dict[str, dict[str, Any] | None]
 Scope = Literal["user", "item", "pair", "context"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 class FeatureGroup(Strict):
@@ -124,18 +123,6 @@ class Output(Strict):
     row_group_rows: PositiveInt = 1_000_000
     grace_hours: Annotated[float, Field(ge=0)] = 24.0
     broadcast_max_rows: PositiveInt = 2_000_000
-
-
-class Candidates(Strict):
-    """Which items each user is scored against.
-
-    `all_items`: every item. `popular`: the `n` items with most clicks in train, ties by item, that the user has not
-    clicked in the splits of `exclude_clicked` (which `all_items` honours too).
-    """
-
-    strategy: Literal["all_items", "popular"] = "all_items"
-    n: PositiveInt = 500
-    exclude_clicked: list[Split] = list(SPLITS)
 
 
 class Score(Strict):

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
+from conf.candidate_types import (
+    AllItems,
+    Candidates,
+    Covisitation,
+    NotAllowed,
+    OutOfStock,
+    Popular,
+    Retrieval,
+    UserAttributes,
+)
 from conf.raw_types import (
     Column,
     EventTime,
@@ -22,9 +32,8 @@ from conf.raw_types import (
     Strict,
     expand_range,
 )
+from conf.split_types import SPLITS, Split
 from conf.stage_types import (
-    SPLITS,
-    Candidates,
     FeatureGroup,
     Generate,
     Measure,
@@ -34,7 +43,6 @@ from conf.stage_types import (
     Scope,
     Scopes,
     Score,
-    Split,
     SplitConfig,
     WorkflowConfig,
 )
@@ -53,9 +61,11 @@ from conf.train_types import (
 
 __all__ = [
     "SPLITS",
+    "AllItems",
     "Candidates",
     "Column",
     "Config",
+    "Covisitation",
     "EmbeddingStorage",
     "Embeddings",
     "EventTime",
@@ -71,13 +81,17 @@ __all__ = [
     "MultiHot",
     "Names",
     "Negatives",
+    "NotAllowed",
     "OperatorEntry",
+    "OutOfStock",
     "Output",
+    "Popular",
     "PositiveInt",
     "Profile",
     "Quality",
     "RawTable",
     "Reading",
+    "Retrieval",
     "Scope",
     "Scopes",
     "Score",
@@ -87,6 +101,7 @@ __all__ = [
     "StopAt",
     "Strict",
     "Train",
+    "UserAttributes",
     "WorkflowConfig",
     "expand_range",
 ]
@@ -151,7 +166,20 @@ class Config(Strict):
                 self._check_attributes(side, table, getattr(self.keys, side))
         if self.split.by == "day" and not self.log.by_day:
             raise ValueError(f"split.by=day needs {{date}} in log.path={self.log.path!r}")
+        self._check_candidates()
         return self
+
+    def _check_candidates(self) -> None:
+        dated = self.split.by == "day" or self.log.event_time is not None
+        if self.candidates.counts_days and not dated:
+            raise ValueError(
+                f"candidates: {self.candidates.counts_days} count days, and rows have no date: give split.by=day or log.event_time"
+            )
+        if self.measure.against == "test_split" and "test" in self.candidates.splits:
+            raise ValueError(
+                f"candidates.splits={self.candidates.splits} with measure.against=test_split: "
+                "lists would be measured on clicks that made them"
+            )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:
         """Attributes join the log by its key and add columns."""

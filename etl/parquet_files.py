@@ -18,6 +18,7 @@ _SPARK_TYPES: dict[str, T.DataType] = {
     "float": T.FloatType(),
     "double": T.DoubleType(),
     "string": T.StringType(),
+    "list<element: int8>": T.ArrayType(T.ByteType()),
     "list<element: int32>": T.ArrayType(T.IntegerType()),
     "list<element: int64>": T.ArrayType(T.LongType()),
     "list<element: float>": T.ArrayType(T.FloatType()),

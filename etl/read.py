@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -9,7 +13,7 @@ from pyspark.sql import functions as F
 from conf import storage
 from conf.errors import DataError
 from conf.feature_spec import EVENT_TIME, LABEL, ROW_ID, raw_keys
-from conf.types import Config, JoinedTable, RawTable
+from conf.types import Config, RawTable
 from etl.engine import choose_engine
 from etl.ops.base import Type
 from etl.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
@@ -63,20 +67,25 @@ def bad_rows(rows: DataFrame) -> DataFrame:
 
 
 def read_attributes(
-    spark: SparkSession, config: Config, table: JoinedTable, key: str, section: str, dt: str
+    spark: SparkSession, config: Config, table: RawTable, key: str | Sequence[str], section: str, dt: str
 ) -> DataFrame:
-    """A table of user or item attributes: its columns typed, one row a key.
+    """A table from beside the log, such as attributes of users or items: its columns typed, one row a key.
+
+    Args:
+        key: the column, or the columns together, that must tell rows apart.
+        section: of the configuration, for what an error advises.
 
     Raises:
-        DataError: rows that do not parse, null keys or keys that occur twice (a join would multiply rows).
+        DataError: there is no file, rows do not parse, keys are null or occur twice (a join would multiply rows).
     """
     raw = require_raw(config, table, dt, f"{section}.path")
     rows = _rows(spark, config, table, raw)
+    keys = [key] if isinstance(key, str) else list(key)
     checked = rows.agg(
         F.count(F.lit(1)).alias("rows"),
         F.count(REASON).alias("bad"),
         F.min(F.when(F.col(REASON).isNotNull(), F.struct(LINE_NUMBER, REASON))).alias("first_bad"),
-        F.countDistinct(key).alias("keys"),
+        F.countDistinct(*keys).alias("keys"),
     ).first()
     if checked is None or checked["bad"]:
         first = tuple(checked["first_bad"]) if checked else ()
@@ -85,11 +94,22 @@ def read_attributes(
             f"correct the file or {section}.columns",
         )
     if checked["keys"] != checked["rows"]:
+        named = ", ".join(keys)
         raise DataError(
-            f"{raw.paths[0]}: {checked['rows']} rows hold {checked['keys']} different values of {key}",
-            f"deliver exactly one row a {key}, none of them null",
+            f"{raw.paths[0]}: {checked['rows']} rows hold {checked['keys']} different values of {named}; "
+            f"{_first_offence(rows, keys)}",
+            f"deliver exactly one row a {named}, none of them null",
         )
     return rows.select(*table.names)
+
+
+def _first_offence(rows: DataFrame, keys: Sequence[str]) -> str:
+    """The least key that is null or occurs more than once, in words."""
+    counted = rows.groupBy(*keys).agg(F.count(F.lit(1)).alias("count"))
+    null = reduce(or_, (F.col(name).isNull() for name in keys))
+    first = counted.where(null | (F.col("count") > 1)).orderBy(*keys).first()
+    values = {name: first[name] for name in keys} if first else {}
+    return f"the first that is null or occurs twice is {values}"
 
 
 def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -> DataFrame:

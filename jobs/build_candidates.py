@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
-
 from conf.dataset import Dataset, read_dataset
 from conf.feature_spec import ITEM_KEY, USER_KEY
 from conf.load import config_digest
 from conf.manifest import Manifest, read_manifest
 from etl.publish import Rules, publish, read_published
+from jobs.candidate_inputs import Beside, candidate_rows, exclusions, read_beside, retrieve, table_digests
 from jobs.runner import Job, Result, require, run
-from scoring.candidates import CLICK_COLUMNS, clicked_items, make_candidates, number_items
+from scoring.candidates.clicks import within
+from scoring.candidates.items import available_items, number_items
+from scoring.candidates.make import Tables, make_candidates
 from scoring.contract import ITEM_INDEX
-from scoring.features import read_split
 
 
 def build_candidates(job: Job) -> Result:
@@ -20,63 +20,82 @@ def build_candidates(job: Job) -> Result:
     require(job.config, "keys")
     dataset = read_dataset(job.lake, job.run_date)
     users = read_manifest(job.lake.users(dataset.workflow_version).partition(job.run_date))
-    spark = job.spark
+    with job.phase("tables"):
+        beside = read_beside(job, dataset.workflow_version)
     with job.phase("candidate_items"):
-        items = publish_items(spark, job, dataset)
+        items = publish_items(job, dataset, beside)
     with job.phase("candidates"):
-        candidates = publish_candidates(spark, job, dataset, users, items)
-    strategy = job.config.candidates.strategy
+        candidates = publish_candidates(job, dataset, users, items, beside)
     return Result(
         output=job.lake.candidates(dataset.workflow_version).partition(job.run_date).path,
         rows_in=users.rows,
         rows_out=candidates.rows,
-        facts={"items": items.rows, "strategy": strategy, "workflow_version": dataset.workflow_version},
+        dropped=items.dropped,
+        facts={"items": items.rows, **candidates.facts, "workflow_version": dataset.workflow_version},
     )
 
 
-def publish_items(spark: SparkSession, job: Job, dataset: Dataset) -> Manifest:
-    """`candidate_items`: the items table, numbered in the order of its key."""
+def publish_items(job: Job, dataset: Dataset, beside: Beside) -> Manifest:
+    """`candidate_items`: the items that may be recommended, numbered in the order of their key."""
+    config = job.config.candidates
     source = job.lake.items(dataset.workflow_version).partition(job.run_date)
     known = read_manifest(source)
     scalars = [name for name, kind in known.schema if not kind.startswith("list")]
+    seen = None
+    if config.active_days is not None:
+        seen = within(candidate_rows(job, dataset, config.splits), config.active_days, job.run_date)
+    items, dropped = available_items(read_published(job.spark, source), seen, beside.out_of_stock)
+    left = known.rows - sum(dropped.values())
+    chosen_by = {
+        "dataset": dataset.digest,
+        "config": config_digest(job.config, "candidates"),
+        **table_digests(job),
+    }
     return publish(
-        number_items(read_published(spark, source)),
+        number_items(items),
         job.lake.candidate_items(dataset.workflow_version).partition(job.run_date),
-        inputs={"items": known.digest},
+        inputs={"items": known.digest, **(chosen_by if dropped else {})},
         row_group_rows=job.config.output.row_group_rows,
-        expected_rows=known.rows,
+        expected_rows=left,
+        rows_in=known.rows,
+        dropped=dropped,
         sort_by=[ITEM_INDEX],
-        rules=Rules(not_null=scalars, ranges={ITEM_INDEX: (0, known.rows)}),
+        rules=Rules(not_null=scalars, ranges={ITEM_INDEX: (0, left)}),
         grace_hours=job.config.output.grace_hours,
     )
 
 
 def publish_candidates(
-    spark: SparkSession, job: Job, dataset: Dataset, users: Manifest, numbered: Manifest
+    job: Job, dataset: Dataset, users: Manifest, numbered: Manifest, beside: Beside
 ) -> Manifest:
-    """`candidates`: one row a user of the users table."""
+    """`candidates`: one row a user of the users table. Facts: names of the sources, and pairs excluded by filter."""
     lake, config, version = job.lake, job.config.candidates, dataset.workflow_version
     items = read_published(
-        spark, lake.candidate_items(version).partition(job.run_date), columns=[ITEM_INDEX, ITEM_KEY]
+        job.spark, lake.candidate_items(version).partition(job.run_date), columns=[ITEM_INDEX, ITEM_KEY]
     )
-    keys = read_published(spark, lake.users(version).partition(job.run_date), columns=[USER_KEY])
-    clicked = None
-    if config.exclude_clicked:
-        clicked = clicked_items(
-            read_split(spark, lake, dataset, config.exclude_clicked, CLICK_COLUMNS), items
-        )
-    train = read_split(spark, lake, dataset, ["train"], CLICK_COLUMNS)
+    excluding = exclusions(job, dataset, version, items, beside)
+    tables = Tables(
+        excluding,
+        items,
+        candidate_rows(job, dataset, config.splits),
+        job.run_date,
+        beside.segments,
+        retrieve(job, version, beside, numbered, excluding),
+    )
     return publish(
-        make_candidates(config, keys, items, train, clicked),
+        make_candidates(config, tables),
         lake.candidates(version).partition(job.run_date),
         inputs={
             "users": users.digest,
             "candidate_items": numbered.digest,
             "dataset": dataset.digest,
             "config": config_digest(job.config, "candidates"),
+            **table_digests(job),
+            **({"retriever": beside.retriever.version} if beside.retriever else {}),
         },
         row_group_rows=job.config.output.row_group_rows,
         expected_rows=users.rows,
+        facts={"sources": [each.name for each in config.sources], "excluded": dict(excluding.counts)},
         rules=Rules(not_null=[USER_KEY]),
         grace_hours=job.config.output.grace_hours,
     )

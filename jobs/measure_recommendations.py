@@ -1,11 +1,14 @@
-"""The lists of a date against the clicks that followed: hit rate, NDCG and coverage, beside those of the most popular items.
+"""The lists of a date against the clicks that followed: hit rate, NDCG and coverage, beside those of the most popular items;
+and what the candidates held of these clicks.
 
 Users without a row in train are measured apart: to the popular items and to the model alike they are cold.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import date, timedelta
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -18,8 +21,11 @@ from conf.manifest import Manifest, read_manifest
 from etl.publish import publish_facts, read_published
 from etl.raw_files import require_raw
 from etl.read import good_rows, read_log
+from jobs.candidate_inputs import exclusions, read_beside
 from jobs.runner import Job, Result, require, run
-from scoring.candidates import CLICK_COLUMNS, clicked_items, popular_items, popularity
+from scoring.candidates.clicks import CLICK_COLUMNS
+from scoring.candidates.popular import popular_items, popularity
+from scoring.candidates.recall import measure_recall
 from scoring.contract import CANDIDATES, ITEM_INDEX
 from scoring.features import read_split
 from scoring.relevance import coverage, measure_lists
@@ -48,6 +54,8 @@ def measure_recommendations(job: Job) -> Result:
     with job.phase("popular"):
         lists = most_popular(job, dataset, train, published).persist()
         popular, popular_coverage = measure_lists(lists, wanted, warm, k), coverage(lists, items)
+    with job.phase("candidates"):
+        recall = candidate_recall(job, wanted, warm, published)
     own, base, cold = ours[True], popular[True], ours[False]
     facts = {
         "recommendations_date": run_date,
@@ -62,6 +70,7 @@ def measure_recommendations(job: Job) -> Result:
         "cold_users": {"users": cold.users, "hit_rate": cold.hit_rate, "ndcg": cold.ndcg}
         if cold.users
         else None,
+        "candidates": recall,
     }
     with job.phase("publish"):
         inputs = {
@@ -95,21 +104,38 @@ def recommended(job: Job) -> DataFrame:
 
 def most_popular(job: Job, dataset: Dataset, train: DataFrame, published: Manifest) -> DataFrame:
     """The k items with most clicks in train for every user, under the rules of our own lists: same users, same items,
-    without what the user clicked where the config excludes that. (user_key, position, item_key)
+    without what the config excludes. (user_key, position, item_key)
     """
-    version, exclude = published.facts["workflow_version"], job.config.candidates.exclude_clicked
-    items = read_published(job.spark, job.lake.candidate_items(version).partition(job.run_date)).select(
-        ITEM_INDEX, ITEM_KEY
-    )
-    users = read_published(job.spark, job.lake.users(version).partition(job.run_date), columns=[USER_KEY])
-    clicked = (
-        clicked_items(read_split(job.spark, job.lake, dataset, exclude, CLICK_COLUMNS), items)
-        if exclude
-        else None
-    )
-    lists = popular_items(users, popularity(train, items), clicked, published.facts["k"])
+    version = published.facts["workflow_version"]
+    items = candidate_items(job, version)
+    excluding = exclusions(job, dataset, version, items, read_beside(job, version))
+    lists = popular_items(excluding, popularity(train, items), published.facts["k"])
     entries = lists.select(USER_KEY, F.posexplode(CANDIDATES).alias("place", ITEM_INDEX))
     return entries.join(items, ITEM_INDEX).select(USER_KEY, (F.col("place") + 1).alias("position"), ITEM_KEY)
+
+
+def candidate_items(job: Job, version: str) -> DataFrame:
+    """(item_index, item_key) of the items that could be recommended."""
+    partition = job.lake.candidate_items(version).partition(job.run_date)
+    return read_published(job.spark, partition, columns=[ITEM_INDEX, ITEM_KEY])
+
+
+def candidate_recall(
+    job: Job, wanted: DataFrame, warm: DataFrame, published: Manifest
+) -> dict[str, Any] | None:
+    """Recall of the candidates that the lists were chosen from, by source, of warm users and, under `cold_users`, of others.
+
+    None where the candidates were built by a release that did not name their sources.
+    """
+    version = published.facts["workflow_version"]
+    partition = job.lake.candidates(version).partition(job.run_date)
+    sources = read_manifest(partition).facts.get("sources")
+    if sources is None:
+        return None
+    found = measure_recall(
+        read_published(job.spark, partition), candidate_items(job, version), wanted, warm, sources
+    )
+    return {**asdict(found[True]), "cold_users": asdict(found[False]) if found[False].users else None}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from jobs.runner import Job, Result, closing_line, parser
 
 DESCRIPTION = (
     "Runs the stages of one night as spark-submit processes: build_features, build_candidates, score_daily, "
-    "measure_recommendations of the day before, report; with --retrain also train_model and evaluate_model. "
+    "measure_recommendations of the day before, report; with --retrain also train_model, train_retriever where candidates are "
+    "retrieved, and evaluate_model. "
     "Stops at the first failure with that stage's exit code. Each stage's output goes to "
     "<lake>/logs/dt=<run date>/<stage>.log."
 )
@@ -47,7 +48,8 @@ class Night:
         if not self.retrain:
             return [self.stage("build_features")]
         features = self.stage("build_features", overrides=("workflow.mode=retrain",))
-        return [features, self.stage("train_model"), self.stage("evaluate_model")]
+        models = ["train_model", *(["train_retriever"] if self.config.candidates.retrieval else [])]
+        return [features, *(self.stage(job) for job in (*models, "evaluate_model"))]
 
     def serving(self) -> list[Stage]:
         """The stages behind the gate; known once it has spoken. Lists of the day before are measured if there are any:
@@ -175,6 +177,8 @@ def _check_model(config: Config) -> None:
     from training.models import complete  # torch: seconds that a night without training need not spend
 
     complete(config.model)
+    if config.candidates.retrieval is not None:
+        complete(config.candidates.retrieval.model)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from conf.dataset import read_dataset
+from conf.types import Config
 from jobs.runner import Job, Result, run
 from jobs.training_bar import TrainingBar
 from training import tracking
@@ -17,10 +18,19 @@ log = logging.getLogger("nightrank.train_model")
 
 
 def train_model(job: Job) -> Result:
-    """Trains unless the same version is there already, and records it as what was trained for the run date."""
+    """Trains the model of the section `model`."""
+    return train(job, job.config)
+
+
+def train(job: Job, config: Config) -> Result:
+    """Trains unless the same version is there already, and records it as what was trained for the run date.
+
+    Args:
+        config: whose name, model and settings count; the job's, or one made of it.
+    """
     tracking.prepare(job.lake)
     with job.phase("plan"):
-        plan = make_plan(job.config, job.lake, read_dataset(job.lake, job.run_date))
+        plan = make_plan(config, job.lake, read_dataset(job.lake, job.run_date))
     if is_complete(plan.model_path):
         log.info(
             "version %s was trained before: same configuration, data, code and parent",
@@ -31,9 +41,9 @@ def train_model(job: Job) -> Result:
         spark = job.spark
         with job.phase("train"), TrainingBar() as bar:
             description = train_on_ranks(spark, plan, bar.show)
-    record_run(job.lake, job.config.name, job.run_date, description["version"])
+    record_run(job.lake, config.name, job.run_date, description["version"])
     with job.phase("track"):
-        tracking.track_training(job.lake, description, job.config.model_dump(include={"model", "train"}))
+        tracking.track_training(job.lake, description, config.model_dump(include={"model", "train"}))
     return Result(
         output=plan.model_path,
         rows_in=plan.rows,
@@ -49,7 +59,7 @@ def train_model(job: Job) -> Result:
             "train_rows": description["train_rows"],
             "steps": description["steps"],
             "train_s": description["seconds"],
-            "rows_per_s": round(description["train_rows"] * job.config.train.epochs / description["seconds"]),
+            "rows_per_s": round(description["train_rows"] * config.train.epochs / description["seconds"]),
         },
     )
 

@@ -15,6 +15,7 @@ from conf.feature_spec import FeatureSpec
 ITEM_INDEX = "item_index"
 CANDIDATES = "candidates"
 EXCLUDED = "excluded"
+SOURCES = "sources"
 PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 

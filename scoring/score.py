@@ -101,7 +101,7 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.recommender import recommender_of_process  # torch: in the workers alone
 
-        recommender = recommender_of_process(request, *_slot())
+        recommender = recommender_of_process(request, *task_slot())
         for batch in batches:
             yield from recommender.recommend(batch)
 
@@ -113,14 +113,14 @@ def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches
         from scoring.predictor import predictor_of_process
         from scoring.rows import score_batch  # torch: in the workers alone
 
-        predictor = predictor_of_process(model, *_slot())
+        predictor = predictor_of_process(model, *task_slot())
         for batch in batches:
             yield score_batch(predictor, batch, keep)
 
     return score
 
 
-def _slot() -> tuple[int | None, int]:
+def task_slot() -> tuple[int | None, int]:
     """(index of the GPU, number of CPU threads) that Spark assigned to the running task."""
     task = TaskContext.get()
     if task is None:

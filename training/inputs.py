@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from conf.feature_spec import PAD_ID, Feature, FeatureSpec
-from conf.types import MultiHot
+from conf.types import MultiHot, Scope
 from training.embedding.keeping import Keeping
 from training.embedding.table import StackedEmbedding
 
@@ -34,6 +34,7 @@ class Inputs:
         pooling: how the vectors of a list's ids become one.
         names: (C,) what the features are called in the log.
         keeping: how tables are stored and trained, and on which ranks.
+        dense_scopes, embedded_scopes: (D,) and (C,) on which side each feature lives.
     """
 
     num_dense: int
@@ -42,6 +43,8 @@ class Inputs:
     pooling: Literal["sum", "mean"] = "mean"
     names: Sequence[str] = ()
     keeping: Keeping = field(default_factory=Keeping)
+    dense_scopes: Sequence[Scope] = ()
+    embedded_scopes: Sequence[Scope] = ()
 
     @classmethod
     def of(cls, spec: FeatureSpec, multi_hot: MultiHot, keeping: Keeping | None = None) -> Inputs:
@@ -52,6 +55,8 @@ class Inputs:
             multi_hot.pooling,
             [each.name for each in spec.embedded],
             keeping or Keeping(),
+            [each.scope for each in spec.dense],
+            [each.scope for each in spec.embedded],
         )
 
     @property

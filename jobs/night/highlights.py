@@ -70,6 +70,7 @@ def _measure(closing: Closing) -> list[str]:
         f"for {closing['recommendations_date']}" if "recommendations_date" in closing else "",
         _number(f"HR@{k}", closing.get("hit_rate")),
         _number("lift", closing.get("lift"), 2),
+        _number("recall", (closing.get("candidates") or {}).get("recall"), 2),
     ]
 
 
@@ -103,6 +104,7 @@ _SPECIAL: dict[str, Callable[[Closing], list[str]]] = {
     "generate_clicks": _generate_clicks,
     "build_features": _build_features,
     "train_model": _train_model,
+    "train_retriever": _train_model,
     "evaluate_model": _evaluate_model,
     "score_daily": _score_daily,
     "measure_recommendations": _measure,

@@ -74,13 +74,16 @@ def test_extends_merges_key_by_key(tmp_path: Path) -> None:
 def test_set_overrides_parse_yaml_and_make_sections(tmp_path: Path) -> None:
     overrides = [
         "train.epochs=7",
-        "candidates.strategy=popular",
+        "candidates.sources=[{source: popular, n: 7}]",
         "scopes.user=[user]",
         "output.grace_hours=0.5",
     ]
     features = "features=[{columns: [user], kind: categorical, ops: [categorify]}]"
     config = load_config(_write(tmp_path, SMALL), [*overrides, features])
-    assert (config.train.epochs, config.candidates.strategy, config.output.grace_hours) == (7, "popular", 0.5)
+    assert (config.train.epochs, config.output.grace_hours) == (7, 0.5)
+    assert [each.model_dump() for each in config.candidates.sources] == [
+        {"source": "popular", "n": 7, "segment": None, "window_days": None}
+    ]
     assert config.scopes.user == ["user"]
 
 
@@ -164,6 +167,80 @@ def test_a_bad_value_is_named(tmp_path: Path, values: dict[str, Any], problem: s
         load_config(path)
     assert path in caught.value.problem
     assert "--set" in caught.value.remedy
+
+
+def _table(names: str, **more: Any) -> dict[str, Any]:
+    """A table of string columns."""
+    columns = [{"name": name, "type": "string"} for name in names.split()]
+    return {"path": "{data}/t.csv", "format": "csv", "columns": columns, **more}
+
+
+BY_COUNTRY = {
+    "filter": "not_allowed",
+    "item": "item",
+    "value": "land",
+    "attribute": "country",
+    "rule": "deny",
+}
+
+
+@pytest.mark.parametrize(
+    "candidates, problem",
+    [
+        ({"strategy": "popular"}, r"unknown key candidates\.strategy='popular'"),
+        ({"sources": []}, r"candidates\.sources: List should have at least 1 item"),
+        ({"sources": [{"source": "random"}]}, r"candidates\.sources\.0: .*'random'.*'popular'"),
+        ({"sources": [{"source": "popular", "m": 3}]}, r"unknown key candidates\.sources\.0\.popular\.m=3"),
+        ({"sources": [{"source": "all_items"}, {"source": "popular"}]}, r"all_items gives every item"),
+        ({"max": 5}, r"all_items gives every item"),
+        ({"sources": [{"source": "popular"}] * 2}, r"sources names \['popular'\] twice"),
+        (
+            {"sources": [{"source": "popular", "window_days": 3}]},
+            r"\['sources\.popular\.window_days'\] count days, and rows have no date",
+        ),
+        ({"active_days": 3}, r"\['active_days'\] count days, and rows have no date"),
+        ({"sources": [{"source": "retrieval", "model": {"architecture": "dlrm"}}]}, r"'dlrm' has no vectors"),
+        ({"sources": [{"source": "retrieval"}]}, r"candidates\.sources\.0\.retrieval\.model is missing"),
+        ({"user_attributes": _table("who", key="user")}, r"user_attributes: columns must hold \['user'\]"),
+        ({"filters": [_table("thing", filter="out_of_stock", item="item")]}, r"columns must hold \['item'\]"),
+        ({"filters": [_table("item land", **BY_COUNTRY)]}, r"'country' is no column of user_attributes"),
+        (
+            {"filters": [_table("item land", **{**BY_COUNTRY, "rule": "at_least"})]},
+            r"value='land' is a string column; rule=at_least compares numbers",
+        ),
+        (
+            {
+                "filters": [_table("item land", **BY_COUNTRY)] * 2,
+                "user_attributes": _table("user country", key="user"),
+            },
+            r"filters names \['not_allowed by country'\] twice",
+        ),
+    ],
+)
+def test_candidates_that_do_not_fit_together_are_refused(
+    tmp_path: Path, candidates: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_config(_write(tmp_path, {**SMALL, "candidates": candidates}))
+
+
+def test_lists_are_not_measured_on_the_clicks_that_made_them(tmp_path: Path) -> None:
+    values = {**SMALL, "measure": {"against": "test_split"}, "candidates": {"splits": ["train", "test"]}}
+    with pytest.raises(ConfigError, match="measured on clicks that made them"):
+        load_config(_write(tmp_path, values))
+
+
+def test_the_model_of_a_source_may_name_a_file_relative_to_the_config_that_says_it(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    _write(tmp_path / "models", {"architecture": "two_tower", "output_dim": 5}, "towers.yaml")
+    sources = [{"source": "popular"}, {"source": "retrieval", "n": 9, "model": "models/towers.yaml"}]
+    _write(tmp_path, {**SMALL, "candidates": {"sources": sources}}, "base.yaml")
+    (tmp_path / "deeper").mkdir()
+    child = _write(tmp_path / "deeper", {"extends": "../base.yaml", "name": "child"})
+    for path in (str(tmp_path / "base.yaml"), child):
+        found = load_config(path).candidates.retrieval
+        assert found is not None
+        assert (found.n, found.model.output_dim) == (9, 5)  # type: ignore[attr-defined]
 
 
 USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user", "type": "string"}]}

@@ -88,6 +88,14 @@ MEASURE = {
     "popular": {"hit_rate": 0.1, "ndcg": 0.05, "coverage": 0.03},
     "lift": 2.1,
     "cold_users": None,
+    "candidates": {
+        "users": 20,
+        "positives": 41,
+        "recall": 0.625,
+        "by_source": {"covisitation": 0.375, "popular": 0.25},
+        "mean_candidates": 112.4,
+        "cold_users": None,
+    },
 }
 
 

@@ -100,6 +100,16 @@ def test_retraining_adds_training_and_the_gate_and_sets_the_mode_for_build_featu
     assert ["workflow.mode=retrain" in call["words"] for call in calls] == [True] + [False] * 5
 
 
+def test_the_retriever_is_trained_on_the_ranker_s_features_where_candidates_are_retrieved(fake: Fake) -> None:
+    source = "candidates.sources=[{source: retrieval, model: ../models/two_tower_small.yaml}]"
+    assert nightly.main(fake.arguments("--set", source, "--retrain")) == 0
+    jobs = ["build_features", "train_model", "train_retriever", "evaluate_model", "build_candidates"]
+    assert [call["job"] for call in fake.calls()][:5] == jobs
+    wrong = source.replace("../models/two_tower_small.yaml", "{architecture: two_tower, towers: 3}")
+    assert nightly.main(fake.arguments("--set", wrong, "--retrain")) == 2
+    assert len(fake.calls()) == 7
+
+
 @pytest.mark.parametrize(
     "promoted, versions, again", [(False, "ab", True), (False, "aa", False), (True, "ab", False)]
 )

@@ -91,6 +91,7 @@ def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
         "200 steps by 2 ranks",
         "build_features",
         "54.8 s",
+        "Recall @112 All candidates 62.5% covisitation 37.5% popular 25.0%",
     ):
         assert figure in page.text
     assert full.count("<svg") == 12

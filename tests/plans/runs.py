@@ -161,12 +161,20 @@ def _operators(spark: SparkSession, folder: Path) -> None:
     cases.run_build(spark, config, DAYS[-1])
 
 
+LISTED = [
+    {"source": "covisitation", "n": 6, "window_days": 4},
+    {"source": "popular", "n": 8},
+    {"source": "popular", "n": 4, "segment": "who"},
+]
+
+
 def _scoring(spark: SparkSession, folder: Path) -> None:
-    """The gate for a first model and a challenger, candidates by both strategies, lists, scores of rows, what lists are worth."""
+    """The gate for a first model and a challenger, candidates of all items and of several sources, lists, scores of rows, what lists are worth."""
     (folder / "world").mkdir()
     config = make_lake(folder / "lake", make_world(folder / "world"))
     popular = make_config(
-        folder / "lake", candidates={"strategy": "popular", "n": 8, "exclude_clicked": ["train"]}
+        folder / "lake",
+        candidates={"sources": LISTED, "max": 12, "active_days": 3, "exclude_clicked": ["train"]},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "prepare", lambda *_: None)

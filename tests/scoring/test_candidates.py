@@ -1,17 +1,35 @@
-"""Retrieval against pandas: popularity with ties, clicks excluded user by user."""
+"""Candidates against pandas: popularity with ties, segments, co-visitation, exclusions user by user, quotas, active items."""
 
 from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.types import Candidates
-from scoring.candidates import clicked_items, make_candidates, number_items, popularity
+from conf.errors import DataError
+from conf.types import Candidates, Covisitation
+from scoring.candidates.clicks import clicked_items, within
+from scoring.candidates.covisitation import covisited_items, latest_items, similarities
+from scoring.candidates.filters import Exclusions, Rule, exclude
+from scoring.candidates.items import available_items, number_items
+from scoring.candidates.make import Tables, make_candidates
+from scoring.candidates.popular import popular_in_segment, popularity
+from scoring.candidates.quotas import unite
 
 USERS = [f"u{index:02d}" for index in range(12)]
 ITEMS = [f"i{index:02d}" for index in range(15)]
+DAYS = [f"2026-01-0{day}" for day in range(1, 7)]
+RUN_DATE = DAYS[-1]
+ROWS = "user_key string, item_key string, label float, features_dt string"
+SEGMENTS = {user: None if index % 5 == 4 else "abc"[index % 3] for index, user in enumerate(USERS)}
+
+Frames = tuple[DataFrame, DataFrame, DataFrame]
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +41,38 @@ def log() -> pd.DataFrame:
             "user_key": draw.choice(USERS[1:11], 120),
             "item_key": draw.choice([*ITEMS[:11], "gone"], 120),
             "label": (draw.random(120) < 0.4).astype(np.float32),
+            "features_dt": draw.choice(DAYS, 120),
         }
     )
-    greedy = pd.DataFrame({"user_key": "u00", "item_key": ITEMS[:13], "label": np.float32(1)})
+    greedy = pd.DataFrame(
+        {"user_key": "u00", "item_key": ITEMS[:13], "label": np.float32(1), "features_dt": DAYS[2]}
+    )
     return pd.concat([rows, greedy, greedy[:3]], ignore_index=True)
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, log: pd.DataFrame) -> tuple[DataFrame, DataFrame, DataFrame]:
+def tables(spark: SparkSession, log: pd.DataFrame) -> Frames:
     """(users, numbered items, log) in Spark; items arrive unsorted."""
     users = spark.createDataFrame([(key,) for key in USERS], "user_key string")
     items = number_items(
         spark.createDataFrame([(key, 1.0) for key in ITEMS[::-1]], "item_key string, price float")
     )
-    return users, items.persist(), spark.createDataFrame(log, "user_key string, item_key string, label float")
+    return users, items.persist(), spark.createDataFrame(log, ROWS)
+
+
+def nothing_excluded(users: DataFrame) -> Exclusions:
+    return Exclusions(users.selectExpr("user_key", "cast(null as array<int>) as excluded"))
+
+
+def excluding(tables: Frames, clicked: bool) -> Exclusions:
+    users, items, rows = tables
+    return exclude(users, items, clicked_items(rows, items) if clicked else None, [])
+
+
+def lists_of(frame: DataFrame) -> dict[str, list[int]]:
+    found = {row.user_key: row.candidates for row in frame.collect()}
+    assert sorted(found) == USERS
+    return found
 
 
 def clicked_by(log: pd.DataFrame, user: str) -> set[int]:
@@ -49,44 +85,284 @@ def ranking(log: pd.DataFrame) -> list[int]:
     return sorted(range(len(ITEMS)), key=lambda index: (-counts.get(ITEMS[index], 0), index))
 
 
-def test_items_are_numbered_in_the_order_of_their_key(tables: tuple[DataFrame, DataFrame, DataFrame]) -> None:
+def test_items_are_numbered_in_the_order_of_their_key(tables: Frames) -> None:
     found = {row.item_key: row.item_index for row in tables[1].collect()}
     assert found == {key: index for index, key in enumerate(ITEMS)}
     assert tables[1].columns == ["item_index", "item_key", "price"]
 
 
-def test_popularity_counts_clicks_and_keeps_items_without_any(
-    tables: tuple[DataFrame, DataFrame, DataFrame], log: pd.DataFrame
-) -> None:
+def test_popularity_counts_clicks_and_keeps_items_without_any(tables: Frames, log: pd.DataFrame) -> None:
     found = {row.item_index: row.clicks for row in popularity(tables[2], tables[1]).collect()}
     counts = log[log.label == 1].item_key.value_counts()
     assert found == {index: counts.get(key, 0) for index, key in enumerate(ITEMS)}
 
 
-@pytest.mark.parametrize("n", [1, 4, 15, 40])
-@pytest.mark.parametrize("exclude", [False, True])
+@pytest.mark.parametrize("days", [None, 2])
+@pytest.mark.parametrize("n", [1, 4, 40])
+@pytest.mark.parametrize("clicked", [False, True])
 def test_popular_lists_equal_pandas(
-    tables: tuple[DataFrame, DataFrame, DataFrame], log: pd.DataFrame, n: int, exclude: bool
+    tables: Frames, log: pd.DataFrame, n: int, clicked: bool, days: int | None
 ) -> None:
-    users, items, rows = tables
-    clicked = clicked_items(rows, items) if exclude else None
-    made = make_candidates(Candidates(strategy="popular", n=n), users, items, rows, clicked).collect()
-    order = ranking(log)
+    source = {"source": "popular", "n": n, "window_days": days}
+    config = Candidates.model_validate({"sources": [source]})
+    made = make_candidates(
+        config, Tables(excluding(tables, clicked), tables[1], tables[2], RUN_DATE)
+    ).collect()
+    order = ranking(log if days is None else log[log.features_dt >= DAYS[-2]])
     assert sorted(row.user_key for row in made) == USERS
     for row in made:
-        gone = clicked_by(log, row.user_key) if exclude else set()
+        gone = clicked_by(log, row.user_key) if clicked else set()
         assert row.candidates == [index for index in order if index not in gone][:n]
+        assert row.sources == [0] * len(row.candidates)
         assert row.excluded is None
 
 
-def test_all_items_is_null_minus_what_was_clicked(
-    tables: tuple[DataFrame, DataFrame, DataFrame], log: pd.DataFrame
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_popular_items_of_a_segment_are_those_its_users_clicked(
+    spark: SparkSession, tables: Frames, log: pd.DataFrame, n: int
 ) -> None:
-    users, items, rows = tables
-    made = make_candidates(Candidates(), users, items, rows, clicked_items(rows, items)).collect()
+    _, items, rows = tables
+    segments = spark.createDataFrame(list(SEGMENTS.items()), "user_key string, segment string")
+    found = lists_of(popular_in_segment(excluding(tables, True), rows, items, segments, n))
+    clicks = log[(log.label == 1) & log.item_key.isin(ITEMS)].assign(segment=log.user_key.map(SEGMENTS))
+    for user in USERS:
+        counts = clicks[clicks.segment == SEGMENTS[user]].item_key.value_counts()
+        order = sorted((ITEMS.index(key) for key in counts.index), key=lambda i: (-counts[ITEMS[i]], i))
+        assert found[user] == [index for index in order if index not in clicked_by(log, user)][:n]
+
+
+def covisited(
+    log: pd.DataFrame, config: Covisitation
+) -> tuple[dict[str, dict[int, int]], dict[tuple[int, int], int]]:
+    """(scores of every user's items, similarities) by loops over users and pairs, in the documented units."""
+    clicks = log[(log.label == 1) & log.item_key.isin(ITEMS)]
+    latest = clicks.groupby(["user_key", "item_key"]).features_dt.max().reset_index()
+    latest["item"] = latest.item_key.map(ITEMS.index)
+    own: dict[str, list[int]] = {}
+    for user, rows in latest.groupby("user_key"):
+        ordered = rows.sort_values(["features_dt", "item"], ascending=[False, True])
+        own[str(user)] = ordered["item"].tolist()[: config.clicks_per_user]
+    norm: dict[int, int] = defaultdict(int)
+    shared: dict[tuple[int, int], int] = defaultdict(int)
+    for items in own.values():
+        weight = 2**24 // len(items)
+        for item in items:
+            norm[item] += weight
+        for pair in itertools.permutations(items, 2):
+            shared[pair] += weight
+    similar = {
+        (a, b): int(np.floor(weight / (np.sqrt(float(norm[a])) * np.sqrt(float(norm[b]))) * 2**30 + 0.5))
+        for (a, b), weight in shared.items()
+    }
+    near: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for (a, b), value in similar.items():
+        near[a].append((-value, b))
+    scores: dict[str, dict[int, int]] = {}
+    for user, items in own.items():
+        scores[user] = defaultdict(int)
+        for item in items:
+            for value, other in sorted(near[item])[: config.neighbours]:
+                scores[user][other] -= value
+    return scores, similar
+
+
+@pytest.mark.parametrize("n, neighbours, clicks", [(3, 2, 50), (40, 100, 2), (1, 1, 1)])
+@pytest.mark.parametrize("clicked", [False, True])
+def test_covisited_lists_equal_loops_over_pairs(
+    tables: Frames, log: pd.DataFrame, n: int, neighbours: int, clicks: int, clicked: bool
+) -> None:
+    config = Covisitation(source="covisitation", n=n, neighbours=neighbours, clicks_per_user=clicks)
+    found = lists_of(covisited_items(config, excluding(tables, clicked), tables[2], tables[1]))
+    scores, _ = covisited(log, config)
+    for user in USERS:
+        own = scores.get(user, {})
+        gone = clicked_by(log, user) if clicked else set()
+        order = sorted((item for item in own if item not in gone), key=lambda item: (-own[item], item))
+        assert found[user] == order[:n]
+    assert (clicks == 1) == (not any(found.values()))
+
+
+def test_similarity_is_the_cosine_of_columns_whose_rows_have_unit_length(
+    tables: Frames, log: pd.DataFrame
+) -> None:
+    found = {
+        (row.item_index, row.other): row.similarity / 2**30
+        for row in similarities(latest_items(tables[2], tables[1], 50)).collect()
+    }
+    clicks = log[(log.label == 1) & log.item_key.isin(ITEMS)]
+    matrix = (pd.crosstab(clicks.user_key, clicks.item_key) > 0).reindex(columns=ITEMS, fill_value=False)
+    unit = matrix.to_numpy(float) / np.sqrt(matrix.sum(axis=1).to_numpy(float))[:, None]
+    lengths = np.linalg.norm(unit, axis=0)
+    cosine = (unit.T @ unit) / np.outer(lengths, lengths).clip(1e-12)
+    expected = {(a, b): cosine[a, b] for a in range(15) for b in range(15) if a != b and cosine[a, b] > 0}
+    assert found.keys() == expected.keys()
+    for pair, value in expected.items():
+        assert found[pair] == pytest.approx(value, abs=1e-6)
+
+
+def test_an_active_user_makes_no_more_pairs_than_the_cap_allows(spark: SparkSession, tables: Frames) -> None:
+    rows = [("busy", f"i{index % 15:02d}", 1.0, DAYS[index % 6]) for index in range(3_000)]
+    history = latest_items(spark.createDataFrame(rows, ROWS), tables[1], 4)
+    assert history.count() == 4
+    assert similarities(history).count() == 4 * 3
+
+
+def test_sources_are_united_in_order_each_with_its_share(spark: SparkSession, tables: Frames) -> None:
+    draw = np.random.default_rng(8)
+    given: list[dict[str, list[int]]] = [
+        {
+            user: draw.permutation(15)[: draw.integers(0, 6)].tolist()
+            for user in USERS[:-1]
+            if draw.random() < 0.8
+        }
+        for _ in range(3)
+    ]
+    frames = [
+        spark.createDataFrame(list(each.items()), "user_key string, candidates array<int>") for each in given
+    ]
+    for most in (None, 7, 1):
+        made = {row.user_key: row for row in unite(tables[0], frames, most).collect()}
+        assert sorted(made) == USERS
+        for user in USERS:
+            places: dict[int, int] = {}
+            for number, each in enumerate(given):
+                for item in each.get(user, []):
+                    places.setdefault(item, number)
+            assert made[user].candidates == list(places)[:most]
+            assert made[user].sources == list(places.values())[:most]
+            assert made[user].excluded is None
+    assert made["u11"].candidates == made["u11"].sources == []
+
+
+def test_users_without_clicks_fall_back_to_what_is_popular(tables: Frames, log: pd.DataFrame) -> None:
+    config = Candidates.model_validate(
+        {"sources": [{"source": "covisitation", "n": 4}, {"source": "popular", "n": 6}], "max": 8}
+    )
+    made = make_candidates(config, Tables(excluding(tables, True), tables[1], tables[2], RUN_DATE))
+    rows = {row.user_key: row for row in made.collect()}
+    assert rows["u11"].candidates == ranking(log)[:6]
+    assert rows["u11"].sources == [1] * 6
+    assert rows["u00"].candidates == [13, 14]  # all but these were clicked
+    assert {0, 1} <= {source for row in rows.values() for source in row.sources}
+    assert max(len(row.candidates) for row in rows.values()) == 8
+
+
+def test_all_items_is_null_minus_what_was_clicked(tables: Frames, log: pd.DataFrame) -> None:
+    made = make_candidates(
+        Candidates(), Tables(excluding(tables, True), tables[1], tables[2], RUN_DATE)
+    ).collect()
     assert {row.user_key: row.excluded for row in made} == {
         user: sorted(clicked_by(log, user)) or None for user in USERS
     }
-    assert all(row.candidates is None for row in made)
-    unrestricted = make_candidates(Candidates(), users, items, rows, None).collect()
-    assert all(row.candidates is None and row.excluded is None for row in unrestricted)
+    assert all(row.candidates is None and row.sources is None for row in made)
+    free = make_candidates(Candidates(), Tables(excluding(tables, False), tables[1], tables[2], RUN_DATE))
+    assert all(row.candidates is None and row.excluded is None for row in free.collect())
+
+
+AGES = {user: None if index == 3 else float(10 + 4 * index) for index, user in enumerate(USERS[:10])}
+BARRED: dict[str, tuple[list[tuple[str, Any]], str, Callable[[Any, list[Any]], bool]]] = {
+    "deny": (
+        [("i01", "a"), ("i02", "a"), ("i02", "b"), ("gone", "a")],
+        "country",
+        lambda own, said: own in said,
+    ),
+    "allow": ([("i05", "a"), ("i06", "b"), ("i06", "c")], "country", lambda own, said: own not in said),
+    "at_least": (
+        [("i08", 18.0), ("i09", 30.0)],
+        "age",
+        lambda own, said: own is None or own < said[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("kinds", [["deny"], ["allow"], ["at_least"], ["deny", "allow", "at_least"]], ids=str)
+@pytest.mark.parametrize("clicked", [False, True])
+def test_items_not_allowed_for_a_user_are_excluded_and_counted(
+    spark: SparkSession, tables: Frames, log: pd.DataFrame, kinds: list[str], clicked: bool
+) -> None:
+    users, items, rows = tables
+    known = [(user, SEGMENTS[user], AGES[user]) for user in USERS[:10]]  # the last two users have no row
+    attributes = spark.createDataFrame(known, "user_key string, country string, age double")
+    rules, types = [], {"deny": "string", "allow": "string", "at_least": "double"}
+    for kind in kinds:
+        frame = spark.createDataFrame(BARRED[kind][0], f"item_key string, value {types[kind]}")
+        rules.append(Rule(f"not_allowed by {kind}", kind, frame, BARRED[kind][1]))  # type: ignore[arg-type]
+    found = exclude(users, items, clicked_items(rows, items) if clicked else None, rules, attributes)
+    expected: dict[str, set[int]] = {user: clicked_by(log, user) if clicked else set() for user in USERS}
+    counts = {"clicked": sum(map(len, expected.values()))} if clicked else {}
+    for kind in kinds:
+        said, attribute, bars = BARRED[kind]
+        by_item: dict[str, list[Any]] = defaultdict(list)
+        for item, value in said:
+            by_item[item].append(value)
+        counts[f"not_allowed by {kind}"] = 0
+        for user in USERS:
+            own = AGES.get(user) if attribute == "age" else SEGMENTS[user] if user in USERS[:10] else None
+            gone = {
+                ITEMS.index(item) for item, values in by_item.items() if item in ITEMS and bars(own, values)
+            }
+            counts[f"not_allowed by {kind}"] += len(gone)
+            expected[user] |= gone
+    lists = {row.user_key: row.excluded for row in found.users.collect()}
+    assert lists == {user: sorted(gone) or None for user, gone in expected.items()}
+    assert found.counts == counts
+    assert found.most == max(map(len, expected.values()))
+
+
+def test_items_out_of_stock_or_not_seen_lately_are_left_out_and_counted(
+    spark: SparkSession, tables: Frames, log: pd.DataFrame
+) -> None:
+    items, rows = tables[1].drop("item_index"), tables[2]
+    stock = spark.createDataFrame([("i00",), ("i14",), ("unknown",)], "item_key string")
+    kept, dropped = available_items(items, within(rows, 2, RUN_DATE), stock)
+    seen = set(log[log.features_dt >= DAYS[-2]].item_key) & set(ITEMS)
+    assert {row.item_key for row in kept.collect()} == seen - {"i00", "i14"}
+    assert dropped == {"out_of_stock": 2, "inactive": len(set(ITEMS) - seen - {"i00", "i14"})}
+    assert sum(dropped.values()) + kept.count() == len(ITEMS)
+    assert kept.columns == items.columns
+    same, none = available_items(items, None, None)
+    assert (same.count(), none) == (15, {})
+    with pytest.raises(DataError, match=r"no item is left.*inactive.*15"):
+        available_items(items, rows.where("false"), None)
+
+
+def test_days_are_those_of_events_where_rows_have_a_time(spark: SparkSession) -> None:
+    day = 86_400_000_000
+    first = 20_459 * day  # 2026-01-06
+    times = [first - day - 1, first - day, first - 1, first, first + day - 1, first + day]
+    rows = spark.createDataFrame([(time, RUN_DATE) for time in times], "event_time long, features_dt string")
+    assert [row.event_time for row in within(rows, 1, RUN_DATE).collect()] == times[3:5]
+    assert [row.event_time for row in within(rows, 2, RUN_DATE).collect()] == times[1:5]
+    dated = spark.createDataFrame([(each,) for each in [*DAYS, "2026-01-07"]], "features_dt string")
+    assert [row.features_dt for row in within(dated, 2, RUN_DATE).collect()] == DAYS[-2:]
+
+
+def test_a_log_without_clicks_gives_empty_lists_but_for_popular_items(
+    spark: SparkSession, tables: Frames
+) -> None:
+    users, items, _ = tables
+    shown = spark.createDataFrame([("u01", "i01", 0.0, DAYS[0])], ROWS)
+    free = nothing_excluded(users)
+    config = Covisitation(source="covisitation")
+    assert not any(lists_of(covisited_items(config, free, shown, items)).values())
+    segments = spark.createDataFrame(list(SEGMENTS.items()), "user_key string, segment string")
+    assert not any(lists_of(popular_in_segment(free, shown, items, segments, 5)).values())
+    popular = Candidates.model_validate({"sources": [{"source": "popular", "n": 2}]})
+    made = make_candidates(popular, Tables(free, items, shown, RUN_DATE)).collect()
+    assert {tuple(row.candidates) for row in made} == {(0, 1)}
+
+
+def test_a_user_who_clicked_everything_and_a_catalogue_of_one_item(
+    spark: SparkSession, tables: Frames
+) -> None:
+    users = tables[0]
+    items = number_items(spark.createDataFrame([("only",)], "item_key string"))
+    rows = spark.createDataFrame([("u00", "only", 1.0, DAYS[0])], ROWS)
+    clicked = exclude(users, items, clicked_items(rows, items), [])
+    sources = [{"source": "covisitation"}, {"source": "popular"}]
+    config = Candidates.model_validate({"sources": sources})
+    made = {
+        row.user_key: row for row in make_candidates(config, Tables(clicked, items, rows, RUN_DATE)).collect()
+    }
+    assert made["u00"].candidates == []
+    assert all(made[user].candidates == [0] and made[user].sources == [1] for user in USERS[1:])

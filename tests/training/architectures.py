@@ -7,6 +7,7 @@ from typing import Any
 from conf.types import ModelConfig
 
 _DCN = {"embedding_dim": 8, "cross_layers": 2, "deep": [16]}
+_TOWERS = {"embedding_dim": 8, "user_tower": [16], "item_tower": [12], "output_dim": 6}
 _WIDE = {"embedding_dim": 8, "deep": [16, 8]}
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -23,6 +24,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dcn_v2_parallel": {"architecture": "dcn_v2", **_DCN, "structure": "parallel"},
     "deepfm": {"architecture": "deepfm", "embedding_dim": 8, "deep": [16, 8]},
     "deepfm_dropout": {"architecture": "deepfm", "embedding_dim": 8, "deep": [32, 16], "dropout": 0.3},
+    "two_tower": {"architecture": "two_tower", **_TOWERS, "user_tower": [16, 8]},
+    "two_tower_dropout": {"architecture": "two_tower", **_TOWERS, "dropout": 0.2},
 }
 
 

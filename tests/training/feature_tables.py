@@ -18,16 +18,20 @@ from conf.dataset import Dataset, Member, publish_dataset
 from conf.feature_spec import Feature, FeatureSpec
 from conf.lake import Lake
 from conf.manifest import FileEntry, Manifest, replace_manifest
-from conf.types import Config, Split
+from conf.types import Config, Scope, Split
+
+SCOPES: tuple[Scope, ...] = ("user", "item", "context")
 
 
 def make_spec(
     num_dense: int, cardinalities: list[int], workflow_version: str = "w1", lists: Sequence[int] = ()
 ) -> FeatureSpec:
-    """Features I0…, C0… of these cardinalities, and L0…, lists of ids of the cardinalities `lists`."""
-    dense = [Feature(f"I{i}", "dense", "float32", "pair") for i in range(num_dense)]
-    categorical = [Feature(f"C{i}", "categorical", "int32", "pair", n) for i, n in enumerate(cardinalities)]
-    multi_hot = [Feature(f"L{i}", "multi_hot", "list<int32>", "pair", n) for i, n in enumerate(lists)]
+    """Features I0…, C0… of these cardinalities, and L0…, lists of ids of the cardinalities `lists`; scopes take turns."""
+    dense = [Feature(f"I{i}", "dense", "float32", SCOPES[i % 3]) for i in range(num_dense)]
+    categorical = [
+        Feature(f"C{i}", "categorical", "int32", SCOPES[i % 3], n) for i, n in enumerate(cardinalities)
+    ]
+    multi_hot = [Feature(f"L{i}", "multi_hot", "list<int32>", SCOPES[i % 3], n) for i, n in enumerate(lists)]
     return FeatureSpec((*multi_hot, *dense, *categorical), ("row_id",), workflow_version)
 
 

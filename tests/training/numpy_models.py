@@ -5,7 +5,7 @@ A row is its dense values (D,) and, for each feature made of ids, the list of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,13 @@ State = Mapping[str, NDArray]
 
 @dataclass(frozen=True)
 class Network:
-    """A model's weights and what else its output depends on."""
+    """A model's weights and what else its output depends on; `scopes` are those of its dense features, and of those made of ids."""
 
     state: State
     cardinalities: list[int]
     pooling: str
     settings: Mapping[str, Any]
+    scopes: tuple[Sequence[str], Sequence[str]] = ((), ())
 
     def logit(self, architecture: str, dense: NDArray, ids: list[list[int]]) -> float:
         return float(getattr(self, architecture)(dense, ids))
@@ -68,6 +69,17 @@ class Network:
             return self.affine("logit", np.concatenate([x, self.relu_layers("deep", x0)]))[0]
         return self.affine("logit", self.relu_layers("deep", x))[0]
 
+    def two_tower(self, dense: NDArray, ids: list[list[int]]) -> float:
+        return self.tower("user", dense, ids) @ self.tower("item", dense, ids) + self.state["bias"]
+
+    def tower(self, name: str, dense: NDArray, ids: list[list[int]]) -> NDArray:
+        """The vector of one side of a row; the context is the user's."""
+        side = ("user", "context") if name == "user" else ("item",)
+        fields = zip(self.vectors(ids, "embedding.weight"), self.scopes[1], strict=True)
+        own = [x for x, scope in zip(dense, self.scopes[0], strict=True) if scope in side]
+        own += [x for field, scope in fields if scope in side for x in field]
+        return self.affine(f"{name}.out", self.relu_layers(f"{name}.hidden", np.array(own)))
+
     def vectors(self, ids: list[list[int]], table: str) -> list[NDArray]:
         """One vector a feature: its ids' rows, pooled; zeros where there are none."""
         found = []
@@ -83,7 +95,13 @@ class Network:
         return self.state[f"{layer}.weight"] @ x + self.state[f"{layer}.bias"]
 
     def relu_layers(self, prefix: str, x: NDArray) -> NDArray:
-        numbers = sorted({int(name.split(".")[1]) for name in self.state if name.startswith(f"{prefix}.")})
+        numbers = sorted(
+            {
+                int(name[len(prefix) + 1 :].split(".")[0])
+                for name in self.state
+                if name.startswith(f"{prefix}.")
+            }
+        )
         for number in numbers:
             x = np.maximum(self.affine(f"{prefix}.{number}", x), 0)
         return x

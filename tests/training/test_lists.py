@@ -48,7 +48,14 @@ def test_ids_stand_first_and_lists_behind_them_whatever_the_specs_order() -> Non
     places = [(feature.name, place.start, place.stop) for feature, place in id_columns(SPEC, MULTI_HOT)]
     assert places == [("C0", 0, 1), ("L0", 1, 4), ("L1", 4, 10)]
     assert SPEC.cardinalities == [50, 30, 12]
-    assert Inputs.of(SPEC, MULTI_HOT) == Inputs(1, [50, 30, 12], [3, 6], "mean", ["C0", "L0", "L1"])
+    assert Inputs.of(SPEC, MULTI_HOT) == Inputs(
+        num_dense=1,
+        cardinalities=[50, 30, 12],
+        list_lengths=[3, 6],
+        names=["C0", "L0", "L1"],
+        dense_scopes=["user"],
+        embedded_scopes=["user", "user", "item"],
+    )
     with pytest.raises(ConfigError, match=r"model.multi_hot.lengths names \['C0', 'L7'\]"):
         id_columns(SPEC, MultiHot(lengths={"L1": 2, "C0": 2, "L7": 1}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,14 +50,16 @@ def randomised(config: ModelConfig, shape: tuple[int, list[int], list[int]], see
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_equal_numpy(name: str, shape: tuple[int, list[int], list[int]], pooling: str) -> None:
     config = complete(variant(name, multi_hot={"pooling": pooling, "max_length": LENGTH}))
-    rows = random_rows(make_spec(shape[0], shape[1], lists=shape[2]), 9, seed=1)
+    spec = make_spec(shape[0], shape[1], lists=shape[2])
+    rows = random_rows(spec, 9, seed=1)
     model = randomised(config, shape)
     state = {key: value.numpy().astype(np.float64) for key, value in model.state_dict().items()}
     with torch.no_grad():
         found = model(*rows.tensors(LENGTH))
     assert found.shape == (9,)
     assert found.dtype == torch.float32
-    network = Network(state, [*shape[1], *shape[2]], pooling, config.settings)
+    scopes = [each.scope for each in spec.dense], [each.scope for each in spec.embedded]
+    network = Network(state, [*shape[1], *shape[2]], pooling, config.settings, scopes)
     expected = [
         network.logit(config.architecture, rows.dense[row].astype(np.float64), rows.ids(row, LENGTH))
         for row in range(len(rows))
@@ -159,3 +162,30 @@ def test_what_does_not_fit_the_features_is_named() -> None:
     lengths = {"multi_hot": {"lengths": {"C0": 3}}}
     with pytest.raises(ConfigError, match=r"lengths names \['C0'\]; the features .* are \['L0'\]"):
         build_model(variant("dlrm", **lengths), make_spec(1, [3], lists=[5]))
+
+
+def test_a_logit_of_two_towers_is_the_product_of_vectors_that_know_one_side_each() -> None:
+    """Whatever stands in the other side's columns, and in the rows of its tables, a vector stays the same."""
+    spec = make_spec(3, [5, 7, 4], lists=[6, 9])
+    rows = random_rows(spec, 30, seed=6)
+    model: Any = randomised(variant("two_tower", multi_hot={"max_length": LENGTH}), (3, [5, 7, 4], [6, 9]))
+    dense, ids = rows.tensors(LENGTH)
+    items = [1], [1, *range(3 + LENGTH, 3 + 2 * LENGTH)]  # I1, C1 and the columns of L1 are the item's
+    user_dense, user_ids, item_dense, item_ids = dense.clone(), ids.clone(), dense.clone(), ids.clone()
+    user_dense[:, items[0]], user_ids[:, items[1]] = 9.0, 0
+    others = [sorted({*range(each.shape[1])} - {*own}) for each, own in zip((dense, ids), items, strict=True)]
+    item_dense[:, others[0]], item_ids[:, others[1]] = -9.0, 0
+    with torch.no_grad():
+        u, v = model.user_vectors(user_dense, user_ids), model.item_vectors(item_dense, item_ids)
+        logits = model(dense, ids)
+    assert u.shape == v.shape == (30, 6)
+    torch.testing.assert_close((u * v).sum(dim=1) + model.bias, logits)
+    assert float(u.std()) > 0.01
+    assert float(v.std()) > 0.01
+
+
+def test_two_towers_refuse_features_of_neither_side() -> None:
+    spec = make_spec(1, [3])
+    pair = replace(spec, features=(*spec.features, replace(spec.features[0], name="I9", scope="pair")))
+    with pytest.raises(ConfigError, match="no place for features of scope pair; there are 1"):
+        build_model(variant("two_tower"), pair)

@@ -83,8 +83,8 @@ def test_a_plan_refuses_wrong_settings_and_describes_all_of_them(tmp_path: Path)
 
 
 def criteo_like() -> FeatureSpec:
-    dense = [Feature(f"I{i}", "dense", "float32", "pair") for i in range(13)]
-    ids = [Feature(f"C{i}", "categorical", "int32", "pair", 4) for i in range(26)]
+    dense = [Feature(f"I{i}", "dense", "float32", "user" if i < 6 else "item") for i in range(13)]
+    ids = [Feature(f"C{i}", "categorical", "int32", "user" if i < 13 else "item", 4) for i in range(26)]
     return FeatureSpec((*dense, *ids), ("row_id",), "w1")
 
 

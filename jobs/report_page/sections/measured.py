@@ -31,7 +31,22 @@ def render(night: Night) -> Html:
         f"{numbers.times(values['lift'])} the hit rate of the most popular items."
     )
     headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]
-    return section("measured", "Lists against clicks", sentence, table(headers, rows, "Ranking quality"))
+    ranked = table(headers, rows, "Ranking quality")
+    return section("measured", "Lists against clicks", sentence, ranked, *_recall(values.get("candidates")))
+
+
+def _recall(found: Mapping[str, Any] | None) -> list[Html]:
+    """What the candidates held of these clicks, source by source; nothing where nobody was asked."""
+    if not found or found["recall"] is None:
+        return []
+    rows: list[list[Child]] = [["All candidates", numbers.percent(found["recall"])]]
+    rows += [[name, numbers.percent(share)] for name, share in found["by_source"].items()]
+    headers = ["Source", f"Recall @{found['mean_candidates']:,.0f}"]
+    return [
+        table(
+            headers, rows, "Clicks that the candidates held; an item of several sources counts for the first"
+        )
+    ]
 
 
 def _measures(found: Mapping[str, Any]) -> list[Child]:

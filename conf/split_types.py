@@ -1,0 +1,8 @@
+"""The names of the splits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")

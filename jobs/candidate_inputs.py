@@ -1,0 +1,178 @@
+"""What build_candidates and measure_recommendations read for candidates: rows, exclusions, segments, tables beside the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.dataset import Dataset, read_spec
+from conf.errors import ConfigError, DataError
+from conf.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
+from conf.manifest import Manifest, data_files
+from conf.types import NotAllowed, Popular, RawTable, Split
+from etl.publish import read_published
+from etl.raw_files import require_raw
+from etl.read import read_attributes
+from jobs.runner import Job
+from jobs.score_daily import encoded_context
+from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items
+from scoring.candidates.filters import Exclusions, Rule, exclude
+from scoring.candidates.popular import SEGMENT
+from scoring.candidates.retrieval import RetrievalRequest, retrieved_items
+from scoring.features import read_split
+from scoring.model_info import ModelInfo, read_model_info
+from training.registry import model_path
+from training.retriever import retriever_as_of, retriever_name
+
+USER_ATTRIBUTES = "candidates.user_attributes"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What the section `candidates` names beside the log, read and checked before anything is published.
+
+    Attributes:
+        rules: the filters by a user's attribute.
+        out_of_stock: (item_key) of items nobody is offered; None where no table names them.
+        segments: name → (user_key, segment), for each segment that a source names.
+        attributes: user_key and all columns of user_attributes, one row a user.
+        retriever: the model of the retrieval source.
+    """
+
+    rules: list[Rule]
+    out_of_stock: DataFrame | None
+    segments: dict[str, DataFrame]
+    attributes: DataFrame | None
+    retriever: ModelInfo | None
+
+
+def read_beside(job: Job, version: str) -> Beside:
+    """Raises:
+    ConfigError: a segment is no column of users.
+    DataError: a table is missing or breaks its rules (names file, column and value), or no retriever was trained.
+    """
+    config = job.config.candidates
+    attributes = None
+    if config.user_attributes is not None:
+        table = config.user_attributes
+        rows = read_attributes(job.spark, job.config, table, table.key, USER_ATTRIBUTES, job.run_date)
+        attributes = rows.withColumn(USER_KEY, F.col(table.key).cast("string"))
+    rules, out_of_stock = [], None
+    for number, each in enumerate(config.filters):
+        if isinstance(each, NotAllowed):
+            rules.append(_rule(job, number, each))
+        else:
+            found = read_attributes(job.spark, job.config, each, each.item, _section(number), job.run_date)
+            out_of_stock = found.select(F.col(each.item).cast("string").alias(ITEM_KEY))
+    segments = _segments(job, version, attributes)
+    return Beside(rules, out_of_stock, segments, attributes, _retriever(job, version))
+
+
+def candidate_rows(job: Job, dataset: Dataset, splits: list[Split]) -> DataFrame:
+    """user_key, item_key, label, features_dt and, where the log has one, event_time of some splits."""
+    columns = [*CLICK_COLUMNS, *([EVENT_TIME] if job.config.log.event_time else [])]
+    return read_split(job.spark, job.lake, dataset, splits, columns)
+
+
+def users_of(job: Job, version: str, columns: list[str] | None = None) -> DataFrame:
+    """The users table of the run date: user_key, or the columns named."""
+    partition = job.lake.users(version).partition(job.run_date)
+    return read_published(job.spark, partition, columns=columns or [USER_KEY])
+
+
+def exclusions(job: Job, dataset: Dataset, version: str, items: DataFrame, beside: Beside) -> Exclusions:
+    """What the config excludes for each user: past clicks, and items not allowed for their attributes.
+
+    Args:
+        version: workflow version of the users table.
+    """
+    exclude_clicked = job.config.candidates.exclude_clicked
+    clicked = None
+    if exclude_clicked:
+        clicked = clicked_items(
+            read_split(job.spark, job.lake, dataset, exclude_clicked, CLICK_COLUMNS), items
+        )
+    users = users_of(job, version)
+    return exclude(users, items, clicked, beside.rules, beside.attributes)
+
+
+def retrieve(
+    job: Job, version: str, beside: Beside, numbered: Manifest, excluding: Exclusions
+) -> DataFrame | None:
+    """(user_key, candidates) of the retrieval source; None where no source retrieves."""
+    source, retriever = job.config.candidates.retrieval, beside.retriever
+    if source is None or retriever is None:
+        return None
+    names = [each.name for each in retriever.spec.scoped("user")]
+    users = users_of(job, version, [USER_KEY, *names]).join(excluding.users, USER_KEY)
+    partition = job.lake.candidate_items(version).partition(job.run_date)
+    request = RetrievalRequest(
+        retriever.request(job.config.score),
+        tuple(data_files(partition, numbered)),
+        tuple(sorted(encoded_context(job, retriever).items())),
+        source.n,
+    )
+    return retrieved_items(users, names, request)
+
+
+def table_digests(job: Job) -> dict[str, str]:
+    """Section → digest of each file beside the log that candidates are made of."""
+    config = job.config.candidates
+    tables: dict[str, RawTable] = {_section(number): each for number, each in enumerate(config.filters)}
+    if config.user_attributes is not None:
+        tables[USER_ATTRIBUTES] = config.user_attributes
+    return {
+        name: require_raw(job.config, table, job.run_date, f"{name}.path").digest
+        for name, table in tables.items()
+    }
+
+
+def _segments(job: Job, version: str, attributes: DataFrame | None) -> dict[str, DataFrame]:
+    wanted = [each.segment for each in job.config.candidates.sources if isinstance(each, Popular)]
+    features = [each.name for each in read_spec(job.lake, version).scoped("user")] if any(wanted) else []
+    known = attributes.columns if attributes is not None else []
+    found: dict[str, DataFrame] = {}
+    for name in filter(None, wanted):
+        if attributes is not None and name in known:
+            rows = attributes
+        elif name in features:
+            rows = users_of(job, version, [USER_KEY, name])
+        else:
+            raise ConfigError(
+                f"candidates.sources: segment={name!r} is neither a feature of scope user {features} nor a column of "
+                f"{USER_ATTRIBUTES} {known}",
+                "name one of these",
+            )
+        found[name] = rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
+    return found
+
+
+def _retriever(job: Job, version: str) -> ModelInfo | None:
+    if job.config.candidates.retrieval is None:
+        return None
+    trained = retriever_as_of(job.lake, job.config, job.run_date, version)
+    retriever = read_model_info(model_path(job.lake, retriever_name(job.config), trained))
+    retriever.require_spec(read_spec(job.lake, version))
+    return retriever
+
+
+def _rule(job: Job, number: int, table: NotAllowed) -> Rule:
+    """A filter with its table."""
+    key = [table.item] if table.rule == "at_least" else [table.item, table.value]
+    rows = read_attributes(job.spark, job.config, table, key, _section(number), job.run_date)
+    if table.rule == "at_least":
+        missing = rows.where(F.col(table.value).isNull()).orderBy(table.item).first()
+        if missing is not None:
+            path = require_raw(job.config, table, job.run_date).paths[0]
+            raise DataError(
+                f"{path}: {table.value} is null for {table.item}={missing[table.item]!r}",
+                f"give every item of the table a number in {table.value}, or leave its row out",
+            )
+    keys = (F.col(table.item).cast("string").alias(ITEM_KEY), F.col(table.value).alias("value"))
+    return Rule(table.name, table.rule, rows.select(*keys), table.attribute)
+
+
+def _section(number: int) -> str:
+    return f"candidates.filters.{number}"

@@ -1,0 +1,42 @@
+"""The rows that candidates are made of: who clicked which item, and within which days."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
+from scoring.contract import ITEM_INDEX
+from scoring.features import FEATURES_DT
+
+# What of a feature table retrieval reads; EVENT_TIME beside it where the log has one.
+CLICK_COLUMNS = (USER_KEY, ITEM_KEY, LABEL)
+
+_DAY_US = 86_400_000_000
+
+
+def clicked_items(rows: DataFrame, items: DataFrame) -> DataFrame:
+    """Who clicked what: distinct (user_key, item_index) of the rows with label 1 whose item is one of `items`."""
+    clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY)
+    return clicks.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY).select(USER_KEY, ITEM_INDEX).distinct()
+
+
+def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:
+    """The rows of the last `days` days up to the run date, that included; all rows for None.
+
+    A row's day is that of its event_time where it has one, else the date of its partition.
+    """
+    if days is None:
+        return rows
+    first = date.fromisoformat(run_date) - timedelta(days=days - 1)
+    if EVENT_TIME in rows.columns:
+        since = (first - date(1970, 1, 1)).days * _DAY_US
+        return rows.where(F.col(EVENT_TIME).between(since, since + days * _DAY_US - 1))
+    return rows.where(F.col(FEATURES_DT).between(first.isoformat(), run_date))
+
+
+def recency(rows: DataFrame) -> Column:
+    """What orders rows in time: event_time, or the day of the partition where there is none."""
+    return F.col(EVENT_TIME if EVENT_TIME in rows.columns else FEATURES_DT)

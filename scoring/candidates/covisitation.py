@@ -1,0 +1,108 @@
+"""Items that were clicked by the users who clicked the user's own: co-visitation.
+
+Users are rows, items columns of a matrix of clicks, a 1 for each of the latest `clicks_per_user` distinct items of a user.
+Each row is scaled to unit length, so that a user with many clicks counts no more than one with few, and two items are
+as similar as the cosine of their columns (M. Deshpande, G. Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1),
+2004, sections 4.1 and 4.3):
+
+    sim(i, j) = Σ_u w_u [u clicked i and j] / √(Σ_u w_u [u clicked i] · Σ_u w_u [u clicked j]),   w_u = 1 / |items of u|
+
+A user's score of item j is the sum of sim(i, j) over their own items i whose `neighbours` most similar items hold j.
+
+Weights are integers of 2⁻²⁴ and similarities of 2⁻³⁰, so that all sums are exact and equal logs give equal lists, however rows are
+partitioned. A user makes at most clicks_per_user² pairs, which are added up before they are exchanged; no task holds more of one item
+than its row of the matrix.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from conf.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from conf.types import Covisitation
+from scoring.candidates.clicks import recency
+from scoring.candidates.filters import Exclusions
+from scoring.candidates.popular import allowed
+from scoring.contract import CANDIDATES, ITEM_INDEX
+
+WEIGHT_UNITS = 1 << 24
+SIMILARITY_UNITS = 1 << 30
+
+# A popular item's users are spread over so many tasks when they meet its neighbours.
+_SALTS = 8
+
+
+def covisited_items(
+    config: Covisitation, excluding: Exclusions, rows: DataFrame, items: DataFrame
+) -> DataFrame:
+    """(user_key, candidates): the n items with the highest scores that are not excluded, ties by item index.
+
+    A user without clicks gets an empty list.
+
+    Args:
+        rows: user_key, item_key, label and what recency() needs.
+        items: numbered, with item_key.
+    """
+    history = latest_items(rows, items, config.clicks_per_user).persist()
+    near = nearest(similarities(history), config.neighbours)
+    salts = F.explode(F.array(*(F.lit(salt) for salt in range(_SALTS))))
+    salted = near.withColumn("salt", salts)
+    own = history.withColumn("salt", F.pmod(F.xxhash64(USER_KEY), F.lit(_SALTS)).cast("int"))
+    scored = (
+        own.join(salted, [ITEM_INDEX, "salt"])
+        .groupBy(USER_KEY, "other")
+        .agg(F.sum("similarity").alias("score"))
+    )
+    ranking = F.sort_array(F.collect_list(F.struct((-F.col("score")).alias("score"), "other"))).getField(
+        "other"
+    )
+    ranked = scored.groupBy(USER_KEY).agg(ranking.alias("ranking"))
+    listed = excluding.users.join(ranked, USER_KEY, "left")
+    found = F.coalesce("ranking", F.array().cast("array<int>"))
+    return listed.select(USER_KEY, allowed(found, config.n).alias(CANDIDATES))
+
+
+def latest_items(rows: DataFrame, items: DataFrame, most: int) -> DataFrame:
+    """(user_key, item_index, weight int64): the distinct items a user clicked, the `most` latest, ties by item index.
+
+    weight: floor(WEIGHT_UNITS / how many these are).
+    """
+    clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY, recency(rows).alias("at"))
+    latest = (
+        clicks.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
+        .groupBy(USER_KEY, ITEM_INDEX)
+        .agg(F.max("at").alias("at"))
+    )
+    own = Window.partitionBy(USER_KEY)
+    place = F.row_number().over(own.orderBy(F.desc("at"), F.asc(ITEM_INDEX)))
+    kept = latest.select(USER_KEY, ITEM_INDEX, place.alias("place")).where(F.col("place") <= most)
+    weight = F.floor(F.lit(WEIGHT_UNITS) / F.count(F.lit(1)).over(own)).cast("long")
+    return kept.select(USER_KEY, ITEM_INDEX, weight.alias("weight"))
+
+
+def similarities(history: DataFrame) -> DataFrame:
+    """(item_index, other, similarity int64 of 2⁻³⁰) of all pairs that one user clicked; both orders."""
+    pairs = history.join(history.select(USER_KEY, F.col(ITEM_INDEX).alias("other")), USER_KEY)
+    together = (
+        pairs.where(F.col(ITEM_INDEX) != F.col("other"))
+        .groupBy(ITEM_INDEX, "other")
+        .agg(F.sum("weight").alias("shared"))
+    )
+    norm = history.groupBy(ITEM_INDEX).agg(F.sum("weight").alias("norm"))
+    of_other = norm.select(F.col(ITEM_INDEX).alias("other"), F.col("norm").alias("norm_other"))
+    lengths = F.sqrt(F.col("norm").cast("double")) * F.sqrt(F.col("norm_other").cast("double"))
+    found = F.floor(F.col("shared") / lengths * SIMILARITY_UNITS + 0.5).cast("long")
+    return (
+        together.join(norm, ITEM_INDEX)
+        .join(of_other, "other")
+        .select(ITEM_INDEX, "other", found.alias("similarity"))
+    )
+
+
+def nearest(similar: DataFrame, most: int) -> DataFrame:
+    """The `most` most similar items of each item, ties by index."""
+    order: list[Column] = [F.desc("similarity"), F.asc("other")]
+    place = F.row_number().over(Window.partitionBy(ITEM_INDEX).orderBy(*order))
+    ranked = similar.select("*", place.alias("place")).where(F.col("place") <= most)
+    return ranked.select(ITEM_INDEX, "other", "similarity")

@@ -1,0 +1,43 @@
+"""The union of several sources: each gives its share of a user's list, in the order they are configured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.feature_spec import USER_KEY
+from scoring.contract import CANDIDATES, EXCLUDED, SOURCES
+
+
+def unite(users: DataFrame, lists: Sequence[DataFrame], most: int | None) -> DataFrame:
+    """(user_key, candidates, excluded null, sources): the lists one after the other, an item counted where it comes first.
+
+    A place that a later source loses to an earlier one is not filled again. A user that no source knows gets an empty list.
+
+    Args:
+        users: user_key; every user gets a row.
+        lists: (user_key, candidates array<int> without repeats), already cut to the quota of their source.
+        most: length of a user's list; None for no limit.
+
+    Returns:
+        sources: array<tinyint>, as long as candidates: place of the source in `lists`.
+    """
+    nothing = F.array().cast("array<int>")
+    joined = users.select(USER_KEY)
+    for number, each in enumerate(lists):
+        joined = joined.join(each.select(USER_KEY, F.col(CANDIDATES).alias(f"_{number}")), USER_KEY, "left")
+    joined = joined.select(USER_KEY, F.coalesce("_0", nothing).alias(CANDIDATES), *joined.columns[1:])
+    joined = joined.withColumn(SOURCES, F.array_repeat(F.lit(0).cast("tinyint"), F.size(CANDIDATES)))
+    for number in range(1, len(lists)):
+        new = F.array_except(F.coalesce(f"_{number}", nothing), CANDIDATES)
+        joined = joined.withColumn("_new", new)
+        marks = F.array_repeat(F.lit(number).cast("tinyint"), F.size("_new"))
+        joined = joined.withColumns(
+            {CANDIDATES: F.concat(CANDIDATES, "_new"), SOURCES: F.concat(SOURCES, marks)}
+        )
+    columns = [
+        F.col(name) if most is None else F.slice(name, 1, most).alias(name) for name in (CANDIDATES, SOURCES)
+    ]
+    return joined.select(USER_KEY, columns[0], F.lit(None).cast("array<int>").alias(EXCLUDED), columns[1])

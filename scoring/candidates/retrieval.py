@@ -1,0 +1,64 @@
+"""Retrieval by vectors: users stream through as Arrow batches and leave with the items nearest to them.
+
+The driver's part; what happens in a Python worker stands in vectors.py, which needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+
+from conf.feature_spec import USER_KEY
+from scoring.contract import CANDIDATES, EXCLUDED, Encoded, ModelRequest
+from scoring.score import task_slot
+
+Batches = Iterable[pa.RecordBatch]
+
+LISTED = T.StructType(
+    [T.StructField(USER_KEY, T.StringType()), T.StructField(CANDIDATES, T.ArrayType(T.IntegerType()))]
+)
+
+
+@dataclass(frozen=True)
+class RetrievalRequest:
+    """What a worker needs to retrieve items.
+
+    Attributes:
+        model: a two-tower model.
+        item_files: Parquet files of candidate_items, in the order of their manifest.
+        context: encoded value of each feature of scope `context`, by name.
+        n: how many items a user gets at most.
+    """
+
+    model: ModelRequest
+    item_files: tuple[str, ...]
+    context: tuple[tuple[str, Encoded], ...]
+    n: int
+
+
+def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:
+    """(user_key, candidates): the n items with the largest dot products that are not excluded, ties by item index.
+
+    Args:
+        users: user_key, the model's features of scope `user`, which `features` names, and excluded (array<int>, null for none).
+
+    Raises (in the workers, when the frame is evaluated):
+        DataError: a product is NaN, or excluded indices are out of range; names the user.
+        ConfigError: the device asked for is not there, a context value is missing, or the model has no towers.
+    """
+    return users.select(USER_KEY, *features, EXCLUDED).mapInArrow(_retriever(request), LISTED)
+
+
+def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.candidates.vectors import retriever_of_process  # torch: in the workers alone
+
+        retriever = retriever_of_process(request, *task_slot())
+        for batch in batches:
+            yield retriever.retrieve(batch)
+
+    return retrieve

@@ -1,0 +1,327 @@
+"""Candidates of several sources with filters, from the tables of a hand-made lake to lists and their recall, job by job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError, DataError
+from conf.lake import Lake, Partition
+from conf.manifest import data_files, read_manifest
+from conf.types import Config
+from jobs import score_daily as score_daily_job
+from jobs.build_candidates import build_candidates
+from jobs.evaluate_model import evaluate_model
+from jobs.measure_recommendations import measure_recommendations
+from jobs.runner import Job
+from jobs.score_daily import score_daily
+from tests.scoring.lake import (
+    DAYS,
+    RUN_DATE,
+    WORKFLOW,
+    EncodedContext,
+    feature_rows,
+    make_config,
+    make_lake,
+    next_day,
+)
+from tests.scoring.world import World, write_model
+from training import tracking
+from training.registry import record_run
+
+SOURCES = [
+    {"source": "covisitation", "n": 4, "window_days": 3},
+    {"source": "retrieval", "n": 4, "model": {"architecture": "two_tower"}},
+    {"source": "popular", "n": 3, "segment": "country"},
+    {"source": "popular", "n": 6},
+]
+NAMES = ["covisitation", "retrieval", "popular by country", "popular"]
+COUNTRIES = ["at", "be", "ch"]
+
+
+def table(name: str, columns: dict[str, str], **more: Any) -> dict[str, Any]:
+    typed = [{"name": column, "type": kind} for column, kind in columns.items()]
+    return {
+        "path": f"{{lake}}/tables/{name}.csv",
+        "format": "csv",
+        "separator": ",",
+        "columns": typed,
+        **more,
+    }
+
+
+ATTRIBUTES = table("users", {"user": "string", "country": "string", "age": "int"}, key="user")
+DENIED = table(
+    "denied",
+    {"item": "string", "country": "string"},
+    filter="not_allowed",
+    item="item",
+    value="country",
+    attribute="country",
+    rule="deny",
+)
+ADULT = table(
+    "adult",
+    {"item": "string", "age": "int"},
+    filter="not_allowed",
+    item="item",
+    value="age",
+    attribute="age",
+    rule="at_least",
+)
+STOCK = table("stock", {"item": "string"}, filter="out_of_stock", item="item")
+SECTION: dict[str, Any] = {
+    "sources": SOURCES,
+    "max": 12,
+    "splits": ["train", "validation"],
+    "active_days": 4,
+    "exclude_clicked": ["train", "validation"],
+    "user_attributes": ATTRIBUTES,
+    "filters": [DENIED, STOCK, ADULT],
+}
+
+
+@pytest.fixture(scope="module")
+def attributes(world: World) -> pd.DataFrame:
+    """Country and age of all users but the last."""
+    users = world.users.user_key[:-1]
+    rows = {
+        "user": users,
+        "country": [COUNTRIES[n % 3] for n in range(36)],
+        "age": [8 + n for n in range(36)],
+    }
+    return pd.DataFrame(rows)
+
+
+DENIED_ROWS = pd.DataFrame({"item": ["i001", "i001", "i002", "nowhere"], "country": ["at", "be", "ch", "at"]})
+ADULT_ROWS = pd.DataFrame({"item": ["i007", "i008"], "age": [18, 30]})
+STOCK_ROWS = pd.DataFrame({"item": ["i003", "i020", "elsewhere"]})
+
+
+def write_tables(lake: str, attributes: pd.DataFrame, **replaced: pd.DataFrame) -> None:
+    folder = Path(lake) / "tables"
+    folder.mkdir(exist_ok=True)
+    tables = {"users": attributes, "denied": DENIED_ROWS, "adult": ADULT_ROWS, "stock": STOCK_ROWS}
+    for name, rows in {**tables, **replaced}.items():
+        rows.to_csv(folder / f"{name}.csv", index=False)
+
+
+def read_rows(partition: Partition) -> pd.DataFrame:
+    files = data_files(partition, read_manifest(partition))
+    return pa.concat_tables(pq.read_table(path, partitioning=None) for path in files).to_pandas()
+
+
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracking, "prepare", lambda *_: None)
+        patch.setattr(tracking, "set_aliases", lambda *_: None)
+        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        yield
+
+
+@dataclass
+class Night:
+    spark: SparkSession
+    lake: Lake
+    facts: dict[str, Any]
+
+    def job(self, **candidates: Any) -> Job:
+        config = make_config(Path(self.lake.root), candidates={**SECTION, **candidates})
+        return Job("test", config, RUN_DATE, _spark=self.spark)
+
+    def candidates(self) -> dict[str, tuple[list[str], list[int]]]:
+        """user → item keys, source of each."""
+        keys = read_rows(self.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
+        found = read_rows(self.lake.candidates(WORKFLOW).partition(RUN_DATE))
+        assert found.excluded.isna().all()
+        return {
+            user: ([keys[index] for index in own], list(sources))
+            for user, own, sources in zip(found.user_key, found.candidates, found.sources, strict=True)
+        }
+
+
+@pytest.fixture(scope="module")
+def night(
+    spark: SparkSession,
+    world: World,
+    attributes: pd.DataFrame,
+    tmp_path_factory: pytest.TempPathFactory,
+    quiet: None,
+) -> Night:
+    """All jobs of RUN_DATE that candidates go through."""
+    config: Config = make_lake(tmp_path_factory.mktemp("lake"), world)
+    lake = Lake(config.lake)
+    write_tables(config.lake, attributes)
+    write_model(Path(lake.models("toy-retriever")) / "t1", "two_tower", version="t1")
+    record_run(lake, "toy-retriever", RUN_DATE, "t1")
+    made = Night(spark, lake, {})
+    job = made.job()
+    bodies = (evaluate_model, build_candidates, score_daily, measure_recommendations)
+    made.facts.update({body.__name__: body(job) for body in bodies})
+    return made
+
+
+@pytest.fixture(scope="module")
+def log(world: World) -> pd.DataFrame:
+    days = [feature_rows(world, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
+    return pd.concat(days, ignore_index=True)
+
+
+def barred(log: pd.DataFrame, attributes: pd.DataFrame, user: str) -> dict[str, set[str]]:
+    """What each filter bars a user from, by the words of the configuration."""
+    clicks = log[(log.user_key == user) & (log.label == 1) & (log.dt < RUN_DATE)]
+    own = attributes[attributes.user == user]
+    country, age = (own.country.iloc[0], own.age.iloc[0]) if len(own) else (None, -1)
+    return {
+        "clicked": set(clicks.item_key),
+        "not_allowed by country": set(DENIED_ROWS[DENIED_ROWS.country == country]["item"]),
+        "not_allowed by age": set(ADULT_ROWS[ADULT_ROWS.age > age]["item"]),
+    }
+
+
+def test_only_items_in_stock_and_seen_lately_are_numbered(
+    night: Night, world: World, log: pd.DataFrame
+) -> None:
+    partition = night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)
+    seen = set(log[log.dt < RUN_DATE].item_key)
+    items = read_rows(partition)
+    assert items.item_key.tolist() == sorted((seen & set(world.items.item_key)) - set(STOCK_ROWS["item"]))
+    assert items.item_index.tolist() == list(range(len(items)))
+    manifest = read_manifest(partition)
+    assert manifest.dropped == {"out_of_stock": 2, "inactive": 23 - len(seen | {"i003", "i020"})}
+    assert manifest.rows + sum(manifest.dropped.values()) == manifest.rows_in == 23
+    assert night.facts["build_candidates"].dropped == manifest.dropped
+
+
+def test_nobody_is_offered_what_a_filter_bars_and_all_of_it_is_counted(
+    night: Night, world: World, log: pd.DataFrame, attributes: pd.DataFrame
+) -> None:
+    items = set(read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key)
+    candidates, counts = (
+        night.candidates(),
+        {"clicked": 0, "not_allowed by country": 0, "not_allowed by age": 0},
+    )
+    assert sorted(candidates) == world.users.user_key.tolist()
+    for user, (keys, _) in candidates.items():
+        gone = {name: found & items for name, found in barred(log, attributes, user).items()}
+        counts = {name: counts[name] + len(found) for name, found in gone.items()}
+        assert set(keys) <= items - set().union(*gone.values())
+        assert len(set(keys)) == len(keys) <= 12
+    facts = read_manifest(night.lake.candidates(WORKFLOW).partition(RUN_DATE)).facts
+    assert facts == {"sources": NAMES, "excluded": counts}
+    assert min(counts.values()) > 0
+
+
+def test_every_source_gives_its_share_and_no_more(night: Night) -> None:
+    given = [sources for _, sources in night.candidates().values()]
+    assert all(sources == sorted(sources) for sources in given)
+    for number, source in enumerate(SOURCES):
+        assert 0 < max(sources.count(number) for sources in given) <= source["n"]  # type: ignore[operator]
+
+
+def test_lists_hold_candidates_alone(night: Night) -> None:
+    lists = read_rows(night.lake.recommendations.partition(RUN_DATE)).groupby("user_id").item_id.agg(set)
+    candidates = night.candidates()
+    for user, (keys, _) in candidates.items():
+        assert len(lists.get(user, set())) == min(5, len(keys))
+        assert lists.get(user, set()) <= set(keys)
+
+
+def test_recall_of_the_candidates_equals_pandas(night: Night, world: World, log: pd.DataFrame) -> None:
+    raw = next_day(world)
+    wanted = raw[raw.clicked == 1].groupby("user")["item"].agg(set).to_dict()
+    warm = set(log[log.dt < DAYS[2]].user_key)
+    candidates = night.candidates()
+    measured = read_manifest(night.lake.measures.partition(RUN_DATE)).facts["candidates"]
+    assert measured == night.facts["measure_recommendations"].facts["candidates"]
+    for found, users in ((measured, warm), (measured["cold_users"], set(candidates) - warm)):
+        asked = sorted(user for user in wanted if user in candidates and user in users)
+        parts = dict.fromkeys(NAMES, 0.0)
+        for user in asked:
+            for key, source in zip(*candidates[user], strict=True):
+                parts[NAMES[source]] += (key in wanted[user]) / len(wanted[user]) / len(asked)
+        assert found["users"] == len(asked) > 0
+        assert found["by_source"] == pytest.approx(parts, abs=1e-12)
+        assert found["recall"] == pytest.approx(sum(parts.values()), abs=1e-12)
+    assert measured["recall"] > 0.1
+
+
+def test_a_rerun_gives_the_same_candidates_and_another_table_others(
+    night: Night, attributes: pd.DataFrame
+) -> None:
+    partition = night.lake.candidates(WORKFLOW).partition(RUN_DATE)
+    before, lists = read_manifest(partition), night.candidates()
+    build_candidates(night.job())
+    assert read_manifest(partition).digest == before.digest
+    assert night.candidates() == lists
+    write_tables(night.lake.root, attributes, denied=DENIED_ROWS[:2])
+    build_candidates(night.job())
+    assert read_manifest(partition).digest != before.digest
+
+
+@pytest.mark.parametrize(
+    "replaced, said",
+    [
+        ({"denied": DENIED_ROWS.rename(columns={"country": "land"})}, r"denied\.csv[\s\S]*country"),
+        ({"denied": DENIED_ROWS.iloc[[0, 0]]}, r"denied\.csv: 2 rows hold 1 .*item, country.*'i001'"),
+        ({"adult": pd.DataFrame({"item": ["i007", "i007"], "age": [1, 2]})}, r"adult\.csv.*'i007'"),
+        ({"adult": pd.DataFrame({"item": ["i007"], "age": ["x"]})}, r"adult\.csv: 1 rows do not parse.*age"),
+        (
+            {"adult": pd.DataFrame({"item": ["i007"], "age": [None]})},
+            r"adult\.csv: age is null for item='i007'",
+        ),
+        ({"stock": pd.DataFrame({"item": ["i001", "i001"]})}, r"stock\.csv: 2 rows hold 1 .*'i001'"),
+        (
+            {"users": pd.DataFrame({"user": ["u1", ""], "country": "at", "age": 1})},
+            r"users\.csv.*user': None",
+        ),
+    ],
+)
+def test_a_bad_table_is_named_with_its_column_and_value(
+    night: Night, attributes: pd.DataFrame, replaced: dict[str, pd.DataFrame], said: str
+) -> None:
+    write_tables(night.lake.root, attributes, **replaced)
+    try:
+        with pytest.raises(DataError, match=said):
+            build_candidates(night.job())
+    finally:
+        write_tables(night.lake.root, attributes)
+
+
+def test_a_missing_table_is_named_with_its_key(night: Night) -> None:
+    path = Path(night.lake.root) / "tables/stock.csv"
+    path.rename(path.with_suffix(".aside"))
+    try:
+        with pytest.raises(
+            DataError, match=r"no raw file at .*stock\.csv \(from candidates\.filters\.1\.path\)"
+        ):
+            build_candidates(night.job())
+    finally:
+        path.with_suffix(".aside").rename(path)
+
+
+def test_a_segment_must_be_a_column_of_users(night: Night) -> None:
+    sources = [{"source": "popular", "segment": "shoe_size"}]
+    with pytest.raises(ConfigError, match=r"segment='shoe_size' is neither a feature .*'who'.*'country'"):
+        build_candidates(night.job(sources=sources))
+
+
+def test_retrieving_before_a_retriever_was_trained_names_the_job(night: Night) -> None:
+    runs = Path(night.lake.models("toy-retriever")) / "runs"
+    (runs / f"dt={RUN_DATE}.json").rename(runs / "aside")
+    try:
+        with pytest.raises(
+            DataError, match=r"toy-retriever has no model for features of workflow w1[\s\S]*train_retriever"
+        ):
+            build_candidates(night.job())
+    finally:
+        (runs / "aside").rename(runs / f"dt={RUN_DATE}.json")
