@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from conf.delivery_types import ListRules, Stop
 from conf.raw_types import Names, PositiveInt, Share, Strict
 
 Split = Literal["train", "validation", "test"]
@@ -143,7 +144,8 @@ class Score(Strict):
 
     `context` gives tonight's raw value of every feature of scope `context`. `rows_per_step`: (user, item) pairs or
     feature rows that go through the model at once; without it 2,048 on a CPU, whose caches they fit, and 131,072 on
-    a GPU. `rows_split`: the split whose feature rows score_rows gives a probability.
+    a GPU. `rows_split`: the split whose feature rows score_rows gives a probability. `rules`: business rules after ranking.
+    `stop`: limits on the change of the lists, past which they are not published.
     """
 
     k: PositiveInt = 10
@@ -151,6 +153,8 @@ class Score(Strict):
     rows_per_step: PositiveInt | None = None
     rows_split: Split = "test"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    rules: ListRules | None = None
+    stop: Stop = Stop()
 
 
 class Measure(Strict):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
+from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, ListRules, Secret, Stop
 from conf.raw_types import (
     Column,
     EventTime,
@@ -56,15 +57,19 @@ __all__ = [
     "Candidates",
     "Column",
     "Config",
+    "Deliver",
     "EmbeddingStorage",
     "Embeddings",
     "EventTime",
     "FeatureGroup",
     "Gate",
     "Generate",
+    "JdbcSink",
     "JoinedTable",
+    "JsonLinesSink",
     "Keys",
     "Label",
+    "ListRules",
     "Log",
     "Measure",
     "ModelConfig",
@@ -81,9 +86,11 @@ __all__ = [
     "Scope",
     "Scopes",
     "Score",
+    "Secret",
     "Share",
     "Split",
     "SplitConfig",
+    "Stop",
     "StopAt",
     "Strict",
     "Train",
@@ -119,6 +126,7 @@ class Config(Strict):
     gate: Gate = Gate()
     candidates: Candidates = Candidates()
     score: Score = Score()
+    deliver: Deliver = Deliver()
     measure: Measure = Measure()
     generate: Generate | None = None
 

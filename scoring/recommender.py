@@ -18,10 +18,17 @@ from conf.feature_spec import ITEM_KEY, USER_KEY
 from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequest
 from scoring.pairs import Block, CandidateLists, Side, blocks, context_side, side_of
 from scoring.predictor import Predictor, predictor_of_process
+from scoring.rules.choose import RANKED, ItemRules, load_rules
 from scoring.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 
 RECOMMENDATIONS = pa.schema(
-    [("user_id", pa.string()), ("position", pa.int32()), ("item_id", pa.string()), ("score", pa.float32())]
+    [
+        ("user_id", pa.string()),
+        ("position", pa.int32()),
+        ("item_id", pa.string()),
+        ("score", pa.float32()),
+        ("reason", pa.string()),
+    ]
 )
 
 # Keys of at least this many places are ranked together, however few rows go through the model at once.
@@ -38,16 +45,18 @@ class Items:
 
 @dataclass(frozen=True)
 class Recommender:
-    """A predictor with the items beside it."""
+    """A predictor with the items beside it, and the business rules after ranking."""
 
     predictor: Predictor
     items: Items
     k: int
+    rules: ItemRules | None = None
 
     def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The k best candidates of each user: batches of RECOMMENDATIONS in the order of the users, then by position.
 
-        Order within a user: score descending, then item key ascending. A user without candidates gets no row.
+        Order within a user: score descending, then item key ascending; where there are rules, as they say
+        (scoring/rules). A user without candidates gets no row.
 
         Args:
             users: user_key, candidates, excluded and the user features; one row a user.
@@ -76,18 +85,47 @@ class Recommender:
         matrix = torch.full(
             (len(block.lengths), int(block.lengths.max())), NO_CANDIDATE, device=device
         )  # (U, W)
-        matrix[user - block.first_user, torch.from_numpy(block.place).to(device)] = ranking_keys(scores, item)
+        cell = (user - block.first_user, torch.from_numpy(block.place).to(device))
+        if self.rules is not None:
+            matrix[cell] = ranking_keys(self.rules.ranking_scores(scores, item), item)
+            by_place = torch.zeros(matrix.shape, device=device)  # (U, W)
+            by_place[cell] = scores
+            return self._by_rules(self.rules, matrix, by_place, block, users)
+        matrix[cell] = ranking_keys(scores, item)
         best = top_keys(matrix, self.k).cpu()  # (U, min(k, W))
         filled = best != NO_CANDIDATE
-        row, position = filled.nonzero(as_tuple=True)
-        score, index = split_keys(best[filled])
         self._require_distinct(best, filled, block.first_user, users)
+        score, index = split_keys(best[filled])
+        return self._lists(filled, score, index, pa.repeat(RANKED, len(index)), block, users)
+
+    def _by_rules(
+        self, rules: ItemRules, keys: Tensor, scores: Tensor, block: Block, users: pa.Array
+    ) -> pa.RecordBatch:
+        """The lists that the rules choose from whole rankings: `keys` and the model's `scores`, (U, W) each."""
+        ranked, order = keys.sort(dim=1, descending=True)
+        valid = ranked != NO_CANDIDATE
+        self._require_distinct(ranked, valid, block.first_user, users)
+        items = torch.where(valid, split_keys(ranked)[1], 0)
+        own = users.slice(block.first_user, len(block.lengths)).to_pylist()
+        chosen = rules.choose(items, valid, own, self.k)
+        filled = chosen.filled
+        score = scores.gather(1, order.gather(1, chosen.places))[filled].cpu()
+        index = items.gather(1, chosen.places)[filled].cpu()
+        reasons = pa.array(rules.reasons, pa.string()).take(pa.array(chosen.reasons[filled].cpu().numpy()))
+        return self._lists(filled.cpu(), score, index, reasons, block, users)
+
+    def _lists(
+        self, filled: Tensor, score: Tensor, index: Tensor, reasons: pa.Array, block: Block, users: pa.Array
+    ) -> pa.RecordBatch:
+        """RECOMMENDATIONS of the filled (U, K) places, row after row; score, index and reasons are one a filled place."""
+        row, position = filled.nonzero(as_tuple=True)
         return pa.RecordBatch.from_arrays(
             [
                 users.take(pa.array(row.numpy() + block.first_user)),
                 pa.array((position + 1).int().numpy()),
                 self.items.keys.take(pa.array(index.numpy())),
                 pa.array(score.numpy()),
+                reasons,
             ],
             schema=RECOMMENDATIONS,
         )
@@ -121,7 +159,8 @@ def recommender_of_process(request: ListRequest, gpu: int | None, threads: int) 
     """The recommender of this process, made when the first batch asks for it: model and items are read once."""
     predictor = predictor_of_process(request.model, gpu, threads)
     items = read_items(request.item_files, predictor, dict(request.context))
-    return Recommender(predictor, Items(items.keys, items.side.to(predictor.device)), request.k)
+    rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None
+    return Recommender(predictor, Items(items.keys, items.side.to(predictor.device)), request.k, rules)
 
 
 def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:
