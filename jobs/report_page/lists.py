@@ -66,11 +66,11 @@ def sample_lists(
     )
     columns = ["user_id", "position", "item_id", "score"]
     rows = rows_where(files, columns, pc.field("user_id").isin(users))
-    histories = _histories(lake, dataset, users) if dataset is not None else {}
+    known = histories(lake, dataset, users) if dataset is not None else {}
     lists: dict[str, list[tuple[int, str, float]]] = {user: [] for user in users}
     for row in rows:
         lists[str(row["user_id"])].append((row["position"], row["item_id"], row["score"]))
-    return [UserList(user, sorted(lists[user]), histories.get(user)) for user in users]
+    return [UserList(user, sorted(lists[user]), known.get(user)) for user in users]
 
 
 def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
@@ -84,7 +84,7 @@ def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
     )
 
 
-def _histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
+def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
     """Clicks and impressions of a few users in the newest days of the dataset, up to about five million rows."""
     files, left = [], MOST_ROWS
     members = sorted(

@@ -21,6 +21,9 @@ from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
 from jobs.runner import Job
 from jobs.score_daily import score_daily
+from setup import jars
+from tests.delivery.postgres import Server, postgres
+from tests.etl.lakes import servers
 from tests.scoring.lake import CONTEXT, DAY_AFTER, RUN_DATE, EncodedContext, make_config, make_lake
 from tests.scoring.world import World, make_world
 from training import tracking
@@ -76,3 +79,18 @@ def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         score_daily(run(RUN_DATE, score=score_section(rules=rules)))
         build_candidates(run(DAY_AFTER))
         yield made
+
+
+@pytest.fixture(scope="session")
+def driver_jar() -> Path:
+    (path,) = servers.jar_paths(jars.postgresql_driver())
+    return path
+
+
+@pytest.fixture(scope="session")
+def database(driver_jar: Path) -> Iterator[Server]:
+    try:
+        with postgres() as server:
+            yield server
+    except servers.Unavailable as error:
+        servers.missing(str(error))
