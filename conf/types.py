@@ -152,8 +152,16 @@ class Config(Strict):
             _reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
         if self.keys:
             _reject_unknown("keys", self.keys.columns, set(self.log.names))
-        elif self.users or self.items or self.negatives or self.split.by == "leave_last_out":
-            raise ValueError("users, items, negatives and split.by=leave_last_out need the section keys")
+        elif (
+            self.users
+            or self.items
+            or self.negatives
+            or self.deliver.sinks
+            or self.split.by == "leave_last_out"
+        ):
+            raise ValueError(
+                "users, items, negatives, deliver.sinks and split.by=leave_last_out need the section keys"
+            )
         for side, table in (("user", self.users), ("item", self.items)):
             if table and self.keys:
                 self._check_attributes(side, table, getattr(self.keys, side))

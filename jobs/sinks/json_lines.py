@@ -40,19 +40,18 @@ def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> D
 
 
 def lines(lists: PublishedLists) -> DataFrame:
-    """(user_id, value): the line of each user."""
+    """(user_id, date, items) of each user, as a line has them."""
     items = F.sort_array(F.collect_list(F.struct("position", "item_id", "score", "reason")))
     users = lists.rows.groupBy("user_id").agg(items.alias("items"))
     ordered = F.transform("items", lambda each: F.struct(*(each[name].alias(name) for name in _ENTRY)))
-    line = F.struct("user_id", F.lit(lists.run_date).alias("date"), ordered.alias("items"))
-    return users.select("user_id", F.to_json(line).alias("value"))
+    return users.select("user_id", F.lit(lists.run_date).alias("date"), ordered.alias("items"))
 
 
 def _write(sink: JsonLinesSink, lists: PublishedLists, folder: str) -> None:
     files = max(1, -(-lists.users // sink.users_per_file))
     made = lines(lists)
     dealt = made.repartitionByRange(files, "user_id") if files > 1 else made.repartition(1)
-    dealt.sortWithinPartitions("user_id").select("value").write.text(folder, compression=sink.compression)
+    dealt.sortWithinPartitions("user_id").write.json(folder, compression=sink.compression)
 
 
 def _publish(
@@ -65,26 +64,31 @@ def _publish(
 ) -> Manifest:
     """Counts what was written by reading it, and makes it the partition."""
     folder = partition.file(attempt)
-    infos = [each for each in storage.list_files(folder) if each.path.endswith(_ENDINGS[sink.compression])]
+    ending = _ENDINGS[sink.compression]
+    sizes = {
+        each.path.rsplit("/", 1)[1]: each.size
+        for each in storage.list_files(folder)
+        if each.path.endswith(ending)
+    }
     written = lists.rows.sparkSession.read.text(folder)
     by_file = written.groupBy(F.element_at(F.split(F.input_file_name(), "/"), -1).alias("name")).count()
     counts = {row["name"]: row["count"] for row in by_file.collect()}
-    if sum(counts.values()) != lists.users:
+    written_lines = sum(count for name, count in counts.items() if name in sizes)
+    if written_lines != lists.users:
         raise InfrastructureError(
-            f"{folder} holds {sum(counts.values())} lines, there are {lists.users} users with a list",
+            f"{folder} holds {written_lines} lines, there are {lists.users} users with a list",
             "the lists changed while they were delivered, or it is our defect: rerun the job",
         )
-    entries = []
-    for info in infos:
-        name = info.path.rsplit("/", 1)[1]
-        users = counts.get(name, 0)
-        if users:
-            entries.append(FileEntry(f"{attempt}/{name}", users, info.size, (users,)))
+    entries = [
+        FileEntry(f"{attempt}/{name}", counts[name], size, (counts[name],))
+        for name, size in sizes.items()  # in the order of the users
+        if name in counts
+    ]
     manifest = Manifest(
         table=partition.table,
         partition=partition.dt,
         files=tuple(entries),
-        schema=(("value", "string"),),
+        schema=(("line", "json"),),
         inputs=inputs,
         rows_in=lists.manifest.rows,
         facts={"users": lists.users, "entries": lists.manifest.rows, "compression": sink.compression},
