@@ -72,9 +72,13 @@ def _binaries(scratch: Path) -> Path:
     if installed:
         return max(installed, key=_major).parent
     python = locked_environment("postgres-server", LOCK)
-    (found,) = python.parent.parent.glob("lib/python*/site-packages/pgserver/pginstall")
-    shutil.copytree(found, scratch / "pginstall", symlinks=True)
-    return scratch / "pginstall/bin"
+    (packages,) = python.parent.parent.glob("lib/python*/site-packages")
+    for folder in (
+        "pgserver/pginstall",
+        "pgserver.libs",
+    ):  # its binaries find the libraries by this way to them
+        shutil.copytree(packages / folder, scratch / folder, symlinks=True)
+    return scratch / "pgserver/pginstall/bin"
 
 
 def _major(path: Path) -> int:
