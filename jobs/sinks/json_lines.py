@@ -71,7 +71,7 @@ def _publish(
         if each.path.endswith(ending)
     }
     written = lists.rows.sparkSession.read.text(folder)
-    by_file = written.groupBy(F.element_at(F.split(F.input_file_name(), "/"), -1).alias("name")).count()
+    by_file = written.select(F.col("_metadata.file_name").alias("name")).groupBy("name").count()
     counts = {row["name"]: row["count"] for row in by_file.collect()}
     written_lines = sum(count for name, count in counts.items() if name in sizes)
     if written_lines != lists.users:
