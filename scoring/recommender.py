@@ -101,8 +101,11 @@ class Recommender:
     def _by_rules(
         self, rules: ItemRules, keys: Tensor, scores: Tensor, block: Block, users: pa.Array
     ) -> pa.RecordBatch:
-        """The lists that the rules choose from whole rankings: `keys` and the model's `scores`, (U, W) each."""
-        ranked, order = keys.sort(dim=1, descending=True)
+        """The lists that the rules choose from rankings: `keys` and the model's `scores`, (U, W) each."""
+        if rules.need_whole_rankings:
+            ranked, order = keys.sort(dim=1, descending=True)
+        else:
+            ranked, order = keys.topk(min(self.k, keys.shape[1]), dim=1)
         valid = ranked != NO_CANDIDATE
         self._require_distinct(ranked, valid, block.first_user, users)
         items = torch.where(valid, split_keys(ranked)[1], 0)

@@ -18,6 +18,9 @@ from scoring.rules.request import BoostRequest, RulesRequest
 RANKED, EXPLORE = "ranked", "explore"
 _RANKED_CODE, _EXPLORE_CODE = 0, 1
 
+# Below and above every draw key.
+_FIRST, _LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -58,6 +61,11 @@ class ItemRules:
     salt: str
     reasons: tuple[str, ...]
 
+    @property
+    def need_whole_rankings(self) -> bool:
+        """Whether a list may hold an item that is not among the k best; a boost alone only changes which these are."""
+        return self.categories is not None or self.explore > 0
+
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:
         """What items are ranked by, float32 of any shape."""
         return scores if self.boost is None else self.boost.keys(scores, items)
@@ -81,9 +89,10 @@ class ItemRules:
         hashes = text_hashes(users, self.salt).to(items.device)
         drawn = draw_keys(hashes, self.item_hashes[items])
         # Ranked ones first and in their order, so that they count towards the maximum; then the draw; then no candidates.
-        order = torch.sort(torch.where(ranked, torch.zeros_like(drawn), drawn), dim=1, stable=True).indices
-        group = torch.where(ranked, 0, torch.where(valid, 1, 2))
-        order = order.gather(1, torch.sort(group.gather(1, order), dim=1, stable=True).indices)
+        walk = torch.arange(items.shape[1], device=items.device) + _FIRST  # (W,)
+        order = torch.sort(
+            torch.where(ranked, walk, torch.where(valid, drawn, _LAST)), dim=1, stable=True
+        ).indices
         again = self._allowed(items.gather(1, order), valid.gather(1, order))
         places, filled = _first(again, k)
         places = order.gather(1, places)
@@ -99,8 +108,14 @@ class ItemRules:
 
 def _first(allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """(places, filled), (U, min(k, W)) each: the first allowed places of each row, in order."""
-    order = torch.sort((~allowed).to(torch.uint8), dim=1, stable=True).indices[:, :k]
-    return order, allowed.gather(1, order)
+    users, width = allowed.shape
+    nth = allowed.cumsum(1)  # (U, W) from 1
+    user, place = (allowed & (nth <= k)).nonzero(as_tuple=True)
+    places = torch.zeros((users, min(k, width)), dtype=torch.int64, device=allowed.device)
+    filled = torch.zeros_like(places, dtype=torch.bool)
+    cell = (user, nth[user, place] - 1)
+    places[cell], filled[cell] = place, True
+    return places, filled
 
 
 def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> ItemRules:

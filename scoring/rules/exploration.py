@@ -25,7 +25,7 @@ def text_hashes(texts: Iterable[str], salt: str = "") -> Tensor:
 
 
 def draw_keys(users: Tensor, items: Tensor) -> Tensor:
-    """(U, W) int64, evenly spread over all 64 bits: the finaliser of SplitMix64 (Steele, Lea and Flood 2014, section 3).
+    """(U, W) int64 in [-2**62, 2**62), evenly spread: the upper 63 bits of the finaliser of SplitMix64 (Steele, Lea and Flood 2014, section 3).
 
     Args:
         users: (U,) hashes of users with the salt.
@@ -34,7 +34,7 @@ def draw_keys(users: Tensor, items: Tensor) -> Tensor:
     mixed = users[:, None] ^ items
     for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
         mixed = (mixed ^ _logical_shift(mixed, shift)) * multiplier
-    return mixed ^ _logical_shift(mixed, _SHIFTS[2])
+    return (mixed ^ _logical_shift(mixed, _SHIFTS[2])) >> 1
 
 
 def _logical_shift(values: Tensor, by: int) -> Tensor:

@@ -31,12 +31,12 @@ def hash_of(text: str, salt: str = "") -> int:
 
 
 def draw_of(user: str, item: str, salt: str) -> int:
-    """SplitMix64's finaliser of both hashes, as a signed number."""
+    """The upper 63 bits of SplitMix64's finaliser of both hashes, as a signed number."""
     mixed = hash_of(user, salt) ^ hash_of(item)
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % _WORD
     mixed ^= mixed >> 31
-    return mixed - _WORD if mixed >= _WORD // 2 else mixed
+    return (mixed - _WORD if mixed >= _WORD // 2 else mixed) >> 1
 
 
 def key_of(rules: PlainRules, item: str, score: float) -> float:
