@@ -18,7 +18,6 @@ from conf.manifest import data_files, read_manifest
 from conf.types import Config
 from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
-from jobs.evaluate_model import evaluate_model
 from jobs.runner import Job
 from jobs.score_daily import score_daily
 from setup import jars
@@ -27,6 +26,7 @@ from tests.etl.lakes import servers
 from tests.scoring.lake import CONTEXT, DAY_AFTER, RUN_DATE, EncodedContext, make_config, make_lake
 from tests.scoring.world import World, make_world
 from training import tracking
+from training.registry import Decision, record_decision
 
 
 @dataclass
@@ -61,7 +61,6 @@ def score_section(**settings: Any) -> dict[str, Any]:
 def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nights]:
     world = make_world(tmp_path_factory.mktemp("delivered"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracking, "prepare", lambda *_: None)
         patch.setattr(tracking, "set_aliases", lambda *_: None)
         patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
         root = tmp_path_factory.mktemp("nights")
@@ -74,7 +73,7 @@ def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         boost = {"attribute": "shelf", "values": {"s1": 1.5}}
         rules = {"attributes": attributes, "boost": boost, "exploration": {"share": 0.2}}
         run: Callable[..., Job] = made.job
-        evaluate_model(run(RUN_DATE))
+        record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
         build_candidates(run(RUN_DATE))
         score_daily(run(RUN_DATE, score=score_section(rules=rules)))
         build_candidates(run(DAY_AFTER))
