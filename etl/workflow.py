@@ -68,19 +68,26 @@ class LocalWorkflow:
         found = [name for chain in self.chains if set(chain.outputs) & set(features) for name in chain.inputs]
         return list(dict.fromkeys(found))
 
-    def decode_ids(self, feature: str, ids: Iterable[int]) -> dict[int, str]:
-        """id → the raw value it stands for, of those of `ids` that have one: reserved and unknown ids are left out.
+    def decode_ids(self, ids: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
+        """Feature → id → the raw value it stands for, of those of `ids` that have one, in one pass over the vocabularies.
+
+        Reserved ids and ids that no value has are left out.
 
         Raises:
-            ConfigError: the feature has no vocabulary.
+            ConfigError: a feature has no vocabulary.
         """
-        wanted = (pc.field("column") == self.vocabulary_of(feature)) & pc.field("id").isin(sorted(set(ids)))
-        found: dict[int, str] = {}
-        for path in self.local.files.get(VOCABULARY, ()):
+        wanted = {feature: set(each) for feature, each in ids.items()}
+        names = {feature: self.vocabulary_of(feature) for feature in wanted}
+        found: dict[str, dict[int, str]] = {feature: {} for feature in wanted}
+        some = pc.field("column").isin(sorted(set(names.values())))
+        some &= pc.field("id").isin(sorted(set().union(*wanted.values())))
+        for path in self.local.files.get(VOCABULARY, ()) if wanted else ():
             source, inner = storage.filesystem(path)
             rows = ds.dataset(inner, format="parquet", filesystem=source)
-            for row in rows.to_table(columns=["id", "value"], filter=wanted).to_pylist():
-                found[row["id"]] = row["value"]
+            for row in rows.to_table(columns=["column", "id", "value"], filter=some).to_pylist():
+                for feature, name in names.items():
+                    if name == row["column"] and row["id"] in wanted[feature]:
+                        found[feature][row["id"]] = row["value"]
         return found
 
     def vocabulary_of(self, feature: str) -> str:

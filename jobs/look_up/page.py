@@ -27,17 +27,17 @@ def decoded_names(lake: Lake, found: Found) -> Names:
         workflow = load_local(lake, str(found.facts["workflow_version"]))
     except DataError:
         return {}
-    names = {}
+    occurring: dict[str, set[int]] = {}
     for feature in found.spec.features:
         if feature.kind == "dense":
             continue
-        rows = (found.user_features, *found.item_features.values())
-        ids = {each for row in rows if feature.name in row for each in _ids(row[feature.name])}
         try:
-            names[feature.name] = workflow.decode_ids(feature.name, ids) if ids else {}
+            workflow.vocabulary_of(feature.name)
         except ConfigError:  # hashed ids stand for many values
             continue
-    return names
+        rows = (found.user_features, *found.item_features.values())
+        occurring[feature.name] = {each for row in rows for each in _ids(row.get(feature.name))}
+    return workflow.decode_ids(occurring)
 
 
 def page(found: Found, names: Names) -> str:
