@@ -26,10 +26,10 @@ setup: ## make .venv from the lock files and build Horovod (about 10 minutes onc
 demo: setup ## three nights end to end on a generated click log, and what their lists are worth
 	@$(IN_ENV) python jobs/demo.py $(ARGS)
 
-jars: setup ## fetch jars (920 MB, once): the RAPIDS Accelerator for tests of GPU plans, S3 and HDFS for tests of lakes
+jars: setup ## fetch jars (920 MB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS and PostgreSQL's driver
 	@$(IN_ENV) python -m setup.jars
 
-# On CI the tests of GPU plans and of lakes are not skipped, so that their jars are fetched first.
+# On CI the tests of GPU plans and of lakes and sinks are not skipped, so that their jars are fetched first.
 test: setup $(if $(CI),jars) ## the test suite
 	@$(IN_ENV) pytest $(ARGS)
 
@@ -50,6 +50,7 @@ lock: setup ## resolve requirements/*.in anew into the lock files (ARGS=--upgrad
 	@cd requirements && $(UV_COMPILE) -c runtime.txt benchmark.in -o benchmark.txt
 	@cd requirements && $(UV_COMPILE) benchmark-nvtabular.in -o benchmark-nvtabular.txt
 	@cd requirements && $(UV_COMPILE) test-s3.in -o test-s3.txt
+	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt
 	@cd requirements && $(UV_COMPILE) bootstrap.in -o bootstrap.txt
 	@cd requirements && $(UV_COMPILE) --no-deps horovod.in -o horovod.txt
 

@@ -13,6 +13,8 @@ models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate a run date
 candidates|candidate_items/<workflow version>/dt=…
 recommendations|scores|evaluations|measures/dt=…
+list_changes/dt=…               the lists of a date beside the last published ones, also where they were held back
+deliveries/dt=…                 which sinks have the lists of a date
 checkpoints/<version>/          of trainings in progress
 reports/, logs/, mlflow.db
 """
@@ -81,6 +83,16 @@ class Lake:
     @property
     def recommendations(self) -> Table:
         return self._table("recommendations")
+
+    @property
+    def list_changes(self) -> Table:
+        """Of score_daily: the lists of a date against the last published ones."""
+        return self._table("list_changes")
+
+    @property
+    def deliveries(self) -> Table:
+        """Of deliver_recommendations: which sinks have the lists of a date."""
+        return self._table("deliveries")
 
     @property
     def scores(self) -> Table:

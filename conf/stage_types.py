@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from conf.delivery_types import ListRules, Stop
 from conf.raw_types import Names, PositiveInt, Share, Strict
 from conf.split_types import Split
 
@@ -134,7 +135,8 @@ class Score(Strict):
     pairs or rows; probabilities are float32 (docs/scoring.md has the errors). `rows_split`: the split whose feature
     rows score_rows gives a probability. `embeddings`: `int8` scores with a byte and a shared scale in place of the numbers of
     each embedding row, a quarter of the memory of float32; how far that moves probabilities is measured on a sample and stands
-    in the manifest.
+    in the manifest. `rules`: business rules after ranking. `stop`: limits on the change of the lists, past which they are not
+    published.
     """
 
     k: PositiveInt = 10
@@ -144,6 +146,8 @@ class Score(Strict):
     rows_split: Split = "test"
     embeddings: Literal["stored", "int8"] = "stored"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    rules: ListRules | None = None
+    stop: Stop = Stop()
 
 
 class Measure(Strict):

@@ -17,6 +17,7 @@ from conf.candidate_types import (
     Retrieval,
     UserAttributes,
 )
+from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, ListRules, Secret, Stop
 from conf.raw_types import (
     Column,
     EventTime,
@@ -66,15 +67,19 @@ __all__ = [
     "Column",
     "Config",
     "Covisitation",
+    "Deliver",
     "EmbeddingStorage",
     "Embeddings",
     "EventTime",
     "FeatureGroup",
     "Gate",
     "Generate",
+    "JdbcSink",
     "JoinedTable",
+    "JsonLinesSink",
     "Keys",
     "Label",
+    "ListRules",
     "Log",
     "Measure",
     "ModelConfig",
@@ -95,9 +100,11 @@ __all__ = [
     "Scope",
     "Scopes",
     "Score",
+    "Secret",
     "Share",
     "Split",
     "SplitConfig",
+    "Stop",
     "StopAt",
     "Strict",
     "Train",
@@ -134,6 +141,7 @@ class Config(Strict):
     gate: Gate = Gate()
     candidates: Candidates = Candidates()
     score: Score = Score()
+    deliver: Deliver = Deliver()
     measure: Measure = Measure()
     generate: Generate | None = None
 
@@ -159,8 +167,16 @@ class Config(Strict):
             _reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
         if self.keys:
             _reject_unknown("keys", self.keys.columns, set(self.log.names))
-        elif self.users or self.items or self.negatives or self.split.by == "leave_last_out":
-            raise ValueError("users, items, negatives and split.by=leave_last_out need the section keys")
+        elif (
+            self.users
+            or self.items
+            or self.negatives
+            or self.deliver.sinks
+            or self.split.by == "leave_last_out"
+        ):
+            raise ValueError(
+                "users, items, negatives, deliver.sinks and split.by=leave_last_out need the section keys"
+            )
         for side, table in (("user", self.users), ("item", self.items)):
             if table and self.keys:
                 self._check_attributes(side, table, getattr(self.keys, side))

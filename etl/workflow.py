@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -66,6 +68,49 @@ class LocalWorkflow:
         found = [name for chain in self.chains if set(chain.outputs) & set(features) for name in chain.inputs]
         return list(dict.fromkeys(found))
 
+    def decode_ids(self, ids: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
+        """Feature → id → the raw value it stands for, of those of `ids` that have one, in one pass over the vocabularies.
+
+        Reserved ids and ids that no value has are left out.
+
+        Raises:
+            ConfigError: a feature has no vocabulary.
+        """
+        wanted = {feature: set(each) for feature, each in ids.items()}
+        names = {feature: self.vocabulary_of(feature) for feature in wanted}
+        found: dict[str, dict[int, str]] = {feature: {} for feature in wanted}
+        some = pc.field("column").isin(sorted(set(names.values())))
+        some &= pc.field("id").isin(sorted(set().union(*wanted.values())))
+        for path in self.local.files.get(VOCABULARY, ()) if wanted else ():
+            source, inner = storage.filesystem(path)
+            rows = ds.dataset(inner, format="parquet", filesystem=source)
+            for row in rows.to_table(columns=["column", "id", "value"], filter=some).to_pylist():
+                for feature, name in names.items():
+                    if name == row["column"] and row["id"] in wanted[feature]:
+                        found[feature][row["id"]] = row["value"]
+        return found
+
+    def vocabulary_of(self, feature: str) -> str:
+        """The name of the vocabulary whose ids a feature holds.
+
+        Raises:
+            ConfigError: it holds no ids of a vocabulary.
+        """
+        name = feature
+        for step in (
+            step for chain in self.chains if feature in chain.outputs for step in reversed(chain.steps)
+        ):
+            if name not in step.outputs:
+                continue
+            if step.name == "categorify":
+                return str(step.state()["vocabulary"])
+            if not OPERATORS[step.name][0].keeps_ids:
+                break
+            name = step.inputs[0]
+        raise ConfigError(
+            f"{feature} has no vocabulary in workflow {self.version}", "name a categorified feature"
+        )
+
 
 @dataclass(frozen=True)
 class FittedWorkflow(LocalWorkflow):
@@ -99,27 +144,6 @@ class FittedWorkflow(LocalWorkflow):
         entries = self.tables.frames[VOCABULARY].where(F.col("column") == names)
         lookup = entries.select(F.col("id").alias(f"_{to}_id"), F.col("value").alias(to))
         return rows.join(lookup, F.col(feature) == F.col(f"_{to}_id"), "left").drop(f"_{to}_id")
-
-    def vocabulary_of(self, feature: str) -> str:
-        """The name of the vocabulary whose ids a feature holds.
-
-        Raises:
-            ConfigError: it holds no ids of a vocabulary.
-        """
-        name = feature
-        for step in (
-            step for chain in self.chains if feature in chain.outputs for step in reversed(chain.steps)
-        ):
-            if name not in step.outputs:
-                continue
-            if step.name == "categorify":
-                return str(step.state()["vocabulary"])
-            if not OPERATORS[step.name][0].keeps_ids:
-                break
-            name = step.inputs[0]
-        raise ConfigError(
-            f"{feature} has no vocabulary in workflow {self.version}", "name a categorified feature"
-        )
 
 
 def save_workflow(

@@ -134,7 +134,7 @@ def _lists_table(lists: Sequence[UserList]) -> str:
     rows = [
         [each.user if position == 1 else "", str(position), item, numbers.decimal(score)]
         for each in lists
-        for position, item, score in each.entries[:_POSITIONS]
+        for position, item, score, _ in each.entries[:_POSITIONS]
     ]
     return text_table(["User", "Position", "Item", "Score"], rows, right=(1, 3))
 

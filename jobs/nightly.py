@@ -23,8 +23,8 @@ from jobs.runner import Job, Result, closing_line, parser
 
 DESCRIPTION = (
     "Runs the stages of one night as spark-submit processes: build_features, build_candidates, score_daily, "
-    "measure_recommendations of the day before, report; with --retrain also train_model, train_retriever where candidates are "
-    "retrieved, and evaluate_model. "
+    "measure_recommendations of the day before, report; deliver_recommendations behind score_daily where the config names "
+    "sinks; with --retrain also train_model, train_retriever where candidates are retrieved, and evaluate_model. "
     "Stops at the first failure with that stage's exit code. Each stage's output goes to "
     "<lake>/logs/dt=<run date>/<stage>.log."
 )
@@ -59,9 +59,10 @@ class Night:
             self.stage("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
         ]
         listing = ["build_candidates", "score_daily"] if self.config.keys else ["score_rows"]
+        delivering = ["deliver_recommendations"] if self.config.deliver.sinks else []
         return [
             *(again if self._champion_lacks_features() else []),
-            *(self.stage(job) for job in listing),
+            *(self.stage(job) for job in (*listing, *delivering)),
             *(self.stage("measure_recommendations", day=day) for day in self._days_to_measure()),
             self.stage("report"),
         ]

@@ -78,8 +78,8 @@ class Result:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The command line every job has."""
+def parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
+    """The command line every job has; `date_option` is how the run date may be named beside --run-date."""
     made = argparse.ArgumentParser(
         prog=f"{name}.py",
         description=description,
@@ -92,7 +92,13 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
         metavar="YAML",
         help="configuration of the log, e.g. conf/datasets/generated.yaml",
     )
-    made.add_argument("--run-date", required=True, metavar="YYYY-MM-DD", help="the logical day to work on")
+    made.add_argument(
+        *dict.fromkeys([date_option, "--run-date"]),
+        required=True,
+        dest="run_date",
+        metavar="YYYY-MM-DD",
+        help="the logical day to work on",
+    )
     made.add_argument(
         "--set",
         action="append",

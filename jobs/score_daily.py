@@ -15,6 +15,8 @@ from conf.load import config_digest
 from conf.manifest import Manifest, data_files, read_manifest
 from etl.publish import Rules, publish, read_published
 from etl.workflow import load_local
+from jobs.list_changes import publish_changes
+from jobs.list_rules import ruled_by
 from jobs.runner import Job, Result, require, run
 from jobs.serving import champion_and_dataset
 from scoring.contract import ListRequest, require_context, require_listable
@@ -37,7 +39,10 @@ def score_daily(job: Job) -> Result:
     spark = job.spark
     item_files = data_files(job.lake.candidate_items(dataset.workflow_version).partition(job.run_date), items)
     score = job.config.score
-    request = ListRequest(model.request(score), tuple(item_files), tuple(sorted(context.items())), score.k)
+    rules, digests = ruled_by(job)
+    request = ListRequest(
+        model.request(score), tuple(item_files), tuple(sorted(context.items())), score.k, rules
+    )
     measured: dict[str, Any] = {}
     if request.model.embeddings == "int8":
         with job.phase("int8"):
@@ -47,22 +52,20 @@ def score_daily(job: Job) -> Result:
         lists = score_lists(candidate_users(spark, job, dataset, users), model.spec, request).persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
+    made_of = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **digests}
+    with job.phase("compare"):
+        changes = publish_changes(job, dataset, lists, facts, rows, made_of)
     with job.phase("publish"):
         versions = {"model_version": model.version, "workflow_version": dataset.workflow_version}
         published = publish(
             lists.select("*", *(F.lit(value).alias(name) for name, value in versions.items())),
             job.lake.recommendations.partition(job.run_date),
-            inputs={
-                "model": model.version,
-                "users": users.digest,
-                "candidates": candidates.digest,
-                "config": config_digest(job.config, "score"),
-            },
+            inputs={**made_of, "config": config_digest(job.config, "score")},
             row_group_rows=job.config.output.row_group_rows,
             expected_rows=rows,
             facts={**facts, **measured, **versions, "precision": score.precision, "scored_at": storage.utc_now()},
             rules=Rules(
-                not_null=["user_id", "item_id", "score"],
+                not_null=["user_id", "item_id", "score", "reason"],
                 ranges={"position": (1, score.k + 1), "score": (0.0, 1.0 + 2**-20)},
             ),
             sort_by=["user_id", "position"],
@@ -73,7 +76,12 @@ def score_daily(job: Job) -> Result:
         output=job.lake.recommendations.partition(job.run_date).path,
         rows_in=users.rows,
         rows_out=published.rows,
-        facts={**{name: facts[name] for name in told}, **measured, **versions},
+        facts={
+            **{name: facts[name] for name in told},
+            **measured,
+            **versions,
+            "churn": changes.get("churn"),
+        },
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from conf.errors import ConfigError
 from conf.feature_spec import FeatureSpec
+from scoring.rules.request import RulesRequest
 
 ITEM_INDEX = "item_index"
 CANDIDATES = "candidates"
@@ -53,12 +54,14 @@ class ListRequest:
         item_files: Parquet files of candidate_items, in the order of their manifest.
         context: encoded value of each feature of scope `context`, by name.
         k: how many items a user gets at most.
+        rules: business rules after ranking; None leaves the ranking as it is.
     """
 
     model: ModelRequest
     item_files: tuple[str, ...]
     context: tuple[tuple[str, Encoded], ...]
     k: int
+    rules: RulesRequest | None = None
 
 
 def require_listable(spec: FeatureSpec) -> None:

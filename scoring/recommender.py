@@ -19,11 +19,18 @@ from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequ
 from scoring.crossing import Crossing
 from scoring.pairs import CandidateLists, Indices, Lists, Pieces, Side, blocks, context_side, side_of
 from scoring.predictor import Predictor, predictor_of_process
+from scoring.rules.choose import RANKED, ItemRules, load_rules
 from scoring.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from training.split import Part
 
 RECOMMENDATIONS = pa.schema(
-    [("user_id", pa.string()), ("position", pa.int32()), ("item_id", pa.string()), ("score", pa.float32())]
+    [
+        ("user_id", pa.string()),
+        ("position", pa.int32()),
+        ("item_id", pa.string()),
+        ("score", pa.float32()),
+        ("reason", pa.string()),
+    ]
 )
 
 _FIND_NAN = "look for NaN or infinite features of this user and item, or a diverged model; train again"
@@ -53,12 +60,13 @@ class Recommender:
     items: Items
     k: int
     crossing: Crossing
+    rules: ItemRules | None = None
 
     @classmethod
-    def of(cls, predictor: Predictor, items: Items, k: int) -> Recommender:
+    def of(cls, predictor: Predictor, items: Items, k: int, rules: ItemRules | None = None) -> Recommender:
         """Of items on any device."""
         items = Items(items.keys, items.side.to(predictor.device))
-        return cls(predictor, items, k, Crossing(predictor, items.side))
+        return cls(predictor, items, k, Crossing(predictor, items.side), rules)
 
     def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The k best candidates of each user: batches of RECOMMENDATIONS in the order of the users, then by position.
@@ -80,8 +88,14 @@ class Recommender:
         )
         least = _LEAST_USERS if self.crossing.keeps_items else _LEAST_USERS_ANEW
         for block in blocks(lists.most(), self._places, least, _MOST_USERS):
-            best = self._best(self._ranked(block, side, lists))
-            yield self._rows(best.cpu(), lists.users.slice(block.start, block.stop - block.start))
+            parts = self.crossing.users(side.part(block))
+            names = lists.users.slice(block.start, block.stop - block.start)
+            keys = self._ranked(lists.of(block), parts, names)
+            yield (
+                self._best(keys, names)
+                if self.rules is None
+                else self._by_rules(self.rules, keys, parts, names)
+            )
 
     @property
     def _places(self) -> int:
@@ -89,25 +103,38 @@ class Recommender:
 
     @property
     def _pool(self) -> int:
-        """How many of a user's best candidates `_best` chooses from."""
-        return self.k
+        """How many of a user's best candidates a list is chosen from."""
+        whole = self.rules is not None and self.rules.need_whole_rankings
+        return len(self.items.keys) if whole else self.k
+
+    def _best(self, keys: Tensor, users: pa.Array) -> pa.RecordBatch:
+        """The best `k` of the rankings (U, W) that `_ranked` made."""
+        best = keys[:, : self.k].cpu()
+        filled = best != NO_CANDIDATE
+        score, index = split_keys(best[filled])
+        return self._rows(filled, score, index, pa.repeat(RANKED, len(index)), users)
 
     @torch.inference_mode()
-    def _best(self, keys: Tensor) -> Tensor:
-        """What a list shows: (U, min(k, W)) keys in the order of positions, NO_CANDIDATE where there are fewer.
+    def _by_rules(self, rules: ItemRules, keys: Tensor, parts: Part, users: pa.Array) -> pa.RecordBatch:
+        """The lists that the rules choose from rankings (U, W)."""
+        valid = keys != NO_CANDIDATE
+        scores, index = split_keys(keys)
+        items = torch.where(valid, index, 0)
+        chosen = rules.choose(items, valid, users.to_pylist(), self.k)
+        filled, picked = chosen.filled, items.gather(1, chosen.places)  # (U, K) each
+        if rules.boost is None:
+            shown = scores.gather(1, chosen.places)
+        else:  # keys hold what items are ranked by; a list shows the model's score
+            shown = self.crossing.with_own(parts, torch.arange(len(picked), device=picked.device), picked)
+        reasons = pa.array(rules.reasons, pa.string()).take(pa.array(chosen.reasons[filled].cpu().numpy()))
+        return self._rows(filled.cpu(), shown[filled].cpu(), picked[filled].cpu(), reasons, users)
 
-        Args:
-            keys: (U, W) the best `_pool` candidates of each user, best first: keys of scoring/topk.py, which hold score and
-                item index; NO_CANDIDATE where there are fewer.
+    @torch.inference_mode()
+    def _ranked(self, asked: Lists, parts: Part, names: pa.Array) -> Tensor:
+        """(U, W) keys of the best candidates of some users, best first; W is `_pool` at most, NO_CANDIDATE where there are fewer.
+
+        Keys are those of scoring/topk.py, which hold what an item is ranked by and its index.
         """
-        return keys[:, : self.k]
-
-    @torch.inference_mode()
-    def _ranked(self, block: slice, side: Side, lists: CandidateLists) -> Tensor:
-        """(U, W) keys of the best candidates of a block of users, best first; W is `_pool` at most."""
-        asked = lists.of(block)
-        parts = self.crossing.users(side.part(block))
-        names = lists.users.slice(block.start, block.stop - block.start)
         best = torch.full(
             (len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=self.predictor.device
         )
@@ -186,20 +213,22 @@ class Recommender:
                 f"({int(wrong.sum())} of {wrong.numel()} pairs at once)",
                 _FIND_NAN + (_LEAVE_FP16 if self.predictor.precision == "fp16" else ""),
             )
-        keys = ranking_keys(scores, items)
+        ranked_by = scores if self.rules is None else self.rules.ranking_scores(scores, items)
+        keys = ranking_keys(ranked_by, items)
         return keys if candidate is None else keys.masked_fill_(~candidate, NO_CANDIDATE)
 
-    def _rows(self, best: Tensor, users: pa.Array) -> pa.RecordBatch:
-        """The lists (U, k) of these users as RECOMMENDATIONS."""
-        filled = best != NO_CANDIDATE
+    def _rows(
+        self, filled: Tensor, score: Tensor, index: Tensor, reasons: pa.Array, users: pa.Array
+    ) -> pa.RecordBatch:
+        """RECOMMENDATIONS of the filled (U, K) places, row after row; score, index and reasons are one a filled place."""
         row, position = filled.nonzero(as_tuple=True)
-        score, index = split_keys(best[filled])
         return pa.RecordBatch.from_arrays(
             [
                 users.take(pa.array(row.numpy())),
                 pa.array((position + 1).int().numpy()),
                 self.items.keys.take(pa.array(index.numpy())),
                 pa.array(score.numpy()),
+                reasons,
             ],
             schema=RECOMMENDATIONS,
         )
@@ -210,7 +239,8 @@ def recommender_of_process(request: ListRequest, gpu: int | None, threads: int) 
     """The recommender of this process, made when the first batch asks for it: model and items are read once."""
     predictor = predictor_of_process(request.model, gpu, threads)
     items = read_items(request.item_files, predictor, dict(request.context))
-    return Recommender.of(predictor, items, request.k)
+    rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None
+    return Recommender.of(predictor, items, request.k, rules)
 
 
 def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:

@@ -25,14 +25,16 @@ LISTS = T.StructType(
         T.StructField("position", T.IntegerType()),
         T.StructField("item_id", T.StringType()),
         T.StructField("score", T.FloatType()),
+        T.StructField("reason", T.StringType()),
     ]
 )
 
 
 def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> DataFrame:
-    """The k best candidates of each user: (user_id, position from 1, item_id, score), order of users kept.
+    """The k best candidates of each user: (user_id, position from 1, item_id, score, reason), order of users kept.
 
-    Score is the click probability; within a user it descends, ties by item id. A user without candidates gets no row.
+    Score is the click probability; within a user it descends, ties by item id, and the reason is "ranked". With rules
+    in the request the order is theirs, and the reason also "boost:<value>" or "explore". A user without candidates gets no row.
 
     Args:
         users: user_key, the features of scope `user`, candidates and excluded (array<int>: item indices; null

@@ -1,7 +1,7 @@
 """Fetches the jars of requirements/jars.lock from Maven Central into the cache: what `make jars` does.
 
 The RAPIDS Accelerator (600 MB) is needed by GPU clusters and the tests of plans alone, S3 (280 MB) by lakes and logs on
-object stores, the small HDFS by tests: set-up leaves them alone.
+object stores, the small HDFS by tests, PostgreSQL's driver where lists are delivered there: set-up leaves them alone.
 Where Maven has it already, that copy is taken. Otherwise Ivy fetches it, which every pyspark carries in its jars and which
 looks in Maven Central when it is told nothing else. A file in the cache has the bytes that the lock names: it is checked
 before it gets its name.
@@ -85,6 +85,11 @@ def s3_client() -> list[Jar]:
 def hdfs_server() -> list[Jar]:
     """What pyspark's own jars lack to run an HDFS on loopback."""
     return _of("hadoop-client-minicluster", "junit")
+
+
+def postgresql_driver() -> list[Jar]:
+    """What delivers to PostgreSQL."""
+    return _of("postgresql")
 
 
 def _of(*artifacts: str) -> list[Jar]:

@@ -61,7 +61,13 @@ def _score_daily(closing: Closing) -> list[str]:
         _counted(closing.get("users"), "users"),
         _counted(closing.get("rows_out"), "recommendations"),
         "" if coverage is None else f"{coverage:.0%} of items",
+        "" if closing.get("churn") is None else f"{closing['churn']:.0%} new",
     ]
+
+
+def _deliver(closing: Closing) -> list[str]:
+    names = ", ".join(str(each["name"]) for each in closing.get("sinks", []))
+    return [_counted(closing.get("users"), "users"), f"to {names}" if names else ""]
 
 
 def _measure(closing: Closing) -> list[str]:
@@ -107,6 +113,7 @@ _SPECIAL: dict[str, Callable[[Closing], list[str]]] = {
     "train_retriever": _train_model,
     "evaluate_model": _evaluate_model,
     "score_daily": _score_daily,
+    "deliver_recommendations": _deliver,
     "measure_recommendations": _measure,
     "report": _report,
 }

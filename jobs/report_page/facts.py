@@ -60,6 +60,8 @@ class Night:
         quality: the data report; it is there also when one of its limits stopped the night.
         evaluation: facts of this date's evaluate_model; None on a night without training.
         model: model.json of the challenger trained this date, else of the model that made the lists.
+        changes: of score_daily, the lists against the last published ones; it is there also when they were held back.
+        delivery: of deliver_recommendations; None where the lists were delivered nowhere.
         measure: of this date's lists, or of the day before when those of this date cannot be measured yet.
     """
 
@@ -71,6 +73,8 @@ class Night:
     evaluation: Mapping[str, Any] | None
     model: Mapping[str, Any] | None
     recommendations: Manifest | None
+    changes: Mapping[str, Any] | None
+    delivery: Mapping[str, Any] | None
     measure: Measure | None
 
     @property
@@ -101,6 +105,8 @@ def read_night(config: Config, run_date: str) -> Night:
         evaluation=evaluation,
         model=_model(lake, config.name, _version(evaluation, recommendations)),
         recommendations=recommendations,
+        changes=published_facts(lake.list_changes.partition(run_date)),
+        delivery=published_facts(lake.deliveries.partition(run_date)),
         measure=_measure(lake, run_date),
     )
 

@@ -38,10 +38,10 @@ class History:
 
 @dataclass(frozen=True)
 class UserList:
-    """One user's list, (position, item, score) in order, and the user's history; None where the log has no keys."""
+    """One user's list, (position, item, score, reason) in order, and the user's history; None where the log has no keys."""
 
     user: str
-    entries: list[tuple[int, str, float]]
+    entries: list[tuple[int, str, float, str]]
     history: History | None
 
 
@@ -64,13 +64,16 @@ def sample_lists(
     users = sorted(
         {_user_at(files, manifest, (2 * index + 1) * manifest.rows // (2 * n)) for index in range(n)}
     )
-    columns = ["user_id", "position", "item_id", "score"]
+    reasoned = "reason" in dict(manifest.schema)  # lists of earlier releases have none
+    columns = ["user_id", "position", "item_id", "score", *(["reason"] if reasoned else [])]
     rows = rows_where(files, columns, pc.field("user_id").isin(users))
-    histories = _histories(lake, dataset, users) if dataset is not None else {}
-    lists: dict[str, list[tuple[int, str, float]]] = {user: [] for user in users}
+    known = histories(lake, dataset, users) if dataset is not None else {}
+    lists: dict[str, list[tuple[int, str, float, str]]] = {user: [] for user in users}
     for row in rows:
-        lists[str(row["user_id"])].append((row["position"], row["item_id"], row["score"]))
-    return [UserList(user, sorted(lists[user]), histories.get(user)) for user in users]
+        lists[str(row["user_id"])].append(
+            (row["position"], row["item_id"], row["score"], row.get("reason", "ranked"))
+        )
+    return [UserList(user, sorted(lists[user]), known.get(user)) for user in users]
 
 
 def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
@@ -84,7 +87,7 @@ def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
     )
 
 
-def _histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
+def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
     """Clicks and impressions of a few users in the newest days of the dataset, up to about five million rows."""
     files, left = [], MOST_ROWS
     members = sorted(

@@ -12,6 +12,7 @@ from jobs.report_page.lists import count_items, sample_lists
 from jobs.report_page.markup import Html, join, tag
 from jobs.report_page.sections import (
     calibration,
+    changes,
     coverage,
     data,
     gate,
@@ -46,6 +47,7 @@ def build(config: Config, run_date: str) -> tuple[Night, Html]:
         gate.render(night),
         calibration.render(night),
         measured.render(night),
+        changes.render(night),
         coverage.render(night, counts),
         sample.render(lists),
         stages.render(stages.read_stage_times(lake, run_date)),

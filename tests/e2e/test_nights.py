@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -89,7 +90,8 @@ def vocabulary(lake: Lake, version: str) -> dict[tuple[str, str], int]:
 def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
     """A lake after two nights with retraining on a small generated log."""
     lake = Lake(str(tmp_path_factory.mktemp("nights") / "lake"))
-    overrides = [*SMALL_LOG, f"lake={lake.root}"]
+    sink = f"{{kind: json_lines, name: files, path: {lake.root}/../files, users_per_file: 100}}"
+    overrides = [*SMALL_LOG, f"lake={lake.root}", f"deliver.sinks=[{sink}]"]
     submit("generate_clicks", "2026-01-01", overrides)
     for run_date in (FIRST, SECOND):
         night(run_date, overrides)
@@ -111,6 +113,44 @@ def test_every_user_gets_a_full_sorted_list(nights: tuple[Lake, list[str]]) -> N
     assert lists.sort_values(["user_id", "position"], kind="stable").index.tolist() == list(range(len(lists)))
     assert (lists.groupby("user_id")["score"].diff().dropna() <= 0).all()
     assert set(lists["model_version"]) == {champion}
+
+
+@pytest.mark.timeout(600)
+def test_lists_are_compared_delivered_and_shown(nights: tuple[Lake, list[str]]) -> None:
+    lake, overrides = nights
+    before, lists = (rows(lake.recommendations.partition(run_date)) for run_date in (FIRST, SECOND))
+    sets = [found.groupby("user_id")["item_id"].agg(set) for found in (before, lists)]
+    changes = read_manifest(lake.list_changes.partition(SECOND)).facts
+    both = sets[1].index.intersection(sets[0].index)
+    churn = sum(len(sets[1][user] - sets[0][user]) / len(sets[1][user]) for user in both) / len(both)
+    assert (changes["before"], changes["users_in_both"]) == (FIRST, len(both))
+    assert changes["churn"] == pytest.approx(churn)
+
+    files = Partition("files", SECOND, f"{lake.root}/../files/dt={SECOND}")
+    texts = [gzip.decompress(Path(path).read_bytes()) for path in data_files(files, read_manifest(files))]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    delivered = {line["user_id"]: [item["item_id"] for item in line["items"]] for line in lines}
+    assert delivered == lists.groupby("user_id")["item_id"].apply(list).to_dict()
+
+    user = str(lists["user_id"].iloc[0])
+    command = [sys.executable, "jobs/show.py", "--config", CONFIG, "--date", SECOND, "--user", user]
+    shown = subprocess.run(
+        [*command, *settings(overrides)], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert [each["item_id"] for each in json.loads(shown.splitlines()[-1])["list"]] == delivered[user]
+    version = read_dataset(lake, SECOND).workflow_version
+    items = rows(lake.items(version).partition(SECOND)).set_index("item_key")
+    names = {(column, place): value for (column, value), place in vocabulary(lake, version).items()}
+    spec = read_spec(lake, version)
+    known = [each.name for each in spec.scoped("item") if each.kind == "categorical"]
+    told = 0
+    for item in delivered[user]:
+        for feature in known:
+            value = names.get((feature, items.loc[item, feature]))
+            if value is not None:
+                assert f"{feature}={value}" in shown
+                told += 1
+    assert told > 0
 
 
 def test_the_second_night_extends_the_first(nights: tuple[Lake, list[str]]) -> None:

@@ -67,6 +67,8 @@ def make_lake(root: Path) -> Config:
     _evaluation(lake)
     _recommendations(lake)
     publish_facts(lake.measures.partition(RUN_DATE), MEASURE)
+    publish_facts(lake.list_changes.partition(RUN_DATE), CHANGES)
+    publish_facts(lake.deliveries.partition(RUN_DATE), DELIVERY)
     publish_facts(lake.quality(config.name).partition(RUN_DATE), quality_facts(FINDINGS))
     for job, total in (("build_features", 21.5), ("train_model", 33.25)):
         log = Path(lake.logs) / f"dt={RUN_DATE}" / f"{job}.log"
@@ -96,6 +98,50 @@ MEASURE = {
         "mean_candidates": 112.4,
         "cold_users": None,
     },
+}
+
+
+CHANGES = {
+    "before": "2026-01-07",
+    "held_back": False,
+    "excesses": [],
+    "coverage": 25 / 30,
+    "coverage_before": 0.5,
+    "cold_share": 0.0123,
+    "users_in_both": 18,
+    "users_lost": 1,
+    "users_gained": 2,
+    "users_lost_share": 1 / 19,
+    "churn": 0.4321,
+    "jaccard": 0.5678,
+    "score_psi": 0.0912,
+    "score_psi_noise": 0.0312,
+    "score_moved": {"range": "0.1 to 0.2", "before": 0.1, "today": 0.2},
+}
+
+DELIVERY = {
+    "users": 20,
+    "model_version": MODEL,
+    "sinks": [
+        {
+            "name": "app",
+            "kind": "jdbc",
+            "target": "jdbc:postgresql:app lists",
+            "rows": 180,
+            "written": 77,
+            "deleted": 13,
+            "seconds": 1.5,
+        },
+        {
+            "name": "files",
+            "kind": "json_lines",
+            "target": HOSTILE_ITEM,
+            "rows": 180,
+            "written": None,
+            "deleted": None,
+            "seconds": 2.25,
+        },
+    ],
 }
 
 
@@ -249,7 +295,8 @@ def _recommendations(lake: Lake) -> None:
         for position, item in enumerate(
             [HOSTILE_ITEM, *(each for each in items if each != HOSTILE_ITEM)][:9], start=1
         ):
-            rows.append({"user_id": user, "position": position, "item_id": item, "score": 0.9 / position})
+            row = {"user_id": user, "position": position, "item_id": item, "score": 0.9 / position}
+            rows.append({**row, "reason": "explore" if position == 9 else f"boost:{HOSTILE_ITEM}"})
     facts = {
         "k": 9,
         "users": len(_USERS),

@@ -127,6 +127,14 @@ def test_features_are_applied_again_for_a_champion_kept_with_another_workflow(
     assert (fake.lake / f"logs/dt={RUN_DATE}/build_features_again.log").exists() == again
 
 
+def test_lists_are_delivered_right_behind_scoring_where_there_are_sinks(fake: Fake) -> None:
+    sink = "deliver.sinks=[{kind: json_lines, name: files, path: /out}]"
+    assert nightly.main(fake.arguments("--set", sink)) == 0
+    jobs = ["build_features", "build_candidates", "score_daily", "deliver_recommendations", "report"]
+    assert [call["job"] for call in fake.calls()] == jobs
+    assert fake.calls()[3]["words"][-1] == sink
+
+
 def test_lists_of_the_day_before_are_measured_when_there_are_any(fake: Fake) -> None:
     publish_facts(Lake(str(fake.lake)).recommendations.partition("2026-01-07"), {})
     assert nightly.main(fake.arguments()) == 0

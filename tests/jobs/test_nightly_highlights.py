@@ -47,6 +47,14 @@ from jobs.night.highlights import remark
             "10 users, 100 recommendations, 82% of items",
         ),
         (
+            {"job": "score_daily", "users": 10, "rows_out": 100, "coverage": 0.815, "churn": 0.25},
+            "10 users, 100 recommendations, 82% of items, 25% new",
+        ),
+        (
+            {"job": "deliver_recommendations", "users": 1200, "sinks": [{"name": "app"}, {"name": "files"}]},
+            "1,200 users, to app, files",
+        ),
+        (
             {
                 "job": "measure_recommendations",
                 "recommendations_date": "d",
@@ -70,7 +78,16 @@ def test_remark(closing: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize(
     "job",
-    ["generate_clicks", "build_features", "train_model", "evaluate_model", "score_daily", "report", "x"],
+    [
+        "generate_clicks",
+        "build_features",
+        "train_model",
+        "evaluate_model",
+        "score_daily",
+        "deliver_recommendations",
+        "report",
+        "x",
+    ],
 )
 def test_remark_on_a_closing_line_without_facts_is_short_and_no_error(job: str) -> None:
     assert len(remark({"job": job})) < 10

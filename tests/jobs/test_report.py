@@ -21,6 +21,7 @@ from jobs.report_page.page import build
 from jobs.report_page.sections.stages import read_stage_times
 from jobs.runner import run
 from tests.jobs.report_lake import (
+    CHANGES,
     FINDINGS,
     HOSTILE_ITEM,
     MODEL,
@@ -33,7 +34,18 @@ from tests.jobs.report_lake import (
 )
 
 _VOID = {"meta", "br"}
-_SECTIONS = ["data", "quality", "training", "gate", "calibration", "measured", "coverage", "sample", "stages"]
+_SECTIONS = [
+    "data",
+    "quality",
+    "training",
+    "gate",
+    "calibration",
+    "measured",
+    "changes",
+    "coverage",
+    "sample",
+    "stages",
+]
 
 
 class Page(HTMLParser):
@@ -95,6 +107,30 @@ def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
     ):
         assert figure in page.text
     assert full.count("<svg") == 12
+
+
+def test_changes_and_deliveries_stand_beside_each_other(full: str) -> None:
+    text = Page(full).text.split("Changes", 1)[1].split("Concentration", 1)[0]
+    for said in (
+        "against the lists of 2026-01-07",
+        "43.2%",
+        "0.568",
+        "50.0% before",
+        "1.2%",
+        "0.091 chance gives 0.031",
+        "1 lost, 2 gained",
+        "jdbc:postgresql:app lists 180 77 13 1.5 s",
+    ):
+        assert said in text, said
+
+
+def test_lists_that_were_held_back_are_told_with_their_limits(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    excess = {"figure": "churn", "setting": "max_churn", "value": 0.4321, "limit": 0.3}
+    facts = {**CHANGES, "held_back": True, "excesses": [excess]}
+    publish_facts(Lake(config.lake).list_changes.partition(RUN_DATE), facts)
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "They were held back : past score.stop.max_churn=0.3; 2026-01-07 stays served." in text
 
 
 def test_expected_calibration_error_weighs_bins_by_rows(full: str) -> None:
@@ -264,7 +300,11 @@ def test_sampled_users_have_their_whole_list_and_their_own_history(tmp_path: Pat
     manifest = read_manifest(partition)
     found = lists.sample_lists(lake, partition, manifest, None, 3)
     assert [each.user for each in found] == ["user03", "user10", "user16"]
-    assert all([position for position, _, _ in each.entries] == list(range(1, 10)) for each in found)
+    assert all([position for position, *_ in each.entries] == list(range(1, 10)) for each in found)
+    assert {(position == 9, reason) for each in found for position, _, _, reason in each.entries} == {
+        (True, "explore"),
+        (False, f"boost:{HOSTILE_ITEM}"),
+    }
     assert all(each.history is None for each in found)
 
 

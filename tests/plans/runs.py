@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
+from jobs.deliver_recommendations import deliver_recommendations
 from jobs.evaluate_model import evaluate_model
 from jobs.measure_recommendations import measure_recommendations
 from jobs.runner import Job
@@ -169,13 +170,16 @@ LISTED = [
 
 
 def _scoring(spark: SparkSession, folder: Path) -> None:
-    """The gate for a first model and a challenger, candidates of all items and of several sources, lists, scores of rows, what lists are worth."""
+    """The gate for a first model and a challenger, candidates of all items and of several sources, lists of two nights, their delivery
+    to files, scores of rows, what lists are worth."""
     (folder / "world").mkdir()
     config = make_lake(folder / "lake", make_world(folder / "world"))
     popular = make_config(
         folder / "lake",
         candidates={"sources": LISTED, "max": 12, "active_days": 3, "exclude_clicked": ["train"]},
     )
+    sinks = [{"kind": "json_lines", "name": "files", "path": str(folder / "files"), "users_per_file": 10}]
+    delivering = make_config(folder / "lake", deliver={"sinks": sinks})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "prepare", lambda *_: None)
         patch.setattr(tracking, "set_aliases", lambda *_: None)
@@ -186,6 +190,9 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
             (build_candidates, popular, RUN_DATE),
             (build_candidates, config, RUN_DATE),
             (score_daily, config, RUN_DATE),
+            (build_candidates, config, DAY_AFTER),
+            (score_daily, config, DAY_AFTER),
+            (deliver_recommendations, delivering, DAY_AFTER),
             (score_rows, config, RUN_DATE),
             (measure_recommendations, config, RUN_DATE),
         ):

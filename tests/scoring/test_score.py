@@ -54,7 +54,8 @@ def test_lists_do_not_depend_on_partitions_or_batches(
         expected[["user_key", "position", "item_key"]].to_numpy().tolist()
     )
     np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
-    assert found.dtypes.astype(str).tolist() == ["object", "int32", "object", "float32"]
+    assert found.dtypes.astype(str).tolist() == ["object", "int32", "object", "float32", "object"]
+    assert set(found.reason) == {"ranked"}
 
 
 def test_users_without_candidates_have_no_rows_and_are_counted(spark: SparkSession, world: World) -> None:

@@ -17,7 +17,7 @@ def render(lists: Sequence[UserList]) -> Html:
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
     sentence = lead(
         "Users evenly spread over all users. “Before” counts how often the user clicked the item and how often it was "
-        "shown to the user in the days of the data above."
+        "shown to the user in the days of the data above; “why” is ranked, or the business rule that put the item there."
     )
     return section("sample", "A few lists", sentence, grid(*(_card(each) for each in lists)))
 
@@ -25,11 +25,13 @@ def render(lists: Sequence[UserList]) -> Html:
 def _card(each: UserList) -> Html:
     history = each.history
     rows: list[list[Child]] = []
-    for position, item, score in each.entries:
+    for position, item, score, reason in each.entries:
         clicks, shown = history.items.get(item, (0, 0)) if history else (0, 0)
         before = f"{clicks} of {shown}" if shown else numbers.NONE
-        rows.append([str(position), tag("code", item), numbers.percent(score), before])
-    shown_list = table(["#", "Item", "Probability", "Before"], rows, f"Recommended to {each.user}", text=(1,))
+        rows.append([str(position), tag("code", item), numbers.percent(score), reason, before])
+    shown_list = table(
+        ["#", "Item", "Probability", "Why", "Before"], rows, f"Recommended to {each.user}", text=(1, 3)
+    )
     return tag("div", tag("h3", "User ", tag("code", each.user)), _clicked(each), shown_list, class_="card")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ class ObjectStore:
 
 @pytest.fixture(scope="session")
 def object_store(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    found = _paths(jars.s3_client())
+    found = servers.jar_paths(jars.s3_client())
     try:
         with servers.s3(tmp_path_factory.mktemp("s3")) as endpoint, pytest.MonkeyPatch.context() as patch:
             servers.make_bucket(endpoint, BUCKET)
@@ -52,20 +51,20 @@ def object_store(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
             _open_s3a(spark, found, {**variables, **settings})
             yield ObjectStore(f"s3a://{BUCKET}", variables, settings)
     except servers.Unavailable as error:
-        _missing(str(error))
+        servers.missing(str(error))
 
 
 @pytest.fixture(scope="session")
 def hdfs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """hdfs://127.0.0.1:port, which the shared session reads."""
-    found = _paths(jars.hdfs_server())
+    found = servers.jar_paths(jars.hdfs_server())
     try:
         with servers.hdfs(tmp_path_factory.mktemp("hdfs"), found) as root:
             storage.read_hdfs_through(lambda: hadoop_files.hdfs(spark))
             yield root
             storage.read_hdfs_through(None)
     except servers.Unavailable as error:
-        _missing(str(error))
+        servers.missing(str(error))
 
 
 def _open_s3a(spark: SparkSession, found: Sequence[Path], settings: dict[str, str]) -> None:
@@ -83,16 +82,3 @@ def _open_s3a(spark: SparkSession, found: Sequence[Path], settings: dict[str, st
             conf.set(key.removeprefix("spark.hadoop."), value)
     conf.set("fs.s3a.access.key", settings["AWS_ACCESS_KEY_ID"])
     conf.set("fs.s3a.secret.key", settings["AWS_SECRET_ACCESS_KEY"])
-
-
-def _paths(wanted: Sequence[jars.Jar]) -> list[Path]:
-    for jar in wanted:
-        if not jar.is_there:
-            _missing(f"{jar.file_name} is not in {jar.path.parent}: `make jars` fetches it")
-    return [jar.path for jar in wanted]
-
-
-def _missing(why: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(why)
-    pytest.skip(why)

@@ -14,10 +14,12 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyspark
+import pytest
 
-from setup import java_home
+from setup import jars, java_home
 from setup.console import cache_folder
 
 ROOT = Path(__file__).parents[3]
@@ -29,23 +31,47 @@ class Unavailable(Exception):
     """Why a server cannot run here."""
 
 
+def jar_paths(wanted: Sequence[jars.Jar]) -> list[Path]:
+    """Where fetched jars lie; without one the test is skipped."""
+    for jar in wanted:
+        if not jar.is_there:
+            missing(f"{jar.file_name} is not in {jar.path.parent}: `make jars` fetches it")
+    return [jar.path for jar in wanted]
+
+
+def missing(why: str) -> None:
+    """Skips the test, or fails it on CI, where nothing may be missing."""
+    if os.environ.get("CI"):
+        pytest.fail(why)
+    pytest.skip(why)
+
+
 def s3_environment() -> Path:
-    """The interpreter of the S3 server's environment, made from its locked requirements the first time.
+    """The interpreter of the S3 server's environment.
 
     Raises:
         Unavailable: it cannot be made.
     """
-    folder = cache_folder() / "s3-server"
+    return locked_environment("s3-server", LOCK)
+
+
+def locked_environment(name: str, lock: Path) -> Path:
+    """The interpreter of an environment below the cache folder, made from its locked requirements the first time.
+
+    Raises:
+        Unavailable: it cannot be made.
+    """
+    folder = cache_folder() / name
     python, stamp = folder / "bin/python", folder / "locked.sha256"
-    wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     install = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps"]
-    for command in ([sys.executable, "-m", "venv", str(folder)], [*install, "-r", str(LOCK)]):
+    for command in ([sys.executable, "-m", "venv", str(folder)], [*install, "-r", str(lock)]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise Unavailable(f"the S3 server's environment cannot be made: {done.stderr.strip()[-300:]}")
+            raise Unavailable(f"the environment {name} cannot be made: {done.stderr.strip()[-300:]}")
     stamp.write_text(wanted)
     return python
 
@@ -57,7 +83,7 @@ def s3(folder: Path) -> Iterator[str]:
     Raises:
         Unavailable: see s3_environment.
     """
-    port = _free_port()
+    port = free_port()
     command = [str(s3_environment()), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     endpoint = f"http://127.0.0.1:{port}"
 
@@ -68,7 +94,7 @@ def s3(folder: Path) -> Iterator[str]:
         except OSError:
             return False
 
-    with _process(command, folder / "s3.log", answers):
+    with process(command, folder / "s3.log", answers):
         yield endpoint
 
 
@@ -79,7 +105,7 @@ def make_bucket(endpoint: str, name: str) -> None:
 
 
 @contextmanager
-def hdfs(folder: Path, jars: Sequence[Path]) -> Iterator[str]:
+def hdfs(folder: Path, class_path: Sequence[Path]) -> Iterator[str]:
     """The root, hdfs://127.0.0.1:port, of a name node with one data node.
 
     Raises:
@@ -89,40 +115,42 @@ def hdfs(folder: Path, jars: Sequence[Path]) -> Iterator[str]:
     if java is None:
         raise Unavailable("there is no Java 17")
     told = folder / "hdfs.json"
-    class_path = [*jars, Path(pyspark.__file__).parent / "jars/*"]
+    whole = [*class_path, Path(pyspark.__file__).parent / "jars/*"]
     command = [str(java / "bin/java"), "-Xmx512m", f"-Dtest.build.data={folder / 'hdfs'}"]
-    command += ["-cp", ":".join(str(each) for each in class_path)]
+    command += ["-cp", ":".join(str(each) for each in whole)]
     command += ["org.apache.hadoop.test.MiniDFSClusterManager", "-format", "-datanodes", "1"]
     command += ["-D", "dfs.replication=1", "-writeDetails", str(told)]
-    with _process(command, folder / "hdfs.log", lambda: told.exists() and told.read_text().endswith("}")):
+    with process(command, folder / "hdfs.log", lambda: told.exists() and told.read_text().endswith("}")):
         yield f"hdfs://127.0.0.1:{json.loads(told.read_text())['namenode_port']}"
 
 
 @contextmanager
-def _process(command: list[str], log: Path, ready: Callable[[], bool]) -> Iterator[None]:
+def process(command: list[str], log: Path, ready: Callable[[], bool], **options: Any) -> Iterator[None]:
+    """Runs a server while the context lasts. `options` go to subprocess.Popen."""
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        server = subprocess.Popen(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=log.parent,
             env={**os.environ, "NO_COLOR": "1"},
+            **options,
         )
     try:
         end = time.monotonic() + _PATIENCE_S
         while not ready():
-            if process.poll() is not None or time.monotonic() > end:
+            if server.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(
                     f"{command[-5:]} did not start:\n{log.read_text(errors='replace')[-3000:]}"
                 )
             time.sleep(0.1)
         yield
     finally:
-        process.kill()
-        process.wait()
+        server.kill()
+        server.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

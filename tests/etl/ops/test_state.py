@@ -117,6 +117,8 @@ def test_ids_are_decoded_to_the_values_they_stand_for(
     entries = case.workflow.tables.frames["vocabulary"].where(F.col("column") == vocabulary).collect()
     named = {row["id"]: row["value"] for row in entries}
     assert {found[at] for at, each in enumerate(ids) if each >= first} <= set(named.values())
+    local = case.workflow.decode_ids({feature: [*ids, 10**6]})[feature]
+    assert local == {each: found[at] for at, each in enumerate(ids) if each >= first}
     for at, (each, row) in enumerate(zip(ids, case.by_row_id, strict=True)):
         if each >= first:
             assert found[at] == (named[each] if raw is None else str(row[raw]))
@@ -126,3 +128,5 @@ def test_ids_are_decoded_to_the_values_they_stand_for(
 def test_what_has_no_vocabulary_is_not_decoded(case: Case, spark: SparkSession, feature: str) -> None:
     with pytest.raises(ConfigError, match=f"{feature} has no vocabulary"):
         case.workflow.decode(spark.range(1), feature, "value")
+    with pytest.raises(ConfigError, match=f"{feature} has no vocabulary"):
+        case.workflow.decode_ids({feature: [7]})

@@ -1,0 +1,59 @@
+"""Copies the published lists of a date to the sinks of the section `deliver`: a PostgreSQL table, JSON lines by user."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from conf.errors import ConfigError
+from conf.load import config_digest
+from conf.manifest import read_manifest
+from conf.types import JdbcSink, JsonLinesSink
+from etl.publish import publish_facts, read_published
+from jobs.runner import Job, Result, run
+from jobs.sinks import jdbc, json_lines
+from jobs.sinks.lists import Delivered, PublishedLists
+
+
+def deliver_recommendations(job: Job) -> Result:
+    """Delivers to each sink in order, then publishes `deliveries/dt=…`; lists that were held back are not there to deliver."""
+    sinks = job.config.deliver.sinks
+    if not sinks:
+        raise ConfigError(
+            "deliver.sinks is empty: there is nowhere to deliver to", "name sinks under `deliver`"
+        )
+    partition = job.lake.recommendations.partition(job.run_date)
+    manifest = read_manifest(partition)
+    if "reason" not in dict(manifest.schema):
+        raise ConfigError(
+            f"{partition.path} was written by an earlier release, without reasons",
+            f"run score_daily for {job.run_date} again",
+        )
+    lists = PublishedLists(read_published(job.spark, partition), manifest)
+    done = []
+    for sink in sinks:
+        start = time.monotonic()
+        with job.phase(sink.name):
+            delivered = _deliver(job, sink, lists)
+        seconds = round(time.monotonic() - start, 2)
+        done.append({"name": sink.name, "kind": sink.kind, **asdict(delivered), "seconds": seconds})
+    facts: dict[str, Any] = {
+        "sinks": done,
+        "users": lists.users,
+        "model_version": manifest.facts["model_version"],
+    }
+    record = job.lake.deliveries.partition(job.run_date)
+    inputs = {"recommendations": manifest.digest, "config": config_digest(job.config, "deliver")}
+    publish_facts(record, inputs=inputs, facts=facts)
+    return Result(record.path, rows_in=manifest.rows, rows_out=manifest.rows, facts=facts)
+
+
+def _deliver(job: Job, sink: JdbcSink | JsonLinesSink, lists: PublishedLists) -> Delivered:
+    if isinstance(sink, JdbcSink):
+        return jdbc.deliver(sink, lists)
+    return json_lines.deliver(sink, lists, job.config.output.grace_hours)
+
+
+if __name__ == "__main__":
+    run("deliver_recommendations", __doc__ or "", deliver_recommendations)

@@ -1,0 +1,57 @@
+"""One user's list of a date: features, scores, reasons, model and workflow, and what the user clicked. Needs no Spark session."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
+from conf.load import load_config, parse_date
+from jobs.look_up.find import find
+from jobs.look_up.page import decoded_names, page
+from jobs.runner import Job, Result, closing_line, parser
+
+DESCRIPTION = (
+    "Shows the published list of one user: position, item, score (the model's probability), reason (ranked, boost:<value> "
+    "or explore) and how often the user clicked the item before; the features of user and items, ids as the values they "
+    "stand for; which model and workflow made it and when; and the user's clicks in the log's window (of at most five "
+    "million rows). Ends with 3 where the date has no lists, the user is unknown or had no candidates, and says which."
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    start = time.monotonic()
+    try:
+        config = load_config(arguments.config, arguments.overrides)
+        job = Job("show", config, parse_date(arguments.run_date))
+        with job.phase("find"):
+            found = find(job.lake, job.run_date, arguments.user)
+        with job.phase("decode"):
+            names = decoded_names(job.lake, found)
+    except NightrankError as error:
+        print(f"show failed: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        remedy = "see that the lake can be reached; a retry may help"
+        print(f"show failed: {error}\n  what to do: {remedy}", file=sys.stderr)
+        return EXIT_INFRASTRUCTURE
+    print(page(found, names))
+    told = ("model_version", "workflow_version", "scored_at")
+    facts = {"user": found.user, **{name: found.facts[name] for name in told}, "list": found.entries}
+    result = Result(
+        job.lake.recommendations.partition(job.run_date).path, rows_out=len(found.entries), facts=facts
+    )
+    print(closing_line(job, result, time.monotonic() - start))
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser("show", DESCRIPTION, date_option="--date")
+    made.add_argument("--user", required=True, metavar="ID", help="the user's id, as in the log")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

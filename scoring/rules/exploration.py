@@ -1,0 +1,41 @@
+"""Exploration: the order in which candidates are drawn, a hash of salt, user and item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # of SplitMix64, as signed numbers
+_SHIFTS = (30, 27, 31)
+
+
+def text_hashes(texts: Iterable[str], salt: str = "") -> Tensor:
+    """(n,) int64: the first 8 bytes of BLAKE2b of `salt`, a zero byte and each text."""
+    start = blake2b(salt.encode() + b"\0", digest_size=8)
+    digests = []
+    for text in texts:
+        each = start.copy()
+        each.update(text.encode())
+        digests.append(each.digest())
+    return torch.from_numpy(np.frombuffer(b"".join(digests), dtype="<i8").copy())
+
+
+def draw_keys(users: Tensor, items: Tensor) -> Tensor:
+    """(U, W) int64 in [-2**62, 2**62), evenly spread: the upper 63 bits of the finaliser of SplitMix64 (Steele, Lea and Flood 2014, section 3).
+
+    Args:
+        users: (U,) hashes of users with the salt.
+        items: (U, W) hashes of items.
+    """
+    mixed = users[:, None] ^ items
+    for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
+        mixed = (mixed ^ _logical_shift(mixed, shift)) * multiplier
+    return (mixed ^ _logical_shift(mixed, _SHIFTS[2])) >> 1
+
+
+def _logical_shift(values: Tensor, by: int) -> Tensor:
+    return (values >> by) & ((1 << (64 - by)) - 1)

@@ -1,0 +1,93 @@
+"""A PostgreSQL on loopback: that of the machine where it has one, else the binaries of a locked environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.etl.lakes.servers import ROOT, Unavailable, free_port, locked_environment, process
+
+LOCK = ROOT / "requirements/test-postgres.txt"
+PASSWORD = "kept-out-of-every-log"
+_NOBODY = 65534  # PostgreSQL refuses to run as root
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    user: str
+    password: str
+
+
+@contextmanager
+def postgres() -> Iterator[Server]:
+    """A server with an empty database and one user, who owns it and logs in with a password.
+
+    Raises:
+        Unavailable: there are no binaries.
+    """
+    # Not below pytest's own folder, which only its user may enter.
+    scratch = Path(tempfile.mkdtemp(prefix="nightrank-postgres-"))
+    try:
+        binaries = _binaries(scratch)
+        options = _as_nobody(scratch)
+        (scratch / "password").write_text(PASSWORD)
+        data, log = scratch / "data", scratch / "postgres.log"
+        for path in scratch.rglob("*") if options else []:
+            os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
+        start = [binaries / "initdb", "-D", data, "-U", "lists", "--pwfile", scratch / "password"]
+        made = subprocess.run(
+            [*map(str, start), "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--no-sync"],
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            check=False,
+            **options,
+        )
+        if made.returncode:
+            raise Unavailable(f"initdb of {binaries} failed: {made.stderr.strip()[-500:]}")
+        port = free_port()
+        command = [str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-F"]
+        command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
+        with process(command, log, lambda: "ready to accept connections" in log.read_text(), **options):
+            yield Server(f"jdbc:postgresql://127.0.0.1:{port}/postgres", "lists", PASSWORD)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _binaries(scratch: Path) -> Path:
+    """The newest PostgreSQL installed, or a copy of the locked one where another user can read it."""
+    on_path = shutil.which("postgres")
+    if on_path:
+        return Path(on_path).resolve().parent
+    installed = list(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    if installed:
+        return max(installed, key=_major).parent
+    python = locked_environment("postgres-server", LOCK)
+    (packages,) = python.parent.parent.glob("lib/python*/site-packages")
+    for folder in (
+        "pgserver/pginstall",
+        "pgserver.libs",
+    ):  # its binaries find the libraries by this way to them
+        shutil.copytree(packages / folder, scratch / folder, symlinks=True)
+    return scratch / "pgserver/pginstall/bin"
+
+
+def _major(path: Path) -> int:
+    found = re.search(r"/(\d+)/bin/", str(path))
+    return int(found[1]) if found else 0
+
+
+def _as_nobody(scratch: Path) -> dict[str, Any]:
+    if os.getuid():
+        return {}
+    os.chown(scratch, _NOBODY, _NOBODY)
+    return {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}

@@ -1,0 +1,298 @@
+"""Lists in a real PostgreSQL: what is served equals what was published, before, during and after a delivery that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError, InfrastructureError
+from conf.manifest import read_manifest
+from conf.types import JdbcSink
+from etl.publish import read_published
+from jobs.sinks import jdbc
+from jobs.sinks.lists import PublishedLists
+from jobs.sinks.postgresql import Connection, connect
+from jobs.sinks.secrets import Credentials
+from tests.conftest import ROOT
+from tests.delivery.conftest import Nights
+from tests.delivery.postgres import Server
+from tests.scoring.lake import RUN_DATE
+
+VALUES = ["user_id", "position", "item_id", "score", "reason", "model_version"]
+
+
+@pytest.fixture
+def sink(
+    request: pytest.FixtureRequest, database: Server, driver_jar: Path, monkeypatch: pytest.MonkeyPatch
+) -> JdbcSink:
+    """A sink with a table of its own."""
+    monkeypatch.setenv("LISTS_USER", database.user)
+    monkeypatch.setenv("LISTS_PASSWORD", database.password)
+    table = "t_" + str(abs(hash(request.node.name)) % 10**9)
+    return JdbcSink.model_validate(
+        {
+            "kind": "jdbc",
+            "name": "app",
+            "url": database.url,
+            "table": f"public.{table}",
+            "user": {"env": "LISTS_USER"},
+            "password": {"env": "LISTS_PASSWORD"},
+            "driver_jar": str(driver_jar),
+            "connections": 2,
+        }
+    )
+
+
+@pytest.fixture
+def client(spark: SparkSession, sink: JdbcSink, database: Server) -> Iterator[Connection]:
+    with connect(spark, sink, Credentials(database.user, database.password)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def other_client(spark: SparkSession, sink: JdbcSink, database: Server) -> Iterator[Connection]:
+    """What a transaction sees of other sessions does not change within it."""
+    with connect(spark, sink, Credentials(database.user, database.password)) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def published(nights: Nights) -> PublishedLists:
+    partition = nights.lake.recommendations.partition(RUN_DATE)
+    return PublishedLists(read_published(nights.spark, partition), read_manifest(partition))
+
+
+def changed(published: PublishedLists, rows: Any, dt: str = RUN_DATE) -> PublishedLists:
+    """The same lists with other rows or of another date."""
+    cached = rows.persist()
+    entry = replace(published.manifest.files[0], rows=cached.count())
+    return PublishedLists(cached, replace(published.manifest, partition=dt, files=(entry,)))
+
+
+def served(client: Connection, sink: JdbcSink, dt: str = RUN_DATE) -> list[tuple[str | None, ...]]:
+    return client.rows(
+        f"SELECT {', '.join(VALUES)} FROM {sink.table} WHERE dt = CAST(? AS date) ORDER BY user_id, position",
+        [dt],
+    )
+
+
+def expected(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+    ordered = rows.sort_values(["user_id", "position"])[VALUES]
+    return exact([tuple(row) for row in ordered.itertuples(index=False)])
+
+
+def exact(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Positions as int, scores as the float32 they are: PostgreSQL writes the shortest text that names it."""
+    return [
+        (user, int(position), item, np.float32(score), *rest) for user, position, item, score, *rest in rows
+    ]
+
+
+def stagings(client: Connection, sink: JdbcSink) -> list[str]:
+    found = client.rows(
+        "SELECT tablename FROM pg_tables WHERE tablename LIKE ?", [f"{sink.table.split('.')[1]}_st_%"]
+    )
+    return [str(name) for (name,) in found]
+
+
+def test_what_is_served_equals_what_was_published(
+    nights: Nights, published: PublishedLists, sink: JdbcSink, client: Connection
+) -> None:
+    first = jdbc.deliver(sink, published)
+    assert exact(served(client, sink)) == expected(nights.lists)
+    assert (first.rows, first.written, first.deleted) == (len(nights.lists), len(nights.lists), 0)
+    assert {"explore", "boost:s1"} < {row[4] for row in served(client, sink)}
+    again = jdbc.deliver(sink, published)  # equal rows are not written a second time
+    assert (again.rows, again.written, again.deleted) == (len(nights.lists), 0, 0)
+    assert stagings(client, sink) == []
+
+
+def test_changed_rows_are_updated_and_stale_ones_deleted(
+    nights: Nights, published: PublishedLists, sink: JdbcSink, client: Connection
+) -> None:
+    jdbc.deliver(sink, published)
+    gone, fewer = nights.lists.user_id.iloc[0], nights.lists.user_id.iloc[-1]
+    rows = published.rows.where(
+        (F.col("user_id") != gone) & ~((F.col("user_id") == fewer) & (F.col("position") > 2))
+    )
+    other = F.when(F.col("position") == 1, F.lit("i999")).otherwise(F.col("item_id"))
+    lists = changed(published, rows.withColumn("item_id", other))
+    done = jdbc.deliver(sink, lists)
+    frame = lists.rows.toPandas()
+    assert exact(served(client, sink)) == expected(frame)
+    assert done.written == (frame.position == 1).sum() == 36
+    assert done.deleted == len(nights.lists) - len(frame) == 5 + 3
+
+
+def test_only_the_newest_dates_are_kept(
+    published: PublishedLists, sink: JdbcSink, client: Connection
+) -> None:
+    few = published.rows.where(F.col("position") == 1)
+    for dt in ("2026-01-03", "2026-01-05", "2026-01-04"):
+        jdbc.deliver(sink, changed(published, few, dt))
+    dates = f"SELECT DISTINCT dt FROM {sink.table} ORDER BY dt"
+    assert client.rows(dates) == [("2026-01-04",), ("2026-01-05",)]
+    old = jdbc.deliver(sink, changed(published, few, "2026-01-02"))
+    assert (old.rows, old.written, old.deleted) == (0, 0, 0)
+    assert client.rows(dates) == [("2026-01-04",), ("2026-01-05",)]
+
+
+@pytest.mark.parametrize("step", ["_stage", "_require_all", "_replace"])
+def test_a_failure_at_any_step_leaves_the_served_rows(
+    published: PublishedLists, sink: JdbcSink, client: Connection, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    jdbc.deliver(sink, published)
+    before = served(client, sink)
+    real: Callable[..., Any] = getattr(jdbc, step)
+
+    def fail(*arguments: Any) -> None:
+        if step == "_replace":  # the last statement of the transaction cannot be run
+            monkeypatch.setattr(jdbc, "_dates", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jdbc, step, fail)
+    if step == "_replace":
+        monkeypatch.setattr(jdbc, "_make_target", lambda *_: None)
+    rows = published.rows.withColumn("item_id", F.lit("other")).where(F.col("position") < 4)
+    with pytest.raises(KeyboardInterrupt):
+        jdbc.deliver(sink, changed(published, rows))
+    assert served(client, sink) == before
+    assert stagings(client, sink) == []
+
+
+def test_rows_that_were_staged_twice_are_not_served(
+    published: PublishedLists, sink: JdbcSink, client: Connection
+) -> None:
+    jdbc.deliver(sink, published)
+    before = served(client, sink)
+    twice = changed(published, published.rows.unionByName(published.rows))
+    with pytest.raises(
+        InfrastructureError, match=rf"{2 * len(before)} rows with {len(before)} keys were staged"
+    ):
+        jdbc.deliver(sink, twice)
+    assert served(client, sink) == before
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_delivery_changes_nothing_and_the_next_one_is_whole(
+    nights: Nights,
+    published: PublishedLists,
+    sink: JdbcSink,
+    client: Connection,
+    other_client: Connection,
+    tmp_path: Path,
+) -> None:
+    """The process dies with all rows staged, while it waits for its turn at the table."""
+    one = changed(published, published.rows.where(F.col("position") == 1))
+    jdbc.deliver(sink, one)
+    before = served(client, sink)
+    config = write_config(nights, sink, tmp_path)
+    with other_client.transaction():
+        other_client.execute(f"LOCK TABLE {sink.table} IN SHARE ROW EXCLUSIVE MODE")
+        job = start(config, tmp_path / "job.log")
+        try:
+            wait_for(lambda: waiting(client), job, tmp_path / "job.log")
+            assert len(stagings(client, sink)) == 1
+        finally:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+    assert served(client, sink) == before
+    said = (tmp_path / "job.log").read_text()
+    again = start(config, tmp_path / "again.log")
+    assert again.wait(240) == 0, (tmp_path / "again.log").read_text()[-3000:]
+    assert exact(served(client, sink)) == expected(nights.lists)
+    said += (tmp_path / "again.log").read_text()
+    closing = json.loads(said.splitlines()[-1])
+    assert closing["sinks"][0]["written"] == len(nights.lists) - len(before)
+    assert os.environ["LISTS_PASSWORD"] not in said
+    # What the killed one staged is young, so that it may be at work for all the others know; a day later it goes.
+    (left,) = stagings(client, sink)
+    aged = left.replace(left.split("_st_")[1][:8], "20200101")
+    client.execute(f"ALTER TABLE {left} RENAME TO {aged}")
+    jdbc.deliver(sink, published)
+    assert stagings(client, sink) == []
+
+
+def write_config(nights: Nights, sink: JdbcSink, folder: Path) -> Path:
+    values = nights.config_of(deliver={"sinks": [sink.model_dump(mode="json")]}).model_dump(mode="json")
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(values))
+    return path
+
+
+def start(config: Path, log: Path) -> subprocess.Popen[bytes]:
+    submit = Path(sys.executable).parent / "spark-submit"
+    command = [str(submit), "--properties-file", "conf/spark/local.conf", "jobs/deliver_recommendations.py"]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*command, "--config", str(config), "--run-date", RUN_DATE],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def waiting(client: Connection) -> bool:
+    found = client.rows(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'LOCK TABLE%'"
+    )
+    return found != [("0",)]
+
+
+def wait_for(condition: Callable[[], bool], job: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + 240
+    while not condition():
+        assert job.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < end, log.read_text()[-3000:]
+        time.sleep(0.2)
+
+
+def test_a_wrong_password_names_its_place_and_not_itself(
+    published: PublishedLists, sink: JdbcSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISTS_PASSWORD", "never-shown")
+    with pytest.raises(ConfigError, match="SQLSTATE 28P01") as refused:
+        jdbc.deliver(sink, published)
+    assert "never-shown" not in str(refused.value)
+    monkeypatch.delenv("LISTS_PASSWORD")
+    with pytest.raises(ConfigError, match="environment variable LISTS_PASSWORD, which is not set"):
+        jdbc.deliver(sink, published)
+
+
+def test_what_postgresql_refuses_says_what_to_correct(
+    published: PublishedLists, sink: JdbcSink, database: Server, tmp_path: Path
+) -> None:
+    missing_schema = sink.model_copy(update={"table": "nowhere.lists"})
+    with pytest.raises(ConfigError, match=r'schema "nowhere" does not exist'):
+        jdbc.deliver(missing_schema, published)
+    silent = sink.model_copy(update={"url": "jdbc:postgresql://127.0.0.1:1/postgres"})
+    with pytest.raises(InfrastructureError, match=r"127\.0\.0\.1:1.*SQLSTATE 08001"):
+        jdbc.deliver(silent, published)
+    no_jar = sink.model_copy(update={"driver_jar": str(tmp_path / "gone.jar")})
+    with pytest.raises(ConfigError, match=r"gone\.jar of app does not exist"):
+        jdbc.deliver(no_jar, published)
+
+
+def test_the_password_may_stand_in_a_file(
+    published: PublishedLists, sink: JdbcSink, database: Server, tmp_path: Path, client: Connection
+) -> None:
+    (tmp_path / "password").write_text(f"{database.password}\n")
+    secret = {"user": {"env": "LISTS_USER"}, "password": {"file": str(tmp_path / "password")}}
+    jdbc.deliver(JdbcSink.model_validate({**sink.model_dump(), **secret}), published)
+    assert len(served(client, sink)) == published.manifest.rows

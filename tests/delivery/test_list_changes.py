@@ -1,0 +1,162 @@
+"""Changes of lists against pandas, and the limits that hold a publish back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError, DataError
+from conf.lake import Lake
+from conf.load import load_config
+from conf.manifest import is_published, read_manifest
+from conf.types import Stop
+from etl.quality.drift import bin_numbers, drift_of
+from jobs.list_changes import beyond, last_published
+from jobs.score_daily import score_daily
+from scoring.list_changes import cold_entries, compare_lists, score_bins
+from tests.delivery.conftest import Nights, score_section
+from tests.scoring.lake import DAY_AFTER, DAYS, RUN_DATE, feature_rows
+
+
+def draw_lists(seed: int, users: list[str], k: int = 6) -> pd.DataFrame:
+    draw = np.random.default_rng(seed)
+    rows = []
+    for user in users:
+        items = draw.choice(30, int(draw.integers(1, k + 1)), replace=False)
+        rows += [(user, f"i{item:02d}", np.float32(draw.random() ** 3)) for item in items]
+    return pd.DataFrame(rows, columns=["user_id", "item_id", "score"])
+
+
+def test_changes_equal_sets_of_python(spark: SparkSession) -> None:
+    users = [f"u{number:02d}" for number in range(60)]
+    today, before = draw_lists(1, users[5:]), draw_lists(2, users[:-9])
+    same = today.user_id.isin(users[20:25])
+    before = pd.concat([before[~before.user_id.isin(users[20:25])], today[same]], ignore_index=True)
+    sets = [rows.groupby("user_id").item_id.agg(set).to_dict() for rows in (today, before)]
+    both = sorted(set(sets[0]) & set(sets[1]))
+    found = compare_lists(spark.createDataFrame(today), spark.createDataFrame(before))
+    assert (found.users_in_both, found.users_lost, found.users_gained) == (len(both), 5, 9) == (46, 5, 9)
+    churn = np.mean([len(sets[0][user] - sets[1][user]) / len(sets[0][user]) for user in both])
+    jaccard = np.mean(
+        [len(sets[0][user] & sets[1][user]) / len(sets[0][user] | sets[1][user]) for user in both]
+    )
+    assert found.churn == pytest.approx(churn, abs=1e-12)
+    assert found.jaccard == pytest.approx(jaccard, abs=1e-12)
+    assert found.users_lost_share == 5 / 51
+    clicked = [f"i{item:02d}" for item in range(0, 30, 2)] * 2
+    cold = cold_entries(
+        spark.createDataFrame(today), spark.createDataFrame([(item,) for item in clicked], "item_key string")
+    )
+    assert cold == sum(int(item[1:]) % 2 for item in today.item_id) > 0
+    assert sum(score_bins(spark.createDataFrame(today)).values()) == len(today)
+
+
+def test_equal_lists_did_not_change_and_strangers_share_nothing(spark: SparkSession) -> None:
+    lists = spark.createDataFrame(draw_lists(3, ["a", "b", "c"]))
+    same = compare_lists(lists, lists)
+    assert (same.churn, same.jaccard, same.users_lost, same.users_gained) == (0.0, 1.0, 0, 0)
+    others = spark.createDataFrame(draw_lists(3, ["d", "e"]))
+    apart = compare_lists(lists, others)
+    assert (apart.churn, apart.jaccard, apart.users_in_both, apart.users_lost_share) == (None, None, 0, 1.0)
+
+
+def test_the_first_lists_have_nothing_to_be_held_against(nights: Nights) -> None:
+    facts = read_manifest(nights.lake.list_changes.partition(RUN_DATE)).facts
+    assert (facts["before"], facts["held_back"]) == (None, False)
+    lists = nights.lists
+    train = pd.concat([feature_rows(nights.world, day).to_pandas() for day in range(2)])
+    clicked = set(train[train.label == 1].item_key)
+    assert facts["cold_share"] == pytest.approx((~lists.item_id.isin(clicked)).mean())
+    assert facts["coverage"] == lists.item_id.nunique() / 23
+
+
+def test_lists_past_a_limit_are_held_back_and_the_report_says_why(nights: Nights) -> None:
+    lake = nights.lake
+    partition, changes = lake.recommendations.partition(DAY_AFTER), lake.list_changes.partition(DAY_AFTER)
+    strict = score_section(stop={"max_churn": 0.0, "min_coverage": 1.0, "max_cold_share": 1.0})
+    with pytest.raises(DataError) as stopped:
+        score_daily(nights.job(DAY_AFTER, score=strict))
+    said = str(stopped.value)
+    facts = read_manifest(changes).facts
+    assert f"churn={facts['churn']:.4g} is above score.stop.max_churn=0" in said
+    assert f"coverage={facts['coverage']:.4g} is below score.stop.min_coverage=1" in said
+    assert f"the lists of {RUN_DATE} stay the last good ones" in said
+    assert "--set score.stop.max_churn=null --set score.stop.min_coverage=null" in said
+    assert not is_published(partition)
+    assert facts["held_back"] is True
+    assert [each["figure"] for each in facts["excesses"]] == ["churn", "coverage"]
+
+    # What the remedy says lets them pass; the figures are those of both published tables.
+    result = score_daily(nights.job(DAY_AFTER, score=score_section(stop={"max_cold_share": 1.0})))
+    facts = read_manifest(changes).facts
+    today, before = nights.rows(partition), nights.lists
+    sets = [rows.groupby("user_id").item_id.agg(set) for rows in (today, before)]
+    churn = np.mean([len(own - sets[1][user]) / len(own) for user, own in sets[0].items()])
+    assert facts["churn"] == pytest.approx(churn, abs=1e-12) == result.facts["churn"]
+    assert 0 < churn < 1
+    assert facts["before"] == RUN_DATE
+    assert facts["held_back"] is False
+    drift = drift_of(bin_numbers(_bins(before), _bins(today), 0, 0))
+    assert drift is not None
+    assert facts["score_psi"] == (drift.psi if drift.psi > drift.noise else 0.0)
+    assert (facts["users_in_both"], facts["users_lost"], facts["users_gained"]) == (37, 0, 0)
+
+    # A rerun that is held back leaves the lists of that date as they were.
+    digest = read_manifest(partition).digest
+    with pytest.raises(DataError, match="held back"):
+        score_daily(nights.job(DAY_AFTER, score=strict))
+    assert read_manifest(partition).digest == digest
+    assert read_manifest(changes).facts["held_back"] is True
+
+
+def _bins(lists: pd.DataFrame) -> Counter[int]:
+    """Keys of bins by Python's own frexp: 16 parts of every power of two."""
+    found: Counter[int] = Counter()
+    for score in lists.score:
+        mantissa, exponent = np.frexp(float(score))
+        found[(int(exponent) + 1074) * 16 + int((mantissa - 0.5) * 32)] += 1
+    return found
+
+
+def test_the_day_before_is_the_last_one_published(nights: Nights) -> None:
+    found = last_published(nights.lake, "2026-03-01")
+    assert found is not None
+    assert found.dt >= RUN_DATE
+    assert last_published(nights.lake, RUN_DATE) is None
+    assert last_published(Lake(f"{nights.lake.root}/nowhere"), DAYS[0]) is None
+
+
+@pytest.mark.parametrize(
+    "stop, changes, settings",
+    [
+        ({}, {"churn": 1.0, "coverage": 0.0}, []),
+        ({"max_churn": 0.5}, {"churn": 0.5}, []),
+        ({"max_churn": 0.5}, {"churn": 0.5001}, ["max_churn"]),
+        ({"max_churn": 0.5}, {"churn": None}, []),
+        ({"max_churn": 0.5}, {}, []),
+        ({"min_coverage": 0.2}, {"coverage": 0.2}, []),
+        ({"min_coverage": 0.2}, {"coverage": 0.1}, ["min_coverage"]),
+        (
+            {"max_cold_share": 0.1, "max_score_psi": 0.2, "max_users_lost_share": 0.0},
+            {"cold_share": 0.2, "score_psi": 0.3, "users_lost_share": 0.01},
+            ["max_cold_share", "max_score_psi", "max_users_lost_share"],
+        ),
+    ],
+)
+def test_a_limit_is_passed_only_beyond_it(
+    stop: dict[str, float], changes: dict[str, Any], settings: list[str]
+) -> None:
+    assert [each.setting for each in beyond(Stop.model_validate(stop), changes)] == settings
+
+
+def test_a_limit_can_be_lifted_on_the_command_line() -> None:
+    given = ["score.stop.max_churn=0.5", "score.stop.max_churn=null"]
+    limits = [load_config("conf/datasets/generated.yaml", given[:n]).score.stop.max_churn for n in (1, 2)]
+    assert limits == [0.5, None]
+    with pytest.raises(ConfigError, match=r"unknown key score\.stop\.max_chrun"):
+        load_config("conf/datasets/generated.yaml", ["score.stop.max_chrun=0.5"])

@@ -1,0 +1,76 @@
+"""The lists of a night with rules, through Spark and the published table, against the plain walk; and how tables are checked."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from conf.errors import ConfigError, DataError
+from conf.manifest import read_manifest
+from jobs.list_rules import ruled_by
+from tests.delivery.conftest import Nights, score_section
+from tests.scoring.lake import DAYS, RUN_DATE, feature_rows
+from tests.scoring.rules.oracle import PlainRules, list_of
+
+SHELF = {"path": "{lake}/shelves.csv", "format": "csv", "key": "sku", "column": "shelf"}
+
+
+def rules(attribute: dict[str, str], **values: float) -> dict[str, Any]:
+    boost = {"attribute": "shelf", "values": values or {"s1": 1.5}}
+    return score_section(rules={"attributes": {"shelf": attribute}, "boost": boost})
+
+
+def test_published_lists_equal_the_plain_walk(nights: Nights) -> None:
+    world, lists = nights.world, nights.lists
+    rows = pd.concat([feature_rows(world, day).to_pandas() for day in range(len(DAYS) - 1)])
+    clicked = rows[rows.label == 1].groupby("user_key").item_key.agg(set).to_dict()
+    shelves = {item: f"s{index % 3}" for index, item in enumerate(world.items.item_key)}
+    plain = PlainRules(boosts={"s1": 1.5}, values=shelves, explore=1, salt=f"0|{RUN_DATE}")
+    probabilities = world.probabilities.astype(np.float32)
+    expected = []
+    for row, user in enumerate(world.users.user_key):
+        scored = [
+            (item, float(probabilities[row, index]))
+            for index, item in enumerate(world.items.item_key)
+            if item not in clicked.get(user, set())
+        ]
+        chosen = list_of(plain, user, scored, 5)
+        expected += [(user, place, item, reason) for place, (item, reason) in enumerate(chosen, start=1)]
+    found = lists.sort_values(["user_id", "position"])
+    columns = ["user_id", "position", "item_id", "reason"]
+    assert [tuple(row) for row in found[columns].itertuples(index=False)] == expected
+    assert set(found.reason) == {"ranked", "explore", "boost:s1"}
+
+
+def test_the_manifest_follows_the_table_of_attributes(nights: Nights, tmp_path: Path) -> None:
+    inputs = read_manifest(nights.lake.recommendations.partition(RUN_DATE)).inputs
+    _, digests = ruled_by(nights.job(RUN_DATE, score=rules(SHELF)))
+    assert inputs["rules"] == digests["rules"]
+    table, path = pd.read_csv(f"{nights.lake.root}/shelves.csv"), tmp_path / "shelves.csv"
+    found = []
+    for rows in (table, table.iloc[::-1], table.assign(shelf="s1")):
+        rows.to_csv(path, index=False)
+        found.append(ruled_by(nights.job(RUN_DATE, score=rules({**SHELF, "path": str(path)})))[1])
+    assert found[0] == found[1] != found[2]  # the order of its rows means nothing
+    assert ruled_by(nights.job(RUN_DATE)) == (None, {})
+
+
+def test_wrong_tables_are_found_by_the_driver(
+    nights: Nights, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file at .*shelves-2026-01-05\.csv"):
+        ruled_by(nights.job(RUN_DATE, score=rules({**SHELF, "path": "{lake}/shelves-{date}.csv"})))
+    with pytest.raises(ConfigError, match=r"no columns \['rack'\]"):
+        ruled_by(nights.job(RUN_DATE, score=rules({**SHELF, "column": "rack"})))
+    twice = tmp_path / "twice.csv"
+    twice.write_text("sku,shelf\ni001,s1\ni001,s2\n")
+    with pytest.raises(DataError, match="such as 'i001'"):
+        ruled_by(nights.job(RUN_DATE, score=rules({**SHELF, "path": str(twice)})))
+    with caplog.at_level(logging.WARNING, "nightrank"):
+        ruled_by(nights.job(RUN_DATE, score=rules(SHELF, s1=2.0, s9=2.0)))
+    assert "shelf=['s9']" in caplog.text

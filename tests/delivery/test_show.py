@@ -1,0 +1,156 @@
+"""What show.py tells of a user, against the tables it reads; and what it says where there is no list."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from conf import storage
+from conf.errors import DataError
+from conf.lake import Lake
+from conf.manifest import read_manifest
+from etl.publish import publish_facts
+from jobs import show
+from jobs.look_up.find import find
+from jobs.look_up.page import described, page
+from tests.conftest import ROOT
+from tests.delivery.conftest import Nights
+from tests.scoring.lake import DAYS, RUN_DATE, WORKFLOW, feature_rows
+from tests.scoring.world import SPEC
+
+
+@pytest.fixture
+def config(nights: Nights, tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(nights.config_of().model_dump(mode="json")))
+    return path
+
+
+def test_the_list_and_its_features_are_those_of_the_tables(nights: Nights) -> None:
+    lists, world = nights.lists, nights.world
+    user = "u004"
+    found = find(nights.lake, RUN_DATE, user)
+    own = lists[lists.user_id == user].sort_values("position")
+    columns = ["position", "item_id", "score", "reason"]
+    assert pd.DataFrame(found.entries)[columns].to_numpy().tolist() == own[columns].to_numpy().tolist()
+    of_user = world.users.set_index("user_key").loc[user]
+    assert found.user_features == {
+        each.name: pytest.approx(of_user[each.name]) for each in SPEC.scoped("user")
+    }
+    items = world.items.set_index("item_key")
+    assert found.item_features == {
+        item: {each.name: pytest.approx(items.loc[item, each.name]) for each in SPEC.scoped("item")}
+        for item in own.item_id
+    }
+    rows = pd.concat([feature_rows(world, day).to_pandas() for day in range(len(DAYS))])
+    seen = rows[rows.user_key == user].groupby("item_key").label.agg(["sum", "count"])
+    assert found.history is not None
+    assert found.history.items == {
+        item: (int(row["sum"]), int(row["count"])) for item, row in seen.iterrows()
+    }
+
+
+def test_the_page_names_model_workflow_scores_and_reasons(nights: Nights, config: Path, capsys: Any) -> None:
+    code = show.main(["--config", str(config), "--date", RUN_DATE, "--user", "u004"])
+    printed = capsys.readouterr().out
+    assert code == 0
+    facts = read_manifest(nights.lake.recommendations.partition(RUN_DATE)).facts
+    assert f"model m1, workflow {WORKFLOW}, scored {facts['scored_at']}" in printed
+    own = nights.lists[nights.lists.user_id == "u004"]
+    for row in own.itertuples():
+        assert f"{row.position}  {row.item_id}  {row.score:.6f}  {row.reason}" in printed
+    closing = json.loads(printed.splitlines()[-1])
+    assert [each["item_id"] for each in closing["list"]] == own.sort_values("position").item_id.tolist()
+    assert (closing["user"], closing["model_version"]) == ("u004", "m1")
+
+
+def test_ids_are_shown_as_the_values_they_stand_for() -> None:
+    names = {"who": {7: "ada"}, "tags": {5: "red", 6: "blue"}}
+    features = {"who": 7, "tags": [6, 5, 2], "hash": 7, "age": 0.123456789, "none": None}
+    assert (
+        described(features, names)
+        == "who=ada, tags=[blue, red, (unknown or rare)], hash=7, age=0.123457, none=None"
+    )
+    assert described({"who": 1}, names) == "who=(null)"
+    assert described({"who": 9}, names) == "who=id 9"
+
+
+@pytest.mark.parametrize(
+    "user, date, said",
+    [
+        ("nobody", RUN_DATE, "user 'nobody' is unknown on 2026-01-05: users/w1 has 37 other users"),
+        ("u004", "2026-02-01", "recommendations has no published partition dt=2026-02-01"),
+    ],
+)
+def test_no_list_is_an_error_that_says_why(
+    config: Path, capsys: Any, user: str, date: str, said: str
+) -> None:
+    assert show.main(["--config", str(config), "--date", date, "--user", user]) == 3
+    assert said in capsys.readouterr().err
+
+
+def test_a_user_without_candidates_is_told_from_an_unknown_one(nights: Nights, tmp_path: Path) -> None:
+    """The lists of the user are taken out of a copy of the lake's small files; the candidates say what was left."""
+    lake = copied(nights, tmp_path)
+    drop_rows(lake, "recommendations", "user_id", "u004")
+    with pytest.raises(DataError, match=r"'u004' has no list on 2026-01-05, but \d+ candidates"):
+        find(lake, RUN_DATE, "u004")
+    partition = lake.candidates(WORKFLOW).partition(RUN_DATE)
+    for entry in read_manifest(partition).files:
+        path = partition.file(entry.path)
+        frame = pd.read_parquet(path)
+        mine = frame.user_key == "u004"
+        frame.loc[mine, "excluded"] = pd.Series([list(range(23))] * int(mine.sum()), index=frame.index[mine])
+        frame.to_parquet(path)
+    with pytest.raises(
+        DataError, match="'u004' is known on 2026-01-05 but had no candidates: all 23 items are excluded"
+    ):
+        find(lake, RUN_DATE, "u004")
+
+
+def test_lists_that_were_held_back_point_to_the_last_good_ones(nights: Nights, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    excesses = [{"figure": "churn", "setting": "max_churn", "value": 0.9, "limit": 0.5}]
+    facts = {"held_back": True, "before": "2026-01-04", "excesses": excesses}
+    publish_facts(lake.list_changes.partition(RUN_DATE), inputs={}, facts=facts)
+    with pytest.raises(DataError, match=r"held back: they are past \['max_churn'\][\s\S]*--date 2026-01-04"):
+        find(lake, RUN_DATE, "u004")
+
+
+def test_it_starts_no_spark(config: Path) -> None:
+    """Its process asks for no JVM: one without Java answers."""
+    job = [sys.executable, "jobs/show.py", "--config", str(config), "--date", RUN_DATE, "--user", "u004"]
+    environment = {"PATH": "/nowhere", "JAVA_HOME": "/nowhere", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        job, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["user"] == "u004"
+
+
+def test_the_page_stands_without_history(nights: Nights) -> None:
+    found = find(nights.lake, RUN_DATE, "u004")
+    without = type(found)(**{**vars(found), "history": None})
+    assert "the dataset of that date is not there" in page(without, {})
+
+
+def copied(nights: Nights, folder: Path) -> Lake:
+    import shutil
+
+    shutil.copytree(nights.lake.root, folder / "lake")
+    return Lake(str(folder / "lake"))
+
+
+def drop_rows(lake: Lake, table: str, column: str, value: str) -> None:
+    partition = getattr(lake, table).partition(RUN_DATE)
+    assert storage.exists(partition.path)
+    for entry in read_manifest(partition).files:
+        path = partition.file(entry.path)
+        frame = pd.read_parquet(path)
+        frame[frame[column] != value].to_parquet(path)

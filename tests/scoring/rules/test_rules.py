@@ -1,0 +1,262 @@
+"""Rules on the device against the plain walk of oracle.py, over drawn rankings; and what each rule promises by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from conf.errors import ConfigError, DataError
+from conf.types import ListRules
+from scoring import recommender as module
+from scoring.recommender import Recommender, recommender_of_process
+from scoring.rules.attributes import align, digest_of_table, read_attribute
+from scoring.rules.exploration import draw_keys, text_hashes
+from scoring.rules.request import AttributeTable, places_to_explore, rules_request
+from tests.scoring.rules.oracle import PlainRules, draw_of, list_of
+from tests.scoring.test_recommender import batch_of
+from tests.scoring.world import World
+
+RUN_DATE = "2026-01-05"
+K = 6
+
+
+def write_shelves(folder: Path, world: World) -> dict[str, str]:
+    """An attribute of most items: `red` of many, `blue` and `green` of some, none of every seventh."""
+    colours = ["red", "red", "blue", "red", "green"]
+    shelves = {item: colours[index % 5] for index, item in enumerate(world.items.item_key) if index % 7 != 3}
+    rows = pa.table({"sku": list(shelves), "colour": list(shelves.values())})
+    pq.write_table(rows, folder / f"shelves-{RUN_DATE}.parquet")
+    return shelves
+
+
+def rules_of(folder: Path, **rules: Any) -> ListRules:
+    table = {
+        "path": f"{folder}/shelves-{{date}}.parquet",
+        "format": "parquet",
+        "key": "sku",
+        "column": "colour",
+    }
+    used = {"boost", "max_per_category"} & set(rules)
+    return ListRules.model_validate({"attributes": {"shelf": table} if used else {}, **rules})
+
+
+def recommender_with(world: World, rules: ListRules, k: int = K) -> Recommender:
+    request = rules_request(rules, k, RUN_DATE, {})
+    return recommender_of_process(replace(world.request, k=k, rules=request), None, 1)
+
+
+def lists_of(recommender: Recommender, batch: pa.RecordBatch) -> pd.DataFrame:
+    return pd.concat([each.to_pandas() for each in recommender.recommend(batch)], ignore_index=True)
+
+
+def boost(by: str = "factor", **values: float) -> dict[str, Any]:
+    return {"boost": {"attribute": "shelf", "by": by, "values": values}}
+
+
+def cap(most: int) -> dict[str, Any]:
+    return {"max_per_category": {"attribute": "shelf", "max": most}}
+
+
+def explore(share: float, seed: int = 3) -> dict[str, Any]:
+    return {"exploration": {"share": share, "seed": seed}}
+
+
+CASES: dict[str, tuple[dict[str, Any], PlainRules]] = {
+    "cap of 1": (cap(1), PlainRules(most=1)),
+    "cap of 2": (cap(2), PlainRules(most=2)),
+    "cap above any": (cap(100), PlainRules(most=100)),
+    "factor": (boost(blue=3.0, red=0.25), PlainRules(boosts={"blue": 3.0, "red": 0.25})),
+    "log-odds": (
+        boost("log_odds", blue=2.0, green=-1.5),
+        PlainRules("log_odds", boosts={"blue": 2.0, "green": -1.5}),
+    ),
+    "log-odds that decide alone": (
+        boost("log_odds", green=20.0),
+        PlainRules("log_odds", boosts={"green": 20.0}),
+    ),
+    "explore a third": (explore(0.3), PlainRules(explore=2, salt=f"3|{RUN_DATE}")),
+    "explore all": (explore(1.0), PlainRules(explore=K, salt=f"3|{RUN_DATE}")),
+    "all three": (
+        {**boost(red=4.0), **cap(2), **explore(0.5)},
+        PlainRules(boosts={"red": 4.0}, most=2, explore=3, salt=f"3|{RUN_DATE}"),
+    ),
+}
+
+
+@pytest.mark.parametrize("places", [1, 131_072], ids=["a user at a time", "all users at once"])
+@pytest.mark.parametrize("name", CASES)
+def test_lists_equal_the_plain_walk(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, places: int
+) -> None:
+    """Over the whole ranking, for users with 0, 1, few and all items as candidates."""
+    monkeypatch.setattr(module, "_MIN_BLOCK_PLACES", places)
+    given, plain = CASES[name]
+    shelves = write_shelves(tmp_path, world)
+    plain = replace(plain, values=shelves, categories=shelves)
+    draw = np.random.default_rng(17)
+    sizes = [0, 1, 2, 5, 6, 7, 14, 23] * 5
+    chosen = [
+        draw.permutation(23)[:size].tolist() for size, _ in zip(sizes, world.users.user_key, strict=False)
+    ]
+    recommender = recommender_with(world, rules_of(tmp_path, **given))
+    if places == 1:
+        predictor = replace(recommender.predictor, step_rows=1)
+        recommender = replace(recommender, predictor=predictor)
+    found = lists_of(recommender, batch_of(world.users, candidates=chosen))
+    probabilities = world.probabilities.astype(np.float32)
+    ours = dict(iter(found.groupby("user_id", sort=False)))
+    reasons: Counter[str] = Counter()
+    for row, (user, own) in enumerate(zip(world.users.user_key, chosen, strict=True)):
+        scored = [(world.items.item_key[item], float(probabilities[row, item])) for item in own]
+        expected = list_of(plain, user, scored, K)
+        got = ours.get(user, found.iloc[:0])
+        assert list(zip(got.item_id, got.reason, strict=True)) == expected, user
+        assert got.position.tolist() == list(range(1, len(expected) + 1))
+        by_item = dict(scored)
+        np.testing.assert_allclose(got.score, [by_item[item] for item, _ in expected], atol=1e-6)
+        reasons.update(reason for _, reason in expected)
+    boosted = {f"boost:{value}" for value in plain.boosts or {}}
+    drawn = {"explore"} if plain.explore else set()
+    ranked = {"ranked"} if plain.explore < K else set()
+    assert boosted | drawn | ranked >= set(reasons) >= drawn | ranked  # every kind of reason occurred
+
+
+def test_the_walk_goes_past_any_number_of_full_categories(world: World, tmp_path: Path) -> None:
+    """The best item that is not red may stand last of all; an over-fetched top would miss it."""
+    keys = world.items.item_key.tolist()
+    order = np.argsort(-world.probabilities[0].astype(np.float32), kind="stable")
+    shelves = {keys[item]: "red" for item in order[:-1]} | {keys[order[-1]]: "blue"}
+    pq.write_table(
+        pa.table({"sku": list(shelves), "colour": list(shelves.values())}),
+        tmp_path / f"shelves-{RUN_DATE}.parquet",
+    )
+    found = lists_of(recommender_with(world, rules_of(tmp_path, **cap(1))), batch_of(world.users.iloc[:1]))
+    assert found.item_id.tolist() == [keys[order[0]], keys[order[-1]]]
+
+
+def test_boosts_that_change_nothing_leave_list_and_scores(world: World, tmp_path: Path) -> None:
+    write_shelves(tmp_path, world)
+    plain = recommender_of_process(replace(world.request, k=K), None, 1)
+    expected = lists_of(plain, batch_of(world.users))
+    for rules in (boost(red=1.0), boost("log_odds", red=0.0), cap(23)):
+        found = lists_of(recommender_with(world, rules_of(tmp_path, **rules)), batch_of(world.users))
+        pd.testing.assert_frame_equal(found, expected)
+    assert set(expected.reason) == {"ranked"}
+
+
+def test_a_draw_is_the_same_again_and_another_on_another_day_or_seed(world: World, tmp_path: Path) -> None:
+    rules = rules_of(tmp_path, **explore(0.5))
+
+    def drawn(run_date: str, rules: ListRules) -> list[tuple[str, str]]:
+        request = rules_request(rules, K, run_date, {})
+        recommender_of_process.cache_clear()
+        made = recommender_of_process(replace(world.request, k=K, rules=request), None, 1)
+        rows = lists_of(made, batch_of(world.users))
+        return list(zip(rows.user_id, rows.item_id, strict=True))
+
+    first = drawn(RUN_DATE, rules)
+    assert drawn(RUN_DATE, rules) == first
+    assert drawn("2026-01-06", rules) != first
+    assert drawn(RUN_DATE, rules_of(tmp_path, **explore(0.5, seed=4))) != first
+
+
+def test_draws_fall_evenly_on_items() -> None:
+    """The first draw of 20,000 users over 10 items; chi-squared with 9 degrees of freedom is above 27.9 once in 1,000."""
+    users = [f"u{number}" for number in range(20_000)]
+    items = [f"item {number}" for number in range(10)]
+    keys = draw_keys(text_hashes(users, "0|d"), text_hashes(items)[None, :].expand(len(users), -1))
+    assert keys[7].tolist() == [draw_of("u7", item, "0|d") for item in items]
+    counts = torch.bincount(keys.argmin(dim=1), minlength=10).double()
+    assert float(((counts - 2000) ** 2 / 2000).sum()) < 27.9
+
+
+@pytest.mark.parametrize(
+    "share, k, places", [(0.1, 10, 1), (0.1, 30, 3), (0.11, 10, 2), (1.0, 7, 7), (0.001, 5, 1)]
+)
+def test_a_share_is_rounded_up_as_it_is_written(share: float, k: int, places: int) -> None:
+    assert places_to_explore(share, k) == places
+
+
+def test_items_repeated_among_candidates_are_an_error_under_rules_too(world: World, tmp_path: Path) -> None:
+    recommender = recommender_with(world, rules_of(tmp_path, **explore(0.5)))
+    batch = batch_of(world.users.iloc[:2], candidates=[[1, 2], [3, 4, 3]])
+    with pytest.raises(DataError, match=f"candidates of user {world.users.user_key[1]} hold an item twice"):
+        lists_of(recommender, batch)
+
+
+TABLE = AttributeTable("", "csv", "sku", "colour")
+
+
+def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
+    rows = pa.table({"sku": ["007", "8", "9"], "colour": ["red", None, "blue"], "other": [1, 2, 3]})
+    (tmp_path / "parts").mkdir()
+    pa_csv.write_csv(rows.slice(0, 1), tmp_path / "parts/a.csv")
+    (tmp_path / "parts/b.csv").write_text("other,colour,sku\n2,,8\n3,blue,9\n")
+    (tmp_path / "parts/_SUCCESS").write_text("")
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    items = pa.array(["9", "x", "007", "8"])
+    digests = set()
+    for path, kind in (("parts", "csv"), ("rows.parquet", "parquet")):
+        table = replace(TABLE, path=str(tmp_path / path), format=kind)
+        read = read_attribute(table)
+        digests.add(digest_of_table(read))
+        found = align(table, read, items)
+        assert [found.values[code] if code >= 0 else None for code in found.codes] == [
+            "blue",
+            None,
+            "red",
+            None,
+        ]
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    "text, table, kind, said",
+    [
+        ("sku,colour\n1,red\n1,blue\n", {}, DataError, "sku is not unique, 1 items .* such as '1'"),
+        ("id,colour\n1,red\n", {}, ConfigError, r"no columns \['sku'\]; it has \['id', 'colour'\]"),
+        ("sku,colour\nz,red\n", {}, DataError, "none of the 1 candidate items, such as 'i001'"),
+        ("sku,colour\n1,red\n", {"path": "gone.csv"}, ConfigError, "there is no file at .*gone.csv"),
+        ("sku,colour\n1,red\n", {"format": "parquet"}, DataError, "cannot be read as parquet"),
+    ],
+)
+def test_a_wrong_table_is_refused(
+    tmp_path: Path, text: str, table: dict[str, str], kind: type[Exception], said: str
+) -> None:
+    (tmp_path / "rows.csv").write_text(text)
+    path = tmp_path / table.get("path", "rows.csv")
+    asked = replace(TABLE, **{**table, "path": str(path)})
+    with pytest.raises(kind, match=said):
+        align(asked, read_attribute(asked), pa.array(["i001"]))
+
+
+@pytest.mark.parametrize(
+    "rules, said",
+    [
+        ({}, "no rule is given"),
+        (boost(red=-1.0), "factors must be above 0"),
+        (boost("log_odds", red=51.0), "within ±50"),
+        (
+            {**explore(0.1), "attributes": {"x": {"path": "p", "format": "csv", "key": "a", "column": "b"}}},
+            "used by no rule",
+        ),
+        ({"max_per_category": {"attribute": "brand", "max": 2}}, r"attributes \['brand'\] are not defined"),
+        (explore(0.0), "greater than 0"),
+    ],
+)
+def test_rules_that_cannot_be_meant_are_refused(rules: dict[str, Any], said: str) -> None:
+    shelf = {"path": "p", "format": "csv", "key": "sku", "column": "colour"}
+    uses = any("shelf" in str(rule) for rule in rules.values())
+    values = {"attributes": {"shelf": shelf}, **rules} if uses else rules
+    with pytest.raises(ValueError, match=said):
+        ListRules.model_validate(values)
