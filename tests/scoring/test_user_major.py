@@ -246,9 +246,9 @@ def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(w
     seen: list[torch.Tensor] = []
 
     class Watched(Recommender):
-        def _best(self, keys: torch.Tensor) -> torch.Tensor:
+        def _best(self, keys: torch.Tensor, users: pa.Array) -> pa.RecordBatch:
             seen.append(keys)
-            return super()._best(keys)
+            return super()._best(keys, users)
 
     lists_of(Watched(recommender.predictor, recommender.items, 5, recommender.crossing), users)
     keys = torch.cat(seen)
