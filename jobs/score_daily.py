@@ -63,7 +63,13 @@ def score_daily(job: Job) -> Result:
             inputs={**made_of, "config": config_digest(job.config, "score")},
             row_group_rows=job.config.output.row_group_rows,
             expected_rows=rows,
-            facts={**facts, **measured, **versions, "precision": score.precision, "scored_at": storage.utc_now()},
+            facts={
+                **facts,
+                **measured,
+                **versions,
+                "precision": score.precision,
+                "scored_at": storage.utc_now(),
+            },
             rules=Rules(
                 not_null=["user_id", "item_id", "score", "reason"],
                 ranges={"position": (1, score.k + 1), "score": (0.0, 1.0 + 2**-20)},

@@ -8,8 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
-from scoring.contract import ITEM_INDEX
-from scoring.features import FEATURES_DT
+from scoring.contract import FEATURES_DT, ITEM_INDEX
 
 # What of a feature table retrieval reads; EVENT_TIME beside it where the log has one.
 CLICK_COLUMNS = (USER_KEY, ITEM_KEY, LABEL)
