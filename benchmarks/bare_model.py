@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.scoring_world import read_inputs
 from scoring.contract import ModelRequest
-from scoring.row_pieces import RowGroup
+from scoring.rows.pieces import RowGroup
 
 
 def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int, turns: int) -> list[float]:

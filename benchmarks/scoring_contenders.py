@@ -18,7 +18,7 @@ from benchmarks.scoring_world import Data
 from conf.feature_spec import FeatureSpec
 from jobs.session import build_session, read_profile
 from scoring.contract import ListRequest, ModelRequest
-from scoring.row_pieces import deal
+from scoring.rows.pieces import deal
 from scoring.score import score_lists, score_split
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,7 +23,7 @@ from benchmarks.criteo_shapes import NUM_DENSE, capped, draw_ids, spec_of
 from conf.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
 from conf.types import ModelConfig
 from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX
-from scoring.row_pieces import RowGroup
+from scoring.rows.pieces import RowGroup
 from training.checkpoint import save_model
 from training.models import build_model
 

@@ -11,7 +11,7 @@ from jobs.gate.drift import drift_checks
 from jobs.gate.measure import compare, measure_models
 from jobs.gate.record import Evaluation
 from jobs.runner import Job, Result, run
-from scoring.gate import Check, Verdict, judge
+from scoring.gate.decision import Check, Verdict, judge
 from scoring.model_info import read_model_info
 from training import tracking
 from training.history import standing_as_of

@@ -22,7 +22,7 @@ from etl.publish import publish_facts, read_published
 from etl.quality.drift import bin_numbers, drift_of
 from jobs.runner import Job
 from scoring.features import read_split
-from scoring.list_changes import cold_entries, compare_lists, score_bins
+from scoring.lists.changes import cold_entries, compare_lists, score_bins
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
 from scoring.contract import CANDIDATES, ITEM_INDEX
 from scoring.features import read_split
-from scoring.relevance import coverage, measure_lists
+from scoring.measures.relevance import coverage, measure_lists
 
 
 def measure_recommendations(job: Job) -> Result:

@@ -21,9 +21,9 @@ from jobs.runner import Job, Result, require, run
 from jobs.serving import champion_and_dataset
 from scoring.contract import ListRequest, require_context, require_listable
 from scoring.int8_change import change_of_lists
+from scoring.lists.summary import summarize_lists
 from scoring.model_info import ModelInfo
 from scoring.score import score_lists
-from scoring.summary import summarize_lists
 
 # Users a scoring task streams through at most: bounds what a lost task costs.
 USERS_PER_TASK = 50_000

@@ -11,7 +11,7 @@ from jobs.runner import Job, Result, run
 from jobs.serving import champion_and_dataset
 from scoring.contract import FEATURES_DT, PROBABILITY
 from scoring.int8_change import change_of_rows, sample_of
-from scoring.row_pieces import deal, row_groups
+from scoring.rows.pieces import deal, row_groups
 from scoring.score import score_split
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.feature_spec import USER_KEY, FeatureSpec
 from scoring.contract import PROBABILITY, ListRequest, ModelRequest
-from scoring.row_pieces import Piece, RowGroup
+from scoring.rows.pieces import Piece, RowGroup
 
 SAMPLE_ROWS = 10_000
 SAMPLE_USERS = SAMPLE_ITEMS = 100
@@ -38,7 +38,7 @@ def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelReq
     """Of feature rows; the facts of `change`."""
 
     def compare(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from scoring.row_task import score_pieces  # torch: in the workers alone
+        from scoring.rows.task import score_pieces  # torch: in the workers alone
 
         def score(predictor: Any) -> Iterable[Any]:
             return (each.column(PROBABILITY) for each in score_pieces(predictor, pieces, _threads()))
@@ -58,7 +58,7 @@ def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -
     chosen = users.select(*names).orderBy(USER_KEY).limit(SAMPLE_USERS)
 
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from scoring.sample_pairs import score_sample  # torch: in the workers alone
+        from scoring.lists.sample import score_sample  # torch: in the workers alone
 
         held = [batch for batch in batches if batch.num_rows]
         if held:

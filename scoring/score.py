@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from conf.feature_spec import USER_KEY, FeatureSpec
 from scoring.contract import CANDIDATES, EXCLUDED, PROBABILITY, ListRequest, ModelRequest
-from scoring.row_pieces import Piece
+from scoring.rows.pieces import Piece
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -85,7 +85,7 @@ def _split_scorer(
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.predictor import predictor_of_process
-        from scoring.row_task import write_scores  # torch: in the workers alone
+        from scoring.rows.task import write_scores  # torch: in the workers alone
 
         gpu, threads = task_slot()
         for batch in batches:
@@ -101,7 +101,7 @@ def _split_scorer(
 
 def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.recommender import recommender_of_process  # torch: in the workers alone
+        from scoring.lists.recommender import recommender_of_process  # torch: in the workers alone
 
         recommender = recommender_of_process(request, *task_slot())
         for batch in batches:
@@ -113,7 +113,7 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
 def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.predictor import predictor_of_process
-        from scoring.rows import score_batch  # torch: in the workers alone
+        from scoring.rows.batch import score_batch  # torch: in the workers alone
 
         predictor = predictor_of_process(model, *task_slot())
         for batch in batches:

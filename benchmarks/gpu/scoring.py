@@ -36,7 +36,7 @@ from benchmarks.scoring_world import Data
 from benchmarks.steps import alternate
 from benchmarks.training_files import write_files
 from conf.types import ModelConfig
-from scoring.row_pieces import RowGroup
+from scoring.rows.pieces import RowGroup
 from training.checkpoint import save_model
 from training.embedding.int8 import to_int8
 from training.embedding.table import tables_of

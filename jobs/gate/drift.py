@@ -13,7 +13,7 @@ from etl.quality.drift import Drift, bin_numbers, drift_of
 from etl.quality.facts import Comparison, share
 from jobs.gate.measure import ModelMeasures
 from jobs.runner import Job
-from scoring.gate import Check, level_of
+from scoring.gate.decision import Check, level_of
 
 _NAMED = 5
 

@@ -15,12 +15,12 @@ from conf.feature_spec import GROUP_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from etl.build import encode_split
 from etl.workflow import load_workflow
 from jobs.runner import Job
-from scoring.bootstrap import Interval, Resample, interval
 from scoring.features import read_split
-from scoring.gate import Comparison, Figures
+from scoring.gate.bootstrap import Interval, Resample, interval
+from scoring.gate.decision import Comparison, Figures
+from scoring.measures.quality import UNIT, Measured, measure_predictions
+from scoring.measures.ranking import measure_groups
 from scoring.model_info import ModelInfo
-from scoring.quality import UNIT, Measured, measure_predictions
-from scoring.ranking import measure_groups
 from scoring.score import score_rows
 
 
@@ -30,7 +30,7 @@ class ModelMeasures:
 
     Attributes:
         oov_shares: feature → share of its ids that its workflow's vocabulary does not know.
-        ranking: MAP@k and NDCG@k of the groups of rows (scoring/ranking.py); empty without keys.group.
+        ranking: MAP@k and NDCG@k of the groups of rows (scoring/measures/ranking.py); empty without keys.group.
     """
 
     version: str

@@ -10,7 +10,7 @@ from conf.dataset import Dataset
 from conf.manifest import is_published, read_manifest
 from jobs.gate.measure import ModelMeasures
 from jobs.runner import Job
-from scoring.gate import Check, Comparison, Verdict
+from scoring.gate.decision import Check, Comparison, Verdict
 from scoring.model_info import ModelInfo
 from training.registry import Decision
 

@@ -20,10 +20,10 @@ from conf.errors import ConfigError, DataError
 from conf.feature_spec import USER_KEY
 from scoring.candidates.retrieval import RetrievalRequest
 from scoring.contract import CANDIDATES, EXCLUDED
-from scoring.pairs import Side, context_side, side_of
+from scoring.lists.pairs import Side, context_side, side_of
+from scoring.lists.recommender import read_items
+from scoring.lists.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from scoring.predictor import Predictor, predictor_of_process
-from scoring.recommender import read_items
-from scoring.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from training.models.two_tower import TwoTower
 
 LISTED = pa.schema([(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32()))])

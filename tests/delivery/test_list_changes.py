@@ -18,7 +18,7 @@ from conf.types import Stop
 from etl.quality.drift import bin_numbers, drift_of
 from jobs.list_changes import beyond, last_published
 from jobs.score_daily import score_daily
-from scoring.list_changes import cold_entries, compare_lists, score_bins
+from scoring.lists.changes import cold_entries, compare_lists, score_bins
 from tests.delivery.conftest import Nights, score_section
 from tests.scoring.lake import DAY_AFTER, DAYS, RUN_DATE, feature_rows
 

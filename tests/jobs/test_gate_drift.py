@@ -17,7 +17,7 @@ from etl.quality.facts import ColumnReport, Comparison, PieceRows
 from jobs.gate.drift import drift_checks, score_drift
 from jobs.gate.measure import ModelMeasures
 from jobs.runner import Job
-from scoring.quality import Measured
+from scoring.measures.quality import Measured
 from tests.jobs.report_lake import RUN_DATE, publish_facts
 from tests.scoring.lake import make_config
 

@@ -15,9 +15,9 @@ import torch
 from conf.feature_spec import Feature, FeatureSpec
 from conf.types import ModelConfig
 from scoring.contract import ListRequest, ModelRequest
+from scoring.lists.recommender import recommender_of_process
 from scoring.predictor import model_inputs, predictor_of_process
-from scoring.recommender import recommender_of_process
-from scoring.rows import inputs_by_column, score_batch
+from scoring.rows.batch import inputs_by_column, score_batch
 from training.checkpoint import save_model
 from training.models import build_model
 

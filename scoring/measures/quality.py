@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame, Row
 from conf.errors import DataError
 from conf.feature_spec import LABEL
 from etl.quality.bins import bin_keys
-from scoring.bootstrap import SUMS, Resample, combine_replicates, reduce_replicates
 from scoring.contract import PROBABILITY
-from scoring.summary import HISTOGRAM_BINS, histogram_edges
+from scoring.gate.bootstrap import SUMS, Resample, combine_replicates, reduce_replicates
+from scoring.lists.summary import HISTOGRAM_BINS, histogram_edges
 
 UNIT = "resample_unit"
 

@@ -7,7 +7,7 @@ own ranges; rows need not be joined, and no weight is stored. All rows of a user
 user are not independent.
 
 Within a replicate everything is exact: sums are integers, and a pair of rows in different ranges is decided by the order of
-the ranges (scoring.quality). A task works through replicates one after another and keeps a few vectors of its range's length;
+the ranges (scoring.measures.quality). A task works through replicates one after another and keeps a few vectors of its range's length;
 what leaves it is four integers a replicate. Time grows with rows × replicates.
 """
 

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from scoring.contract import ListRequest
-from scoring.pairs import side_of
+from scoring.lists.pairs import side_of
+from scoring.lists.recommender import read_items
 from scoring.predictor import Predictor
-from scoring.recommender import read_items
 
 
 def score_sample(

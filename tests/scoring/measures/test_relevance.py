@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from scoring.relevance import coverage, measure_lists
+from scoring.measures.relevance import coverage, measure_lists
 
 K = 4
 

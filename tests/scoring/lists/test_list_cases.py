@@ -12,10 +12,10 @@ import pytest
 
 from conf.errors import DataError
 from scoring.contract import ModelRequest
-from scoring.pairs import Pieces, piece_width
-from scoring.recommender import Items, Recommender, recommender_of_process
-from tests.scoring.test_recommender import assert_same_lists, batch_of, lists_of
-from tests.scoring.test_user_major import save
+from scoring.lists.pairs import Pieces, piece_width
+from scoring.lists.recommender import Items, Recommender, recommender_of_process
+from tests.scoring.lists.test_recommender import assert_same_lists, batch_of, lists_of
+from tests.scoring.lists.test_user_major import save
 from tests.scoring.world import World, make_items
 from tests.training.architectures import variant
 

@@ -18,7 +18,7 @@ from conf.types import MultiHot
 from scoring.candidates.retrieval import RetrievalRequest, retrieved_items
 from scoring.candidates.vectors import Retriever, retriever_of_process
 from scoring.contract import ModelRequest
-from scoring.pairs import context_side
+from scoring.lists.pairs import context_side
 from scoring.predictor import Predictor
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
 from tests.training.numpy_models import Network

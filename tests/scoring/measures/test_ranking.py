@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
-from scoring.ranking import measure_groups, reduce_groups
+from scoring.measures.ranking import measure_groups, reduce_groups
 from training.metrics import map_at_k, ndcg_at_k
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from conf.errors import ConfigError, DataError
-from scoring import recommender as module
 from scoring.contract import ModelRequest
-from scoring.pairs import blocks
+from scoring.lists import recommender as module
+from scoring.lists.pairs import blocks
+from scoring.lists.recommender import Recommender, read_items, recommender_of_process
 from scoring.predictor import choose_device
-from scoring.recommender import Recommender, read_items, recommender_of_process
 from scoring.steps import Steps
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
 

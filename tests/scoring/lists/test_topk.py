@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoring.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
+from scoring.lists.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 
 SCORES = [0.5, -0.0, 0.0, 1.0, -1.5, 1e-38, -1e-38, 0.99999994, float("inf"), float("-inf"), 3e38, -3e38]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scoring.pairs import Side
+from scoring.lists.pairs import Side
 from scoring.predictor import Predictor
 from training.precision import HALVES
 from training.split import Part, Sides, Split, Splits

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from conf.types import ModelConfig
-from scoring import recommender as module
 from scoring.contract import ListRequest, ModelRequest
-from scoring.crossing import Crossing, JoinedRows, split_of
-from scoring.recommender import Recommender, recommender_of_process
-from scoring.topk import NO_CANDIDATE
-from tests.scoring.test_recommender import batch_of, lists_of
+from scoring.lists import recommender as module
+from scoring.lists.crossing import Crossing, JoinedRows, split_of
+from scoring.lists.recommender import Recommender, recommender_of_process
+from scoring.lists.topk import NO_CANDIDATE
+from tests.scoring.lists.test_recommender import batch_of, lists_of
 from tests.scoring.world import CONTEXT, SPEC, World, make_users, write_model
 from tests.training.architectures import VARIANTS, variant
 from training.checkpoint import save_model

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
-from scoring.quality import combine, measure_predictions, reduce_rows
+from scoring.measures.quality import combine, measure_predictions, reduce_rows
 from training import metrics
 
 

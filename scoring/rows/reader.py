@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from conf import storage
 from conf.errors import DataError, InfrastructureError
 from conf.feature_spec import Feature, FeatureSpec
-from scoring.row_pieces import Piece, RowGroup
+from scoring.rows.pieces import Piece, RowGroup
 
 _TYPES = {"float32": "float", "int32": "int32"}
 _REBUILD = "run build_features again for the day of this file"

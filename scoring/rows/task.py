@@ -13,9 +13,9 @@ from conf.errors import InfrastructureError
 from conf.feature_spec import ROW_ID
 from scoring.contract import FEATURES_DT, PROBABILITY
 from scoring.predictor import Predictor
-from scoring.row_pieces import Piece
-from scoring.row_reader import read_ahead, read_piece
-from scoring.rows import score_batch
+from scoring.rows.batch import score_batch
+from scoring.rows.pieces import Piece
+from scoring.rows.reader import read_ahead, read_piece
 
 SCORES = pa.schema([(ROW_ID, pa.int64()), (FEATURES_DT, pa.string()), (PROBABILITY, pa.float32())])
 

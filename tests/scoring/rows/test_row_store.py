@@ -14,11 +14,11 @@ from conf import storage
 from conf.errors import DataError
 from scoring.contract import ModelRequest
 from scoring.predictor import predictor_of_process
-from scoring.row_pieces import RowGroup, deal
-from scoring.row_task import write_scores
+from scoring.rows.pieces import RowGroup, deal
+from scoring.rows.task import write_scores
 from tests.etl.lakes import servers
 from tests.scoring.lake import feature_rows
-from tests.scoring.test_row_task import expected_of
+from tests.scoring.rows.test_row_task import expected_of
 from tests.scoring.world import World
 
 ROWS = 120

@@ -16,11 +16,11 @@ from conf import storage
 from conf.errors import DataError
 from conf.feature_spec import ITEM_KEY, USER_KEY
 from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequest
-from scoring.crossing import Crossing
-from scoring.pairs import CandidateLists, Indices, Lists, Pieces, Side, blocks, context_side, side_of
+from scoring.lists.crossing import Crossing
+from scoring.lists.pairs import CandidateLists, Indices, Lists, Pieces, Side, blocks, context_side, side_of
+from scoring.lists.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from scoring.predictor import Predictor, predictor_of_process
 from scoring.rules.choose import RANKED, ItemRules, load_rules
-from scoring.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from training.split import Part
 
 RECOMMENDATIONS = pa.schema(
@@ -133,7 +133,7 @@ class Recommender:
     def _ranked(self, asked: Lists, parts: Part, names: pa.Array) -> Tensor:
         """(U, W) keys of the best candidates of some users, best first; W is `_pool` at most, NO_CANDIDATE where there are fewer.
 
-        Keys are those of scoring/topk.py, which hold what an item is ranked by and its index.
+        Keys are those of scoring/lists/topk.py, which hold what an item is ranked by and its index.
         """
         best = torch.full(
             (len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=self.predictor.device

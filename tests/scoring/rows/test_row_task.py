@@ -13,12 +13,12 @@ import pytest
 
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
-from scoring import row_task
 from scoring.contract import ModelRequest
 from scoring.predictor import Predictor, predictor_of_process
-from scoring.row_pieces import Piece, RowGroup, deal
-from scoring.row_reader import read_piece
-from scoring.row_task import score_pieces, write_scores
+from scoring.rows import task as row_task
+from scoring.rows.pieces import Piece, RowGroup, deal
+from scoring.rows.reader import read_piece
+from scoring.rows.task import score_pieces, write_scores
 from tests.scoring import test_multi_hot as lists
 from tests.scoring.lake import feature_rows
 from tests.scoring.world import SPEC, World

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conf.types import Gate
-from scoring.bootstrap import Interval
+from scoring.gate.bootstrap import Interval
 
 Level = Literal["ok", "warn", "hold"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from conf.types import Gate
-from scoring.bootstrap import Interval
-from scoring.gate import Check, Comparison, Figures, Verdict, judge, level_of
+from scoring.gate.bootstrap import Interval
+from scoring.gate.decision import Check, Comparison, Figures, Verdict, judge, level_of
 
 GOOD = Figures(0.7612, 0.4, 1.02)
 CHAMPION = Figures(0.7590, 0.41, 0.98)

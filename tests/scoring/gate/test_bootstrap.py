@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from scoring.bootstrap import Resample, draw_weights, interval
-from scoring.quality import UNIT, Measured, combine, measure_predictions, reduce_rows
+from scoring.gate.bootstrap import Resample, draw_weights, interval
+from scoring.measures.quality import UNIT, Measured, combine, measure_predictions, reduce_rows
 from training import metrics
 
 RESAMPLE = Resample(25, seed=3)

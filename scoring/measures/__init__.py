@@ -1,0 +1,1 @@
+"""What predictions, groups and lists are worth, against clicks."""
