@@ -7,9 +7,11 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,15 +86,43 @@ class Ended:
     log: Path
 
 
-def run_job(job: str, config: Path, kill_after_s: float | None = None) -> Ended:
-    """Runs a job by spark-submit; kills its whole process group after a while, where one is given.
+def profile_with_retries(folder: Path) -> Path:
+    """The local profile, but that a task is tried four times, as on a cluster."""
+    lines = (ROOT / "conf/spark/local.conf").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("spark.master ")]
+    path = folder / "retries.conf"
+    path.write_text("\n".join([*kept, "spark.master local[2,4]", ""]))
+    return path
+
+
+def kill_one_worker(mark: str, over: threading.Event) -> None:
+    """SIGKILLs the first Python worker of the job that bears the mark: a process forked by Spark's daemon."""
+    while not over.wait(0.02):
+        daemons = {pid for pid, command in marked(mark) if "worker_daemon" in command}
+        for pid in daemons:
+            with suppress(OSError):
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+                if parent in daemons:
+                    os.kill(pid, signal.SIGKILL)
+                    return
+
+
+def run_job(
+    job: str,
+    config: Path,
+    kill_after_s: float | None = None,
+    *,
+    profile: Path = ROOT / "conf/spark/local.conf",
+    kill_worker: bool = False,
+) -> Ended:
+    """Runs a job by spark-submit; kills its whole process group after a while, where one is given, or one of its Python workers.
 
     Raises:
         TimeoutError: ten seconds after it was killed, some process of it is still there.
     """
     mark = uuid.uuid4().hex
     log = config.parent / f"{job}-{mark[:6]}.log"
-    command = Submission(str(ROOT / "conf/spark/local.conf"), str(config)).command(Stage(job, RUN_DATE, log))
+    command = Submission(str(profile), str(config)).command(Stage(job, RUN_DATE, log))
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -104,7 +134,10 @@ def run_job(job: str, config: Path, kill_after_s: float | None = None) -> Ended:
             cwd=ROOT,
             start_new_session=True,
         )
-    killed = False
+    killed, over = False, threading.Event()
+    killer = threading.Thread(target=kill_one_worker, args=(mark, over))
+    if kill_worker:
+        killer.start()
     try:
         process.wait(timeout=kill_after_s if kill_after_s is not None else 240)
     except subprocess.TimeoutExpired:
@@ -113,6 +146,9 @@ def run_job(job: str, config: Path, kill_after_s: float | None = None) -> Ended:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        over.set()
+        if kill_worker:
+            killer.join()
     seconds = time.monotonic() - start
     wait_until_gone(mark)
     return Ended(killed, process.returncode, seconds, log)

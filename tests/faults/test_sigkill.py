@@ -25,7 +25,16 @@ from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
 from jobs.runner import Job, Result
 from tests.etl.cases import read_rows
-from tests.faults.jobs_that_die import DAYS, RUN_DATE, Ended, published, run_job, write_config, write_log
+from tests.faults.jobs_that_die import (
+    DAYS,
+    RUN_DATE,
+    Ended,
+    profile_with_retries,
+    published,
+    run_job,
+    write_config,
+    write_log,
+)
 from training.description import read_description
 from training.registry import challenger_of, model_path
 
@@ -150,12 +159,37 @@ def test_models_measure_the_same(lakes: Lakes) -> None:
 
 
 def test_lists_are_the_same_but_for_scores_that_are_close(spark: SparkSession, lakes: Lakes) -> None:
-    first, second = (
-        read_published(spark, Lake(str(path)).recommendations.partition(RUN_DATE))
-        .toPandas()
-        .sort_values(["user_id", "position"], ignore_index=True)
-        for path in (lakes.peace, lakes.kills)
-    )
+    _require_equal_lists(*(_lists(spark, path) for path in (lakes.peace, lakes.kills)))
+
+
+@pytest.mark.parametrize("job", ["score_daily", "score_rows"])
+def test_a_worker_killed_in_the_middle_changes_nothing(spark: SparkSession, lakes: Lakes, job: str) -> None:
+    config, lake = lakes.kills.parent / "kills.yaml", Lake(str(lakes.kills))
+    table = lake.recommendations if job == "score_daily" else lake.scores
+    if job == "score_rows":
+        assert run_job(job, config).exit_code == 0
+    before = read_rows(table.partition(RUN_DATE))
+    ended = run_job(job, config, profile=profile_with_retries(config.parent), kill_worker=True)
+    log = ended.log.read_text()
+    assert ended.exit_code == 0, log[-3000:]
+    assert "Python worker exited unexpectedly" in log, "no worker was killed while it had a task"
+    after = read_rows(table.partition(RUN_DATE))
+    if job == "score_daily":
+        order = ["user_id", "position"]
+        _require_equal_lists(*(each.sort_values(order, ignore_index=True) for each in (before, after)))
+    else:
+        first, second = (
+            each.sort_values(["features_dt", "row_id"], ignore_index=True) for each in (before, after)
+        )
+        pd.testing.assert_frame_equal(first, second, check_exact=False, rtol=0, atol=1e-5)
+
+
+def _lists(spark: SparkSession, lake: Path) -> pd.DataFrame:
+    rows = read_published(spark, Lake(str(lake)).recommendations.partition(RUN_DATE)).toPandas()
+    return rows.sort_values(["user_id", "position"], ignore_index=True)
+
+
+def _require_equal_lists(first: pd.DataFrame, second: pd.DataFrame) -> None:
     assert first[["user_id", "position"]].equals(second[["user_id", "position"]])
     assert (first["score"] - second["score"]).abs().max() <= 1e-5
     for place in first.index[first["item_id"] != second["item_id"]]:
