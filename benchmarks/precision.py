@@ -1,0 +1,128 @@
+"""What 16 bits change: equal weights scored in bf16 and fp16, and trainings in them, on the generated log.
+
+    .venv/bin/python benchmarks/precision.py [--quick] [--seeds N]
+
+The log and the DLRM are those of benchmarks/quality.py. The first seed's float32 weights score the test day in float32, bf16 and
+fp16: how far the AUC moves, and the probability on average. Then the same training runs in each precision: its test AUC may
+leave the first seed's by two standard deviations of the AUC over seeds. The bars are those that NVIDIA gives for its own
+recommenders: 2e-4 for both changes. A ratio is how often a figure fits into its bar: from 1 on it is met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from benchmarks.quality import CONFIG, RUN_DATE, prepare
+from benchmarks.report import closing_line, machine, table
+from conf.dataset import read_dataset
+from conf.lake import Lake
+from conf.load import load_config
+from training.checkpoint import load_model
+from training.forward import mixed_precision
+from training.metrics import auc
+from training.plan import TrainPlan, make_plan
+from training.reading.loader import Loader
+from training.reading.sharding import plan_shards, row_groups
+from training.run import train_in_process
+
+CPU = torch.device("cpu")
+HALVES = ("bf16", "fp16")
+BAR = 2e-4
+BATCH_ROWS = 8_192
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="15,000 rows a day, 60,000 otherwise")
+    parser.add_argument("--seeds", type=int, default=5, help="trainings in float32 (default 5)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    lake = prepare(options.quick)
+    plans = [plan_of(lake, seed, "fp32") for seed in range(options.seeds)]
+    aucs = [trained_auc(plan) for plan in plans]
+    deviation = statistics.stdev(aucs)
+    scored = {each: scores(plans[0], each) for each in ("fp32", *HALVES)}
+    labels, full = scored["fp32"]
+    found: dict[str, dict[str, float]] = {}
+    for half in HALVES:
+        probabilities = scored[half][1]
+        found[half] = {
+            "auc_change": abs(auc(labels, probabilities) - auc(labels, full)),
+            "probability_change": float((probabilities - full).abs().mean()),
+            "largest_change": float((probabilities - full).abs().max()),
+            "trained_auc_change": abs(trained_auc(plan_of(lake, 0, half)) - aucs[0]),
+        }
+    columns = ("auc_change", "probability_change", "largest_change", "trained_auc_change")
+    rows = [[name, *(f"{each[column]:.2e}" for column in columns)] for name, each in found.items()]
+    print(table(["precision", "AUC", "probability, mean", "probability, most", "AUC if trained in it"], rows))
+    print(
+        f"\nfloat32: AUC {aucs[0]:.4f}, over {len(aucs)} seeds a standard deviation of {deviation:.2e}; bars {BAR:g} and "
+        f"two deviations"
+    )
+    bars = {"auc_change": BAR, "probability_change": BAR, "trained_auc_change": 2 * deviation}
+    ratios = {
+        f"{column}_{half}": bar / max(found[half][column], 1e-12)
+        for column, bar in bars.items()
+        for half in HALVES
+    }
+    for name, ratio in ratios.items():
+        print(f"{name}: {'met' if ratio >= 1 else 'MISSED'}")
+    ours = {**found, "auc": aucs[0], "seed_deviation": deviation}
+    print(
+        closing_line(
+            "precision", machine(1, ("torch",)), ours, {}, ratios, quick=options.quick, rows=len(full)
+        )
+    )
+    return 0
+
+
+def plan_of(lake: Lake, seed: int, precision: str) -> TrainPlan:
+    settings = [
+        f"lake={lake.root}",
+        "model=../models/dlrm_small.yaml",
+        "train.num_ranks=1",
+        "train.baselines=[]",
+        f"train.seed={seed}",
+        f"train.precision={precision}",
+    ]
+    return make_plan(load_config(str(CONFIG), settings), lake, read_dataset(lake, RUN_DATE))
+
+
+def trained_auc(plan: TrainPlan) -> float:
+    """The test AUC, measured in float32 as train_model does, of a training."""
+    found: dict[str, Any] = train_in_process(plan)
+    area = float(found["metrics"]["test"]["auc"])
+    print(
+        f"precision: {plan.train.precision}, seed {plan.train.seed}: {area:.5f}", file=sys.stderr, flush=True
+    )
+    return area
+
+
+@torch.no_grad()
+def scores(plan: TrainPlan, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(labels, probabilities) of the test split, in the order of its files, by the trained weights in a precision."""
+    loaded = load_model(plan.model_path, CPU)
+    files = plan.splits["test"]
+    shards = plan_shards([group.rows for group in row_groups(files)], 1, BATCH_ROWS)
+    loader = Loader(files, shards, [0], plan.spec, None, loaded.multi_hot)
+    labels, probabilities = [], []
+    for batch in loader.batches():
+        real = batch.weights > 0
+        with mixed_precision(precision, CPU):
+            logits = loaded.model(batch.dense, batch.categorical)
+        labels.append(batch.labels[real])
+        probabilities.append(torch.sigmoid(logits.float())[real])
+    return torch.cat(labels), torch.cat(probabilities)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
