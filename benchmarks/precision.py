@@ -27,9 +27,9 @@ from conf.dataset import read_dataset
 from conf.lake import Lake
 from conf.load import load_config
 from training.checkpoint import load_model
-from training.forward import mixed_precision
 from training.metrics import auc
 from training.plan import TrainPlan, make_plan
+from training.precision import mixed_precision
 from training.reading.loader import Loader
 from training.reading.sharding import plan_shards, row_groups
 from training.run import train_in_process

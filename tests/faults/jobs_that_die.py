@@ -96,14 +96,16 @@ def profile_with_retries(folder: Path) -> Path:
 
 
 def kill_one_worker(mark: str, over: threading.Event) -> None:
-    """SIGKILLs the first Python worker of the job that bears the mark: a process forked by Spark's daemon."""
-    while not over.wait(0.02):
-        daemons = {pid for pid, command in marked(mark) if "worker_daemon" in command}
-        for pid in daemons:
+    """SIGKILLs the first Python worker of the job that bears the mark, soon after Spark's daemon forked it for a task."""
+    daemons: list[int] = []
+    while not daemons and not over.wait(0.02):
+        daemons = [pid for pid, command in marked(mark) if "worker_daemon" in command]
+    while not over.wait(0.002):
+        for daemon in daemons:
             with suppress(OSError):
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-                if parent in daemons:
-                    os.kill(pid, signal.SIGKILL)
+                for child in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split():
+                    time.sleep(0.02)
+                    os.kill(int(child), signal.SIGKILL)
                     return
 
 
