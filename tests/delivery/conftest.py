@@ -57,12 +57,22 @@ def score_section(**settings: Any) -> dict[str, Any]:
     return {"k": 5, "context": CONTEXT, "device": "cpu", **settings}
 
 
+def _without_workflow(patch: pytest.MonkeyPatch) -> None:
+    """The world's features were encoded by nobody, and its models stand in no registry."""
+    patch.setattr(tracking, "set_aliases", lambda *_: None)
+    patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+
+
+@pytest.fixture(autouse=True)
+def without_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_workflow(monkeypatch)
+
+
 @pytest.fixture(scope="session")
-def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nights]:
+def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Nights:
     world = make_world(tmp_path_factory.mktemp("delivered"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracking, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        _without_workflow(patch)
         root = tmp_path_factory.mktemp("nights")
         made = Nights(Lake(make_lake(root, world).lake), world, spark)
         shelves = {"sku": world.items.item_key, "shelf": [f"s{index % 3}" for index in range(23)]}
@@ -77,7 +87,7 @@ def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         build_candidates(run(RUN_DATE))
         score_daily(run(RUN_DATE, score=score_section(rules=rules)))
         build_candidates(run(DAY_AFTER))
-        yield made
+        return made
 
 
 @pytest.fixture(scope="session")
