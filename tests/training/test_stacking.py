@@ -60,13 +60,14 @@ def test_each_row_comes_to_its_place_whole(
 
 
 def test_the_compiled_way_is_taken_where_it_was_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(source_of([np.zeros(3, np.int32)]), CompiledSource)
     compiled.library.cache_clear()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     try:
         assert isinstance(stacking.source_of([np.zeros(3, np.int32)]), NumpySource)
+        assert "run `make setup`" in caplog.text
     finally:
         monkeypatch.undo()
         compiled.library.cache_clear()

@@ -1,12 +1,13 @@
 """The compiled way from columns to rows (native/turn.cpp), which `make setup` builds: found, checked, and called.
 
 It is looked for below the interpreter's prefix, so that it travels in a packed environment. Without it NumPy does the same
-(stacking.py), some times slower and in one thread.
+(stacking.py) more slowly, and the log says so.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 
 from training.reading.order import BLOCK_ROWS
 
-LIBRARY = Path(
-    "lib/nightrank/libnightrank_reading.so"
-)  # below sys.prefix; setup/build_native.py puts it there
+log = logging.getLogger("nightrank.training")
+
+# Below sys.prefix; setup/build_native.py puts it there.
+LIBRARY = Path("lib/nightrank/libnightrank_reading.so")
 VERSION = 1  # of the interface; native/turn.cpp says the same number
 
 _pointer, _number, _long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -28,7 +30,17 @@ _pointer, _number, _long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The library; None where this environment lacks it, or has that of another version."""
+    """The library; None, and a warning, where this environment lacks it or has that of another version."""
+    found = _open()
+    if found is None:
+        log.warning(
+            "%s is missing or of another version: the loader is slower; run `make setup`",
+            Path(sys.prefix) / LIBRARY,
+        )
+    return found
+
+
+def _open() -> ctypes.CDLL | None:
     try:
         found = ctypes.CDLL(str(Path(sys.prefix) / LIBRARY))
         version = found.nightrank_reading_version
