@@ -38,6 +38,7 @@ from benchmarks.report import closing_line, machine, table
 from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
 from training.collectives import LocalCollectives
+from training.memory import keep_freed_memory
 from training.models import build_model
 from training.reading.batch import Batch
 from training.trainer import Trainer
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.steps, options.turns = (4, 3) if options.quick else (12, 7)
     of_machine = machine(options.cores, ("torch", "horovod", "petastorm", "pyspark"))
     torch.set_num_threads(options.cores)
+    keep_freed_memory()  # as ranks do; what it gives the plain model is left to it
     model = dlrm()
     speeds = step_speeds(model, options)
     ranks = {} if options.no_ranks else rank_speeds(model, options)

@@ -19,6 +19,7 @@ from benchmarks.criteo_shapes import spec_of
 from benchmarks.steps import seconds_of
 from benchmarks.training_files import full_batches
 from conf.types import ModelConfig, Reading, Train
+from training.memory import keep_freed_memory
 from training.models import build_model
 from training.reading.batch import Batch
 from training.reading.loader import Loader
@@ -98,6 +99,7 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
     collectives = TimedCollectives(HorovodCollectives())
     spec = spec_of(measurement.cardinalities)
     model = build_model(measurement.model, spec, train.seed, train.embeddings, collectives)
+    keep_freed_memory()
     trainer = Trainer(model, train, collectives)
     plan = plan_shards([each.rows for each in measurement.files], train.num_shards, train.global_batch_size)
     own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)

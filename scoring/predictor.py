@@ -19,6 +19,7 @@ from scoring.contract import DeviceKind, ModelRequest, Precision
 from scoring.steps import Steps, default_rows
 from training.checkpoint import load_model
 from training.inputs import id_columns, pad_lists
+from training.memory import keep_freed_memory
 from training.precision import mixed_precision
 
 _LIST = pa.list_(pa.int32())
@@ -103,6 +104,8 @@ def predictor_of_process(request: ModelRequest, gpu: int | None, threads: int) -
     torch.set_num_threads(threads)
     device = choose_device(request.device, gpu)
     loaded = load_model(request.path, device, request.embeddings)
+    if device.type == "cpu":
+        keep_freed_memory()
     model = loaded.model.eval()
     steps = Steps(request.step_rows or default_rows(model, device))
     return Predictor(model, loaded.spec, loaded.multi_hot, loaded.version, device, steps, request.precision)

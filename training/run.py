@@ -18,6 +18,7 @@ from training.collectives import Collectives, LocalCollectives
 from training.evaluate import evaluate
 from training.loop import train_model
 from training.loss_watch import LossWatch
+from training.memory import keep_freed_memory
 from training.models import build_model
 from training.plan import TrainPlan
 from training.profiling import StepProfiler
@@ -57,6 +58,8 @@ def run_plan(
         split: _loader(plan, plan.splits[split], collectives, device, shuffled=False) for split in _MEASURED
     }
     model = _build(plan, plan.model, collectives, device)
+    if device.type == "cpu":
+        keep_freed_memory()
     trainer = Trainer(model, plan.train, collectives)
     if plan.parent_path is not None:
         warm_start(trainer, plan.spec, *open_trained(plan.parent_path))

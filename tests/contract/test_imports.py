@@ -23,6 +23,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "training.models",
         "training.inputs",
         "training.checkpoint",
+        "training.memory",
         "training.metrics",
         "training.precision",
         "training.split",

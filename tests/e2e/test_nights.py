@@ -20,7 +20,6 @@ from conf.manifest import data_files, read_manifest
 from training.registry import champion_as_of
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT.parent / "shared/data"
 CONFIG = "conf/datasets/generated.yaml"
 FIRST, SECOND, THIRD = "2026-01-04", "2026-01-05", "2026-01-06"
 SMALL_LOG = [
@@ -209,33 +208,3 @@ def test_a_destructive_training_is_kept_out_and_the_champion_serves_on(
     assert set(rows(lake.recommendations.partition(THIRD))["model_version"]) == {champion}
     words = [sys.executable, "jobs/champion.py", "--config", CONFIG, "--run-date", THIRD]
     assert run(*words, *settings(overrides))["champion"] == champion
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not (DATA / "ml-100k").is_dir(), reason="MovieLens 100k is not beside the checkout")
-def test_movielens_runs_to_its_last_stage(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path / "lake"))
-    overrides = [f"lake={lake.root}", f"data={DATA / 'ml-100k'}", "train.epochs=1"]
-    night("1998-04-23", overrides, "conf/datasets/movielens.yaml")
-    lists = rows(lake.recommendations.partition("1998-04-23"))
-    assert lists["user_id"].nunique() == 943
-    assert (lists.groupby("user_id").size() == 10).all()
-    measured = read_manifest(lake.measures.partition("1998-04-23")).facts
-    assert measured["against"] == "test_split"
-    assert 0 < measured["hit_rate"] < 1
-    page = Path(lake.report("1998-04-23")).read_text()
-    assert all(word in page for word in ("Hit rate", "NDCG", "overage"))
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(
-    not (DATA / "criteo_kaggle_sample").is_dir(), reason="Criteo's sample is not beside the checkout"
-)
-def test_criteo_runs_to_its_last_stage(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path / "lake"))
-    overrides = [f"lake={lake.root}", f"data={DATA / 'criteo_kaggle_sample'}", "train.epochs=1"]
-    night("2014-05-14", overrides, "conf/datasets/criteo.yaml")
-    scores = rows(lake.scores.partition("2014-05-14"))
-    assert len(scores) == 200  # the last tenth of 1,999 rows
-    assert scores["probability"].between(0, 1).all()
-    assert sorted(scores["row_id"]) == list(range(1799, 1999))

@@ -1,4 +1,4 @@
-"""Dots of pairs against NumPy, and their gradients against autograd's own."""
+"""DLRM's interaction and dots of pairs against NumPy, and their gradients against the same written out for autograd."""
 
 from __future__ import annotations
 
@@ -7,51 +7,95 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.interaction import PairDots
+from training import interaction
+from training.interaction import PairDots, interact
+
+CASES = [(5, 4, 3), (1, 2, 8), (3, 1, 4), (0, 3, 2), (67, 26, 16)]
 
 
-def _vectors(rows: int, count: int, dim: int) -> Tensor:
-    generator = torch.Generator().manual_seed(rows)
-    return torch.randn(rows, count, dim, generator=generator).requires_grad_()
+def _drawn(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator).requires_grad_()
 
 
-@pytest.mark.parametrize("rows, count, dim", [(5, 4, 3), (1, 2, 8), (3, 1, 4), (0, 3, 2), (64, 27, 16)])
-def test_each_pair_once_and_its_gradient(rows: int, count: int, dim: int) -> None:
-    vectors = _vectors(rows, count, dim)
+def _written_out(bottom: Tensor | None, embedded: Tensor) -> Tensor:
+    vectors = list(embedded.unbind(1))
+    if bottom is not None:
+        vectors.insert(0, bottom)
+    dots = [(vectors[i] * vectors[j]).sum(1, keepdim=True) for i in range(len(vectors)) for j in range(i)]
+    return torch.cat([embedded.new_empty(len(embedded), 0) if bottom is None else bottom, *dots], dim=1)
+
+
+@pytest.mark.parametrize("rows, count, dim", CASES)
+def test_each_pair_once(rows: int, count: int, dim: int) -> None:
+    vectors = _drawn(rows, count, dim)
     values = vectors.detach().double().numpy()
-    found = PairDots(count)(vectors)
-    pairs = [(i, j) for i in range(count) for j in range(i)]
-    expected = [(values[:, i] * values[:, j]).sum(1) for i, j in pairs]
-    shape = (rows, count * (count - 1) // 2)
-    np.testing.assert_allclose(
-        found.detach().numpy(), np.stack(expected, 1) if expected else np.zeros(shape), rtol=1e-5, atol=1e-5
-    )
-    weights = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    [gradient] = torch.autograd.grad((found * weights).sum(), vectors)
-    written_out = torch.zeros(())
-    for place, (i, j) in enumerate(pairs):
-        written_out = written_out + ((vectors[:, i] * vectors[:, j]).sum(1) * weights[:, place]).sum()
-    if shape[1]:
-        [of_autograd] = torch.autograd.grad(written_out, vectors)
-        torch.testing.assert_close(gradient, of_autograd, rtol=1e-5, atol=1e-5)
-    else:
-        assert not gradient.any()
+    expected = [(values[:, i] * values[:, j]).sum(1) for i in range(count) for j in range(i)]
+    nothing = np.zeros((rows, 0))
+    found = PairDots(count)(vectors).detach().numpy()
+    np.testing.assert_allclose(found, np.stack(expected, 1) if expected else nothing, rtol=1e-5, atol=1e-5)
 
 
-def test_under_autocast_both_passes_multiply_in_16_bits() -> None:
-    vectors = _vectors(32, 9, 16)
-    weights = torch.randn(32, 36, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("with_bottom", [True, False])
+@pytest.mark.parametrize("tile", [2**20, 200, 1], ids=lambda numbers: f"tiles of {numbers}")
+@pytest.mark.parametrize("rows, count, dim", CASES)
+def test_the_interaction_and_its_gradients(
+    monkeypatch: pytest.MonkeyPatch, rows: int, count: int, dim: int, tile: int, with_bottom: bool
+) -> None:
+    """Whatever the tiles, of which the last may be smaller."""
+    monkeypatch.setattr(interaction, "_TILE_NUMBERS", tile)
+    embedded = _drawn(rows, count, dim)
+    bottom = _drawn(rows, dim) if with_bottom else None
+    inputs = [embedded] if bottom is None else [embedded, bottom]
+    found, expected = interact(bottom, embedded), _written_out(bottom, embedded)
+    torch.testing.assert_close(found, expected)
+    weights = _drawn(*found.shape).detach()
+    if found.requires_grad and found.shape[1]:
+        gradients = torch.autograd.grad((found * weights).sum(), inputs)
+        of_autograd = torch.autograd.grad((expected * weights).sum(), inputs, allow_unused=True)
+        for mine, other in zip(gradients, of_autograd, strict=True):
+            torch.testing.assert_close(mine, torch.zeros_like(mine) if other is None else other)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
+def test_under_autocast_both_passes_multiply_in_16_bits(dtype: torch.dtype, tolerance: float) -> None:
+    bottom, embedded = _drawn(32, 16), _drawn(32, 9, 16)
+    with torch.autocast("cpu", dtype):
+        found = interact(bottom, embedded)
+    assert found.dtype == dtype
+    exact = interact(bottom, embedded)
+    assert not torch.equal(found.float(), exact)
+    torch.testing.assert_close(found.float(), exact, rtol=tolerance, atol=5 * tolerance)
+    weights = _drawn(*exact.shape).detach()
+    gradients = torch.autograd.grad((found.float() * weights).sum(), [bottom, embedded])
+    expected = torch.autograd.grad((exact * weights).sum(), [bottom, embedded])
+    for mine, other in zip(gradients, expected, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=10 * tolerance)
+
+
+def test_the_bottom_may_be_16_bits_already() -> None:
+    """As an MLP under autocast leaves it."""
+    bottom = _drawn(8, 4).detach().bfloat16().requires_grad_()
+    embedded = _drawn(8, 3, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        found = PairDots(9)(vectors)
-    assert found.dtype == torch.bfloat16
-    [gradient] = torch.autograd.grad((found.float() * weights).sum(), vectors)
-    assert gradient.dtype == torch.float32
-    [exact] = torch.autograd.grad((PairDots(9)(vectors) * weights).sum(), vectors)
-    torch.testing.assert_close(gradient, exact, rtol=0.02, atol=0.1)
+        found = interact(bottom, embedded)
+    gradients = torch.autograd.grad(found.float().sum(), [bottom, embedded])
+    assert [each.dtype for each in gradients] == [torch.bfloat16, torch.float32]
 
 
-def test_the_compiler_takes_the_plain_form() -> None:
-    vectors = _vectors(8, 5, 4)
-    layer = PairDots(5)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(vectors), layer(vectors))
+def test_the_compiler_takes_it_as_one_operator() -> None:
+    bottom, embedded = _drawn(8, 4), _drawn(8, 5, 4)
+    compiled = torch.compile(interact, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(bottom, embedded), interact(bottom, embedded))
+    gradients = torch.autograd.grad(compiled(bottom, embedded).square().sum(), [bottom, embedded])
+    expected = torch.autograd.grad(interact(bottom, embedded).square().sum(), [bottom, embedded])
+    for mine, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_torch_approves_of_the_operator() -> None:
+    """Its shapes, its declared effects and its gradients, as torch checks them itself."""
+    torch.library.opcheck(
+        interaction.tiled_interaction, (_drawn(6, 4), _drawn(6, 3, 4), torch.float32), raise_exception=True
+    )

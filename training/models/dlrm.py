@@ -15,7 +15,7 @@ from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
 from training.embedding import kernels
 from training.inputs import Inputs
-from training.interaction import PairDots
+from training.interaction import PairDots, interact
 from training.layers import in_float32, mlp
 from training.split import Part, Sides, SplitMLP, products
 
@@ -47,20 +47,16 @@ class DLRM(nn.Module):
         widths = [num_pairs + (settings.embedding_dim if self.first_enters else 0), *settings.top_mlp]
         self.top = _mlp(widths)
         self.logit = _linear(widths[-1], 1)
-        self.pair_dots = PairDots(num_vectors)
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
         vectors = self.embedding(categorical)  # (B, C, E)
-        if self.first_enters == bool(self.num_dense) and kernels.interacts(vectors.device, self.num_vectors):
+        if self.num_vectors == 1 and not self.num_dense:
+            interactions = vectors[:, 0]
+        else:
+            on_gpu = kernels.interacts(vectors.device, self.num_vectors)
             bottom = self.bottom(dense) if self.num_dense else None
-            interactions = kernels.interact(bottom, vectors)
-            return in_float32(self.logit, self.top(interactions)).squeeze(1)
-        if self.num_dense:
-            vectors = torch.cat([self.bottom(dense).unsqueeze(1), vectors], dim=1)  # (B, F, E)
-        interactions = self.pair_dots(vectors)
-        if self.first_enters:
-            interactions = torch.cat([vectors[:, 0], interactions], dim=1)
+            interactions = (kernels.interact if on_gpu else interact)(bottom, vectors)
         return in_float32(self.logit, self.top(interactions)).squeeze(1)
 
     def split(self, sides: Sides, dtype: torch.dtype) -> SplitDLRM:

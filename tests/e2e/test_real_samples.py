@@ -1,0 +1,131 @@
+"""Nights on real samples, which licences keep out of the project: lists and probabilities against NumPy and pandas alone.
+
+The oracle reads weights, published feature rows and the raw log, and knows nothing of how jobs score: every user meets every film.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from conf.dataset import read_dataset
+from conf.feature_spec import FeatureSpec
+from conf.lake import Lake
+from conf.manifest import read_manifest
+from tests.e2e.test_nights import ROOT, night, rows
+from training.checkpoint import load_model
+from training.registry import champion_as_of
+
+DATA = ROOT.parent / "shared/data"
+MOVIELENS, CRITEO = "1998-04-23", "2014-05-14"
+
+
+class NumpyDLRM:
+    """The champion of a night, from the equations of Naumov et al. 2019, many rows at once, in float64."""
+
+    def __init__(self, lake: Lake, name: str, run_date: str) -> None:
+        version = champion_as_of(lake, name, run_date)
+        loaded = load_model(f"{lake.models(name)}/{version}", torch.device("cpu"))
+        self.version = version
+        self.spec: FeatureSpec = loaded.spec
+        self._state = {
+            key: each.numpy().astype(np.float64) for key, each in loaded.model.state_dict().items()
+        }
+        self._first = np.cumsum([0, *self.spec.cardinalities])
+
+    def probabilities(self, frame: pd.DataFrame) -> NDArray[np.float64]:
+        """(P,) of rows with the spec's feature columns."""
+        dense = frame[[each.name for each in self.spec.dense]].to_numpy(np.float64)
+        vectors = np.stack([self._mlp("bottom", dense), *self._embedded(frame)], axis=1)  # (P, F, E)
+        dots = np.einsum("pie,pje->pij", vectors, vectors)
+        below = np.tril_indices(vectors.shape[1], -1)
+        top = self._mlp("top", np.concatenate([vectors[:, 0], dots[:, below[0], below[1]]], axis=1))
+        logits = top @ self._state["logit.weight"][0] + self._state["logit.bias"][0]
+        return 1 / (1 + np.exp(-logits))
+
+    def _embedded(self, frame: pd.DataFrame) -> list[NDArray[np.float64]]:
+        table, found = self._state["embedding.weight"], []
+        for place, feature in enumerate(self.spec.embedded):
+            column, first = frame[feature.name], self._first[place]
+            if feature.kind == "multi_hot":
+                empty = np.zeros(table.shape[1])
+                found.append(
+                    np.stack(
+                        [table[first + ids].mean(0) if len(ids) else empty for ids in map(np.asarray, column)]
+                    )
+                )
+            else:
+                found.append(table[first + column.to_numpy()])
+        return found
+
+    def _mlp(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        layers = sorted({int(key.split(".")[1]) for key in self._state if key.startswith(f"{name}.")})
+        for layer in layers:
+            weight, bias = self._state[f"{name}.{layer}.weight"], self._state[f"{name}.{layer}.bias"]
+            values = np.maximum(values @ weight.T + bias, 0)
+        return values
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not (DATA / "ml-100k").is_dir(), reason="MovieLens 100k is not beside the checkout")
+def test_movielens_lists_equal_every_user_times_every_film(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    overrides = [f"lake={lake.root}", f"data={DATA / 'ml-100k'}", "train.epochs=1"]
+    night(MOVIELENS, overrides, "conf/datasets/movielens.yaml")
+    lists = rows(lake.recommendations.partition(MOVIELENS))
+    measured = read_manifest(lake.measures.partition(MOVIELENS)).facts
+    assert measured["against"] == "test_split"
+    assert 0 < measured["hit_rate"] < 1
+    page = Path(lake.report(MOVIELENS)).read_text()
+    assert all(word in page for word in ("Hit rate", "NDCG", "overage"))
+
+    model = NumpyDLRM(lake, "movielens", MOVIELENS)
+    workflow = read_dataset(lake, MOVIELENS).workflow_version
+    users = rows(lake.users(workflow).partition(MOVIELENS))
+    items = rows(lake.items(workflow).partition(MOVIELENS))
+    assert (len(users), len(items)) == (943, 1682)
+    log = pd.read_csv(DATA / "ml-100k/ml-100k.inter", sep="\t", dtype={0: str, 1: str})
+    log.columns = ["user", "item", "rating", "at"]
+    liked_films = dict(list(log[log.rating >= 4].groupby("user")))
+    by_user = dict(list(lists.sort_values(["user_id", "position"]).groupby("user_id")))
+    hits = 0
+    for user in users.to_dict("records"):
+        liked = liked_films[user["user_key"]] if user["user_key"] in liked_films else log[:0]
+        pairs = items.assign(
+            **{name: [value] * len(items) for name, value in user.items() if name not in items}
+        )
+        scores = pd.Series(model.probabilities(pairs), index=items["item_key"])
+        own = by_user[user["user_key"]]
+        assert list(own["position"]) == list(range(1, 11))
+        np.testing.assert_allclose(own["score"], scores[own["item_id"]], atol=1e-5)
+        # A user's latest liked film is the test, of equal times the last in the file; the others were clicked before.
+        test = liked.sort_values("at", kind="stable")["item"].tail(1)
+        best = scores.drop(list(set(liked["item"]) - set(test))).nlargest(10)
+        np.testing.assert_allclose(own["score"], best, atol=1e-5)
+        hits += len(set(own["item_id"]) & set(test))
+    assert measured["hit_rate"] * measured["users"] == pytest.approx(hits, abs=0.5)
+    assert set(lists["model_version"]) == {model.version}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not (DATA / "criteo_kaggle_sample").is_dir(), reason="Criteo's sample is not beside the checkout"
+)
+def test_criteo_rows_have_the_probability_numpy_gives_them(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    overrides = [f"lake={lake.root}", f"data={DATA / 'criteo_kaggle_sample'}", "train.epochs=1"]
+    night(CRITEO, overrides, "conf/datasets/criteo.yaml")
+    scores = rows(lake.scores.partition(CRITEO)).set_index("row_id")["probability"].sort_index()
+    assert list(scores.index) == list(range(1799, 1999))  # the last tenth of 1,999 rows
+    model = NumpyDLRM(lake, "criteo", CRITEO)
+    dataset = read_dataset(lake, CRITEO)
+    features = pd.concat(
+        [rows(lake.features(dataset.workflow_version).partition(each.dt)) for each in dataset.splits["test"]]
+    )
+    features = features.set_index("row_id").loc[scores.index]
+    np.testing.assert_allclose(scores, model.probabilities(features), atol=1e-5)
