@@ -103,14 +103,16 @@ class Cluster:
         worker.wait()
         wait_until_gone([each.pid for each in below])
 
-    def log_lines(self, containing: str) -> list[tuple[str, str]]:
-        """(executor's folder, line) of what the executors of the last application logged."""
-        logs = sorted(self.folder.glob("work-*/app-*/*/stderr"))
-        last = max((path.parts[-3] for path in logs), default="")
+    def applications(self) -> list[str]:
+        """The ids of all applications that got an executor, in the order in which they came."""
+        return sorted({path.name for path in self.folder.glob("work-*/app-*")})
+
+    def log_lines(self, containing: str, application: str | None = None) -> list[tuple[str, str]]:
+        """(executor's folder, line) of what the executors of an application logged; without one given, of the last."""
+        wanted = application or max(self.applications(), default="none")
         return [
             (str(path.parent), line)
-            for path in logs
-            if path.parts[-3] == last
+            for path in sorted(self.folder.glob(f"work-*/{wanted}/*/stderr"))
             for line in path.read_text().splitlines()
             if containing in line
         ]

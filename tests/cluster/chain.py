@@ -63,7 +63,7 @@ def run_in_process(spark: SparkSession, lake: Path) -> None:
 
 
 def write_profile(path: Path, cluster: Cluster, python: str, more: Mapping[str, str] | None = None) -> Path:
-    """conf/spark's profile for a standalone cluster, cut down to one of two cores a worker on loopback."""
+    """conf/spark's profile for a standalone cluster, cut down to executors of one core, one a worker, on loopback."""
     settings = {}
     for name in ("cpu", "on-standalone"):
         settings |= read_profile(ROOT / f"conf/spark/{name}.conf")
@@ -71,7 +71,8 @@ def write_profile(path: Path, cluster: Cluster, python: str, more: Mapping[str, 
         "spark.master": cluster.master,
         "spark.pyspark.python": python,
         "spark.pyspark.driver.python": python,
-        "spark.executor.cores": str(cluster.cores),
+        "spark.executor.cores": "1",
+        "spark.cores.max": str(len(cluster.workers)),
         "spark.executor.memory": "1g",
         "spark.executor.extraJavaOptions": _QUICK,
         "spark.driver.extraJavaOptions": _QUICK,

@@ -40,16 +40,20 @@ def lakes(spark: SparkSession, cluster: Cluster, tmp_path_factory: pytest.TempPa
     made = Lakes(folder / "alone", folder / "spread", profile, {})
     run_in_process(spark, made.alone)
     for job, run_date in CHAIN:
+        known = cluster.applications()
         ended = submit(job, run_date, profile, made.spread)
         assert ended.exit_code == 0, ended.log[-3000:]
-        made.tasks[job] = len(cluster.log_lines(_STARTED))
+        for application in cluster.applications()[len(known) :]:
+            made.tasks[job] = len(cluster.log_lines(_STARTED, application))
     return made
 
 
 def test_every_worker_took_part(lakes: Lakes, cluster: Cluster) -> None:
     """An application of two executors, one a worker, ran the tasks."""
-    assert {path.parent.name for path in cluster.folder.glob("work-*/app-*")} == {"work-0", "work-1"}
-    assert all(lakes.tasks[job] >= 2 for job, _ in CHAIN if job != "report")
+    for application in cluster.applications():
+        executors = {folder for folder, _ in cluster.log_lines(_STARTED, application)}
+        assert {Path(each).parent.parent.name for each in executors} == {"work-0", "work-1"}
+    assert list(lakes.tasks) == [job for job, _ in CHAIN if job != "report"]
 
 
 def test_features_are_those_of_one_machine(lakes: Lakes) -> None:
@@ -76,12 +80,12 @@ def kill_worker(cluster: Cluster) -> None:
 
 def disturbed(cluster: Cluster, tasks: int, kill: Callable[[Cluster], None]) -> Callable[[], None]:
     """Kills once so many tasks of an application that is yet to come were started."""
-    known = set(cluster.folder.glob("work-*/app-*"))
+    known = cluster.applications()
 
     def wait_and_kill() -> None:
         def look() -> bool:
-            new = set(cluster.folder.glob("work-*/app-*")) - known
-            return bool(new) and len(cluster.log_lines(_STARTED)) >= tasks
+            new = cluster.applications()[len(known) :]
+            return bool(new) and len(cluster.log_lines(_STARTED, new[0])) >= tasks
 
         wait_for(f"{tasks} tasks", look, 120)
         kill(cluster)
