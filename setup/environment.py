@@ -14,7 +14,7 @@ from pathlib import Path
 
 from setup import build_horovod, build_native
 from setup.console import SetupError, cache_folder, capture, fail, run, say, step
-from setup.install import BOOTSTRAP, ROOT, VENV, site_packages
+from setup.install import BOOTSTRAP, ROOT, VENV
 
 # What decides about the packages; the rest of requirements/ is for other environments.
 LOCKS = ("runtime.txt", "horovod.txt")
@@ -37,9 +37,16 @@ def build_wheel(root: Path, out: Path) -> Path:
         shutil.copy(root / name, scratch)
     for old in out.glob("nightrank-*.whl"):
         old.unlink()
-    command = [BOOTSTRAP / "bin/uv", "build", "--quiet", "--wheel", "--no-build-isolation", "--offline"]
-    options = ["--python", VENV / "bin/python", "--out-dir", out, scratch]
-    run([*command, *options], env={**os.environ, "SOURCE_DATE_EPOCH": "315619200"})  # zip's first year
+    command: list[str | Path] = [
+        BOOTSTRAP / "bin/uv",
+        "build",
+        "--quiet",
+        "--wheel",
+        "--no-build-isolation",
+        "--offline",
+    ]
+    command += ["--python", VENV / "bin/python", "--out-dir", out, scratch]
+    run(command, env={**os.environ, "SOURCE_DATE_EPOCH": "315619200"})  # zip's first year
     shutil.rmtree(scratch)
     (wheel,) = out.glob("nightrank-*.whl")
     return wheel
@@ -82,7 +89,7 @@ def _make_packages(kept: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.parent.mkdir(parents=True, exist_ok=True)
     run([BOOTSTRAP / "bin/uv", "venv", "--quiet", "--relocatable", "--python", _python(), scratch])
-    constraints = ["--build-constraints", ROOT / "requirements/tools.txt"]
+    constraints: list[str | Path] = ["--build-constraints", ROOT / "requirements/tools.txt"]
     # Compiled once here: Python workers on nodes, who may not write beside the sources, would each do it again.
     options = ["--quiet", "--require-hashes", "--compile-bytecode"]
     _uv_pip(scratch, "sync", *options, *constraints, ROOT / "requirements/runtime.txt")
