@@ -50,28 +50,29 @@ def version(root: Path = ROOT) -> str:
     return str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
 
 
-def make_dist() -> Path:
-    """The archive's path.
+def make_dist(build: Path = BUILD) -> Path:
+    """Makes the archive in a folder, whose other content is left alone, and returns its path.
 
     Raises:
         SetupError: a package or a file of the archive is missing.
     """
     name = f"nightrank-{version()}"
-    staged, archive = BUILD / "dist" / name, BUILD / f"{name}.tar"
-    shutil.rmtree(BUILD / "dist", ignore_errors=True)
+    staged, archive = build / "dist" / name, build / f"{name}.tar"
+    shutil.rmtree(build / "dist", ignore_errors=True)
     staged.mkdir(parents=True)
     with step("building the wheel"):
         wheel = build_wheel(ROOT, staged)
     with step("making the environment"):
-        make_environment(BUILD / "environment", wheel)
+        make_environment(build / "environment", wheel)
     with step("packing the environment (2 GB, all cores)"):
-        pack(BUILD / "environment", staged / "environment.tar.gz")
+        pack(build / "environment", staged / "environment.tar.gz")
     with step(f"writing {archive}"):
         copy_contents(ROOT, staged)
         with tarfile.open(archive.with_suffix(".new"), "w") as packed:
             packed.add(staged, name, filter=_plain)
         archive.with_suffix(".new").replace(archive)
-    shutil.rmtree(BUILD / "dist")
+    shutil.rmtree(build / "dist")
+    shutil.rmtree(build / "environment")
     return archive
 
 

@@ -62,11 +62,13 @@ def run_in_process(spark: SparkSession, lake: Path) -> None:
         getattr(import_module(f"jobs.{name}"), name)(Job(name, config, run_date, _spark=spark))
 
 
-def write_profile(path: Path, cluster: Cluster, python: str, more: Mapping[str, str] | None = None) -> Path:
+def write_profile(
+    path: Path, cluster: Cluster, python: str, more: Mapping[str, str] | None = None, root: Path = ROOT
+) -> Path:
     """conf/spark's profile for a standalone cluster, cut down to executors of one core, one a worker, on loopback."""
     settings = {}
     for name in ("cpu", "on-standalone"):
-        settings |= read_profile(ROOT / f"conf/spark/{name}.conf")
+        settings |= read_profile(root / f"conf/spark/{name}.conf")
     settings |= {
         "spark.master": cluster.master,
         "spark.pyspark.python": python,

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from pyspark.sql import SparkSession
+
+from setup import dist
+from setup.console import SetupError
+from setup.environment import build_wheel
+from setup.install import ROOT
+
+
+def test_a_packed_folder_is_unpacked_by_spark_as_it_was(tmp_path: Path, spark: SparkSession) -> None:
+    """Several gzip files one after another, links and modes included: what Spark does with --archives."""
+    folder = tmp_path / "folder"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/run").write_text("#!/bin/sh\n")
+    (folder / "bin/run").chmod(0o755)
+    (folder / "bin/python").symlink_to("/usr/bin/python3.11")
+    noise = os.urandom(40_000_000)  # more than two blocks
+    (folder / "large").write_bytes(noise)
+    archive = tmp_path / "folder.tar.gz"
+    dist.pack(folder, archive)
+    assert archive.read_bytes().count(b"\x1f\x8b\x08\x00\x00\x00\x00\x00") >= 3
+    jvm = spark._jvm
+    assert jvm is not None
+    unpacked = tmp_path / "unpacked"
+    jvm.org.apache.spark.util.Utils.unpack(jvm.java.io.File(str(archive)), jvm.java.io.File(str(unpacked)))
+    assert (unpacked / "large").read_bytes() == noise
+    assert os.access(unpacked / "bin/run", os.X_OK)
+    assert (unpacked / "bin/python").readlink() == Path("/usr/bin/python3.11")
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="tar ended with exit code 2"):
+        dist.pack(tmp_path / "nothing", tmp_path / "nothing.tar.gz")
+
+
+def test_what_is_submitted_is_in_the_archive(tmp_path: Path) -> None:
+    dist.copy_contents(ROOT, tmp_path)
+    for name in ("jobs", "conf", "airflow_dags"):
+        sources = {path.relative_to(ROOT) for path in (ROOT / name).rglob("*") if path.is_file()}
+        copied = {path.relative_to(tmp_path) for path in (tmp_path / name).rglob("*") if path.is_file()}
+        assert copied == {path for path in sources if "__pycache__" not in path.parts}
+    assert (tmp_path / "requirements/jars.lock").is_file()
+    assert (tmp_path / "setup/env.sh").is_file()
+    with pytest.raises(SetupError, match=r"jobs is missing"):
+        dist.copy_contents(tmp_path / "empty", tmp_path / "other")
+
+
+def test_the_wheel_has_every_module_and_its_data(tmp_path: Path) -> None:
+    wheel = build_wheel(ROOT, tmp_path)
+    assert wheel.name == f"nightrank-{dist.version()}-py3-none-any.whl"
+    with ZipFile(wheel) as packed:
+        names = set(packed.namelist())
+    wanted = {
+        str(path.relative_to(ROOT))
+        for package in ("conf", "etl", "training", "scoring", "jobs")
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert wanted <= names
+    assert {name.split("/")[0] for name in names - wanted} == {f"nightrank-{dist.version()}.dist-info"}
+    first = wheel.read_bytes()
+    assert build_wheel(ROOT, tmp_path).read_bytes() == first
+
+
+def test_gradle_calls_what_make_has() -> None:
+    called = re.findall(r"commandLine 'make', '(\w+)'", (ROOT / "build.gradle").read_text())
+    assert {"dist", "test", "demo", "setup", "check"} <= set(called)
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    targets = {line.split()[1] for line in done.stdout.splitlines()}
+    assert set(called) <= targets
