@@ -11,21 +11,15 @@ nightrank-<version>/
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tarfile
 import tomllib
-import zlib
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from os import cpu_count
 from pathlib import Path
-from typing import IO, cast
 
 from setup.console import SetupError, fail, say, step
-from setup.environment import build_wheel, make_environment
+from setup.environment import build_wheel, kept_packages, make_environment
 from setup.install import ROOT
+from setup.pack import pack_environment, without_owner
 
 BUILD = ROOT / "build"
 # Folders and files of the checkout that the archive has as they are.
@@ -43,7 +37,6 @@ CONTENTS = (
     "README.md",
     "LICENSE",
 )
-_BLOCK_BYTES = 16 * 1024 * 1024
 
 
 def version(root: Path = ROOT) -> str:
@@ -64,12 +57,12 @@ def make_dist(build: Path = BUILD) -> Path:
         wheel = build_wheel(ROOT, staged)
     with step("making the environment"):
         make_environment(build / "environment", wheel)
-    with step("packing the environment (2 GB, all cores)"):
-        pack(build / "environment", staged / "environment.tar.gz")
+    with step("packing the environment"):
+        pack_environment(build / "environment", kept_packages(), staged / "environment.tar.gz")
     with step(f"writing {archive}"):
         copy_contents(ROOT, staged)
         with tarfile.open(archive.with_suffix(".new"), "w") as packed:
-            packed.add(staged, name, filter=_plain)
+            packed.add(staged, name, filter=without_owner)
         archive.with_suffix(".new").replace(archive)
     shutil.rmtree(build / "dist")
     shutil.rmtree(build / "environment")
@@ -88,57 +81,6 @@ def copy_contents(root: Path, staged: Path) -> None:
             shutil.copy(source, target)
         else:
             raise SetupError(f"{source} is missing: the archive would be without it")
-
-
-def pack(folder: Path, archive: Path) -> None:
-    """Packs a folder's content as .tar.gz, compressed on all cores: blocks that are gzip files of their own, one after another.
-
-    Raises:
-        SetupError: tar failed.
-    """
-    command = [
-        "tar",
-        "-C",
-        str(folder),
-        "--sort=name",
-        "--owner=0",
-        "--group=0",
-        "--numeric-owner",
-        "-cf",
-        "-",
-        ".",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as tar, archive.open("wb") as out:
-        for block in _compressed(cast(IO[bytes], tar.stdout)):
-            out.write(block)
-    if tar.returncode != 0:
-        raise SetupError(f"tar ended with exit code {tar.returncode}: {' '.join(command)}")
-
-
-def _compressed(stream: IO[bytes]) -> Iterator[bytes]:
-    """The stream's blocks in order, each a gzip file, some more of them in work than there are cores."""
-    cores = cpu_count() or 1
-    waiting: deque[Future[bytes]] = deque()
-    with ThreadPoolExecutor(cores) as pool:
-        while block := stream.read(_BLOCK_BYTES):
-            waiting.append(pool.submit(_gzip, block))
-            if len(waiting) > 2 * cores:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _gzip(block: bytes) -> bytes:
-    packer = zlib.compressobj(1, zlib.DEFLATED, 31)  # 31: with gzip's header, whose time stays 0
-    return packer.compress(block) + packer.flush()
-
-
-def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without the names and times of who packed it."""
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    entry.mtime = 315619200
-    return entry
 
 
 def main() -> int:

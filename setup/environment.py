@@ -58,7 +58,7 @@ def make_environment(folder: Path, wheel: Path) -> None:
     Raises:
         SetupError: a package is missing or does not import.
     """
-    base = _kept_packages()
+    base = kept_packages()
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -72,7 +72,7 @@ def make_environment(folder: Path, wheel: Path) -> None:
     capture([folder / "bin/python", "-W", "ignore", "-c", CHECK_IMPORTS], cwd=Path("/"))
 
 
-def _kept_packages() -> Path:
+def kept_packages() -> Path:
     """The environment without our wheel, from the cache or made now."""
     digest = hashlib.sha256(sys.version.encode() + str(_python()).encode())
     for name in LOCKS:

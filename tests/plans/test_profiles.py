@@ -127,6 +127,11 @@ def test_what_and_where_say_nothing_twice(what: Path, where: Path) -> None:
     assert what.read_text(encoding="utf-8").endswith("\n")
 
 
+def test_every_profile_is_in_the_docs() -> None:
+    page = (PROFILES[0].parents[2] / "docs/clusters.md").read_text(encoding="utf-8")
+    assert [path.name for path in ON_CLUSTERS if f"`{path.name}`" not in page] == []
+
+
 def test_volumes_that_spark_would_not_make_are_found(spark: SparkSession) -> None:
     prefix = "spark.kubernetes.executor.volumes.persistentVolumeClaim.lake"
     right = {f"{prefix}.options.claimName": "a-claim", f"{prefix}.mount.path": "/lake"}
