@@ -16,6 +16,7 @@ import pytest
 
 from setup import java_home
 from setup.dist import make_dist
+from setup.pack import entries, pack
 from tests.cluster.chain import CHAIN, CONFIG, RUN_DATE, lists, overrides, write_profile
 from tests.processes import die_with_parent, kill_tree
 from tests.standalone import Cluster, standalone_cluster
@@ -95,32 +96,38 @@ def submit(job: str, run_date: str, profile: Path, lake: Path, *more: str) -> st
     return f"{words} --config {CONFIG} --run-date {run_date} {settings}"
 
 
+def thin_environment(node: Node, folder: Path) -> Path:
+    """An archive of an environment that is a link to Python and borrows the node's packages: the real one would be unpacked once
+    more, for a minute, and tests/setup unpack such an archive.
+    """
+    thin = folder / "thin"
+    make = [str(node.python.resolve()), "-m", "venv", "--without-pip", "--symlinks", str(thin)]
+    subprocess.run(make, check=True)
+    (packages,) = (node.folder / "environment").glob("lib/python3.*/site-packages")
+    (thin / packages.relative_to(node.folder / "environment") / "borrowed.pth").write_text(f"{packages}\n")
+    with (folder / "thin.tar.gz").open("wb") as out:
+        pack(thin, entries(thin), out)
+    return folder / "thin.tar.gz"
+
+
 def test_the_chain_runs(node: Node, own_cluster: Cluster, tmp_path: Path) -> None:
+    """Executors run the environment unpacked on their node; those of the training one that the application brings, as on YARN."""
+    both = {"spark.cores.max": "2", "spark.executor.cores": "2"}
     unpacked_once = write_profile(
-        tmp_path / "once.conf", own_cluster, str(node.python), {"spark.cores.max": "2"}, node.folder
+        tmp_path / "once.conf", own_cluster, str(node.python), both, root=node.folder
     )
-    # As on YARN: each application brings the environment with it, and executors run what was unpacked beside them.
+    driver = {"spark.pyspark.driver.python": str(node.python)}
     brought = write_profile(
-        tmp_path / "brought.conf",
-        own_cluster,
-        "./environment/bin/python",
-        {
-            "spark.cores.max": "2",
-            "spark.executor.cores": "2",
-            "spark.pyspark.driver.python": str(node.python),
-        },
-        node.folder,
+        tmp_path / "brought.conf", own_cluster, "./environment/bin/python", both | driver, root=node.folder
     )
-    lake = tmp_path / "lake"
+    archive, lake = thin_environment(node, tmp_path), tmp_path / "lake"
     for job, run_date in CHAIN:
         if job == "train_model":
-            archive = f"--archives {node.folder}/environment.tar.gz#environment"
-            node.run(submit(job, run_date, brought, lake, archive))
-            (folder,) = own_cluster.folder.glob(f"work-0/{own_cluster.applications()[-1]}/0")
-            said = " ".join(line for _, line in own_cluster.log_lines("nightrank.rank"))
-            assert (folder / "environment/bin/python").exists()
-            assert f"{folder}/environment" in said
-            shutil.rmtree(folder / "environment")
+            node.run(submit(job, run_date, brought, lake, f"--archives {archive}#environment"))
+            said = [line for _, line in own_cluster.log_lines(" of 2 on ")]
+            (executor,) = own_cluster.folder.glob(f"work-0/{own_cluster.applications()[-1]}/0")
+            assert len(said) == 2
+            assert all(f" in {executor}/environment, " in line for line in said)
         else:
             node.run(submit(job, run_date, unpacked_once, lake))
     found = lists(lake)
