@@ -14,7 +14,7 @@ IN_ENV := . setup/env.sh &&
 # Given by hand: make test ARGS='-k topk', make demo ARGS=--help
 ARGS ?=
 
-.PHONY: help setup demo jars test check docs lock clean
+.PHONY: help setup demo jars dist test check docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ demo: setup ## three nights end to end on a generated click log, and what their 
 
 jars: setup ## fetch jars (920 MB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS and PostgreSQL's driver
 	@$(IN_ENV) python -m setup.jars
+
+dist: setup ## build/nightrank-<version>.tar: the wheel, a packed environment, jobs, settings and DAGs, for a cluster
+	@$(IN_ENV) python -m setup.dist
 
 # On CI the tests of GPU plans and of lakes and sinks are not skipped, so that their jars are fetched first.
 test: setup $(if $(CI),jars) ## the test suite
@@ -51,6 +54,7 @@ lock: setup ## resolve requirements/*.in anew into the lock files (ARGS=--upgrad
 	@cd requirements && $(UV_COMPILE) benchmark-nvtabular.in -o benchmark-nvtabular.txt
 	@cd requirements && $(UV_COMPILE) test-s3.in -o test-s3.txt
 	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt
+	@cd requirements && $(UV_COMPILE) test-container.in -o test-container.txt
 	@cd requirements && $(UV_COMPILE) bootstrap.in -o bootstrap.txt
 	@cd requirements && $(UV_COMPILE) --no-deps horovod.in -o horovod.txt
 

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.session import build_session, read_profile
+from tests.standalone import Cluster, standalone_cluster
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,3 +23,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = build_session("tests", settings)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A standalone cluster of two workers with two cores each, for one file of tests: what they kill is nobody else's."""
+    with standalone_cluster(tmp_path_factory.mktemp("cluster")) as started:
+        yield started

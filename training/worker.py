@@ -128,7 +128,8 @@ def _train(
     plan: TrainPlan, channel: Channel | None, at_checkpoint: Callable[[], None] | None = None
 ) -> dict[str, object]:
     device = _device(plan)
-    log.info("rank %d of %d on %s, %s", hvd.rank(), hvd.size(), platform.node(), _gpu_text())
+    told = (hvd.rank(), hvd.size(), platform.node(), sys.prefix, _gpu_text())
+    log.info("rank %d of %d on %s in %s, %s", *told)
     reports = hvd.rank() == 0 and channel is not None
     with Reporter(channel) if reports and channel else nullcontext() as report:
         return run_plan(plan, HorovodCollectives(), device, report=report, at_checkpoint=at_checkpoint)

@@ -230,6 +230,10 @@ class FileFlow:
             for raw in days:
                 mine = of_day[raw.dt]
                 self._publish_quarantine(raw, surveyed, {index: tasks[index].part for index in mine}, found)
+            # After the last look at `surveyed`: where an executor was lost, a look writes its files of counts again, which
+            # nobody may be reading by then.
+            for raw in days:
+                mine = of_day[raw.dt]
                 self._publish_counts(
                     raw, {names[index]: tasks[index].part for index in mine}, [found[i] for i in mine]
                 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
@@ -16,21 +17,29 @@ from tests.plans.accelerator import PREFIX, Accelerator
 
 PROFILES = sorted((Path(__file__).parents[2] / "conf/spark").glob("*.conf"))
 ON_GPU = [path for path in PROFILES if path.stem.endswith("-gpu")]
+ON_CLUSTERS = [path for path in PROFILES if path.stem != "local"]
+WHERE = [path for path in PROFILES if path.stem.startswith("on-")]
+WHAT = [path for path in ON_CLUSTERS if path not in WHERE]
 PLUGIN = "com.nvidia.spark.SQLPlugin"
 
 # Settings Spark reads by name or by pattern, without an entry of its own.
 UNREGISTERED = re.compile(
-    r"spark\.(master|default\.parallelism)|spark\.(executor|task)\.resource\.gpu\.(amount|discoveryScript)"
+    r"spark\.(master|default\.parallelism)|spark\.(executor|task)\.resource\.gpu\.(amount|discoveryScript|vendor)"
 )
+# Objects that enter their settings into Spark's list when they are first used.
+CLUSTERS = ("org.apache.spark.deploy.k8s.Config$", "org.apache.spark.deploy.yarn.config.package$")
+VOLUMES = re.compile(r"(spark\.kubernetes\.(?:driver|executor)\.volumes\.)[\w.-]+")
 
 
 def rejected_by_spark(spark: SparkSession, settings: dict[str, str]) -> dict[str, str]:
     """Settings that Spark does not know or whose values it refuses → why. Those of the accelerator are left out."""
     jvm: Any = spark._jvm
+    for name in CLUSTERS:
+        jvm.java.lang.Class.forName(name)
+    found = rejected_volumes(spark, settings)
     reader = jvm.org.apache.spark.internal.config.ConfigReader(jvm.java.util.HashMap(settings))
-    found = {}
     for key in settings:
-        if key.startswith("spark.rapids.") or UNREGISTERED.fullmatch(key):
+        if key.startswith("spark.rapids.") or UNREGISTERED.fullmatch(key) or VOLUMES.fullmatch(key):
             continue
         entry = jvm.org.apache.spark.internal.config.ConfigEntry.findEntry(key)
         if entry is None:
@@ -40,6 +49,25 @@ def rejected_by_spark(spark: SparkSession, settings: dict[str, str]) -> dict[str
             entry.readFrom(reader)
         except IllegalArgumentException as error:
             found[key] = str(error)
+    return found
+
+
+def rejected_volumes(spark: SparkSession, settings: dict[str, str]) -> dict[str, str]:
+    """What Spark does not make a volume of, as settings → why. It is silent about options it does not know."""
+    jvm: Any = spark._jvm
+    conf = jvm.org.apache.spark.SparkConf(False)
+    for key, value in settings.items():
+        conf.set(key, value)
+    found = {}
+    for prefix in {match[1] for key in settings if (match := VOLUMES.fullmatch(key))}:
+        mine = {key for key in settings if key.startswith(prefix)}
+        try:
+            utilities = jvm.org.apache.spark.deploy.k8s.KubernetesVolumeUtils
+            made = str(utilities.parseVolumesWithPrefix(conf, prefix))
+        except Py4JJavaError as error:
+            found |= dict.fromkeys(mine, str(error.java_exception))
+            continue
+        found |= {key: f"not in {made}" for key in mine if settings[key] not in made}
     return found
 
 
@@ -79,7 +107,7 @@ def test_what_is_wrong_is_found(spark: SparkSession, accelerator: Accelerator) -
     assert unexplained("# why\nspark.a 1\nspark.b 2\n") == ["spark.b 2"]
 
 
-@pytest.mark.parametrize("profile", ON_GPU, ids=lambda path: path.stem)
+@pytest.mark.parametrize("profile", ON_CLUSTERS, ids=lambda path: path.stem)
 def test_every_setting_is_explained(profile: Path) -> None:
     assert unexplained(profile.read_text(encoding="utf-8")) == []
 
@@ -91,8 +119,32 @@ def test_nothing_is_set_twice(profile: Path) -> None:
     assert len(keys) == len(set(keys))
 
 
+@pytest.mark.parametrize("where", WHERE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("what", WHAT, ids=lambda path: path.stem)
+def test_what_and_where_say_nothing_twice(what: Path, where: Path) -> None:
+    """So that one may be appended to the other."""
+    assert read_profile(what).keys() & read_profile(where).keys() == set()
+    assert what.read_text(encoding="utf-8").endswith("\n")
+
+
+def test_every_profile_is_in_the_docs() -> None:
+    page = (PROFILES[0].parents[2] / "docs/clusters.md").read_text(encoding="utf-8")
+    assert [path.name for path in ON_CLUSTERS if f"`{path.name}`" not in page] == []
+
+
+def test_volumes_that_spark_would_not_make_are_found(spark: SparkSession) -> None:
+    prefix = "spark.kubernetes.executor.volumes.persistentVolumeClaim.lake"
+    right = {f"{prefix}.options.claimName": "a-claim", f"{prefix}.mount.path": "/lake"}
+    assert rejected_by_spark(spark, right) == {}
+    misspelt = {f"{prefix}.options.storageKlass": "fast"}
+    assert set(rejected_by_spark(spark, right | misspelt)) == set(misspelt)
+    no_path = {f"{prefix}.options.claimName": "a-claim"}
+    assert set(rejected_by_spark(spark, no_path)) == set(no_path)
+    assert set(rejected_by_spark(spark, {"spark.yarn.cue": "nightly"})) == {"spark.yarn.cue"}
+
+
 def _settings(name: str) -> dict[str, str]:
-    return read_profile(next(path for path in ON_GPU if path.stem == name))
+    return read_profile(next(path for path in ON_CLUSTERS if path.stem == name))
 
 
 def test_training_leaves_the_gpu_to_torch() -> None:
@@ -109,6 +161,14 @@ def test_scoring_shares_the_gpu_with_torch() -> None:
         for name in ("minAllocFraction", "allocFraction", "maxAllocFraction")
     )
     assert low <= start <= high <= 0.5
+
+
+@pytest.mark.parametrize("name", ["train-cpu", "train-gpu"])
+def test_a_rank_has_an_executor_to_itself_and_is_never_started_again_alone(name: str) -> None:
+    settings = _settings(name)
+    assert settings["spark.executor.cores"] == settings["spark.task.cpus"]
+    assert settings["spark.task.maxFailures"] == "1"
+    assert settings["spark.speculation"] == settings["spark.dynamicAllocation.enabled"] == "false"
 
 
 @pytest.mark.parametrize("name", ["score-gpu", "train-gpu"])

@@ -1,62 +1,27 @@
-"""Drivers and Spark clusters as processes of their own, for tests that kill some of them."""
+"""Drivers as processes of their own, for tests that kill them or their ranks."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from jobs.session import read_profile
+from tests.processes import ROOT, environment, kill_tree, wait_for
 from training.plan import TrainPlan
 
-ROOT = Path(__file__).parents[2]
 RANK = "horovod.spark.task.gloo_exec_fn"
-GPUS = ("5", "7")
 # A checkpoint is complete when its index is there, or its only file.
 _WHOLE = re.compile(r"step-\d+\.(json|safetensors)")
-
-Found = TypeVar("Found")
-
-
-def wait_for(
-    what: str, look: Callable[[], Found | None], seconds: float = 300, poll_s: float = 0.02
-) -> Found:
-    """What `look` finds, asked so often; AssertionError when it has found nothing for so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"{what}: not seen in {seconds:.0f} s"
-        time.sleep(poll_s)
-    return found
-
-
-def wait_until_gone(processes: list[int]) -> None:
-    """AssertionError when one of these process ids is still there after a minute."""
-    wait_for("the end of all processes", lambda: not any(map(_lives, processes)), 60, poll_s=0.2)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 @dataclass
@@ -148,100 +113,4 @@ def driving(
         yield Driver(process, folder, workers or [process.pid])
         process.wait(timeout=60)
     finally:
-        _kill_tree(process)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A standalone cluster. Its workers keep what executors write below `folder`."""
-
-    master: str
-    workers: list[int]
-    folder: Path
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {
-            "spark.master": self.master,
-            "spark.executor.memory": "512m",
-            "spark.executor.resource.gpu.amount": str(len(GPUS)),
-            "spark.task.resource.gpu.amount": "1",
-            "spark.task.maxFailures": "4",
-        }
-
-    def log_lines(self, containing: str) -> list[tuple[str, str]]:
-        """(executor's folder, line) of what the ranks of the last application logged."""
-        logs = sorted(self.folder.glob("work-*/app-*/*/stderr"))
-        last = max((path.parts[-3] for path in logs), default="")
-        return [
-            (str(path.parent), line)
-            for path in logs
-            if path.parts[-3] == last
-            for line in path.read_text().splitlines()
-            if containing in line
-        ]
-
-
-@contextmanager
-def standalone_cluster(folder: Path, workers: int, cores: int) -> Iterator[Cluster]:
-    """A master and so many workers on loopback, each with these cores and the two GPUs of a discovery script that lies."""
-    script = folder / "find_gpus.sh"
-    script.write_text(f"#!/bin/sh\necho '{json.dumps({'name': 'gpu', 'addresses': GPUS})}'\n")
-    script.chmod(0o755)
-    (folder / "worker.conf").write_text(
-        f"spark.worker.resource.gpu.amount {len(GPUS)}\nspark.worker.resource.gpu.discoveryScript {script}\n"
-    )
-    port = _free_port()
-    master = f"spark://127.0.0.1:{port}"
-    started = [_start(folder, "master.Master", "--port", str(port))]
-    try:
-        wait_for("the master", lambda: _answers(port))
-        for index in range(workers):
-            own = [
-                "--work-dir",
-                str(folder / f"work-{index}"),
-                "--properties-file",
-                str(folder / "worker.conf"),
-            ]
-            started.append(
-                _start(folder, "worker.Worker", "--cores", str(cores), "--memory", "1g", *own, master)
-            )
-        yield Cluster(master, [each.pid for each in started[1:]], folder)
-    finally:
-        for each in reversed(started):
-            _kill_tree(each)
-
-
-def _start(folder: Path, kind: str, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [str(Path(sys.executable).parent / "spark-class"), f"org.apache.spark.deploy.{kind}"]
-    with (folder / f"{kind}.log").open("ab") as log:
-        return subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--webui-port", "0", *arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**environment(), "SPARK_DAEMON_MEMORY": "256m"},
-            start_new_session=True,
-        )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def _answers(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
-
-
-def _kill_tree(process: subprocess.Popen[bytes]) -> None:
-    with suppress(psutil.NoSuchProcess):
-        below = psutil.Process(process.pid).children(recursive=True)
-        for each in below:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        kill_tree(process)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +13,10 @@ import torch
 
 from conf.lake import Lake
 from conf.train_types import Elastic
+from tests.processes import wait_until_gone
+from tests.standalone import GPUS, Cluster
 from tests.training.feature_tables import make_config, publish_all, segment_rows
-from tests.training.processes import GPUS, Cluster, driving, standalone_cluster, wait_until_gone
+from tests.training.processes import driving
 from training.plan import TrainPlan, make_plan
 from training.reading.sharding import DataFile
 from training.run import train_in_process
@@ -53,12 +54,6 @@ def undisturbed(plan: TrainPlan, tmp_path_factory: pytest.TempPathFactory) -> di
     """The same training on one rank, that nobody kills."""
     torch.set_num_threads(1)
     return train_in_process(variant(plan, tmp_path_factory.mktemp("undisturbed"), 1))
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with standalone_cluster(tmp_path_factory.mktemp("cluster"), workers=2, cores=2) as started:
-        yield started
 
 
 def variant(
@@ -120,7 +115,7 @@ def test_a_cluster_of_two_workers_is_one_ring(plan: TrainPlan, cluster: Cluster,
     """Four ranks, two on each worker; each sees the GPU that Spark gave its task, and no other."""
     four = variant(plan, tmp_path / "four", 4, epochs=1)
     alone = train_in_process(variant(plan, tmp_path / "alone", 1, epochs=1))
-    with driving(tmp_path, {"four": four}, cluster.settings, cluster.workers) as driver:
+    with driving(tmp_path, {"four": four}, cluster.with_gpus, cluster.workers) as driver:
         ended = driver.ended("four")
     assert_equal(ended, alone)
     assert ended["num_ranks"] == 4
@@ -141,7 +136,7 @@ def test_a_cluster_replaces_rank_0(
 ) -> None:
     """The progress goes on from the next rank 0, and shards that do not divide by three ranks are trained all the same."""
     survives = variant(plan, tmp_path / "survives", 4, min_ranks=2)
-    with driving(tmp_path, {"survives": survives}, cluster.settings, cluster.workers) as driver:
+    with driving(tmp_path, {"survives": survives}, cluster.with_gpus, cluster.workers) as driver:
         driver.kill_at_checkpoint(survives, rank=0)
         ended = driver.ended("survives")
     assert_equal(ended, undisturbed)
@@ -152,7 +147,7 @@ def test_a_cluster_replaces_rank_0(
 def test_no_rank_outlives_its_driver(plan: TrainPlan, cluster: Cluster, tmp_path: Path) -> None:
     """SIGKILL to the driver; its ranks, on executors of other processes, end by themselves. A rerun resumes."""
     long = variant(plan, tmp_path / "long", 4, epochs=60)
-    with driving(tmp_path, {"long": long}, cluster.settings, cluster.workers) as driver:
+    with driving(tmp_path, {"long": long}, cluster.with_gpus, cluster.workers) as driver:
         driver.wait_for_checkpoint(long)
         assert len(driver.ranks()) == 4
         left = driver.processes()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import horovod.spark
 import pytest
 import torch
 import yaml
@@ -201,3 +204,36 @@ def plan_of(config: Path) -> TrainPlan:
     loaded = load_config(str(config))
     lake = Lake(loaded.lake)
     return make_plan(loaded, lake, read_dataset(lake, RUN_DATE))
+
+
+def test_ranks_run_the_interpreter_of_sparks_workers(
+    spark: SparkSession, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elastic or not; the driver's own may be at a path that executors do not have."""
+    plan = plan_of(config)
+    elastic = replace(plan, train=plan.train.model_copy(update={"elastic": Elastic(min_ranks=1)}))
+    here = "./environment/bin/python"
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", here)
+    commands = []
+    outcome = Outcome(description={"version": "v"})
+
+    def run(*_: Any, executable: str | None = None, **__: Any) -> list[Outcome]:
+        commands.append((executable or "").split()[0])
+        return [outcome]
+
+    def run_elastic(*_: Any, **__: Any) -> list[Outcome]:
+        settings = SimpleNamespace(key=b"", nics=None, verbose=0, prefix_output_with_timestamp=False)
+        driver = SimpleNamespace(addresses=dict, get_common_interfaces=list)
+        horovod.spark.gloo_run.gloo_run_elastic(settings, driver, {})
+        return [outcome]
+
+    monkeypatch.setattr(horovod.spark, "run", run)
+    monkeypatch.setattr(horovod.spark, "run_elastic", run_elastic)
+    monkeypatch.setattr(ranks, "ranks_to_start", lambda *_: 1)
+    monkeypatch.setattr(
+        horovod.spark.gloo_run, "launch_gloo_elastic", lambda command, *_: commands.append(command[0])
+    )
+    for each in (plan, elastic):
+        ranks.train_on_ranks(spark, each)
+    assert commands == [here, here]
+    assert horovod.spark.gloo_run.sys is sys

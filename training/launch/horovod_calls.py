@@ -1,4 +1,6 @@
-"""What Horovod does to the process that calls it, undone: handlers of signals that stay, and a fork of the driver."""
+"""What Horovod does to the process that calls it, undone: handlers of signals that stay, and a fork of the driver; and the
+interpreter that elastic ranks are started with.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import horovod.runner.gloo_run
 import horovod.runner.launch
+import horovod.spark.gloo_run
 import horovod.spark.runner
 
 _ASKING = (horovod.runner.launch, horovod.spark.runner)
@@ -31,6 +34,19 @@ def no_fork() -> Iterator[None]:
     finally:
         for module, each in zip(_ASKING, asked, strict=True):
             module.gloo_built = each
+
+
+@contextmanager
+def elastic_ranks_run(python: str) -> Iterator[None]:
+    """Starts elastic ranks with this interpreter. Horovod takes one for others only, and the driver's own for these, which
+    executors need not have: a packed environment lies elsewhere there.
+    """
+    before = horovod.spark.gloo_run.sys
+    horovod.spark.gloo_run.sys = SimpleNamespace(executable=python)
+    try:
+        yield
+    finally:
+        horovod.spark.gloo_run.sys = before
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import horovod.spark
 from pyspark.sql import SparkSession
 
 from conf.errors import InfrastructureError
-from training.launch.horovod_calls import no_fork, signals_end_ranks
+from training.launch.horovod_calls import elastic_ranks_run, no_fork, signals_end_ranks
 from training.launch.slots import is_local, ranks_to_start
 from training.outcome import Outcome
 from training.plan import TrainPlan
@@ -61,6 +61,7 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
     train = plan.train
     threads = int(spark.conf.get("spark.task.cpus", "1") or 1)
     quiet = channel is not None and is_local(spark)
+    python = spark.sparkContext.pythonExec  # that of Spark's Python workers, whose environment ranks run in
     common = {
         "args": (plan, threads, channel, quiet),
         "num_proc": ranks,
@@ -72,14 +73,15 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
         "verbose": 0,
     }
     if train.elastic is None:
-        return horovod.spark.run(_rank, use_gloo=True, **common)
-    return horovod.spark.run_elastic(
-        _rank,
-        min_num_proc=train.elastic.min_ranks,
-        max_num_proc=train.num_ranks,
-        elastic_timeout=train.start_timeout_s,
-        **common,
-    )
+        return horovod.spark.run(_rank, use_gloo=True, executable=python, **common)
+    with elastic_ranks_run(python):
+        return horovod.spark.run_elastic(
+            _rank,
+            min_num_proc=train.elastic.min_ranks,
+            max_num_proc=train.num_ranks,
+            elastic_timeout=train.start_timeout_s,
+            **common,
+        )
 
 
 def _rank(plan: TrainPlan, threads: int, channel: Channel | None, quiet: bool) -> Outcome:

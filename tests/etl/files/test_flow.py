@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from conf import storage
 from conf.lake import Lake, Partition
-from conf.manifest import data_files, read_manifest
+from conf.manifest import MANIFEST_NAME, data_files, read_manifest
 from conf.types import Config
 from etl.build import Built
 from etl.files import flow, pieces
@@ -138,3 +138,18 @@ def test_a_feature_that_is_null_names_file_and_column(spark: SparkSession, tmp_p
     with pytest.raises(Exception, match=r"raw/dt=.*: I1 is null in \d+ of \d+ rows[\s\S]*give I1 a fill"):
         cases.run_build(spark, config, DAYS[2])
     assert not (tmp_path / "lake/datasets").exists()
+
+
+def test_published_counts_are_never_written_again(
+    spark: SparkSession, tmp_path: Path, plain: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where executors are lost all the time: what they kept of the first pass is gone, and each look at it runs it again."""
+    monkeypatch.setattr(DataFrame, "persist", lambda self, *_: self)
+    config, first, second = _build(spark, tmp_path)
+    assert _tables(config, first, second) == plain
+    manifests = sorted((tmp_path / "lake/value_counts").rglob(MANIFEST_NAME))
+    assert len(manifests) == len(DAYS)
+    for manifest in manifests:
+        files = [*manifest.parent.rglob("*.parquet")]
+        assert files
+        assert all(each.stat().st_mtime_ns <= manifest.stat().st_mtime_ns for each in files)

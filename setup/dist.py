@@ -1,0 +1,96 @@
+"""Makes build/nightrank-<version>.tar, all that a cluster needs beside Java and Python: what `make dist` does.
+
+nightrank-<version>/
+    nightrank-<version>-py3-none-any.whl   our packages
+    environment.tar.gz                     those and all they import, for --archives or to be unpacked once a node
+    jobs/ conf/ airflow_dags/              what is submitted, and with which settings
+    requirements/jars.lock                 jars that GPUs, object stores and PostgreSQL want, by their SHA-256
+    setup/env.sh docs/clusters.md …        to be sourced; to be read
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+from setup.console import SetupError, fail, say, step
+from setup.environment import build_wheel, kept_packages, make_environment
+from setup.install import ROOT
+from setup.pack import pack_environment, without_owner
+
+BUILD = ROOT / "build"
+# Folders and files of the checkout that the archive has as they are.
+CONTENTS = (
+    "jobs",
+    "conf",
+    "requirements/jars.lock",
+    "setup/__init__.py",
+    "setup/env.sh",
+    "setup/java_home.py",
+    "setup/jars.py",
+    "setup/console.py",
+    "docs/clusters.md",
+    "docs/gpu.md",
+    "README.md",
+    "LICENSE",
+)
+
+
+def version(root: Path = ROOT) -> str:
+    return str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
+
+
+def make_dist(build: Path = BUILD) -> Path:
+    """Makes the archive in a folder, whose other content is left alone, and returns its path.
+
+    Raises:
+        SetupError: a package or a file of the archive is missing.
+    """
+    name = f"nightrank-{version()}"
+    staged, archive = build / "dist" / name, build / f"{name}.tar"
+    shutil.rmtree(build / "dist", ignore_errors=True)
+    staged.mkdir(parents=True)
+    with step("building the wheel"):
+        wheel = build_wheel(ROOT, staged)
+    with step("making the environment"):
+        make_environment(build / "environment", wheel)
+    with step("packing the environment"):
+        pack_environment(build / "environment", kept_packages(), staged / "environment.tar.gz")
+    with step(f"writing {archive}"):
+        copy_contents(ROOT, staged)
+        with tarfile.open(archive.with_suffix(".new"), "w") as packed:
+            packed.add(staged, name, filter=without_owner)
+        archive.with_suffix(".new").replace(archive)
+    shutil.rmtree(build / "dist")
+    shutil.rmtree(build / "environment")
+    return archive
+
+
+def copy_contents(root: Path, staged: Path) -> None:
+    """Copies CONTENTS. Raises SetupError where one is missing."""
+    dags = ["airflow_dags"] if (root / "airflow_dags").is_dir() else []
+    for name in (*CONTENTS, *dags):
+        source, target = root / name, staged / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.is_file():
+            shutil.copy(source, target)
+        else:
+            raise SetupError(f"{source} is missing: the archive would be without it")
+
+
+def main() -> int:
+    try:
+        archive = make_dist()
+    except SetupError as error:
+        return fail(error)
+    say(f"{archive}: {archive.stat().st_size / 1e9:.1f} GB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The whole chain on a tiny generated log: in this process on local[2], and by spark-submit on a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+from pyspark.sql import SparkSession
+
+from conf.lake import Lake
+from conf.load import load_config
+from jobs.night.submit import Stage, Submission
+from jobs.runner import Job
+from jobs.session import read_profile
+from tests.etl.cases import read_rows
+from tests.processes import ROOT, die_with_parent, environment, kill_tree
+from tests.standalone import Cluster
+
+CONFIG = "conf/datasets/generated.yaml"
+FIRST, RUN_DATE = "2026-01-01", "2026-01-04"
+# (job, run date), in the order of a night that trains.
+CHAIN = (
+    ("generate_clicks", FIRST),
+    ("build_features", RUN_DATE),
+    ("train_model", RUN_DATE),
+    ("evaluate_model", RUN_DATE),
+    ("build_candidates", RUN_DATE),
+    ("score_daily", RUN_DATE),
+    ("report", RUN_DATE),
+)
+# Start-up is most of such small jobs' time; local.conf says the same of the driver.
+_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+LOG = (
+    "generate.days=4",
+    "generate.rows_per_day=3000",
+    "generate.users=300",
+    "generate.items=80",
+    "generate.files_per_day=2",
+    "split.train_days=2",
+    "split.min_train_days=2",
+    "output.row_group_rows=1024",
+    "train.num_ranks=2",
+    "train.global_batch_size=512",
+    "train.epochs=1",
+    "train.baselines=[]",
+)
+
+
+def overrides(lake: Path) -> list[str]:
+    """What `--set` says of a lake."""
+    return [*LOG, f"lake={lake}", "workflow.mode=retrain"]
+
+
+def run_in_process(spark: SparkSession, lake: Path) -> None:
+    """The chain in the session of this process."""
+    config = load_config(str(ROOT / CONFIG), overrides(lake))
+    for name, run_date in CHAIN:
+        getattr(import_module(f"jobs.{name}"), name)(Job(name, config, run_date, _spark=spark))
+
+
+def write_profile(
+    path: Path, cluster: Cluster, python: str, more: Mapping[str, str] | None = None, root: Path = ROOT
+) -> Path:
+    """conf/spark's profile for a standalone cluster, cut down to executors of one core, one a worker, on loopback."""
+    settings = {}
+    for name in ("cpu", "on-standalone"):
+        settings |= read_profile(root / f"conf/spark/{name}.conf")
+    settings |= {
+        "spark.master": cluster.master,
+        "spark.pyspark.python": python,
+        "spark.pyspark.driver.python": python,
+        "spark.executor.cores": "1",
+        "spark.cores.max": str(len(cluster.workers)),
+        "spark.executor.memory": "1g",
+        "spark.executor.extraJavaOptions": _QUICK,
+        "spark.driver.extraJavaOptions": _QUICK,
+        "spark.driver.memory": "1g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.local.dir": str(path.parent / "scratch"),
+        "spark.ui.enabled": "false",
+    }
+    path.write_text("".join(f"{key} {value}\n" for key, value in (settings | dict(more or {})).items()))
+    return path
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """How spark-submit ended, and what was written to the job's log."""
+
+    exit_code: int
+    log: str
+
+
+def submit(
+    job: str, run_date: str, profile: Path, lake: Path, disturb: Callable[[], None] | None = None
+) -> Submitted:
+    """Runs a job by spark-submit; `disturb` is called while it runs. Its processes are gone at the end."""
+    log = lake.parent / f"{job}-{lake.name}.log"
+    command = Submission(str(profile), CONFIG, tuple(overrides(lake))).command(Stage(job, run_date, log))
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            cwd=ROOT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+    try:
+        if disturb is not None:
+            disturb()
+        return Submitted(process.wait(timeout=240), log.read_text())
+    finally:
+        kill_tree(process)
+
+
+def lists(lake: Path) -> pd.DataFrame:
+    """The recommendations of a lake, sorted by user and position."""
+    found = read_rows(Lake(str(lake)).recommendations.partition(RUN_DATE))
+    return found.sort_values(["user_id", "position"], ignore_index=True)

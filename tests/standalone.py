@@ -1,0 +1,162 @@
+"""A Spark standalone cluster of real processes on loopback: a master and workers, which start executors of their own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.processes import die_with_parent, environment, kill_tree, wait_for, wait_until_gone
+
+# The GPUs that each worker's discovery script says it has.
+GPUS = ("5", "7")
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+_WORKER_MEMORY = "2g"
+
+
+@dataclass
+class Cluster:
+    """A standalone cluster. Its workers keep what executors write below `folder`.
+
+    Attributes:
+        spark_class: the script that starts Spark's daemons, and so the pyspark they run.
+        variables: the environment of its daemons, which executors and their Python workers inherit.
+    """
+
+    port: int
+    cores: int
+    folder: Path
+    spark_class: Path
+    variables: Mapping[str, str]
+    _workers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def master(self) -> str:
+        return f"spark://127.0.0.1:{self.port}"
+
+    @property
+    def workers(self) -> list[int]:
+        """Process ids."""
+        return [each.pid for each in self._workers.values()]
+
+    @property
+    def with_gpus(self) -> dict[str, str]:
+        """Settings of an application whose tasks have a GPU each."""
+        return {
+            "spark.master": self.master,
+            "spark.executor.memory": "512m",
+            "spark.executor.resource.gpu.amount": str(len(GPUS)),
+            "spark.task.resource.gpu.amount": "1",
+            "spark.task.maxFailures": "4",
+        }
+
+    def start_daemon(self, kind: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [str(self.spark_class), f"org.apache.spark.deploy.{kind}"]
+        with (self.folder / f"{kind}.log").open("ab") as log:
+            return subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--webui-port", "0", *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**self.variables, "SPARK_DAEMON_MEMORY": "256m"},
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def start_worker(self, index: int) -> None:
+        """Starts the worker of this number, and returns when the master has heard of it."""
+        before = self._registered()
+        own = [
+            *("--work-dir", str(self.folder / f"work-{index}")),
+            *("--properties-file", str(self.folder / "worker.conf")),
+            *("--cores", str(self.cores), "--memory", _WORKER_MEMORY),
+        ]
+        self._workers[index] = self.start_daemon("worker.Worker", *own, self.master)
+        wait_for(f"worker {index}", lambda: self._registered() > before, 60, poll_s=0.1)
+
+    def _registered(self) -> int:
+        return (self.folder / "master.Master.log").read_text().count("Registering worker")
+
+    def executors(self, of_worker: int | None = None) -> list[psutil.Process]:
+        """The JVMs in which tasks run: of all workers, or of the one with this process id."""
+        found = []
+        for pid in self.workers if of_worker is None else [of_worker]:
+            with suppress(psutil.NoSuchProcess):
+                for process in psutil.Process(pid).children(recursive=True):
+                    with suppress(psutil.Error):
+                        if EXECUTOR in process.cmdline():
+                            found.append(process)
+        return found
+
+    def kill_worker(self, index: int) -> None:
+        """SIGKILL to a worker's JVM; its executors see that and end by themselves."""
+        worker = self._workers.pop(index)
+        below = psutil.Process(worker.pid).children(recursive=True)
+        worker.kill()
+        worker.wait()
+        wait_until_gone([each.pid for each in below])
+
+    def applications(self) -> list[str]:
+        """The ids of all applications that got an executor, in the order in which they came."""
+        return sorted({path.name for path in self.folder.glob("work-*/app-*")})
+
+    def log_lines(self, containing: str, application: str | None = None) -> list[tuple[str, str]]:
+        """(executor's folder, line) of what the executors of an application logged; without one given, of the last."""
+        wanted = application or max(self.applications(), default="none")
+        return [
+            (str(path.parent), line)
+            for path in sorted(self.folder.glob(f"work-*/{wanted}/*/stderr"))
+            for line in path.read_text().splitlines()
+            if containing in line
+        ]
+
+
+@contextmanager
+def standalone_cluster(
+    folder: Path,
+    workers: int = 2,
+    cores: int = 2,
+    *,
+    spark_class: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Cluster]:
+    """A master and so many workers on loopback, each with these cores and the two GPUs of a discovery script that lies.
+
+    Args:
+        spark_class, variables: see Cluster; by default this environment's pyspark, and our packages on the path.
+    """
+    script = folder / "find_gpus.sh"
+    script.write_text(f"#!/bin/sh\necho '{json.dumps({'name': 'gpu', 'addresses': GPUS})}'\n")
+    script.chmod(0o755)
+    (folder / "worker.conf").write_text(
+        f"spark.worker.resource.gpu.amount {len(GPUS)}\nspark.worker.resource.gpu.discoveryScript {script}\n"
+    )
+    found = spark_class or Path(sys.executable).parent / "spark-class"
+    cluster = Cluster(_free_port(), cores, folder, found, variables or environment())
+    started = [cluster.start_daemon("master.Master", "--port", str(cluster.port))]
+    try:
+        wait_for("the master", lambda: _answers(cluster.port), 60)
+        for index in range(workers):
+            cluster.start_worker(index)
+        yield cluster
+    finally:
+        for each in (*cluster._workers.values(), *started):
+            kill_tree(each)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
