@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,10 @@ class Dataset:
 
 @dataclass
 class Run:
-    """One run of one job: its identity, and the datasets it has read and published so far, by path."""
+    """One run of one job: its identity, and the datasets it has read and published so far, by path.
+
+    `parts`: combined digest → the digests it was made of.
+    """
 
     job: str
     namespace: str
@@ -56,6 +60,7 @@ class Run:
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     read: dict[str, Dataset] = field(default_factory=dict)
     published: dict[str, Dataset] = field(default_factory=dict)
+    parts: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def event(
         self,
@@ -84,9 +89,10 @@ class Run:
         """Notes an output, and gives the event of its publication.
 
         Its inputs are those datasets of this run whose version stands among `digests`, the manifest's own inputs; where none
-        does (several days combined in one digest), everything that the run has read.
+        does, everything that the run has read.
         """
         wanted = set(digests)
+        wanted |= {part for digest in wanted for part in self.parts.get(digest, ())}
         known = {**self.read, **self.published}
         inputs = [each for path, each in known.items() if each.version in wanted and path != dataset.path]
         self.published[dataset.path] = dataset
@@ -115,10 +121,27 @@ def current() -> Run | None:
     return _current
 
 
+@contextmanager
+def paused() -> Iterator[None]:
+    """What is read in here is no input of the run: it is looked at, and nothing is made of it."""
+    run = _current
+    begin(None)
+    try:
+        yield
+    finally:
+        begin(run)
+
+
 def reads(path: str, version: str, rows: int | None = None, size: int | None = None) -> None:
     """Notes an input of the current run, if there is one."""
     if _current is not None:
         _current.read[path] = Dataset(path, version, rows, size)
+
+
+def combines(digest: str, parts: Iterable[str]) -> None:
+    """Notes of which digests another one was made; of a part such as `train 0123…` the last word is the digest."""
+    if _current is not None:
+        _current.parts[digest] = frozenset(part.rsplit(" ", 1)[-1] for part in parts)
 
 
 def writes(path: str, version: str, rows: int | None = None, size: int | None = None) -> None:

@@ -166,4 +166,7 @@ def replace_manifest(partition: Partition, manifest: Manifest) -> None:
 
 def combined_digest(digests: Iterable[str]) -> str:
     """One digest of several, independent of their order."""
-    return digest_of(sorted(digests))
+    parts = sorted(digests)
+    made = digest_of(parts)
+    lineage.combines(made, parts)
+    return made

@@ -151,7 +151,7 @@ def run_night(
     """
     progress.say(f"Night of {night.run_date}{', retraining' if night.retrain else ''}  ({submission.config})")
     preparing = night.preparing()
-    observer = Observer.begin("nightly", night.config, night.run_date)
+    observer = Observer.begin("nightly", night.config, night.run_date, waits=True)
     outcomes: list[Outcome] = []
     exit_code, failure = EXIT_CRASHED, None
     try:

@@ -43,19 +43,23 @@ class _Warnings(logging.Handler):
 
 @dataclass
 class Observer:
-    """Of one run: what it reads and publishes, what it warns of, and when it began."""
+    """Of one run: what it reads and publishes, what it warns of, and when it began.
+
+    `waits`: it only waits for jobs that are recorded themselves, so that no core is counted twice.
+    """
 
     config: Config
     run: lineage.Run
+    waits: bool = False
     started_s: float = field(default_factory=time.time)
     _began: float = field(default_factory=time.monotonic)
     _warnings: _Warnings = field(default_factory=_Warnings)
     _spark: SparkWork | None = None
 
     @classmethod
-    def begin(cls, job: str, config: Config, run_date: str) -> Observer:
+    def begin(cls, job: str, config: Config, run_date: str, waits: bool = False) -> Observer:
         """Starts watching this process."""
-        made = cls(config, lineage.Run(job, f"nightrank.{config.name}", run_date))
+        made = cls(config, lineage.Run(job, f"nightrank.{config.name}", run_date), waits)
         lineage.begin(made.run)
         logging.getLogger("nightrank").addHandler(made._warnings)
         return made
@@ -101,7 +105,7 @@ class Observer:
         seconds = round(time.monotonic() - self._began, 2)
         ended_at, said = storage.utc_now(), None if error is None else _said(error)
         spark, price = self._spark, self.config.watch.core_hour_price
-        core_s = spark.core_s if spark else seconds
+        core_s = 0.0 if self.waits else spark.core_s if spark else seconds
         return RunRecord(
             run_id=self.run.run_id,
             job=self.run.job,

@@ -35,7 +35,7 @@ class RunRecord:
         facts: what the closing line holds beside the other columns; empty where the job failed.
         warnings: the first of what was logged as a warning; `warning_count` counts all.
         spark: SparkWork.summary(), without a session None; `stages`: its stages.
-        core_s: seconds for which cores were held; one core where there was no session.
+        core_s: seconds for which cores were held; one core where there was no session, none of `nightly`, which waits.
         cost: amount in `currency`, where a price is configured.
         lineage: the OpenLineage event that ends the run, with all datasets that were read and published.
     """
