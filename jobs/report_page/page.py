@@ -53,7 +53,7 @@ def build(config: Config, run_date: str) -> tuple[Night, Html]:
         changes.render(night),
         coverage.render(night, counts),
         sample.render(lists),
-        stages.render(stages.read_stage_times(lake, run_date)),
+        stages.render(stages.read_stage_times(lake, run_date, config.name)),
     ]
     return night, document(f"Nightrank {config.name} {run_date}", headline.render(night), sections)
 
