@@ -152,9 +152,9 @@ def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace
         plan(config)  # a wrong operator is refused by every job, before any of them has worked on it
         storage.read_hdfs_through(lambda: hdfs(job.spark))
         result = body(job)
-        closing = closing_object(job, result, time.monotonic() - start)
-        json.dumps(closing, allow_nan=False)  # what is no JSON fails before the run counts as done
-        exit_code = EXIT_OK
+        told = closing_object(job, result, time.monotonic() - start)
+        json.dumps(told, allow_nan=False)  # what is no JSON fails before the run counts as done
+        exit_code, closing = EXIT_OK, told
     except (NightrankError, PySparkException, Py4JError, OSError, MemoryError) as error:
         failure, exit_code = _told(name, error)
     except BaseException as error:  # a defect of ours, or an interruption: it ends the process as ever

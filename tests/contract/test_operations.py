@@ -97,7 +97,7 @@ def _literal(node: ast.expr) -> str:
 
 
 def _said() -> Iterator[tuple[Path, str]]:
-    """(file, longest piece of literal text) of every warning that is logged, and of what the observer says for it."""
+    """(file, first piece of literal text that is long enough) of every warning, and of what the observer says for one."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not node.args:
@@ -105,10 +105,10 @@ def _said() -> Iterator[tuple[Path, str]]:
             warns = isinstance(node.func, ast.Attribute) and node.func.attr == "warning"
             harmless = isinstance(node.func, ast.Name) and node.func.id == "_harmless"
             if warns or harmless:
-                pieces = re.split("[…;:,(]", _literal(node.args[0]))
-                longest = max((piece.strip() for piece in pieces), key=len)
-                if longest:
-                    yield path, longest
+                pieces = [piece.strip() for piece in re.split("[…;:,(]", _literal(node.args[0]))]
+                telling = next((piece for piece in pieces if len(piece) >= 12), max(pieces, key=len))
+                if telling:
+                    yield path, telling
 
 
 def test_every_warning_is_explained() -> None:
