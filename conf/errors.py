@@ -3,6 +3,7 @@
 import re
 
 EXIT_OK = 0
+EXIT_CRASHED = 1  # Python's own, of an error that nobody expected
 EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_INFRASTRUCTURE = 4

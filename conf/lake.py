@@ -16,6 +16,8 @@ recommendations|scores|evaluations|measures/dt=…
 list_changes/dt=…               the lists of a date beside the last published ones, also where they were held back
 deliveries/dt=…                 which sinks have the lists of a date
 checkpoints/<version>/          of trainings in progress
+runs/dt=…                       one file an attempt of a job: how it ended, its figures, its Spark stages (jobs/watch)
+spark-events/                   Spark's event logs, for its history server
 reports/, logs/, mlflow.db
 """
 
@@ -142,6 +144,15 @@ class Lake:
     @property
     def logs(self) -> str:
         return self._table("logs").path
+
+    @property
+    def runs(self) -> Table:
+        """Of every job: one file an attempt, never replaced. The files are rows; no manifest names them."""
+        return self._table("runs")
+
+    @property
+    def event_logs(self) -> str:
+        return self._table("spark-events").path
 
     @property
     def mlflow_uri(self) -> str:

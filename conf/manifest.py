@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from conf import storage
+from conf import lineage, storage
 from conf.errors import DataError
 from conf.lake import Partition
 
@@ -46,6 +46,8 @@ class Manifest:
         dropped: reason → rows that were left out.
         facts: what else the job wants its readers to know (JSON values; enters no digest).
         created_at: when it was published (UTC; enters no digest).
+        lineage: the OpenLineage event of its publication (conf.lineage; enters no digest): job, run, datasets read; empty
+            where no job published it.
     """
 
     table: str
@@ -57,10 +59,15 @@ class Manifest:
     dropped: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     created_at: str = ""
+    lineage: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         return sum(each.rows for each in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.files)
 
     def split_files(self, split: str | None) -> tuple[FileEntry, ...]:
         """The files of one split; all of them for None."""
@@ -121,11 +128,13 @@ def read_manifest(partition: Partition) -> Manifest:
             f"run the job that writes {partition.table.split('/')[0]} for {partition.dt} first",
         ) from error
     try:
-        return Manifest.from_json(values)
+        manifest = Manifest.from_json(values)
     except (KeyError, TypeError) as error:
         raise DataError(
             f"{path} is not a manifest: {error}", "delete it and rerun the job that writes it"
         ) from error
+    lineage.reads(partition.path, manifest.digest, manifest.rows, manifest.bytes)
+    return manifest
 
 
 def data_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
@@ -145,9 +154,19 @@ def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
 
 def replace_manifest(partition: Partition, manifest: Manifest) -> None:
     """Publishes: the one atomic step. Everything the manifest names must be on disk and verified already."""
+    run = lineage.current()
+    if run is not None:
+        made = lineage.Dataset(
+            partition.path, manifest.digest, manifest.rows, manifest.bytes, manifest.schema
+        )
+        event = run.publishes(made, manifest.inputs.values(), manifest.created_at or storage.utc_now())
+        manifest = replace(manifest, lineage=event)
     storage.replace_json(partition.file(MANIFEST_NAME), manifest.to_json())
 
 
 def combined_digest(digests: Iterable[str]) -> str:
     """One digest of several, independent of their order."""
-    return digest_of(sorted(digests))
+    parts = sorted(digests)
+    made = digest_of(parts)
+    lineage.combines(made, parts)
+    return made

@@ -59,6 +59,7 @@ from conf.train_types import (
     StopAt,
     Train,
 )
+from conf.watch_types import Watch
 
 __all__ = [
     "SPLITS",
@@ -109,6 +110,7 @@ __all__ = [
     "Strict",
     "Train",
     "UserAttributes",
+    "Watch",
     "WorkflowConfig",
     "expand_range",
 ]
@@ -143,6 +145,7 @@ class Config(Strict):
     score: Score = Score()
     deliver: Deliver = Deliver()
     measure: Measure = Measure()
+    watch: Watch = Watch()
     generate: Generate | None = None
 
     @model_validator(mode="after")

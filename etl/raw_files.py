@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyarrow import fs
 
-from conf import storage
+from conf import lineage, storage
 from conf.errors import DataError
 from conf.lake import Partition
 from conf.manifest import data_files, digest_of, is_published, read_manifest
@@ -65,7 +65,9 @@ def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
             f"{unreadable[0]} is compressed in a way that is not read", "deliver it as .gz, .bz2 or .zst"
         )
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in found])
-    return RawFiles(dt, tuple(path for path, _, _ in found), sum(info.size for _, _, info in found), digest)
+    size = sum(info.size for _, _, info in found)
+    lineage.reads(pattern, digest, size=size)
+    return RawFiles(dt, tuple(path for path, _, _ in found), size, digest)
 
 
 def require_raw(config: Config, table: RawTable, dt: str, key: str = "log.path") -> RawFiles:

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf import feature_spec, storage
+from conf import feature_spec, lineage, storage
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.feature_spec import Feature, FeatureSpec
 from conf.lake import Lake
@@ -181,6 +181,7 @@ def save_workflow(
             "latest": latest,
         },
     )
+    lineage.writes(lake.workflow(version), version)
 
 
 def workflow_exists(lake: Lake, version: str) -> bool:
@@ -200,6 +201,7 @@ def _read(lake: Lake, version: str) -> dict[str, Any]:
             f"workflow {version} was written by an earlier release ({path})",
             "run build_features with --set workflow.mode=fit to fit a new one",
         )
+    lineage.reads(lake.workflow(version), version)
     return stored
 
 

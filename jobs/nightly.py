@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from conf import storage
-from conf.errors import EXIT_OK, ConfigError, NightrankError
+from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, NightrankError
 from conf.lake import Lake
 from conf.load import load_config, parse_date
 from conf.manifest import is_published, read_manifest
@@ -19,13 +22,14 @@ from conf.types import Config
 from jobs.night.highlights import remark
 from jobs.night.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
 from jobs.night.terminal import Progress
-from jobs.runner import Job, Result, closing_line, parser
+from jobs.runner import parser
+from jobs.watch.observer import Observer
 
 DESCRIPTION = (
     "Runs the stages of one night as spark-submit processes: build_features, build_candidates, score_daily, "
     "measure_recommendations of the day before, report; deliver_recommendations behind score_daily where the config names "
     "sinks; with --retrain also train_model, train_retriever where candidates are retrieved, and evaluate_model. "
-    "Stops at the first failure with that stage's exit code. Each stage's output goes to "
+    "Stops at the first failure with that stage's exit code, after the report. Each stage's output goes to "
     "<lake>/logs/dt=<run date>/<stage>.log."
 )
 DEFAULT_PROFILE = "conf/spark/local.conf"
@@ -116,26 +120,87 @@ def run_stages(
         StageError: a stage ended with another code than 0; later ones were not started.
         StoppedError: a signal arrived.
     """
-    outcomes = []
+    outcomes: list[Outcome] = []
+    _run_into(outcomes, stages, submission, interruptions, progress)
+    return outcomes
+
+
+def _run_into(
+    outcomes: list[Outcome],
+    stages: list[Stage],
+    submission: Submission,
+    interruptions: Interruptions,
+    progress: Progress,
+) -> None:
+    """Runs stages and adds how each ended, the one that failed too; raises as run_stages does."""
     for stage in stages:
         outcome = run_stage(stage, submission, interruptions, partial(progress.tick, stage.name))
+        outcomes.append(outcome)
         if outcome.exit_code != EXIT_OK:
             progress.finished(stage.name, "FAILED", outcome.seconds, f"exit code {outcome.exit_code}")
             raise StageError(outcome)
         progress.finished(stage.name, "done", outcome.seconds, remark(outcome.closing))
-        outcomes.append(outcome)
-    return outcomes
 
 
 def run_night(
     night: Night, submission: Submission, interruptions: Interruptions, progress: Progress
 ) -> list[Outcome]:
-    """Announces a night and runs its stages; raises as run_stages does."""
+    """Announces a night, runs its stages and records it; raises as run_stages does.
+
+    Where a stage failed, the report is still made, for whoever is called: its page tells how far the night came.
+    """
     progress.say(f"Night of {night.run_date}{', retraining' if night.retrain else ''}  ({submission.config})")
-    outcomes = run_stages(night.preparing(), submission, interruptions, progress)
-    outcomes += run_stages(night.serving(), submission, interruptions, progress)
+    preparing = night.preparing()
+    observer = Observer.begin("nightly", night.config, night.run_date, waits=True)
+    outcomes: list[Outcome] = []
+    exit_code, failure = EXIT_CRASHED, None
+    try:
+        try:
+            _run_into(outcomes, preparing, submission, interruptions, progress)
+            _run_into(outcomes, night.serving(), submission, interruptions, progress)
+        except StageError as error:
+            if error.outcome.stage.job != "report":
+                _report_anyway(night, outcomes, submission, interruptions, progress)
+            raise
+        exit_code = EXIT_OK
+    except NightrankError as error:
+        exit_code, failure = error.exit_code, error
+        raise
+    finally:
+        closing = closing_of(night, outcomes)
+        observer.end(exit_code, closing.pop("seconds"), closing, failure)
     progress.say(f"  {len(outcomes)} stages in {sum(each.seconds for each in outcomes):.1f} s")
     return outcomes
+
+
+def _report_anyway(
+    night: Night,
+    outcomes: list[Outcome],
+    submission: Submission,
+    interruptions: Interruptions,
+    progress: Progress,
+) -> None:
+    """The report of a night that failed; its own failure is told in its line, and what stopped the night stays the news."""
+    with suppress(StageError):
+        _run_into(outcomes, [night.stage("report")], submission, interruptions, progress)
+
+
+def closing_of(night: Night, outcomes: list[Outcome]) -> dict[str, Any]:
+    """What the closing line of a night says of the stages that ran; `seconds` by stage."""
+    closings = {outcome.stage.name: outcome.closing for outcome in outcomes}
+    features = closings.get("build_features", {})
+    return {
+        "job": "nightly",
+        "run_date": night.run_date,
+        "rows_in": features.get("rows_in", 0),
+        "rows_out": closings.get("score_daily", closings.get("score_rows", {})).get("rows_out", 0),
+        "dropped": features.get("dropped", {}),
+        "seconds": {outcome.stage.name: round(outcome.seconds, 2) for outcome in outcomes},
+        "output": closings.get("report", {}).get("output", night.lake.report(night.run_date)),
+        "retrain": night.retrain,
+        "stages": list(closings),
+        "exit_codes": {outcome.stage.name: outcome.exit_code for outcome in outcomes},
+    }
 
 
 def fail(error: NightrankError, job: str) -> int:
@@ -158,18 +223,9 @@ def main(argv: list[str] | None = None) -> int:
             outcomes = run_night(night, submission, interruptions, progress)
     except NightrankError as error:
         return fail(error, "nightly")
-    closings = {outcome.stage.name: outcome.closing for outcome in outcomes}
-    features, report = closings["build_features"], closings["report"]
-    result = Result(
-        output=str(report.get("output", night.lake.report(night.run_date))),
-        rows_in=features.get("rows_in", 0),
-        rows_out=closings.get("score_daily", closings.get("score_rows", {})).get("rows_out", 0),
-        dropped=features.get("dropped", {}),
-        facts={"retrain": night.retrain, "stages": list(closings)},
-    )
-    seconds = {outcome.stage.name: round(outcome.seconds, 2) for outcome in outcomes}
-    job = Job("nightly", config, night.run_date, seconds)
-    progress.say(closing_line(job, result, time.monotonic() - start))
+    closing = closing_of(night, outcomes)
+    closing["seconds"]["total"] = round(time.monotonic() - start, 2)
+    progress.say(json.dumps(closing, allow_nan=False))
     return EXIT_OK
 
 

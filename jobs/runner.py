@@ -17,13 +17,21 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf import storage
-from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, NightrankError, raised_in
+from conf.errors import (
+    EXIT_CRASHED,
+    EXIT_INFRASTRUCTURE,
+    EXIT_OK,
+    ConfigError,
+    NightrankError,
+    raised_in,
+)
 from conf.lake import Lake
 from conf.load import load_config, parse_date
 from conf.types import Config
 from etl.hadoop_files import hdfs
 from etl.plan import plan
 from jobs.session import build_session
+from jobs.watch.observer import Observer
 
 log = logging.getLogger("nightrank")
 
@@ -47,7 +55,8 @@ class Job:
         """The session, built when it is first asked for: bad input fails before a JVM of executors starts."""
         if self._spark is None:
             with self.phase("session"):
-                self._spark = build_session(f"nightrank {self.name} {self.run_date}")
+                name = f"nightrank {self.name} {self.run_date}"
+                self._spark = build_session(name, event_logs=self.lake.event_logs)
         return self._spark
 
     @contextmanager
@@ -60,6 +69,11 @@ class Job:
         finally:
             self.phases[name] = round(self.phases.get(name, 0.0) + time.monotonic() - start, 2)
         log.info("%s: %.1f s", name, self.phases[name])
+
+    @property
+    def started_spark(self) -> SparkSession | None:
+        """The session if it was ever asked for."""
+        return self._spark
 
     def stop(self) -> None:
         if self._spark is not None:
@@ -126,46 +140,67 @@ def run(name: str, description: str, body: Callable[[Job], Result], argv: list[s
 
 def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace) -> int:
     start = time.monotonic()
-    job = None
     try:
         config = load_config(arguments.config, arguments.overrides)
-        plan(config)  # a wrong operator is refused by every job, before any of them has worked on it
-        job = started = Job(name, config, parse_date(arguments.run_date))
-        storage.read_hdfs_through(lambda: hdfs(started.spark))
-        result = body(job)
-    except NightrankError as error:
+        job = Job(name, config, parse_date(arguments.run_date))
+    except NightrankError as error:  # no lake is known yet that could keep a record
         log.error("%s failed: %s", name, error)
         return error.exit_code
-    except (PySparkException, Py4JError, OSError, MemoryError) as error:
-        raised = raised_in(str(error)) if isinstance(error, PySparkException | Py4JError) else None
-        if raised is not None:
-            log.error("%s failed in a Spark worker: %s", name, raised)
-            return raised.exit_code
-        log.exception("%s failed in Spark or the system around it", name)
-        log.error("what to do: read the cause above; a retry may help. %s", type(error).__name__)
-        return EXIT_INFRASTRUCTURE
+    observer = Observer.begin(name, config, job.run_date)
+    exit_code, closing, failure = EXIT_CRASHED, dict[str, Any](), None
+    try:
+        plan(config)  # a wrong operator is refused by every job, before any of them has worked on it
+        storage.read_hdfs_through(lambda: hdfs(job.spark))
+        result = body(job)
+        told = closing_object(job, result, time.monotonic() - start)
+        json.dumps(told, allow_nan=False)  # what is no JSON fails before the run counts as done
+        exit_code, closing = EXIT_OK, told
+    except (NightrankError, PySparkException, Py4JError, OSError, MemoryError) as error:
+        failure, exit_code = _told(name, error)
+    except BaseException as error:  # a defect of ours, or an interruption: it ends the process as ever
+        failure = error
+        raise
     finally:
-        if job is not None:
-            job.stop()
-    print(closing_line(job, result, time.monotonic() - start), flush=True)
-    return EXIT_OK
+        observer.look_at(job.started_spark)
+        observer.end(exit_code, job.phases, closing, failure)
+        job.stop()
+    if exit_code == EXIT_OK:
+        closing["seconds"]["total"] = round(time.monotonic() - start, 2)
+        print(json.dumps(closing, allow_nan=False), flush=True)
+    return exit_code
+
+
+def _told(name: str, error: Exception) -> tuple[Exception, int]:
+    """Says in the log what ended the job; the error that is at the bottom of it, and the exit code it asks for."""
+    raised = raised_in(str(error)) if isinstance(error, PySparkException | Py4JError) else None
+    if isinstance(error, NightrankError):
+        log.error("%s failed: %s", name, error)
+        return error, error.exit_code
+    if raised is not None:
+        log.error("%s failed in a Spark worker: %s", name, raised)
+        return raised, raised.exit_code
+    log.error("%s failed in Spark or the system around it", name, exc_info=error)
+    log.error("what to do: read the cause above; a retry may help. %s", type(error).__name__)
+    return error, EXIT_INFRASTRUCTURE
+
+
+def closing_object(job: Job, result: Result, seconds: float) -> dict[str, Any]:
+    """What the closing line says."""
+    return {
+        "job": job.name,
+        "run_date": job.run_date,
+        "rows_in": result.rows_in,
+        "rows_out": result.rows_out,
+        "dropped": dict(result.dropped),
+        "seconds": {**job.phases, "total": round(seconds, 2)},
+        "output": result.output,
+        **result.facts,
+    }
 
 
 def closing_line(job: Job, result: Result, seconds: float) -> str:
     """The JSON object that ends standard output."""
-    return json.dumps(
-        {
-            "job": job.name,
-            "run_date": job.run_date,
-            "rows_in": result.rows_in,
-            "rows_out": result.rows_out,
-            "dropped": dict(result.dropped),
-            "seconds": {**job.phases, "total": round(seconds, 2)},
-            "output": result.output,
-            **result.facts,
-        },
-        allow_nan=False,
-    )
+    return json.dumps(closing_object(job, result, seconds), allow_nan=False)
 
 
 def require(config: Config, *sections: str) -> None:

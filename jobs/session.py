@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
+
+from jobs.watch.event_logs import event_log_settings
 
 # What must hold for our results to be right, whatever the profile says.
 _REQUIRED = {
@@ -18,17 +21,33 @@ _REQUIRED = {
 }
 
 
-def build_session(app_name: str, settings: Mapping[str, str] | None = None) -> SparkSession:
+def build_session(
+    app_name: str, settings: Mapping[str, str] | None = None, event_logs: str | None = None
+) -> SparkSession:
     """The session of one job. Python workers run the interpreter of this environment.
 
     Args:
         settings: for callers that are not started by spark-submit, what its properties file would say.
+        event_logs: where Spark's events are logged unless the profile says otherwise; None leaves all to the profile.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    for key, value in {**(settings or {}), **_REQUIRED}.items():
+    logged = {} if event_logs is None else event_log_settings(_said(settings or {}), event_logs)
+    for key, value in {**(settings or {}), **logged, **_REQUIRED}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _said(settings: Mapping[str, str]) -> Callable[[str], str | None]:
+    """What a setting was given as, by the caller or by spark-submit, whose properties the JVM knows."""
+    if (
+        "PYSPARK_GATEWAY_PORT" in os.environ
+    ):  # a JVM that we start ourselves must not start before it has its settings
+        SparkContext._ensure_initialized()
+    if SparkContext._jvm is None:
+        return settings.get
+    submitted = SparkConf(_jvm=SparkContext._jvm)
+    return lambda key: settings.get(key, submitted.get(key))
 
 
 def read_profile(path: Path) -> dict[str, str]:

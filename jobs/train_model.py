@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from conf import lineage
 from conf.dataset import read_dataset
 from conf.types import Config
 from jobs.runner import Job, Result, run
@@ -41,6 +42,7 @@ def train(job: Job, config: Config) -> Result:
         spark = job.spark
         with job.phase("train"), TrainingBar() as bar:
             description = train_on_ranks(spark, plan, bar.show)
+    lineage.writes(plan.model_path, description["version"])
     record_run(job.lake, config.name, job.run_date, description["version"])
     with job.phase("track"):
         tracking.track_training(job.lake, description, config.model_dump(include={"model", "train"}))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conf import storage
+from conf import lineage, storage
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
 from conf.types import Score
@@ -46,6 +46,7 @@ def read_model_info(path: str) -> ModelInfo:
         raise DataError(
             f"{path} holds no complete model ({file} does not exist)", "run train_model first"
         ) from error
+    lineage.reads(path, description["version"])
     return ModelInfo(
         path, description["version"], FeatureSpec.from_json(description["feature_spec"]), description
     )

@@ -8,6 +8,7 @@ from conf.lake import Lake
 from conf.manifest import is_published
 from conf.types import Config
 from jobs.report_page.facts import Night, read_night
+from jobs.report_page.history import read_history
 from jobs.report_page.lists import count_items, sample_lists
 from jobs.report_page.markup import Html, join, tag
 from jobs.report_page.sections import (
@@ -17,6 +18,7 @@ from jobs.report_page.sections import (
     data,
     gate,
     headline,
+    history,
     measured,
     nights,
     quality,
@@ -40,6 +42,7 @@ def build(config: Config, run_date: str) -> tuple[Night, Html]:
         counts = count_items(partition, night.recommendations)
         lists = sample_lists(lake, partition, night.recommendations, dataset, _SAMPLE_USERS)
     sections = [
+        history.render(read_history(config, run_date), run_date, config.quality.psi_warn),
         nights.render(config, run_date),
         data.render(night),
         quality.render(night.quality),
@@ -50,7 +53,7 @@ def build(config: Config, run_date: str) -> tuple[Night, Html]:
         changes.render(night),
         coverage.render(night, counts),
         sample.render(lists),
-        stages.render(stages.read_stage_times(lake, run_date)),
+        stages.render(stages.read_stage_times(lake, run_date, config.name)),
     ]
     return night, document(f"Nightrank {config.name} {run_date}", headline.render(night), sections)
 

@@ -4,12 +4,14 @@ CSS = """
 :root {
   --paper: #ffffff; --panel: #f6f7f9; --ink: #1b2430; --muted: #566273; --rule: #dde2e8;
   --accent: #2a5db0; --second: #b4540a; --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00; --stop: #a3231b;
+  --stack-0: #1f4e9c; --stack-1: #e39a2d; --stack-2: #8cc3ea; --stack-3: #7a8594;
   color-scheme: light dark;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #12161c; --panel: #1a2029; --ink: #e4e8ee; --muted: #9ba7b6; --rule: #2d3643;
     --accent: #7fb0ff; --second: #f0a35e; --third: #74c795; --good: #74c795; --warn: #f0a35e; --stop: #ff8f85;
+    --stack-0: #4c86e0; --stack-1: #f2b45a; --stack-2: #b9dcf6; --stack-3: #8d98a7;
   }
 }
 * { box-sizing: border-box; }
@@ -57,11 +59,17 @@ figcaption strong { display: block; color: var(--ink); }
 .chart .diagonal { stroke: var(--muted); stroke-dasharray: 4 4; }
 .chart .reference { stroke: var(--second); stroke-dasharray: 5 4; stroke-width: 1.5; }
 .chart .reference-name { fill: var(--second); stroke: var(--paper); stroke-width: 4; paint-order: stroke; }
+.stack-0 { --series: var(--stack-0); }
+.stack-1 { --series: var(--stack-1); }
+.stack-2 { --series: var(--stack-2); }
+.stack-3 { --series: var(--stack-3); }
 .series-0 { --series: var(--accent); }
 .series-1 { --series: var(--second); }
 .series-2 { --series: var(--third); }
 .chart .line, .chart .bubble { stroke: var(--series); }
-.chart .bar, .chart .dot, .chart .bubble { fill: var(--series); }
+.chart .line.series-1 { stroke-dasharray: 6 3; }
+.chart .line.series-2 { stroke-dasharray: 2 3; }
+.chart .bar, .chart .part, .chart .dot, .chart .bubble { fill: var(--series); }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .8125rem; color: var(--muted); margin-bottom: .35rem; }
 .swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; background: var(--series); margin-right: .4rem; }
 .scroll { overflow-x: auto; }
@@ -75,7 +83,7 @@ th.number { white-space: normal; }
 td:first-child { white-space: nowrap; }
 td code { white-space: nowrap; }
 td strong.warn { color: var(--warn); }
-td strong.stop { color: var(--stop); }
+td strong.stop, .lead strong.stop { color: var(--stop); }
 details { margin-top: 1rem; }
 summary { cursor: pointer; font-size: .875rem; font-weight: 600; margin-bottom: .5rem; }
 .compact td { padding-top: .12rem; padding-bottom: .12rem; }

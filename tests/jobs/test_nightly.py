@@ -16,6 +16,7 @@ import pytest
 from conf.lake import Lake
 from jobs import nightly
 from jobs.night import submit
+from jobs.watch.run_record import read_records
 from tests.jobs.report_lake import RUN_DATE, publish_facts
 
 # Writes down how it was called, then does what plan.json says for the job it was given.
@@ -151,11 +152,35 @@ def test_lists_measured_on_the_test_split_belong_to_the_same_night(fake: Fake) -
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 134, 137])
-def test_first_failure_stops_the_night_with_its_exit_code(fake: Fake, capsys: Any, code: int) -> None:
+def test_first_failure_stops_the_night_with_its_exit_code_behind_a_report(
+    fake: Fake, capsys: Any, code: int
+) -> None:
     fake.plan({"train_model": {"exit": code}})
     assert nightly.main(fake.arguments("--retrain")) == code
-    assert [call["job"] for call in fake.calls()] == ["build_features", "train_model"]
+    assert [call["job"] for call in fake.calls()] == ["build_features", "train_model", "report"]
     assert f"train_model ended with exit code {code}" in capsys.readouterr().err
+
+
+def test_a_report_that_fails_too_leaves_the_night_its_exit_code(fake: Fake, capsys: Any) -> None:
+    fake.plan({"build_features": {"exit": 3}, "report": {"exit": 4}})
+    assert nightly.main(fake.arguments()) == 3
+    assert [call["job"] for call in fake.calls()] == ["build_features", "report"]
+    fake.plan({"report": {"exit": 4}})
+    assert nightly.main(fake.arguments()) == 4
+    assert [call["job"] for call in fake.calls()][2:].count("report") == 1
+
+
+def test_every_night_leaves_its_row_with_the_codes_of_its_stages(fake: Fake) -> None:
+    assert nightly.main(fake.arguments()) == 0
+    fake.plan({"build_candidates": {"signal": int(signal.SIGKILL)}})
+    assert nightly.main(fake.arguments()) == 137
+    good, bad = read_records(Lake(str(fake.lake)), [RUN_DATE])
+    assert (good.job, good.exit_code, good.error) == ("nightly", 0, None)
+    assert set(good.phases) == {"build_features", "build_candidates", "score_daily", "report"}
+    assert bad.exit_code == 137
+    assert bad.facts["exit_codes"] == {"build_features": 0, "build_candidates": 137, "report": 0}
+    assert bad.error is not None
+    assert "build_candidates ended with exit code 137" in bad.error["problem"]
 
 
 def test_stage_killed_outright_counts_as_137(fake: Fake, capsys: Any) -> None:

@@ -336,7 +336,7 @@ def test_stage_seconds_leave_out_failed_stages_and_the_report_itself(tmp_path: P
         (folder / f"{job}.log").write_text(
             json.dumps({"job": job, "seconds": {"session": 2.0, "total": 3.0}})
         )
-    found = read_stage_times(lake, RUN_DATE)
+    found = read_stage_times(lake, RUN_DATE, "generated")
     assert [(each.stage, each.total_s, dict(each.phases_s)) for each in found] == [
         ("score_daily", 3.0, {"session": 2.0})
     ]

@@ -6,8 +6,18 @@ import math
 from collections.abc import Sequence
 
 from jobs.report_page.charts.axis import Format, axis
-from jobs.report_page.charts.frame import BOTTOM, LEFT, RIGHT, WIDTH, frame, nothing_to_draw, x_of, y_of
-from jobs.report_page.markup import Html, tag
+from jobs.report_page.charts.frame import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    frame,
+    legend,
+    nothing_to_draw,
+    x_of,
+    y_of,
+)
+from jobs.report_page.markup import Html, join, tag
 
 _ROW, _TOP = 26, 6
 _NAME_WIDTH = 178
@@ -84,6 +94,55 @@ def columns(
             middle = round(left + slot * 0.35, 2)
             marks.append(tag("text", name, x=middle, y=BOTTOM + 18, text_anchor="middle"))
     return frame(x, y, marks, title, f"{y_label} of {len(bars)} {x_label}")
+
+
+def stacked(
+    title: str,
+    names: Sequence[str],
+    parts: Sequence[tuple[str, Sequence[float]]],
+    *,
+    x_label: str,
+    y_label: str,
+) -> Html:
+    """Upright bars of named things in order, each cut into parts (name, a value a bar; not finite: nothing), the first at the foot."""
+    sums = [
+        math.fsum(values[index] for _, values in parts if math.isfinite(values[index]))
+        for index in range(len(names))
+    ]
+    if not any(sums):
+        return nothing_to_draw(title)
+    y = axis(sums, y_label, from_zero=True)
+    x = axis([0, len(names)], x_label, exact=True, written=lambda value: "")
+    slot = (RIGHT - LEFT) / len(names)
+    every = math.ceil(len(names) / 8)
+    marks = []
+    for index, name in enumerate(names):
+        foot, left = 0.0, LEFT + index * slot + slot * 0.15
+        for part, (called, values) in enumerate(parts):
+            value = values[index]
+            if not math.isfinite(value) or value <= 0:
+                continue
+            top, base = y_of(y, foot + value), y_of(y, foot)
+            said = tag("title", f"{name}, {called}: {value:,.4g}")
+            box = {"x": round(left, 2), "y": top, "width": round(slot * 0.7, 2)}
+            # a gap tells parts apart where colours do not
+            marks.append(
+                tag(
+                    "rect",
+                    said,
+                    class_=f"part stack-{part}",
+                    height=max(round(base - top - 1, 2), 0.5),
+                    **box,
+                )
+            )
+            foot += value
+        if index % every == 0:
+            middle = round(left + slot * 0.35, 2)
+            marks.append(tag("text", name, x=middle, y=BOTTOM + 18, text_anchor="middle"))
+    keys = legend([called for called, _ in parts], kind="stack")
+    most = max(range(len(names)), key=lambda index: sums[index])
+    said_of = f"{y_label} of {len(names)} {x_label}, at most {sums[most]:,.4g} at {names[most]}"
+    return join([keys, frame(x, y, marks, title, said_of)])
 
 
 def rows(title: str, names: Sequence[str], values: Sequence[float], *, unit: str) -> Html:

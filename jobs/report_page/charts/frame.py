@@ -47,11 +47,11 @@ def nothing_to_draw(title: str) -> Html:
     return tag("p", f"{title}: there are no values to draw.", class_="missing")
 
 
-def legend(names: list[str]) -> Html | None:
-    """The key to several series, above the chart; None for one series."""
+def legend(names: list[str], kind: str = "series") -> Html | None:
+    """The key to several series (or parts of a stack), above the chart; None for one."""
     if len(names) < 2:
         return None
-    keys = [tag("span", tag("i", class_=f"swatch series-{index}"), name) for index, name in enumerate(names)]
+    keys = [tag("span", tag("i", class_=f"swatch {kind}-{index}"), name) for index, name in enumerate(names)]
     return tag("div", *keys, class_="legend")
 
 

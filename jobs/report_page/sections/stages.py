@@ -1,4 +1,4 @@
-"""How long the night took, stage by stage, from the closing lines in the stages' logs."""
+"""How long the night took, stage by stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from conf.lake import Lake
 from jobs.night.submit import closing_object
 from jobs.report_page import numbers
 from jobs.report_page.charts.bars import rows
+from jobs.report_page.history import last_successes
 from jobs.report_page.markup import Html, figure, grid, lead, missing, section, table
+from jobs.watch.run_record import read_records
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,18 @@ class StageTime:
     phases_s: Mapping[str, float]
 
 
-def read_stage_times(lake: Lake, run_date: str) -> list[StageTime]:
-    """The stages of a night that ended well, in the order they ended; none where the logs are kept elsewhere."""
+def read_stage_times(lake: Lake, run_date: str, config: str) -> list[StageTime]:
+    """The stages of a night that ended well, in the order they ended: from the logs of `nightly`, or, where a scheduler keeps the
+    logs, from the rows of `runs` of this configuration, the last of each job.
+    """
+    return _of_logs(lake, run_date) or [
+        StageTime(each.job, each.seconds, each.phases)
+        for each in last_successes(read_records(lake, [run_date], config)).values()
+        if each.job != "report"
+    ]
+
+
+def _of_logs(lake: Lake, run_date: str) -> list[StageTime]:
     if not storage.is_local(lake.logs):
         return []
     folder = Path(storage.filesystem(lake.logs)[1]) / f"dt={run_date}"

@@ -1,0 +1,44 @@
+"""The typed configuration of what runs leave behind for those who watch them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from conf.raw_types import Strict
+
+_HTTP = re.compile(r"https?://[^/?#@]+(/[^?#@]*)?")
+
+
+class Watch(Strict):
+    """Prometheus metrics and the price of a run; `runs/dt=…` and the event logs need no setting (docs/operations.md).
+
+    `textfile_folder`: where node_exporter's textfile collector looks; each job replaces its file there in one step.
+    `push_gateway`: the address of a Prometheus push gateway, http(s)://host:port, which gets the same metrics.
+    `core_hour_price`: what an hour of one core costs, in `currency`; without it a run's cost is told in core seconds alone.
+    """
+
+    textfile_folder: str | None = None
+    push_gateway: str | None = None
+    core_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "EUR"
+
+    @field_validator("textfile_folder")
+    @classmethod
+    def _local(cls, value: str | None) -> str | None:
+        if value is not None and "://" in value:
+            raise ValueError("node_exporter reads a local folder: give its path")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gateway_is_an_address(cls, values: object) -> object:
+        """Before anything else, and without the address: one that holds a password must not be printed by its refusal."""
+        address = values.get("push_gateway") if isinstance(values, dict) else None
+        if address is not None and not _HTTP.fullmatch(str(address)):
+            raise ValueError(
+                "push_gateway is an address http(s)://host:port, without user, password, query or fragment"
+            )
+        return values

@@ -1,0 +1,165 @@
+"""What Spark did for a job: its stages and executors, read from the status store of the running session in one call each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+_MOST_STAGES = 200
+_DRAIN_MS = 2_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """Sums over tasks, of one stage or of all.
+
+    Attributes:
+        task_s, cpu_s, gc_s: seconds that tasks ran, had the CPU (of the JVM alone), and collected garbage.
+        input_bytes, output_bytes: read from and written to storage by Spark itself; what Python workers read is not in it.
+        spilled_bytes: written to disk because memory was short.
+    """
+
+    tasks: int = 0
+    failed_tasks: int = 0
+    task_s: float = 0.0
+    cpu_s: float = 0.0
+    gc_s: float = 0.0
+    input_bytes: int = 0
+    input_rows: int = 0
+    output_bytes: int = 0
+    output_rows: int = 0
+    shuffle_read_bytes: int = 0
+    shuffle_write_bytes: int = 0
+    spilled_bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        theirs = asdict(other)
+        return Work(**{name: round(value + theirs[name], 3) for name, value in asdict(self).items()})
+
+
+@dataclass(frozen=True)
+class SparkWork:
+    """A session's work.
+
+    Attributes:
+        executors, cores: at most at a time as far as Spark still knows them; the driver where it runs tasks itself.
+        core_s: seconds for which cores were held: of each executor its cores times its life, and the driver's.
+        total: over all stages, `stages` the longest by task_s, in the order they began, each a flat row.
+        stages_left_out: how many shorter ones `stages` does not have.
+    """
+
+    application_id: str
+    executors: int
+    cores: int
+    core_s: float
+    total: Work
+    stages: tuple[Mapping[str, Any], ...]
+    stages_left_out: int
+
+    def summary(self) -> dict[str, Any]:
+        """Everything but the stages, flat."""
+        return {
+            "application_id": self.application_id,
+            "executors": self.executors,
+            "cores": self.cores,
+            "core_s": self.core_s,
+            **asdict(self.total),
+            "stages_left_out": self.stages_left_out,
+        }
+
+
+def read_spark_work(spark: SparkSession, now_s: float) -> SparkWork:
+    """The work of a running session up to `now_s` (seconds since 1970).
+
+    Raises:
+        Exception: whatever Spark or its gateway raises; the session may be gone.
+    """
+    context = spark.sparkContext
+    gateway, scala = context._gateway, context._jsc.sc()
+    scala.listenerBus().waitUntilEmpty(_DRAIN_MS)
+    store = scala.statusStore()
+    nothing = gateway.new_array(gateway.jvm.double, 0)
+    found = store.stageList(None, False, False, nothing, gateway.jvm.java.util.ArrayList())
+    executors = store.executorList(False)
+    # The JVM writes both as its REST interface would: one call each, however many stages there are.
+    mapper = gateway.jvm.org.apache.spark.status.api.v1.JacksonMessageWriter().mapper()
+    stages = json.loads(mapper.writeValueAsString(found))
+    began_s, conf = context._jsc.startTime() / 1000, context.getConf()
+    local = scala.isLocal()
+    driver_cores = 0 if local else int(conf.get("spark.driver.cores", "1"))
+    held = driver_cores * max(0.0, now_s - began_s)
+    known = json.loads(mapper.writeValueAsString(executors))
+    return spark_work(context.applicationId, stages, known, held, now_s)
+
+
+def spark_work(
+    application_id: str,
+    stages: list[Mapping[str, Any]],
+    executors: list[Mapping[str, Any]],
+    driver_core_s: float,
+    now_s: float,
+) -> SparkWork:
+    """Folds what Spark's REST interface says of stages and executors; stages that were skipped are left out."""
+    ran = [each for each in stages if each["status"] not in ("SKIPPED", "PENDING")]
+    works = [_work(each) for each in ran]
+    rows = [_stage(each, work) for each, work in zip(ran, works, strict=True)]
+    longest = sorted(rows, key=lambda row: (-row["task_s"], row["stage_id"], row["attempt"]))[:_MOST_STAGES]
+    workers = [each for each in executors if each["totalCores"] > 0]
+    core_s = driver_core_s + sum(each["totalCores"] * _life_s(each, now_s) for each in workers)
+    return SparkWork(
+        application_id,
+        len(workers),
+        sum(int(each["totalCores"]) for each in workers),
+        round(core_s, 2),
+        sum(works, Work()),
+        tuple(sorted(longest, key=lambda row: (row["stage_id"], row["attempt"]))),
+        len(rows) - len(longest),
+    )
+
+
+def _work(stage: Mapping[str, Any]) -> Work:
+    return Work(
+        tasks=stage["numCompleteTasks"] + stage["numFailedTasks"] + stage["numKilledTasks"],
+        failed_tasks=stage["numFailedTasks"],
+        task_s=stage["executorRunTime"] / 1e3,
+        cpu_s=round(stage["executorCpuTime"] / 1e9, 3),
+        gc_s=stage["jvmGcTime"] / 1e3,
+        input_bytes=stage["inputBytes"],
+        input_rows=stage["inputRecords"],
+        output_bytes=stage["outputBytes"],
+        output_rows=stage["outputRecords"],
+        shuffle_read_bytes=stage["shuffleReadBytes"],
+        shuffle_write_bytes=stage["shuffleWriteBytes"],
+        spilled_bytes=stage["diskBytesSpilled"],
+    )
+
+
+def _stage(stage: Mapping[str, Any], work: Work) -> dict[str, Any]:
+    began, ended = (_seconds(stage.get(name)) for name in ("submissionTime", "completionTime"))
+    return {
+        "stage_id": stage["stageId"],
+        "attempt": stage["attemptId"],
+        "name": stage["name"],
+        "status": stage["status"],
+        "seconds": round(ended - began, 3) if began is not None and ended is not None else None,
+        **asdict(work),
+    }
+
+
+def _life_s(executor: Mapping[str, Any], now_s: float) -> float:
+    began, ended = _seconds(executor.get("addTime")), _seconds(executor.get("removeTime"))
+    return 0.0 if began is None else max(0.0, (now_s if ended is None else ended) - began)
+
+
+def _seconds(time: Any) -> float | None:
+    """A time of the REST interface, 2026-01-08T03:00:00.000GMT, as seconds since 1970."""
+    if time is None:
+        return None
+    if isinstance(time, int | float):
+        return time / 1000
+    return datetime.fromisoformat(str(time).replace("GMT", "+00:00")).timestamp()
