@@ -1,0 +1,27 @@
+"""Prints what the DagBag holds: errors of import, and of each DAG what an operator sees."""
+
+import json
+
+from airflow.configuration import conf
+from airflow.dag_processing.dagbag import DagBag
+
+bag = DagBag(conf.get("core", "dags_folder"))
+described = {
+    name: {
+        "order": [task.task_id for task in dag.topological_sort()],
+        "below": {task.task_id: sorted(task.downstream_task_ids) for task in dag.tasks},
+        "owners": sorted({task.owner for task in dag.tasks}),
+        "retries": {task.task_id: task.retries for task in dag.tasks},
+        "pools": {task.task_id: task.pool for task in dag.tasks},
+        "timeouts": {task.task_id: task.execution_timeout is not None for task in dag.tasks},
+        "callbacks": all(task.on_failure_callback for task in dag.tasks),
+        "tags": sorted(dag.tags),
+        "doc": dag.doc_md,
+        "runs": dag.max_active_runs,
+        "catchup": dag.catchup,
+        "deadline": bool(dag.deadline),
+        "params": sorted(dag.params),
+    }
+    for name, dag in bag.dags.items()
+}
+print(json.dumps({"errors": bag.import_errors, "dags": described}))
