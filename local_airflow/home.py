@@ -104,7 +104,9 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
         "spark_submit": str(Path(python).with_name("spark-submit")),
         "environment": {
             "JAVA_HOME": os.environ["JAVA_HOME"],
-            "PYTHONPATH": str(ROOT),  # jobs import the packages of this checkout, whoever made the environment
+            "PYTHONPATH": str(
+                ROOT
+            ),  # jobs import the packages of this checkout, whoever made the environment
             "PYSPARK_PYTHON": python,
             "PYSPARK_DRIVER_PYTHON": python,
         },

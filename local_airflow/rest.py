@@ -70,7 +70,7 @@ class Api:
 
     def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
         """task_id (with the map index of a mapped task, as night[0]) → what Airflow knows of it, as it is now."""
-        listed = self.get(f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances?limit=200")
+        listed = self.get(f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances?limit=100")
         return {_name(each): each for each in listed["task_instances"]}
 
     def log(self, dag: str, run: str, task: str, try_number: int) -> str:

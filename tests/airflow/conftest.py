@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from local_airflow.environment import environment
@@ -73,5 +76,17 @@ def trained(inside: Callable[..., Any]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def api(world: World, airflow_environment: Path, trained: dict[str, Any]) -> Iterator[Api]:
     """The API of a real scheduler, DAG processor, triggerer and API server, on the lake that dag.test() has left."""
+    shutil.copy(INSIDE / "late_night.py", world.home.dags)
     with running(airflow_environment, world.home) as started:
         yield started
+    assert processes_of(world) == []
+
+
+def processes_of(world: World) -> list[str]:
+    """The command lines of what runs with this Airflow's folder in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("AIRFLOW_HOME") == str(world.home.folder):
+                found.append(" ".join(process.cmdline()))
+    return found

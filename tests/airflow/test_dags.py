@@ -17,11 +17,30 @@ HOPELESS, RETRIED = "AirflowFailException", "AirflowException"
 
 
 @pytest.fixture(scope="module")
-def described(inside: Callable[..., Any]) -> dict[str, Any]:
-    found = inside("describe")
+def parsed(inside: Callable[..., Any]) -> dict[str, Any]:
+    found: dict[str, Any] = inside("describe")
     assert found["errors"] == {}
-    dags: dict[str, Any] = found["dags"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def described(parsed: dict[str, Any]) -> dict[str, Any]:
+    dags: dict[str, Any] = parsed["dags"]
     return dags
+
+
+def test_a_run_knows_its_day_from_its_param_or_its_key(parsed: dict[str, Any]) -> None:
+    days = parsed["days"]
+    assert (days["param"], days["key"]) == ("2026-01-04", "2026-03-01")
+    assert days["day before the key"] == "2026-02-28"
+    assert days["days"] == ["2026-02-27", "2026-02-28", "2026-03-01"]
+    for name, said in (
+        ("no date", "the Param run_date '2026-02-30' is not a date"),
+        ("other form", "write 2026-01-04"),
+        ("backwards", "are -1 days"),
+    ):
+        assert days[name].startswith(HOPELESS)
+        assert said in days[name]
 
 
 def test_every_dag_parses_and_shows_whose_it_is_and_what_it_does(described: dict[str, Any]) -> None:

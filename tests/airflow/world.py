@@ -93,6 +93,7 @@ def make_world(folder: Path, alerts: str) -> World:
     }
     options = {
         "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
+        "AIRFLOW_VAR_LATE_NIGHT": str(folder / "told"),
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",  # a test that runs at three at night has no other night beside it
     }
     home = Home(

@@ -5,6 +5,30 @@ import json
 from airflow.configuration import conf
 from airflow.dag_processing.dagbag import DagBag
 
+from airflow_dags.dates import days_between, run_date_of
+
+
+class Run:
+    partition_key = "2026-03-01"
+
+
+def said(function, *values):
+    """What a function returns, or how it refuses."""
+    try:
+        return function(*values)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+DAYS = {
+    "param": said(run_date_of, {"params": {"run_date": "2026-01-04"}, "dag_run": Run}, 1),
+    "key": said(run_date_of, {"params": {"run_date": None}, "dag_run": Run}),
+    "day before the key": said(run_date_of, {"params": {"run_date": None}, "dag_run": Run}, 1),
+    "no date": said(run_date_of, {"params": {"run_date": "2026-02-30"}, "dag_run": Run}),
+    "other form": said(run_date_of, {"params": {"run_date": "20260104"}, "dag_run": Run}),
+    "days": said(days_between, "2026-02-27", "2026-03-01"),
+    "backwards": said(days_between, "2026-03-01", "2026-02-27"),
+}
 bag = DagBag(conf.get("core", "dags_folder"))
 described = {
     name: {
@@ -24,4 +48,4 @@ described = {
     }
     for name, dag in bag.dags.items()
 }
-print(json.dumps({"errors": bag.import_errors, "dags": described}))
+print(json.dumps({"errors": bag.import_errors, "dags": described, "days": DAYS}))
