@@ -43,7 +43,7 @@ def is_current(folder: Path) -> bool:
 def _make(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     run([sys.executable, "-m", "venv", folder])
-    options = ["--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps", "-r", LOCK]
+    options = ["--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps", "-r", str(LOCK)]
     run([folder / "bin/python", "-m", "pip", "install", *options])
     run([folder / "bin/python", "-c", "import airflow.providers.apache.spark.hooks.spark_submit"])
     (folder / "locked.sha256").write_text(_wanted())

@@ -37,7 +37,7 @@ def airflow(environment: Path, home: Home, *words: str) -> None:
     """
     log = home.folder / "logs" / f"{words[0]}-{words[1]}.log"
     with log.open("wb") as output:
-        command = [environment / "bin/airflow", *words]
+        command = [str(environment / "bin/airflow"), *words]
         code = subprocess.run(
             command,
             env=home.environment(),
@@ -67,7 +67,7 @@ def running(environment: Path, home: Home, spark_slots: int = 1) -> Iterator[Api
         for name, words in _COMPONENTS.items():
             with (home.folder / "logs" / f"{name}.log").open("wb") as output:
                 started[name] = subprocess.Popen(
-                    [environment / "bin/airflow", *words],
+                    [str(environment / "bin/airflow"), *words],
                     env=home.environment(),
                     cwd=home.folder,
                     stdin=subprocess.DEVNULL,

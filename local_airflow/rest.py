@@ -45,7 +45,7 @@ class Api:
 
     def trigger(self, dag: str, conf: Mapping[str, Any], partition_key: str | None = None) -> str:
         """Starts a run of a DAG with these Params; its run id."""
-        asked = {"logical_date": None, "conf": dict(conf)}
+        asked: dict[str, Any] = {"logical_date": None, "conf": dict(conf)}
         if partition_key:
             asked["partition_key"] = partition_key
         return str(self.post(f"/dags/{dag}/dagRuns", asked)["dag_run_id"])
