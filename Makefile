@@ -7,17 +7,17 @@ SHELL := /bin/bash
 # The interpreter the environment is made from.
 PYTHON ?= python3.11
 
-PACKAGES := conf etl training scoring jobs setup
+PACKAGES := conf etl training scoring jobs setup local_airflow
 # airflow_dags imports Airflow, which has an environment of its own: ruff reads it, mypy cannot.
 LINTED := $(PACKAGES) $(wildcard airflow_dags) tests $(wildcard benchmarks)
 IN_ENV := . setup/env.sh &&
 # Given by hand: make test ARGS='-k topk', make demo ARGS=--help
 ARGS ?=
 
-.PHONY: help setup demo jars dist test check docs lock clean
+.PHONY: help setup demo airflow airflow-test jars dist test check docs lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv from the lock files and build Horovod (about 10 minutes once, then nothing)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -25,6 +25,12 @@ setup: ## make .venv from the lock files and build Horovod (about 10 minutes onc
 
 demo: setup ## three nights end to end on a generated click log, and what their lists are worth
 	@$(IN_ENV) python jobs/demo.py $(ARGS)
+
+airflow: setup ## an Airflow on loopback that trains and makes the lists of a day, then stays for a look (docs/airflow.md)
+	@$(IN_ENV) python -m local_airflow $(ARGS)
+
+airflow-test: setup ## the tests of the DAGs, on a real scheduler (make test runs them too)
+	@$(IN_ENV) pytest tests/airflow $(ARGS)
 
 jars: setup ## fetch jars (920 MB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS and PostgreSQL's driver
 	@$(IN_ENV) python -m setup.jars
@@ -55,6 +61,7 @@ lock: setup ## resolve requirements/*.in anew into the lock files (ARGS=--upgrad
 	@cd requirements && $(UV_COMPILE) test-s3.in -o test-s3.txt
 	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt
 	@cd requirements && $(UV_COMPILE) test-container.in -o test-container.txt
+	@cd requirements && $(UV_COMPILE) airflow.in -o airflow.txt
 	@cd requirements && $(UV_COMPILE) bootstrap.in -o bootstrap.txt
 	@cd requirements && $(UV_COMPILE) --no-deps horovod.in -o horovod.txt
 

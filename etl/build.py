@@ -61,6 +61,39 @@ def window(config: Config, run_date: str) -> dict[Split, list[RawFiles]]:
     return {split: [require_raw(config, config.log, day) for day in found] for split, found in days.items()}
 
 
+@dataclass(frozen=True)
+class Inspected:
+    """The raw days of a run, found fit for use: who is in which split, what was counted, and how their rows are read."""
+
+    splits: Mapping[Split, list[RawFiles]]
+    in_order: Sequence[RawFiles]
+    flow: FileFlow | None
+    rows_of: _PreparedRows
+    counts: Mapping[str, DayCounts]
+    quality: DataReport
+
+
+def inspect(spark: SparkSession, config: Config, lake: Lake, run_date: str, phase: Phase) -> Inspected:
+    """Publishes quarantine and data report of a run date, and stops at their limits. What build_features begins with.
+
+    The rows that it reads may be kept in memory: `rows_of.release()` lets go of them.
+
+    Raises:
+        ConfigError, DataError: see the parts; quarantine and data report are published also where they stop the run.
+    """
+    splits = window(config, run_date)
+    days = {day.dt: day for found in splits.values() for day in found}
+    in_order = [raw for _, raw in sorted(days.items())]
+    flow = FileFlow(spark, config, lake) if flow_applies(spark, config) else None
+    with phase("quarantine"):
+        counts = quarantine_days(spark, config, lake, in_order, flow)
+    rows_of = _PreparedRows(spark, config)
+    with phase("quality"):
+        counted = flow if flow and flow.has_counts_of(feature_columns(config)) else None
+        quality = report_quality(spark, config, lake, run_date, splits, rows_of, counted)
+    return Inspected(splits, in_order, flow, rows_of, counts, quality)
+
+
 def build(
     spark: SparkSession, config: Config, lake: Lake, run_date: str, parent_version: str | None, phase: Phase
 ) -> Built:
@@ -73,32 +106,24 @@ def build(
     Raises:
         ConfigError, DataError: see the parts; nothing of the dataset is published then.
     """
-    splits = window(config, run_date)
-    days = {day.dt: day for found in splits.values() for day in found}
-    in_order = [raw for _, raw in sorted(days.items())]
-    flow = FileFlow(spark, config, lake) if flow_applies(spark, config) else None
-    with phase("quarantine"):
-        counts = quarantine_days(spark, config, lake, in_order, flow)
-    rows_of = _PreparedRows(spark, config)
-    with phase("quality"):
-        counted = flow if flow and flow.has_counts_of(feature_columns(config)) else None
-        quality = report_quality(spark, config, lake, run_date, splits, rows_of, counted)
+    found = inspect(spark, config, lake, run_date, phase)
+    splits, in_order, rows_of, flow = found.splits, found.in_order, found.rows_of, found.flow
     with phase("workflow"):
         workflow, mode = _workflow(spark, config, lake, splits["train"], rows_of, parent_version, flow)
     with phase("features"):
-        features = _publish_features(config, lake, workflow, in_order, rows_of, counts, flow)
+        features = _publish_features(config, lake, workflow, in_order, rows_of, found.counts, flow)
     rows_of.release()
     with phase("users and items"):
         publish_latest(spark, config, lake, workflow, run_date, list(features.values()))
     label = config.split.by != "day"
     members: dict[str, tuple[Member, ...]] = {
-        split: tuple(Member(day.dt, features[day.dt].digest, split if label else None) for day in found)
-        for split, found in splits.items()
+        split: tuple(Member(day.dt, features[day.dt].digest, split if label else None) for day in raws)
+        for split, raws in splits.items()
     }
     changed = _changed_since_counted(workflow, in_order)
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
     publish_dataset(lake, dataset, storage.utc_now())
-    return Built(dataset, workflow, counts, features, quality)
+    return Built(dataset, workflow, found.counts, features, found.quality)
 
 
 def encode_split(

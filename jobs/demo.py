@@ -15,10 +15,11 @@ from conf.errors import EXIT_OK, ConfigError, NightrankError
 from conf.lake import Lake
 from conf.load import load_config
 from conf.types import Config
+from jobs.night.plan import Night
 from jobs.night.submit import Interruptions, Outcome, Stage, Submission
 from jobs.night.terminal import Progress, text_table
 from jobs.night.verdict import verdict, verdict_table
-from jobs.nightly import DEFAULT_PROFILE, Night, fail, log_path, run_night, run_stages
+from jobs.nightly import DEFAULT_PROFILE, fail, log_path, run_night, run_stages
 from jobs.report_page import numbers
 from jobs.report_page.facts import read_night
 from jobs.report_page.lists import UserList, sample_lists

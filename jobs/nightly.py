@@ -7,8 +7,6 @@ import json
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,9 @@ from conf import storage
 from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, NightrankError
 from conf.lake import Lake
 from conf.load import load_config, parse_date
-from conf.manifest import is_published, read_manifest
 from conf.types import Config
 from jobs.night.highlights import remark
+from jobs.night.plan import Night, Step
 from jobs.night.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
 from jobs.night.terminal import Progress
 from jobs.runner import parser
@@ -35,66 +33,12 @@ DESCRIPTION = (
 DEFAULT_PROFILE = "conf/spark/local.conf"
 
 
-@dataclass(frozen=True)
-class Night:
-    """One run date of one configuration. `retrain` adds the training of a challenger and the gate."""
-
-    config: Config
-    run_date: str
-    retrain: bool
-
-    @property
-    def lake(self) -> Lake:
-        return Lake(self.config.lake)
-
-    def preparing(self) -> list[Stage]:
-        """The stages up to the gate."""
-        if not self.retrain:
-            return [self.stage("build_features")]
-        features = self.stage("build_features", overrides=("workflow.mode=retrain",))
-        models = ["train_model", *(["train_retriever"] if self.config.candidates.retrieval else [])]
-        return [features, *(self.stage(job) for job in (*models, "evaluate_model"))]
-
-    def serving(self) -> list[Stage]:
-        """The stages behind the gate; known once it has spoken. Lists of the day before are measured if there are any:
-        their clicks are in now.
-        """
-        again = [
-            self.stage("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
-        ]
-        listing = ["build_candidates", "score_daily"] if self.config.keys else ["score_rows"]
-        delivering = ["deliver_recommendations"] if self.config.deliver.sinks else []
-        return [
-            *(again if self._champion_lacks_features() else []),
-            *(self.stage(job) for job in (*listing, *delivering)),
-            *(self.stage("measure_recommendations", day=day) for day in self._days_to_measure()),
-            self.stage("report"),
-        ]
-
-    def stage(
-        self, job: str, *, name: str | None = None, day: str | None = None, overrides: tuple[str, ...] = ()
-    ) -> Stage:
-        """A stage of this night, working on `day` (default: the run date), logged under the run date by its name."""
-        return Stage(job, day or self.run_date, log_path(self.lake, self.run_date, name or job), overrides)
-
-    def _champion_lacks_features(self) -> bool:
-        """Whether the gate kept a champion of another workflow version than the one just fitted or extended."""
-        partition = self.lake.evaluations.partition(self.run_date)
-        if not self.retrain or not is_published(partition):
-            return False
-        facts = read_manifest(partition).facts
-        champion, challenger = facts["champion"], facts["challenger"]
-        if facts["promoted"] or champion is None:
-            return False
-        return bool(champion["workflow_version"] != challenger["workflow_version"])
-
-    def _days_to_measure(self) -> list[str]:
-        if not self.config.keys:
-            return []
-        if self.config.measure.against == "test_split":
-            return [self.run_date]
-        before = (date.fromisoformat(self.run_date) - timedelta(days=1)).isoformat()
-        return [before] if is_published(self.lake.recommendations.partition(before)) else []
+def stages(night: Night, steps: list[Step]) -> list[Stage]:
+    """The steps of a night, each with the log it writes: <lake>/logs/dt=<run date>/<name>.log."""
+    return [
+        Stage(step.job, step.run_date, log_path(night.lake, night.run_date, step.name), step.overrides)
+        for step in steps
+    ]
 
 
 def log_path(lake: Lake, run_date: str, stage: str) -> Path:
@@ -150,14 +94,14 @@ def run_night(
     Where a stage failed, the report is still made, for whoever is called: its page tells how far the night came.
     """
     progress.say(f"Night of {night.run_date}{', retraining' if night.retrain else ''}  ({submission.config})")
-    preparing = night.preparing()
+    preparing = stages(night, night.preparing())
     observer = Observer.begin("nightly", night.config, night.run_date, waits=True)
     outcomes: list[Outcome] = []
     exit_code, failure = EXIT_CRASHED, None
     try:
         try:
             _run_into(outcomes, preparing, submission, interruptions, progress)
-            _run_into(outcomes, night.serving(), submission, interruptions, progress)
+            _run_into(outcomes, stages(night, night.serving()), submission, interruptions, progress)
         except StageError as error:
             if error.outcome.stage.job != "report":
                 _report_anyway(night, outcomes, submission, interruptions, progress)
@@ -182,7 +126,7 @@ def _report_anyway(
 ) -> None:
     """The report of a night that failed; its own failure is told in its line, and what stopped the night stays the news."""
     with suppress(StageError):
-        _run_into(outcomes, [night.stage("report")], submission, interruptions, progress)
+        _run_into(outcomes, stages(night, [night.report()]), submission, interruptions, progress)
 
 
 def closing_of(night: Night, outcomes: list[Outcome]) -> dict[str, Any]:
@@ -218,6 +162,9 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.retrain:
             _check_model(config)
         night = Night(config, parse_date(arguments.run_date), arguments.retrain)
+        log_path(
+            night.lake, night.run_date, "nightly"
+        )  # a lake that cannot hold logs is refused before it is read
         submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
         with Interruptions() as interruptions:
             outcomes = run_night(night, submission, interruptions, progress)

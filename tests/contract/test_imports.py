@@ -10,7 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-PACKAGES = ("conf", "etl", "training", "scoring", "jobs", "setup", "airflow_dags", "tests", "benchmarks")
+PACKAGES = (
+    "conf",
+    "etl",
+    "training",
+    "scoring",
+    "jobs",
+    "setup",
+    "airflow_dags",
+    "local_airflow",
+    "tests",
+    "benchmarks",
+)
 PRODUCT = ("conf", "etl", "training", "scoring", "jobs")
 
 # A package or module and what of ours it may import beside its own package.
@@ -33,6 +44,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     ),
     "jobs": ("conf", "etl", "training", "scoring"),
     "airflow_dags": (),
+    "local_airflow": ("setup",),
     "setup": (),
 }
 
@@ -125,6 +137,7 @@ def test_the_walk_sees_the_packages() -> None:
         ("jobs.report", "from tests.etl import oracle"),
         ("scoring.score", "from jobs import runner"),
         ("airflow_dags.submit", "from conf.load import load_config"),
+        ("local_airflow.home", "from airflow_dags.settings import VARIABLE"),
         ("etl.split", "from . import read"),
     ],
 )

@@ -128,6 +128,18 @@ def test_features_are_applied_again_for_a_champion_kept_with_another_workflow(
     assert (fake.lake / f"logs/dt={RUN_DATE}/build_features_again.log").exists() == again
 
 
+@pytest.mark.parametrize("promoted_on, mode", [(RUN_DATE, ["workflow.mode=retrain"]), ("2026-01-02", [])])
+def test_a_plain_night_makes_the_features_of_who_was_promoted_that_day_as_its_training_did(
+    fake: Fake, promoted_on: str, mode: list[str]
+) -> None:
+    path = fake.lake / f"models/generated/promotions/dt={promoted_on}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"promoted": True, "champion_after": "m1"}))
+    assert nightly.main(fake.arguments()) == 0
+    asked = [[word for word in call["words"] if word.startswith("workflow.mode")] for call in fake.calls()]
+    assert asked == [mode, [], [], []]
+
+
 def test_lists_are_delivered_right_behind_scoring_where_there_are_sinks(fake: Fake) -> None:
     sink = "deliver.sinks=[{kind: json_lines, name: files, path: /out}]"
     assert nightly.main(fake.arguments("--set", sink)) == 0

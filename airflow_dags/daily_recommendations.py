@@ -1,0 +1,106 @@
+"""### The lists of one day
+
+Waits for the day's raw log, looks at its quality, builds features and candidates, scores every user, checks what was published,
+delivers it and measures the lists of the day before. The report is written also when a stage failed.
+
+| | |
+|---|---|
+| day | Param `run_date`; a scheduled run takes it from its partition key, the day before the run |
+| again | a run of a published day makes nothing new of equal inputs; with `when_published: skip` it does nothing |
+| one value changed for one run | Param `set`, such as `["quality.psi_stop=0.5"]` |
+| a red task | read the end of its log: it says what is wrong and what to do. Exit codes 2 (configuration) and 3 (data) are not tried again |
+| order | one run at a time, and none beside `weekly_training`: each day follows from the one before |
+
+docs/airflow.md has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import (
+    DAG,
+    CronPartitionTimetable,
+    DeadlineAlert,
+    DeadlineReference,
+    Param,
+    SyncCallback,
+    TriggerRule,
+    chain,
+    task,
+)
+from airflow.sdk.exceptions import AirflowSkipException
+
+from airflow_dags.alerts import late, task_failed
+from airflow_dags.assets import CHAMPION, RECOMMENDATIONS
+from airflow_dags.dates import DATE_PARAM
+from airflow_dags.sensors import begin
+from airflow_dags.submit import RETRIES, stage
+
+DAG_ID = "daily_recommendations"
+_LOG_MAY_TAKE = timedelta(hours=12)
+_LATE_AFTER_HOURS = 6
+
+
+@task(outlets=[RECOMMENDATIONS], inlets=[CHAMPION], trigger_rule=TriggerRule.NONE_FAILED)
+def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None) -> Mapping[str, Any]:
+    """The asset of the day's lists: which model made them, and the promotion that made it champion."""
+    checked = ti.xcom_pull(task_ids="publish_checks")
+    if not checked:
+        raise AirflowSkipException("no lists were published")
+    told = {name: checked[name] for name in ("run_date", "model_version", "users", "digest")}
+    promotions = [event.extra for event in inlet_events[CHAMPION]]
+    told["promoted_on"] = next(
+        (each["run_date"] for each in reversed(promotions) if each["version"] == told["model_version"]), None
+    )
+    outlet_events[RECOMMENDATIONS].extra = told
+    return told
+
+
+with DAG(
+    DAG_ID,
+    description="Raw log of a day → its recommendations, checked, delivered and measured",
+    doc_md=__doc__,
+    schedule=CronPartitionTimetable("0 3 * * *", timezone="UTC", run_offset=-1, key_format="%Y-%m-%d"),
+    catchup=False,
+    max_active_runs=1,
+    tags=["nightrank", "recommendations"],
+    params={
+        "run_date": DATE_PARAM,
+        "when_published": Param(
+            "rerun", enum=["rerun", "skip"], description="What to do with a day whose lists are published"
+        ),
+        "set": Param([], type="array", items={"type": "string"}, description="--set values of this run"),
+    },
+    default_args={"owner": "nightrank", "retries": RETRIES, "on_failure_callback": task_failed},
+    deadline=DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=timedelta(hours=_LATE_AFTER_HOURS),
+        callback=SyncCallback(late, {"dag": DAG_ID, "hours": _LATE_AFTER_HOURS}),
+    ),
+) as dag:
+    turn, raw_log = begin("weekly_training", yields=False, log_timeout=_LOG_MAY_TAKE)
+    checks = stage("publish_checks", step="score_daily", job="check_lists", overrides=())
+    measure = stage("measure_recommendations")
+    report = stage("report", trigger_rule=TriggerRule.ALL_DONE)
+    # A report that was written does not make a failed night a good one.
+    night_is_done = EmptyOperator(task_id="night_is_done", trigger_rule=TriggerRule.NONE_FAILED)
+    chain(
+        turn,
+        raw_log,
+        stage("quality_gate", step="build_features", job="check_quality", overrides=()),
+        stage("build_features"),
+        stage("build_candidates"),
+        stage("score_daily", inlets=[CHAMPION]),
+        stage("score_rows"),
+        checks,
+        stage("deliver_recommendations"),
+        measure,
+        report,
+        night_is_done,
+    )
+    checks >> announce() >> night_is_done
+    measure >> night_is_done

@@ -1,0 +1,71 @@
+"""The logical day of a run: what the Param says, else the partition key. Never the clock: a run means the same day for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date, timedelta
+from typing import Any
+
+from airflow.sdk import Param
+from airflow.sdk.exceptions import AirflowFailException
+
+RUN_DATE = "run_date"
+_MOST_DAYS = 1000
+
+DATE_PARAM = Param(
+    None,
+    type=["null", "string"],
+    format="date",
+    title="Run date",
+    description="The logical day, YYYY-MM-DD. A scheduled run takes it from its partition key.",
+)
+
+
+def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
+    """The day a run works on.
+
+    Args:
+        days_before_key: how many days before the partition key it lies.
+
+    Raises:
+        AirflowFailException: neither the Param nor a partition key says it, or what they say is no date.
+    """
+    given = context["params"].get(RUN_DATE)
+    if given:
+        return _parsed(given, f"the Param {RUN_DATE}").isoformat()
+    key = getattr(context["dag_run"], "partition_key", None)
+    if not key:
+        raise AirflowFailException(
+            f"this run has neither a Param {RUN_DATE} nor a partition key\n"
+            f'  what to do: trigger it with {{"{RUN_DATE}": "YYYY-MM-DD"}}'
+        )
+    return (_parsed(key, "the partition key") - timedelta(days=days_before_key)).isoformat()
+
+
+def days_between(first: str, last: str) -> list[str]:
+    """All days from `first` to `last`, both included.
+
+    Raises:
+        AirflowFailException: one is no date, the last lies before the first, or they are years apart.
+    """
+    start, end = _parsed(first, "the Param from"), _parsed(last, "the Param to")
+    count = (end - start).days + 1
+    if not 0 < count <= _MOST_DAYS:
+        raise AirflowFailException(
+            f"from={first} to={last} are {count} days\n  what to do: give 1 to {_MOST_DAYS} days, the earlier one first"
+        )
+    return [(start + timedelta(days=each)).isoformat() for each in range(count)]
+
+
+def _parsed(text: str, origin: str) -> date:
+    try:
+        parsed = date.fromisoformat(text)
+    except (TypeError, ValueError) as error:
+        raise AirflowFailException(
+            f"{origin} {text!r} is not a date: {error}\n  what to do: write it as YYYY-MM-DD"
+        ) from error
+    if parsed.isoformat() != text:
+        raise AirflowFailException(
+            f"{origin} {text!r} is not of the form YYYY-MM-DD\n  what to do: write {parsed.isoformat()}"
+        )
+    return parsed

@@ -1,0 +1,96 @@
+"""What a night waits for: its turn beside the other DAG, and the day's raw log, with which comes the night's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_dags.dates import run_date_of
+from airflow_dags.settings import read_settings
+from airflow_dags.submit import PLAN, Call, application, failure, hook_for
+
+# A task in one of these has not begun, or waits.
+_WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
+_LOOK_FOR_LOG = timedelta(minutes=5)
+_LOOK_FOR_TURN = timedelta(minutes=1)
+_TURN_MAY_TAKE = timedelta(days=1)
+
+
+class RawLogSensor(BaseSensorOperator):
+    """Waits until the day's raw log is there; returns what plan_night said of the night.
+
+    Where it lies only the configuration knows, so that a job looks for it: by pattern, by manifest, on S3 or HDFS. A wrong
+    configuration fails at once. A day whose lists are published has an empty plan where the Param `when_published` is `skip`.
+
+    Args:
+        days_before_key: see run_date_of.
+    """
+
+    def __init__(self, *, days_before_key: int = 0, **kwargs: Any) -> None:
+        super().__init__(task_id=PLAN, mode="reschedule", **kwargs)
+        self.days_before_key = days_before_key
+        self._hook: Any = None
+
+    def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
+        params, settings = context["params"], read_settings()
+        call = Call("plan_night", run_date_of(context, self.days_before_key), tuple(params.get("set") or ()))
+        self._hook = hook_for(
+            call, settings, deploy_mode="client"
+        )  # elsewhere its closing line would be lost
+        try:
+            self._hook.submit(application(call, settings))
+        except AirflowFailException:
+            raise
+        except (AirflowException, OSError) as error:
+            raise failure(call.job, self._hook.exit_code, error) from error
+        plan = self._hook.closing
+        raw_log = plan["raw_log"]
+        if params.get("when_published") == "skip" and plan["published"]:
+            self.log.info("the lists of %s are published: there is nothing to do", call.run_date)
+            return PokeReturnValue(True, {**plan, "night": [], "retraining": []})
+        if not raw_log["bytes"]:
+            self.log.info("no raw log of %s at %s yet", call.run_date, raw_log["path"])
+        return PokeReturnValue(raw_log["bytes"] > 0, plan)
+
+    def on_kill(self) -> None:
+        if self._hook is not None:
+            self._hook.on_kill()
+
+
+class TurnSensor(BaseSensorOperator):
+    """Waits while the other DAG is at work: a training and a night of one date write the same tables.
+
+    Args:
+        other: its dag_id.
+        yields: whether to wait also for runs of the other DAG that themselves still wait for their turn. One of two
+            DAGs that wait for each other must not, or both would wait for ever.
+    """
+
+    def __init__(self, *, other: str, yields: bool, **kwargs: Any) -> None:
+        super().__init__(task_id="turn", mode="reschedule", **kwargs)
+        self.other = other
+        self.yields = yields
+
+    def poke(self, context: Mapping[str, Any]) -> bool:
+        ti = context["ti"]
+        running = ti.get_dr_count(dag_id=self.other, states=["running"])
+        waiting = (
+            0 if self.yields else ti.get_ti_count(dag_id=self.other, task_ids=[self.task_id], states=_WAITING)
+        )
+        if running > waiting:
+            self.log.info("%s is at work in %d runs", self.other, running - waiting)
+        return bool(running <= waiting)
+
+
+def begin(
+    other: str, *, yields: bool, log_timeout: timedelta, days_before_key: int = 0
+) -> list[BaseSensorOperator]:
+    """The two sensors that a DAG of ours begins with, in order: its turn, then the raw log and the plan."""
+    return [
+        TurnSensor(other=other, yields=yields, timeout=_TURN_MAY_TAKE, poke_interval=_LOOK_FOR_TURN),
+        RawLogSensor(days_before_key=days_before_key, timeout=log_timeout, poke_interval=_LOOK_FOR_LOG),
+    ]

@@ -1,0 +1,104 @@
+"""Where Nightrank lies and how its jobs are started: the Airflow Variable `nightrank`, a JSON object. Read when a task runs,
+so that a change counts for the next task and no DAG is parsed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+from airflow.sdk import Variable
+from airflow.sdk.bases.hook import BaseHook
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+VARIABLE = "nightrank"
+SPARK_CONNECTION = "spark_default"
+POOL = "nightrank_spark"
+_KEYS = {"home", "config", "profiles", "set", "spark_submit", "environment"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The Variable's keys.
+
+    Attributes:
+        home: the folder that holds `jobs/` and `conf/`; jobs run in it, so that paths may be relative to it.
+        config: the YAML file of the log.
+        profiles: job → Spark properties file; `default` is that of all jobs not named.
+        overrides: `--set` values of every job (`set` in the Variable).
+        spark_submit: the spark-submit that starts jobs.
+        environment: what its process gets beside Airflow's own environment.
+    """
+
+    home: str
+    config: str
+    profiles: Mapping[str, str]
+    overrides: tuple[str, ...]
+    spark_submit: str
+    environment: Mapping[str, str]
+
+    def profile(self, job: str) -> str:
+        return self.profiles.get(job, self.profiles["default"])
+
+
+def read_settings() -> Settings:
+    """The settings as they are now.
+
+    Raises:
+        AirflowFailException: the Variable is missing, has unknown or missing keys, or names what is not there. No retry helps.
+    """
+    values = Variable.get(VARIABLE, default=None, deserialize_json=True)
+    if values is None:
+        raise AirflowFailException(
+            f"the Airflow Variable {VARIABLE!r} does not exist\n  what to do: make it, as docs/airflow.md says"
+        )
+    return settings_of(values)
+
+
+def settings_of(values: Any) -> Settings:
+    """The settings of the Variable's JSON value; raises as read_settings does."""
+    if not isinstance(values, dict):
+        raise _wrong(f"is not a JSON object: {values!r}")
+    if unknown := sorted(set(values) - _KEYS):
+        raise _wrong(f"has unknown keys {unknown}; known: {sorted(_KEYS)}")
+    if missing := sorted({"home", "config", "profiles"} - set(values)):
+        raise _wrong(f"lacks the keys {missing}")
+    profiles, overrides, environment = (
+        values["profiles"],
+        values.get("set", []),
+        values.get("environment", {}),
+    )
+    if not isinstance(profiles, dict) or "default" not in profiles:
+        raise _wrong(f'needs profiles={{"default": "conf/spark/….conf"}}, and has {profiles!r}')
+    if not isinstance(overrides, list) or not all(isinstance(each, str) for each in overrides):
+        raise _wrong(f'needs set=["a.b=value", …], and has {overrides!r}')
+    if not isinstance(environment, dict):
+        raise _wrong(f"needs environment={{name: value}}, and has {environment!r}")
+    home = str(values["home"])
+    if not (Path(home) / "jobs").is_dir():
+        raise _wrong(f"names home={home}, which has no folder jobs on this worker")
+    submit = str(values.get("spark_submit", f"{home}/.venv/bin/spark-submit"))
+    if which(submit) is None:
+        raise _wrong(f"names spark_submit={submit}, which is no program on this worker")
+    named = {name: str(value) for name, value in environment.items()}
+    return Settings(home, str(values["config"]), profiles, tuple(overrides), submit, named)
+
+
+def require_spark_connection() -> None:
+    """AirflowFailException where the Spark connection is missing: the provider would go on with master=yarn."""
+    try:
+        BaseHook.get_connection(SPARK_CONNECTION)
+    except AirflowException as error:
+        raise AirflowFailException(
+            f"the Airflow connection {SPARK_CONNECTION!r} does not exist, and nothing else says which Spark master runs the jobs\n"
+            f'  what to do: make it, of type spark, with the master as host: {{"conn_type": "spark", "host": "spark://…:7077"}}'
+        ) from error
+
+
+def _wrong(what: str) -> AirflowFailException:
+    return AirflowFailException(
+        f"the Airflow Variable {VARIABLE!r} {what}\n  what to do: correct it; docs/airflow.md names its keys"
+    )

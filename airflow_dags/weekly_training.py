@@ -1,0 +1,127 @@
+"""### A challenger and the gate
+
+Fits or extends the workflow on the days up to the run date, trains a challenger (and the retriever, where candidates are
+retrieved), and lets the gate compare it with the champion on the same raw test day. A promotion updates the asset
+`nightrank_champion`; the next day's lists are the new champion's. A challenger that is kept out leaves the champion serving, and the
+day's features are made again as the champion needs them.
+
+| | |
+|---|---|
+| day | Param `run_date`; a scheduled run (Sundays at noon, UTC) takes the Saturday before |
+| again | the same inputs give the same model, which is not trained twice, and the same decision |
+| one value changed for one run | Param `set`, such as `["train.retrain.start=fresh"]` |
+| a red task | read the end of its log. Exit codes 2 (configuration) and 3 (data) are not tried again |
+| order | waits for a night that runs; a night waits for a training that runs |
+
+docs/airflow.md has the rest, docs/retraining.md how the gate decides and how a bad champion is taken out.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import (
+    DAG,
+    CronPartitionTimetable,
+    DeadlineAlert,
+    DeadlineReference,
+    Param,
+    SyncCallback,
+    TriggerRule,
+    chain,
+    task,
+)
+from airflow.sdk.exceptions import AirflowSkipException
+
+from airflow_dags.alerts import late, task_failed, tell
+from airflow_dags.assets import CHAMPION
+from airflow_dags.dates import DATE_PARAM
+from airflow_dags.sensors import begin
+from airflow_dags.submit import RETRIES, JobOperator, stage
+
+DAG_ID = "weekly_training"
+_LOG_MAY_TAKE = timedelta(hours=12)
+_LATE_AFTER_HOURS = 24
+
+
+class FeaturesOfChampion(JobOperator):
+    """build_features once more with the workflow of the champion, where the gate kept it."""
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        evaluated = context["ti"].xcom_pull(task_ids="evaluate_model")
+        if evaluated["promoted"] or evaluated["champion"] is None:
+            raise AirflowSkipException("the features that were built are those of who serves now")
+        return super().execute(context)
+
+
+@task(outlets=[CHAMPION])
+def promote(ti: Any = None, outlet_events: Any = None) -> None:
+    """The asset of a new champion. The gate has recorded the promotion already: this makes it known."""
+    evaluated = ti.xcom_pull(task_ids="evaluate_model")
+    if not evaluated["promoted"]:
+        raise AirflowSkipException(f"the champion stays: {evaluated['reason']}")
+    outlet_events[CHAMPION].extra = {
+        "run_date": evaluated["run_date"],
+        "version": evaluated["challenger"],
+        "auc": evaluated["challenger_auc"],
+        "reason": evaluated["reason"],
+    }
+
+
+@task(trigger_rule=TriggerRule.NONE_FAILED)
+def notify(ti: Any = None) -> None:
+    """Tells what the gate decided."""
+    evaluated = ti.xcom_pull(task_ids="evaluate_model")
+    kind, words = ("promoted", "serves now") if evaluated["promoted"] else ("kept", "does not serve")
+    facts = {
+        name: evaluated[name]
+        for name in ("run_date", "challenger", "champion", "challenger_auc", "champion_auc")
+    }
+    tell(
+        kind,
+        f"the model of {evaluated['run_date']} {words}: {evaluated['reason']}",
+        **facts,
+        warnings=evaluated["warnings"],
+    )
+
+
+with DAG(
+    DAG_ID,
+    description="Challenger: fit or extend, train, evaluate, promote or keep",
+    doc_md=__doc__,
+    schedule=CronPartitionTimetable("0 12 * * 0", timezone="UTC", key_format="%Y-%m-%d"),
+    catchup=False,
+    max_active_runs=1,
+    tags=["nightrank", "training"],
+    params={
+        "run_date": DATE_PARAM,
+        "set": Param([], type="array", items={"type": "string"}, description="--set values of this run"),
+    },
+    default_args={"owner": "nightrank", "retries": RETRIES, "on_failure_callback": task_failed},
+    deadline=DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=timedelta(hours=_LATE_AFTER_HOURS),
+        callback=SyncCallback(late, {"dag": DAG_ID, "hours": _LATE_AFTER_HOURS}),
+    ),
+) as dag:
+    evaluate = stage("evaluate_model", part="retraining")
+    again = FeaturesOfChampion(
+        task_id="build_features_again",
+        step="build_features",
+        part="retraining",
+        overrides=("workflow.mode=apply",),
+        pool=evaluate.pool,
+        execution_timeout=evaluate.execution_timeout,
+    )
+    chain(
+        # On Sunday the last whole day is Saturday.
+        *begin("daily_recommendations", yields=True, log_timeout=_LOG_MAY_TAKE, days_before_key=1),
+        stage("quality_gate", step="build_features", part="retraining", job="check_quality", overrides=()),
+        stage("build_features", part="retraining"),
+        stage("train_model", part="retraining"),
+        stage("train_retriever", part="retraining"),
+        evaluate,
+        [promote(), again],
+        notify(),
+    )

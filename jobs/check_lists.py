@@ -1,0 +1,89 @@
+"""The published lists of a run date, looked at as a reader would: every file whole, of the champion, and of the tables that
+are there now. Changes nothing and needs no Spark session; what is wrong ends it with exit code 3.
+"""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+
+from conf import storage
+from conf.dataset import read_dataset
+from conf.errors import DataError
+from conf.lake import Partition
+from conf.manifest import Manifest, read_manifest
+from jobs.runner import Job, Result, require, run
+from training.registry import champion_as_of
+
+
+def check_lists(job: Job) -> Result:
+    """Checks `recommendations` of the run date and repeats what its manifest says of it."""
+    require(job.config, "keys")
+    partition = job.lake.recommendations.partition(job.run_date)
+    manifest = read_manifest(partition)
+    facts = manifest.facts
+    with job.phase("files"):
+        check_files(partition, manifest)
+    champion = champion_as_of(job.lake, job.config.name, job.run_date)
+    if facts["model_version"] != champion:
+        raise DataError(
+            f"the lists of {job.run_date} are of model {facts['model_version']}, the champion is {champion}",
+            f"run the night of {job.run_date} again",
+        )
+    check_origins(job, manifest)
+    if not manifest.rows:
+        raise DataError(
+            f"the lists of {job.run_date} are empty: none of {facts['users']} users has a candidate",
+            "look at the candidates' section of the report",
+        )
+    told = (
+        "users",
+        "users_with_fewer",
+        "users_without",
+        "coverage",
+        "k",
+        "model_version",
+        "workflow_version",
+    )
+    return Result(
+        partition.path,
+        rows_in=manifest.rows,
+        rows_out=manifest.rows,
+        facts={**{name: facts[name] for name in told}, "digest": manifest.digest},
+    )
+
+
+def check_files(partition: Partition, manifest: Manifest) -> None:
+    """DataError unless each file that the manifest names is there, with the rows and bytes it says."""
+    for entry in manifest.files:
+        path = partition.file(entry.path)
+        files, inner = storage.filesystem(path)
+        info = files.get_file_info(inner)
+        if not info.is_file or info.size != entry.bytes:
+            state = f"has {info.size}" if info.is_file else "is gone"
+            raise DataError(
+                f"{path} should have {entry.bytes} bytes and {state}",
+                f"run score_daily for {partition.dt} again",
+            )
+        with files.open_input_file(inner) as opened:
+            rows = pq.ParquetFile(opened).metadata.num_rows
+        if rows != entry.rows:
+            raise DataError(
+                f"{path} has {rows} rows, its manifest says {entry.rows}",
+                f"run score_daily for {partition.dt} again",
+            )
+
+
+def check_origins(job: Job, lists: Manifest) -> None:
+    """DataError where users or candidates were made anew after the lists."""
+    version = read_dataset(job.lake, job.run_date).workflow_version
+    for name, table in (("users", job.lake.users(version)), ("candidates", job.lake.candidates(version))):
+        digest = read_manifest(table.partition(job.run_date)).digest
+        if lists.inputs[name] != digest:
+            raise DataError(
+                f"the lists of {job.run_date} were made of {name} {lists.inputs[name]}, now they are {digest}",
+                f"run score_daily for {job.run_date} again",
+            )
+
+
+if __name__ == "__main__":
+    run("check_lists", __doc__ or "", check_lists)

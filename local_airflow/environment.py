@@ -1,0 +1,53 @@
+"""The environment Airflow runs in: it shares no package with the jobs, which it starts by spark-submit.
+
+Made from the locked requirements/airflow.txt, below the cache folder, the first time it is needed (660 MB).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+from setup.console import cache_folder, run, step
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements/airflow.txt"
+
+
+def environment() -> Path:
+    """The folder of the environment, made or made anew where the lock file is another one.
+
+    Raises:
+        SetupError: it cannot be made.
+    """
+    folder = cache_folder() / "airflow"
+    if is_current(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_current(folder):  # another make finished it while this one waited
+            with step(f"installing Airflow ({folder}, 660 MB)"):
+                _make(folder)
+    return folder
+
+
+def is_current(folder: Path) -> bool:
+    stamp = folder / "locked.sha256"
+    return stamp.is_file() and stamp.read_text() == _wanted()
+
+
+def _make(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    run([sys.executable, "-m", "venv", folder])
+    options = ["--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps", "-r", str(LOCK)]
+    run([folder / "bin/python", "-m", "pip", "install", *options])
+    run([folder / "bin/python", "-c", "import airflow.providers.apache.spark.hooks.spark_submit"])
+    (folder / "locked.sha256").write_text(_wanted())
+
+
+def _wanted() -> str:
+    return hashlib.sha256(LOCK.read_bytes() + sys.version.encode()).hexdigest()

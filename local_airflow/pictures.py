@@ -1,0 +1,107 @@
+"""The pictures of docs/airflow.md: a headless Chromium looks at a running `make airflow`.
+
+    ~/.cache/nightrank/airflow/bin/python local_airflow/pictures.py http://127.0.0.1:8080 docs/pictures
+
+Runs with Airflow's interpreter, which has a client of WebSockets: Chromium is driven over its debugging protocol.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+DAG = "daily_recommendations"
+# The runs as a grid and the tasks as a graph are two states of one page, which the browser's storage remembers.
+VIEWS = {"airflow-grid": "grid", "airflow-graph": "graph"}
+SIZES = {"airflow-grid": (1280, 720), "airflow-graph": (1680, 620)}
+_PATIENCE_S = 60
+_SETTLED_S = 4  # the graph is laid out, and moves into place, after its data are there
+
+
+class Page:
+    """One tab, driven by commands of the debugging protocol."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while True:
+            answer = json.loads(self._socket.recv(timeout=_PATIENCE_S))
+            if answer.get("id") == number:
+                return dict(answer["result"])
+
+    def evaluate(self, expression: str) -> Any:
+        return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
+
+    def visit(self, url: str, until: str) -> None:
+        """Opens a page and waits until its text holds `until`."""
+        self.call("Page.navigate", url=url)
+        end = time.monotonic() + _PATIENCE_S
+        while until not in (self.evaluate("document.body ? document.body.innerText : ''") or ""):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{url} does not show {until!r}")
+            time.sleep(0.5)
+        time.sleep(_SETTLED_S)
+
+    def picture(self, path: Path, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        time.sleep(_SETTLED_S)
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+
+@contextmanager
+def chromium() -> Iterator[Page]:
+    """A headless Chromium with a profile of its own."""
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        raise SystemExit("there is no chromium on PATH: apt-get install chromium")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        options += ["--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"]
+        process = subprocess.Popen([program, *options], stderr=subprocess.DEVNULL)
+        try:
+            told = Path(profile) / "DevToolsActivePort"
+            end = time.monotonic() + _PATIENCE_S
+            while not (told.exists() and "\n" in told.read_text()):
+                if time.monotonic() > end:
+                    raise TimeoutError("chromium does not listen")
+                time.sleep(0.2)
+            port = told.read_text().splitlines()[0]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
+                tab = next(each for each in json.load(answer) if each["type"] == "page")
+            with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
+                yield Page(socket)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def main(url: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with chromium() as page:
+        page.visit(f"{url}/dags/{DAG}", until=DAG)
+        for name, view in VIEWS.items():
+            page.evaluate(f"localStorage.setItem('default_dag_view', JSON.stringify('{view}'))")
+            page.visit(f"{url}/dags/{DAG}", until="build_candidates")
+            page.picture(folder / f"{name}.png", *SIZES[name])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,141 @@
+"""A tiny click log, and the Airflow that makes lists of it: what the tests of this folder share."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from local_airflow.home import Home, free_port, local_variable
+
+ROOT = Path(__file__).parents[2]
+CONFIG = "conf/datasets/generated.yaml"
+FIRST = "2026-01-01"
+TRAINED, BACKFILLED, BAD = (
+    "2026-01-04",
+    ("2026-01-05", "2026-01-06", "2026-01-07"),
+    "2026-01-08",
+)
+SMALL_LOG = [
+    "generate.days=8",
+    "generate.rows_per_day=3000",
+    "generate.users=200",
+    "generate.items=60",
+    "generate.files_per_day=1",
+    "split.train_days=2",
+    "split.min_train_days=2",
+    "output.row_group_rows=1024",
+    "train.global_batch_size=512",
+    "train.epochs=1",
+    "train.baselines=[]",
+    "gate.margin=0.1",
+]
+
+# In spark-submit's place: as long as <folder>/<job> holds lines, a start of that job takes the first as its end: an exit
+# code, or `kill`. Else the real one runs.
+_FATEFUL = """#!/bin/bash
+for word in "$@"; do case "$word" in */jobs/*.py) job=$(basename "$word" .py);; esac; done
+fates={folder}/$job
+if [ -s "$fates" ]; then
+    fate=$(head -1 "$fates"); sed -i 1d "$fates"
+    echo "fated to end: $fate"
+    [ "$fate" = kill ] && kill -9 $$
+    exit "$fate"
+fi
+exec {real} "$@"
+"""
+
+
+@dataclass
+class Alerts:
+    """What was posted to the address of nightrank_alerts, in order."""
+
+    url: str = ""
+    received: list[dict[str, Any]] = field(default_factory=list)
+
+    def of(self, **wanted: Any) -> list[dict[str, Any]]:
+        return [each for each in self.received if wanted.items() <= each.items()]
+
+
+@dataclass
+class World:
+    """A lake with a raw log, and the state of an Airflow beside it."""
+
+    folder: Path
+    home: Home
+
+    @property
+    def lake(self) -> Path:
+        return self.folder / "lake"
+
+    def fate(self, job: str, *ends: str) -> None:
+        """What the next starts of a job come to: exit codes, or `kill`."""
+        (self.folder / "fates" / job).write_text("".join(f"{end}\n" for end in ends))
+
+
+def make_world(folder: Path, alerts: str) -> World:
+    """A generated log and an Airflow's folder, prepared and not started."""
+    (folder / "fates").mkdir()
+    variable = local_variable(CONFIG, [*SMALL_LOG, f"lake={folder}/lake"])
+    submit = folder / "spark-submit"
+    submit.write_text(_FATEFUL.format(folder=folder / "fates", real=variable["spark_submit"]))
+    submit.chmod(0o755)
+    connections = {
+        "spark_default": {"conn_type": "spark", "host": "local[2]"},
+        "nightrank_alerts": {"conn_type": "http", "host": alerts},
+    }
+    options = {
+        "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
+        "AIRFLOW_VAR_LATE_NIGHT": str(folder / "told"),
+        "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",  # a test that runs at three at night has no other night beside it
+    }
+    home = Home(
+        folder / "airflow",
+        free_port(),
+        {**variable, "spark_submit": str(submit)},
+        connections,
+        options=options,
+    )
+    home.prepare()
+    settings = [word for each in variable["set"] for word in ("--set", each)]
+    profile = ["--properties-file", "conf/spark/local.conf"]
+    generate = [
+        variable["spark_submit"],
+        *profile,
+        "jobs/generate_clicks.py",
+        "--config",
+        CONFIG,
+        "--run-date",
+        FIRST,
+    ]
+    environment = {**os.environ, **variable["environment"]}
+    subprocess.run([*generate, *settings], cwd=ROOT, env=environment, check=True, capture_output=True)
+    return World(folder, home)
+
+
+@contextmanager
+def listening() -> Iterator[Alerts]:
+    """A web address on loopback that keeps what is posted to it."""
+    alerts = Alerts()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            alerts.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: the server's own log is of no use here."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        alerts.url = f"http://127.0.0.1:{server.server_address[1]}/alerts"
+        yield alerts
+        server.shutdown()
