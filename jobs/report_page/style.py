@@ -57,8 +57,8 @@ figcaption strong { display: block; color: var(--ink); }
 .chart .bar { opacity: .9; }
 .chart .bubble { fill-opacity: .55; stroke-width: 1.5; }
 .chart .diagonal { stroke: var(--muted); stroke-dasharray: 4 4; }
-.chart .reference { stroke: var(--second); stroke-dasharray: 5 4; stroke-width: 1.5; }
-.chart .reference-name { fill: var(--second); stroke: var(--paper); stroke-width: 4; paint-order: stroke; }
+.chart .reference { stroke: var(--muted); stroke-dasharray: 5 4; stroke-width: 1.5; }
+.chart .reference-name { fill: var(--ink); stroke: var(--paper); stroke-width: 4; paint-order: stroke; }
 .stack-0 { --series: var(--stack-0); }
 .stack-1 { --series: var(--stack-1); }
 .stack-2 { --series: var(--stack-2); }

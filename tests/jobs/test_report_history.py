@@ -109,7 +109,7 @@ def test_the_page_draws_every_figure_and_tells_what_failed(lake: Config) -> None
         "score_daily 137",
         "quality.psi_warn",
         HOSTILE_REASON,
-        "1 other reasons",
+        "other reasons (1)",
     ):
         assert said in told, said
     assert HOSTILE_REASON not in text
