@@ -73,6 +73,7 @@ figcaption strong { display: block; color: var(--ink); }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .8125rem; color: var(--muted); margin-bottom: .35rem; }
 .swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; background: var(--series); margin-right: .4rem; }
 .scroll { overflow-x: auto; }
+section > .scroll + .scroll { margin-top: 1.5rem; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .35rem; }
 th, td { padding: .32rem .75rem .32rem 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
