@@ -147,7 +147,8 @@ def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace
         log.error("%s failed: %s", name, error)
         return error.exit_code
     observer = Observer.begin(name, config, job.run_date)
-    exit_code, closing, failure = EXIT_CRASHED, dict[str, Any](), None
+    exit_code, closing = EXIT_CRASHED, dict[str, Any]()
+    failure: BaseException | None = None
     try:
         plan(config)  # a wrong operator is refused by every job, before any of them has worked on it
         storage.read_hdfs_through(lambda: hdfs(job.spark))

@@ -57,8 +57,8 @@ figcaption strong { display: block; color: var(--ink); }
 .chart .bar { opacity: .9; }
 .chart .bubble { fill-opacity: .55; stroke-width: 1.5; }
 .chart .diagonal { stroke: var(--muted); stroke-dasharray: 4 4; }
-.chart .reference { stroke: var(--second); stroke-dasharray: 5 4; stroke-width: 1.5; }
-.chart .reference-name { fill: var(--second); stroke: var(--paper); stroke-width: 4; paint-order: stroke; }
+.chart .reference { stroke: var(--muted); stroke-dasharray: 5 4; stroke-width: 1.5; }
+.chart .reference-name { fill: var(--ink); stroke: var(--paper); stroke-width: 4; paint-order: stroke; }
 .stack-0 { --series: var(--stack-0); }
 .stack-1 { --series: var(--stack-1); }
 .stack-2 { --series: var(--stack-2); }
@@ -73,6 +73,7 @@ figcaption strong { display: block; color: var(--ink); }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .8125rem; color: var(--muted); margin-bottom: .35rem; }
 .swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; background: var(--series); margin-right: .4rem; }
 .scroll { overflow-x: auto; }
+section > .scroll + .scroll { margin-top: 1.5rem; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .35rem; }
 th, td { padding: .32rem .75rem .32rem 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -151,7 +151,7 @@ def _midnight(run_date: str) -> float:
 
 def _push(gateway: str, record: RunRecord, text: str) -> None:
     """POST replaces the metrics that are named and leaves those of the last success alone."""
-    path = "/".join(_group("job", record.job) + _group("config", record.config))
+    path = "/".join([*_group("job", record.job), *_group("config", record.config)])
     request = urllib.request.Request(
         f"{gateway.rstrip('/')}/metrics/{path}",
         data=text.encode("utf-8"),
@@ -162,5 +162,5 @@ def _push(gateway: str, record: RunRecord, text: str) -> None:
         log.debug("pushed the metrics of %s to %s", record.job, gateway)
 
 
-def _group(name: str, value: str) -> Sequence[str]:
-    return [name, quote(value, safe="")]
+def _group(name: str, value: str) -> tuple[str, str]:
+    return name, quote(value, safe="")

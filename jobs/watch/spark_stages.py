@@ -80,7 +80,8 @@ def read_spark_work(spark: SparkSession, now_s: float) -> SparkWork:
         Exception: whatever Spark or its gateway raises; the session may be gone.
     """
     context = spark.sparkContext
-    gateway, scala = context._gateway, context._jsc.sc()
+    gateway: Any = context._gateway
+    scala: Any = context._jsc.sc()
     scala.listenerBus().waitUntilEmpty(_DRAIN_MS)
     store = scala.statusStore()
     nothing = gateway.new_array(gateway.jvm.double, 0)

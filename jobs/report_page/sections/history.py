@@ -162,7 +162,7 @@ def _drops(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
     parts = [(reason, [share(day, [reason]) for day in days]) for reason in first]
     rest = sorted(set(total) - set(first))
     if rest:
-        parts.append((f"{len(rest)} other reasons", [share(day, rest) for day in days]))
+        parts.append((f"other reasons ({len(rest)})", [share(day, rest) for day in days]))
     return stacked("Drops", names, parts, x_label="run dates", y_label="% of the log's rows")
 
 

@@ -57,7 +57,7 @@ def test_cores_of_a_local_session_count_from_its_beginning(spark: SparkSession) 
 
 
 def test_recording_a_session_takes_less_than_a_second(spark: SparkSession) -> None:
-    for _ in range(30):
+    for _ in range(8):
         spark.sparkContext.parallelize(range(4), 2).count()
     began = time.monotonic()
     read_spark_work(spark, time.time())
