@@ -26,7 +26,7 @@ from websockets.sync.client import ClientConnection, connect
 DAG = "daily_recommendations"
 # The runs as a grid and the tasks as a graph are two states of one page, which the browser's storage remembers.
 VIEWS = {"airflow-grid": "grid", "airflow-graph": "graph"}
-SIZES = {"airflow-grid": (1280, 720), "airflow-graph": (1680, 620)}
+SIZES = {"airflow-grid": (1680, 760), "airflow-graph": (2600, 620)}
 _PATIENCE_S = 60
 _SETTLED_S = 4  # the graph is laid out, and moves into place, after its data are there
 
