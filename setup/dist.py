@@ -15,11 +15,12 @@ import sys
 import tarfile
 import tomllib
 from pathlib import Path
+from typing import IO, cast
 
 from setup.console import SetupError, fail, say, step
 from setup.environment import build_wheel, kept_packages, make_environment
 from setup.install import ROOT
-from setup.pack import pack_environment, without_owner
+from setup.pack import Joined, packed_parts, without_owner
 
 BUILD = ROOT / "build"
 # Folders and files of the checkout that the archive has as they are.
@@ -58,11 +59,15 @@ def make_dist(build: Path = BUILD) -> Path:
     with step("making the environment"):
         make_environment(build / "environment", wheel)
     with step("packing the environment"):
-        pack_environment(build / "environment", kept_packages(), staged / "environment.tar.gz")
+        parts = packed_parts(build / "environment", kept_packages(), build / "dist/own.tar.gz")
     with step(f"writing {archive}"):
         copy_contents(ROOT, staged)
         with tarfile.open(archive.with_suffix(".new"), "w") as packed:
             packed.add(staged, name, filter=without_owner)
+            environment = tarfile.TarInfo(f"{name}/environment.tar.gz")
+            joined = Joined(*parts)  # not joined on disk first: gigabytes
+            environment.size = joined.size_bytes
+            packed.addfile(environment, cast(IO[bytes], joined))
         archive.with_suffix(".new").replace(archive)
     shutil.rmtree(build / "dist")
     shutil.rmtree(build / "environment")

@@ -7,7 +7,6 @@ without that mark, kept, and our own few files are added behind them.
 from __future__ import annotations
 
 import os
-import shutil
 import tarfile
 import zlib
 from collections import deque
@@ -19,18 +18,40 @@ from typing import IO
 _BLOCK_BYTES = 16 * 1024 * 1024
 
 
-def pack_environment(folder: Path, base: Path, archive: Path) -> None:
-    """Packs `folder`, which holds all that `base` holds and more; `base` packed is kept beside it for the next time."""
+def packed_parts(folder: Path, base: Path, own: Path) -> tuple[Path, Path]:
+    """Two files that are `folder` as .tar.gz when one follows the other.
+
+    Args:
+        folder: holds all that `base` holds, and more.
+        base: its packed form is the first file; it is kept beside it for the next time.
+        own: the second file, which is written: what `folder` has beyond `base`.
+    """
     kept = base.with_name(f"{base.name}.tar.gz")
     if not kept.is_file():
         scratch = kept.with_name(f"{kept.name}.new")
         with scratch.open("wb") as out:
             pack(base, entries(base), out, ended=False)
         scratch.replace(kept)
-    shutil.copyfile(kept, archive)
-    with archive.open("ab") as out:
-        own = (name for name in entries(folder) if not os.path.lexists(base / name))
-        pack(folder, own, out)
+    with own.open("wb") as out:
+        pack(folder, (name for name in entries(folder) if not os.path.lexists(base / name)), out)
+    return kept, own
+
+
+class Joined:
+    """Files read one after the other as if they were one."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.size_bytes = sum(path.stat().st_size for path in paths)
+        self._files = deque(path.open("rb") for path in paths)
+
+    def read(self, size_bytes: int) -> bytes:
+        """So many bytes; fewer at the end."""
+        found = b""
+        while self._files and len(found) < size_bytes:
+            found += self._files[0].read(size_bytes - len(found))
+            if len(found) < size_bytes:
+                self._files.popleft().close()
+        return found
 
 
 def entries(folder: Path) -> Iterator[str]:
