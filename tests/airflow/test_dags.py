@@ -25,8 +25,8 @@ def parsed(inside: Callable[..., Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def described(parsed: dict[str, Any]) -> dict[str, Any]:
-    dags: dict[str, Any] = parsed["dags"]
-    return dags
+    # The scheduler's tests put a DAG of theirs into the folder, whichever come first.
+    return {name: dag for name, dag in parsed["dags"].items() if name != "late_night"}
 
 
 def test_a_run_knows_its_day_from_its_param_or_its_key(parsed: dict[str, Any]) -> None:
