@@ -18,7 +18,7 @@ from tests.cluster.equal import require_equal_features, require_equal_lists, req
 from tests.processes import wait_for
 from tests.standalone import Cluster
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 _STARTED = "Executor: Running task"
 

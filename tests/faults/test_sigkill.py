@@ -24,6 +24,7 @@ from etl.tables import RARE, VOCABULARY, workflow_table
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
 from jobs.runner import Job, Result
+from tests.cluster.equal import require_equal_lists
 from tests.etl.cases import read_rows
 from tests.faults.jobs_that_die import (
     DAYS,
@@ -159,7 +160,7 @@ def test_models_measure_the_same(lakes: Lakes) -> None:
 
 
 def test_lists_are_the_same_but_for_scores_that_are_close(spark: SparkSession, lakes: Lakes) -> None:
-    _require_equal_lists(*(_lists(spark, path) for path in (lakes.peace, lakes.kills)))
+    require_equal_lists(*(_lists(spark, path) for path in (lakes.peace, lakes.kills)))
 
 
 @pytest.mark.parametrize("job", ["score_daily", "score_rows"])
@@ -176,7 +177,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(spark: SparkSession, lake
     after = read_rows(table.partition(RUN_DATE))
     if job == "score_daily":
         order = ["user_id", "position"]
-        _require_equal_lists(*(each.sort_values(order, ignore_index=True) for each in (before, after)))
+        require_equal_lists(*(each.sort_values(order, ignore_index=True) for each in (before, after)))
     else:
         first, second = (
             each.sort_values(["features_dt", "row_id"], ignore_index=True) for each in (before, after)
@@ -187,13 +188,3 @@ def test_a_worker_killed_in_the_middle_changes_nothing(spark: SparkSession, lake
 def _lists(spark: SparkSession, lake: Path) -> pd.DataFrame:
     rows = read_published(spark, Lake(str(lake)).recommendations.partition(RUN_DATE)).toPandas()
     return rows.sort_values(["user_id", "position"], ignore_index=True)
-
-
-def _require_equal_lists(first: pd.DataFrame, second: pd.DataFrame) -> None:
-    assert first[["user_id", "position"]].equals(second[["user_id", "position"]])
-    assert (first["score"] - second["score"]).abs().max() <= 1e-5
-    for place in first.index[first["item_id"] != second["item_id"]]:
-        # The item the other lake has at this place stands in this one at a score that close, or just missed the list.
-        mine = first[(first["user_id"] == first["user_id"][place])]
-        there = mine.loc[mine["item_id"] == second["item_id"][place], "score"]
-        assert all(abs(score - first["score"][place]) <= 1e-5 for score in there)
