@@ -66,7 +66,13 @@ def test_locked_packages_have_hashes_and_no_address() -> None:
 
 def test_lock_files_agree_on_versions() -> None:
     # Airflow, a peer of the benchmarks and what some tests start have environments, and so versions, of their own.
-    apart = {"airflow.txt", "benchmark-nvtabular.txt", "test-container.txt", "test-postgres.txt", "test-s3.txt"}
+    apart = {
+        "airflow.txt",
+        "benchmark-nvtabular.txt",
+        "test-container.txt",
+        "test-postgres.txt",
+        "test-s3.txt",
+    }
     ours = [lock for lock in LOCK_FILES if lock.name not in apart]
     assert len(ours) == len(LOCK_FILES) - len(apart)
     versions: dict[str, set[str]] = {}
