@@ -141,11 +141,11 @@ def test_the_chain_runs(node: Node, own_cluster: Cluster, tmp_path: Path) -> Non
 def test_what_is_imported_is_the_archives(node: Node) -> None:
     """The environment is complete without the packages of tests, and jobs run what the wheel holds."""
     told = node.run(
-        "python -c 'import jobs, etl, training, sys; print(jobs.__file__, sys.prefix, *sys.path, sep=\"\\n\")'"
+        "cd /; python -c 'import jobs, etl, training, sys; print(jobs.__file__, sys.prefix, *sys.path, sep=\"\\n\")'"
     )
     origin, prefix, *path = told.splitlines()
     assert Path(prefix) == node.folder / "environment"
     assert Path(origin).is_relative_to(node.folder / "environment")
     assert not any(each.startswith(os.getcwd()) for each in path if each)
-    missing = node.run("python -c 'import pytest' 2>&1 || true")
+    missing = node.run("cd /; python -c 'import pytest' 2>&1 || true")
     assert "No module named 'pytest'" in missing
