@@ -118,10 +118,18 @@ def test_state_and_gradients_stay_float32(rows: Rows, precision: str) -> None:
 
 @pytest.mark.parametrize(
     "train, tolerance",
-    [({"clip_norm": 0.01}, 1e-4), ({"precision": "bf16"}, 5e-3), ({"precision": "fp16"}, 3e-3)],
+    [
+        ({"clip_norm": 0.01, "learning_rate": 3e-4}, 1e-4),
+        ({"precision": "bf16"}, 5e-3),
+        ({"precision": "fp16"}, 3e-3),
+    ],
 )
 def test_ranks_train_as_one_does(rows: Rows, train: dict[str, Any], tolerance: float) -> None:
-    """In half precision losses differ more: where a sum rounds to another float32, a weight may round to another half."""
+    """In half precision losses differ more: where a sum rounds to another float32, a weight may round to another half.
+
+    In float32 they lie 2e-7 apart, until on some CPU, once in several trainings, a sum rounds to the other side of a ReLU's kink, which
+    Adam may answer with a step of its whole rate: at 0.003 losses were then 2e-3 apart. So the rate is a tenth of that.
+    """
     _, one = train_steps(LocalCollectives(), rows, **train)
     for ranks in (2, 4):
         for _, losses in on_ranks(ranks, lambda each: train_steps(each, rows, **train)):
