@@ -173,7 +173,9 @@ def test_a_worker_killed_in_the_middle_changes_nothing(spark: SparkSession, lake
     ended = run_job(job, config, profile=profile_with_retries(config.parent), kill_worker=True)
     log = ended.log.read_text()
     assert ended.exit_code == 0, log[-3000:]
-    assert "Python worker exited unexpectedly" in log, "no worker was killed while it had a task"
+    # What a task of Spark's says of its lost worker depends on whether it was writing to it or reading from it.
+    lost = ("Python worker exited unexpectedly", "Connection reset")
+    assert any(words in log for words in lost), "no worker was killed while it had a task"
     after = read_rows(table.partition(RUN_DATE))
     if job == "score_daily":
         order = ["user_id", "position"]

@@ -9,7 +9,14 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from jobs.watch import spark_stages
 from jobs.watch.spark_stages import SparkWork, Work, read_spark_work, spark_work
+
+
+@pytest.fixture
+def all_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of the tests has run more and longer stages than a job's record keeps."""
+    monkeypatch.setattr(spark_stages, "_MOST_STAGES", 100_000)
 
 
 def _since(before: SparkWork, after: SparkWork) -> list[Any]:
@@ -21,6 +28,7 @@ def _newest(work: SparkWork) -> int:
     return max((row["stage_id"] for row in work.stages), default=-1)
 
 
+@pytest.mark.usefixtures("all_stages")
 def test_stages_of_a_shuffle_are_counted_as_they_ran(spark: SparkSession, tmp_path: Any) -> None:
     spark.range(1000, numPartitions=4).write.parquet(str(tmp_path / "in"))
     before = read_spark_work(spark, time.time())
@@ -39,6 +47,7 @@ def test_stages_of_a_shuffle_are_counted_as_they_ran(spark: SparkSession, tmp_pa
     assert after.total.tasks - before.total.tasks == sum(row["tasks"] for row in made)
 
 
+@pytest.mark.usefixtures("all_stages")
 def test_tasks_that_fail_are_counted(spark: SparkSession) -> None:
     before = read_spark_work(spark, time.time())
     with pytest.raises(Py4JJavaError):
