@@ -136,7 +136,9 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
 tiled_interaction.register_autograd(_differentiate, setup_context=_keep)
 
 
+# What is kept may first be asked for under inference mode, whose tensors no training can use afterwards.
 @cache
+@torch.inference_mode(False)
 def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
     """(P,) where in a flat matrix (F, F) the pairs stand."""
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
@@ -144,6 +146,7 @@ def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
 
 
 @cache
+@torch.inference_mode(False)
 def _mirror(num_vectors: int, device: torch.device) -> Tensor:
     """(F * F,) which pair's dot stands there in the symmetric matrix; P, beyond all pairs, on the diagonal."""
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)

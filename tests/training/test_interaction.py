@@ -36,6 +36,18 @@ def test_each_pair_once(rows: int, count: int, dim: int) -> None:
     np.testing.assert_allclose(found, np.stack(expected, 1) if expected else nothing, rtol=1e-5, atol=1e-5)
 
 
+def test_training_after_scoring_in_one_process() -> None:
+    """What is kept from one call to the next was first asked for under inference mode, here by numbers no other test uses."""
+    with torch.inference_mode():
+        PairDots(11)
+        interact(None, torch.ones(2, 11, 3))
+    vectors = _drawn(2, 11, 3)
+    PairDots(11)(vectors).sum().backward()
+    interact(None, vectors).sum().backward()
+    others = vectors.detach().sum(1, keepdim=True) - vectors.detach()
+    torch.testing.assert_close(vectors.grad, 2 * others)
+
+
 @pytest.mark.parametrize("with_bottom", [True, False])
 @pytest.mark.parametrize("tile", [2**20, 200, 1], ids=lambda numbers: f"tiles of {numbers}")
 @pytest.mark.parametrize("rows, count, dim", CASES)

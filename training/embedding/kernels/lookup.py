@@ -54,6 +54,7 @@ class Features:
 
 
 @cache
+@torch.inference_mode(False)  # kept: what comes first may be scoring, whose tensors no training can use
 def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """`column` and `width` of `Features`; copied to the device once, for a copy would wait for it at every step."""
     starts = [0, *accumulate(widths)][:-1]
