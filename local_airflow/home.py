@@ -104,6 +104,8 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
         "spark_submit": str(Path(python).with_name("spark-submit")),
         "environment": {
             "JAVA_HOME": os.environ["JAVA_HOME"],
+            # What setup/env.sh says of the archive of classes, with which jobs start sooner.
+            "SPARK_SUBMIT_OPTS": os.environ.get("SPARK_SUBMIT_OPTS", ""),
             "PYTHONPATH": str(
                 ROOT
             ),  # jobs import the packages of this checkout, whoever made the environment

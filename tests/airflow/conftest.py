@@ -19,6 +19,7 @@ from local_airflow.rest import Api
 from setup.console import SetupError
 from tests.airflow.world import TRAINED, Alerts, World, listening, make_world
 from tests.etl.lakes.servers import missing
+from tests.standalone import Cluster, standalone_cluster
 
 INSIDE = Path(__file__).parent / "inside"
 
@@ -39,8 +40,19 @@ def alerts() -> Iterator[Alerts]:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory, alerts: Alerts, airflow_environment: Path) -> World:
-    made = make_world(tmp_path_factory.mktemp("airflow"), alerts.url)
+def airflow_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with standalone_cluster(tmp_path_factory.mktemp("airflow-cluster")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def world(
+    tmp_path_factory: pytest.TempPathFactory,
+    alerts: Alerts,
+    airflow_environment: Path,
+    airflow_cluster: Cluster,
+) -> World:
+    made = make_world(tmp_path_factory.mktemp("airflow"), alerts.url, airflow_cluster)
     airflow(airflow_environment, made.home, "db", "migrate")
     return made
 

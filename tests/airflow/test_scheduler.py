@@ -81,7 +81,7 @@ def test_the_lists_asset_names_the_model_and_when_it_was_promoted(
         assert told[day]["promoted_on"] == TRAINED
 
 
-def test_a_rerun_with_killed_and_failing_stages_is_retried_keeps_a_training_waiting_and_changes_nothing(
+def test_a_rerun_with_killed_and_failing_stages_and_a_lost_executor_keeps_a_training_waiting_and_changes_nothing(
     api: Api, world: World, backfilled: dict[str, Any], alerts: Alerts
 ) -> None:
     day = BACKFILLED[-1]
@@ -94,7 +94,9 @@ def test_a_rerun_with_killed_and_failing_stages_is_retried_keeps_a_training_wait
     wait_for(lambda: api.tasks(WEEKLY, training)["turn"]["state"] == "up_for_reschedule")
     api.patch(f"/dags/{WEEKLY}/dagRuns/{quote(training)}", {"state": "failed"})
     assert "daily_recommendations is at work in 1 runs" in api.log(WEEKLY, training, "turn", 1)
+    kill_an_executor_of(world, api, run, "score_daily")
     assert api.wait(DAILY, run, PATIENCE_S) == "success"
+    assert "Lost executor" in api.log(DAILY, run, "score_daily", 1)
     tasks = api.tasks(DAILY, run)
     tries = {name: task["try_number"] for name, task in tasks.items() if task["state"] == "success"}
     del tries["night_is_done"]  # runs nowhere
@@ -158,6 +160,15 @@ def test_somebody_is_told_when_a_run_is_late(api: Api, world: World, alerts: Ale
     wait_for(lambda: alerts.of(kind="late", dag="late_night") != [])
     (world.folder / "told").touch()
     assert api.wait("late_night", run, PATIENCE_S) == "success"
+
+
+def kill_an_executor_of(world: World, api: Api, run: str, task: str) -> None:
+    """SIGKILL to the JVM in which a task's job works, once it has begun to work there; a worker starts another."""
+    wait_for(lambda: api.tasks(DAILY, run)[task]["state"] == "running", PATIENCE_S)
+    known = len(world.cluster.applications())  # the job's own comes seconds later
+    wait_for(lambda: len(world.cluster.applications()) > known)
+    wait_for(lambda: world.cluster.log_lines("Executor: Running task") != [])
+    world.cluster.executors()[0].kill()
 
 
 def wait_for(happened: Callable[[], bool], timeout_s: float = 120) -> None:

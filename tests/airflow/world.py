@@ -1,4 +1,4 @@
-"""A tiny click log, and the Airflow that makes lists of it: what the tests of this folder share."""
+"""A tiny click log, and the Airflow that makes lists of it on a cluster: what the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from local_airflow.home import Home, free_port, local_variable
+from tests.cluster.chain import write_profile
+from tests.standalone import Cluster
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "conf/datasets/generated.yaml"
@@ -66,10 +69,11 @@ class Alerts:
 
 @dataclass
 class World:
-    """A lake with a raw log, and the state of an Airflow beside it."""
+    """A lake with a raw log, the state of an Airflow beside it, and the cluster on which its jobs run."""
 
     folder: Path
     home: Home
+    cluster: Cluster
 
     @property
     def lake(self) -> Path:
@@ -80,15 +84,20 @@ class World:
         (self.folder / "fates" / job).write_text("".join(f"{end}\n" for end in ends))
 
 
-def make_world(folder: Path, alerts: str) -> World:
+def make_world(folder: Path, alerts: str, cluster: Cluster) -> World:
     """A generated log and an Airflow's folder, prepared and not started."""
     (folder / "fates").mkdir()
     variable = local_variable(CONFIG, [*SMALL_LOG, f"lake={folder}/lake"])
+    # An executor with all cores: that a job may have several is tests/cluster's business, and each takes seconds to start.
+    executors = {"spark.executor.cores": "2"}
+    profile = write_profile(folder / "cluster.conf", cluster, sys.executable, executors)
+    variable["profiles"] = {"default": str(profile)}
+    variable["environment"]["SPARK_LOCAL_IP"] = "127.0.0.1"
     submit = folder / "spark-submit"
     submit.write_text(_FATEFUL.format(folder=folder / "fates", real=variable["spark_submit"]))
     submit.chmod(0o755)
     connections = {
-        "spark_default": {"conn_type": "spark", "host": "local[2]"},
+        "spark_default": {"conn_type": "spark", "host": cluster.master},
         "nightrank_alerts": {"conn_type": "http", "host": alerts},
     }
     options = {
@@ -117,7 +126,7 @@ def make_world(folder: Path, alerts: str) -> World:
     ]
     environment = {**os.environ, **variable["environment"]}
     subprocess.run([*generate, *settings], cwd=ROOT, env=environment, check=True, capture_output=True)
-    return World(folder, home)
+    return World(folder, home, cluster)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ CHAIN = (
     ("score_daily", RUN_DATE),
     ("report", RUN_DATE),
 )
-# Start-up is most of such small jobs' time; local.conf says the same of the driver.
-_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+# Start-up is most of such small jobs' time; local.conf and setup/env.sh say the same of the driver.
+_QUICK = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
 LOG = (
     "generate.days=4",
     "generate.rows_per_day=3000",
