@@ -13,6 +13,8 @@ LINTED := $(PACKAGES) $(wildcard airflow_dags) tests $(wildcard benchmarks)
 IN_ENV := . setup/env.sh &&
 # Given by hand: make test ARGS='-k topk', make demo ARGS=--help
 ARGS ?=
+# Processes that share the tests: more than half of a small job is waiting. 0: all in one process, with half the memory.
+TEST_WORKERS ?= 2
 
 .PHONY: help setup demo airflow airflow-test jars dist test check docs lock clean
 
@@ -40,7 +42,7 @@ dist: setup ## build/nightrank-<version>.tar: the wheel, a packed environment, j
 
 # On CI the tests of GPU plans and of lakes and sinks are not skipped, so that their jars are fetched first.
 test: setup $(if $(CI),jars) ## the test suite
-	@$(IN_ENV) pytest $(ARGS)
+	@$(IN_ENV) pytest -n $(TEST_WORKERS) $(ARGS)
 
 check: setup ## lint, formatting and types
 	@$(IN_ENV) ruff check $(LINTED)

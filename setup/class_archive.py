@@ -65,15 +65,17 @@ def make(root: Path, venv: Path, java_home: Path) -> str | None:
 def typical_work(folder: Path) -> None:
     """What jobs do: text and Parquet read and written, joins, windows, sums, Python workers fed with Arrow and with pickled rows."""
     import pyarrow as pa
-    from pyspark.sql import Window
+    from pyspark.sql import SparkSession, Window
     from pyspark.sql import functions as F
-
-    from jobs.session import build_session
 
     def same(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         return batches
 
-    spark = build_session("class archive", event_logs=str(folder / "events"))
+    (folder / "events").mkdir()
+    builder = SparkSession.builder.config("spark.eventLog.enabled", "true").config(
+        "spark.eventLog.dir", f"file://{folder}/events"
+    )
+    spark = builder.getOrCreate()
     (folder / "log.tsv").write_text("".join(f"{row % 7}\t{row / 3}\tid{row % 11}\n" for row in range(1000)))
     text = spark.read.text(str(folder / "log.tsv")).select(F.split("value", "\t").alias("cells"))
     columns = (F.col("cells")[0].cast("int"), F.col("cells")[1].cast("double"), F.col("cells")[2])

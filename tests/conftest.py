@@ -1,4 +1,4 @@
-"""Fixtures every test may use. One Spark session serves the whole suite."""
+"""Fixtures every test may use. One Spark session serves the whole suite, or each of its workers (pytest -n)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from jobs.session import build_session, read_profile
 from tests.standalone import Cluster, standalone_cluster
 
 ROOT = Path(__file__).parent.parent
+
+
+class ByFile(LoadScopeScheduling):
+    """A worker of the suite gets whole files; a folder with a conftest.py of its own whole, for its fixtures last a session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(nodeid.split("::", 1)[0])
+        folders = [each for each in file.parents if each.parts[1:] and (ROOT / each / "conftest.py").exists()]
+        return str(folders[-1] if folders else file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    config.option.loadscopereorder = False  # the suite's own order, in which the longest comes first
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -64,15 +65,18 @@ def locked_environment(name: str, lock: Path) -> Path:
     folder = cache_folder() / name
     python, stamp = folder / "bin/python", folder / "locked.sha256"
     wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
-    if stamp.exists() and stamp.read_text() == wanted:
-        return python
-    shutil.rmtree(folder, ignore_errors=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps"]
-    for command in ([sys.executable, "-m", "venv", str(folder)], [*install, "-r", str(lock)]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Unavailable(f"the environment {name} cannot be made: {done.stderr.strip()[-300:]}")
-    stamp.write_text(wanted)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # another worker of the suite may be at it
+        if stamp.exists() and stamp.read_text() == wanted:
+            return python
+        shutil.rmtree(folder, ignore_errors=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps"]
+        for command in ([sys.executable, "-m", "venv", str(folder)], [*install, "-r", str(lock)]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise Unavailable(f"the environment {name} cannot be made: {done.stderr.strip()[-300:]}")
+        stamp.write_text(wanted)
     return python
 
 
