@@ -77,11 +77,15 @@ def inside(world: World, airflow_environment: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def trained(inside: Callable[..., Any]) -> dict[str, Any]:
-    """TRAINED, by dag.test(): a training whose model is promoted, and the night of that day. Task states by DAG."""
-    found: dict[str, Any] = inside(
-        "run_dags", f"weekly_training={TRAINED}", f"daily_recommendations={TRAINED}"
-    )
+def trained(inside: Callable[..., Any], world: World) -> dict[str, Any]:
+    """TRAINED, by dag.test(): a training whose model is promoted, and the night of that day. Task states by DAG.
+
+    Only this day has candidates by a retriever, and lists that are delivered.
+    """
+    retrieval = "candidates.sources=[{source: retrieval, n: 60, model: ../models/two_tower_small.yaml}]"
+    sink = f"deliver.sinks=[{{kind: json_lines, name: files, path: {world.delivered}}}]"
+    conf = json.dumps({"run_date": TRAINED, "set": [retrieval, sink]})
+    found: dict[str, Any] = inside("run_dags", f"weekly_training={conf}", f"daily_recommendations={conf}")
     return found
 
 

@@ -79,6 +79,10 @@ class World:
     def lake(self) -> Path:
         return self.folder / "lake"
 
+    @property
+    def delivered(self) -> Path:
+        return self.folder / "delivered"
+
     def fate(self, job: str, *ends: str) -> None:
         """What the next starts of a job come to: exit codes, or `kill`."""
         (self.folder / "fates" / job).write_text("".join(f"{end}\n" for end in ends))

@@ -19,6 +19,7 @@ def run(tmp_path: Path, script: str, limit_s: float = 60.0, cores: int = 1) -> M
     return measure([sys.executable, "-c", script], log=tmp_path / "log", cores=cores, limit_s=limit_s)
 
 
+# Bounds are wide: an interpreter on a machine that does much else takes half a second of CPU to start.
 def alive(pid: int) -> bool:
     return (
         Path(f"/proc/{pid}").exists()
@@ -27,19 +28,19 @@ def alive(pid: int) -> bool:
 
 
 def test_cpu_is_that_of_the_work_and_not_of_waiting(tmp_path: Path) -> None:
-    used = run(tmp_path, BURN.format(0.6) + "time.sleep(0.5)")
+    used = run(tmp_path, BURN.format(1.0) + "time.sleep(1)")
     assert used.returncode == 0
     assert not used.timed_out
-    assert 0.6 <= used.cpu_s < 1.0
-    assert used.wall_s > 1.1
+    assert 1.0 <= used.cpu_s < 1.9
+    assert used.wall_s > 2
 
 
 def test_cpu_of_children_counts_whether_they_are_waited_for_or_left_behind(tmp_path: Path) -> None:
-    child = f"subprocess.Popen([sys.executable, '-c', {BURN.format(0.4)!r}])"
+    child = f"subprocess.Popen([sys.executable, '-c', {BURN.format(1.0)!r}])"
     waited = run(tmp_path, f"import subprocess, sys\n{child}.wait()")
-    running = run(tmp_path, f"import subprocess, sys, time\n{child}\ntime.sleep(2)")
-    assert 0.4 <= waited.cpu_s < 0.9
-    assert 0.4 <= running.cpu_s < 0.9
+    running = run(tmp_path, f"import subprocess, sys, time\n{child}\ntime.sleep(5)")
+    assert 1.0 <= waited.cpu_s < 1.9
+    assert 1.0 <= running.cpu_s < 1.9
 
 
 def test_a_process_whose_parent_ended_still_counts_and_is_ended(tmp_path: Path) -> None:
@@ -53,23 +54,23 @@ def test_a_process_whose_parent_ended_still_counts_and_is_ended(tmp_path: Path) 
 
 
 def test_cpu_between_two_instants(tmp_path: Path) -> None:
-    script = f"import time\n{BURN.format(0.4)}print(time.monotonic())\ntime.sleep(0.4)\nprint(time.monotonic())\n{BURN.format(0.4)}"
+    script = f"import time\n{BURN.format(1.0)}print(time.monotonic())\ntime.sleep(1)\nprint(time.monotonic())\n{BURN.format(1.0)}"
     used = run(tmp_path, script)
     slept, woke = (float(line) for line in (tmp_path / "log").read_text().split())
-    assert used.cpu_between(used.samples[0][0], slept) == pytest.approx(0.4, abs=0.15)
-    assert used.cpu_between(slept, woke) == pytest.approx(0.0, abs=0.15)
+    assert used.cpu_between(used.samples[0][0], slept) == pytest.approx(1.2, abs=0.5)
+    assert used.cpu_between(slept, woke) == pytest.approx(0.0, abs=0.4)
     assert used.cpu_between(used.samples[0][0], used.samples[-1][0]) == pytest.approx(used.cpu_s)
 
 
 def test_peak_memory_is_seen_after_it_was_given_back(tmp_path: Path) -> None:
-    used = run(tmp_path, "import time\nb = b'x' * (200 << 20)\ntime.sleep(0.4)\ndel b\ntime.sleep(0.3)")
+    used = run(tmp_path, "import time\nb = b'x' * (200 << 20)\ntime.sleep(1.5)\ndel b\ntime.sleep(0.3)")
     assert 200 * MIB < used.peak_rss_bytes < 300 * MIB
     assert 200 * MIB < used.peak_pss_bytes < 300 * MIB
 
 
 def test_pages_that_forked_workers_share_count_once_in_pss(tmp_path: Path) -> None:
     used = run(
-        tmp_path, "import os, time\nb = b'x' * (200 << 20)\nfor _ in range(3): os.fork() or (time.sleep(1), os._exit(0))\ntime.sleep(1)"
+        tmp_path, "import os, time\nb = b'x' * (200 << 20)\nfor _ in range(3): os.fork() or (time.sleep(2), os._exit(0))\ntime.sleep(2)"
     )  # fmt: skip
     assert used.peak_rss_bytes > 600 * MIB
     assert used.peak_pss_bytes < 350 * MIB
@@ -110,8 +111,8 @@ def neighbour() -> Iterator[subprocess.Popen[bytes]]:
 def test_children_we_had_before_do_not_count_and_live_on(
     tmp_path: Path, neighbour: subprocess.Popen[bytes]
 ) -> None:
-    used = run(tmp_path, "import time\ntime.sleep(0.8)", cores=2)
-    assert used.cpu_s < 0.4
+    used = run(tmp_path, "import time\ntime.sleep(2)", cores=2)
+    assert used.cpu_s < 1
     assert neighbour.poll() is None
 
 

@@ -1,0 +1,91 @@
+"""Seconds of small jobs whose JVM takes its classes from setup's archive, and of the same where it loads them from jars.
+
+    .venv/bin/python benchmarks/start_up.py [--quick]
+
+build_features and report by spark-submit with conf/spark/local.conf, on a click log of 6,000 rows, where a start is most of
+the time. The two take turns; the median over turns counts. Ratios, ours over jars: `build_features`, `report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report import closing_line, machine, table
+from setup.class_archive import NAME
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+ARCHIVE = BIN.parent / NAME
+CONFIG = "conf/datasets/generated.yaml"
+FIRST, RUN_DATE = "2026-01-01", "2026-01-04"
+LOG = (
+    "generate.days=4",
+    "generate.rows_per_day=1500",
+    "generate.users=100",
+    "generate.items=50",
+    "generate.files_per_day=1",
+    "split.train_days=2",
+    "split.min_train_days=2",
+)
+JOBS = ("build_features", "report")
+OPTIONS = {
+    "archive": f"-XX:SharedArchiveFile={ARCHIVE} -Xlog:cds=off -Xlog:class+path=off",
+    "jars": "",
+}
+
+
+def seconds_of(job: str, run_date: str, lake: Path, options: str) -> float:
+    """One run of a job, from spark-submit's start to its end."""
+    words = ["--config", CONFIG, "--run-date", run_date]
+    for override in (*LOG, f"lake={lake}"):
+        words += ["--set", override]
+    began = time.perf_counter()
+    done = subprocess.run(
+        [BIN / "spark-submit", "--properties-file", "conf/spark/local.conf", f"jobs/{job}.py", *words],
+        cwd=ROOT,
+        env={**os.environ, "SPARK_SUBMIT_OPTS": options, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{job} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return time.perf_counter() - began
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one turn instead of five")
+    turns = 1 if parser.parse_args(arguments).quick else 5
+    if not ARCHIVE.exists():
+        raise SystemExit(f"{ARCHIVE} is not there: run make setup, and read what it says of the archive")
+    found: dict[str, dict[str, list[float]]] = {name: {job: [] for job in JOBS} for name in OPTIONS}
+    with tempfile.TemporaryDirectory(prefix="nightrank-start-up-") as folder:
+        seconds_of("generate_clicks", FIRST, Path(folder) / "lake", "")
+        for turn in range(turns + 1):  # of the first, nothing counts: it also fills the file cache
+            for name, options in OPTIONS.items():
+                for job in JOBS:
+                    seconds = seconds_of(job, RUN_DATE, Path(folder) / "lake", options)
+                    if turn:
+                        found[name][job].append(seconds)
+    medians = {
+        name: {job: statistics.median(each) for job, each in jobs.items()} for name, jobs in found.items()
+    }
+    rows = [(name, *(f"{jobs[job]:.2f}" for job in JOBS)) for name, jobs in medians.items()]
+    print(table(("classes from", *(f"{job}, s" for job in JOBS)), rows))
+    ratios = {job: round(medians["jars"][job] / medians["archive"][job], 3) for job in JOBS}
+    ours = {job: round(value, 2) for job, value in medians["archive"].items()}
+    peers = {"jars": {job: round(value, 2) for job, value in medians["jars"].items()}}
+    print(closing_line("start_up", machine(len(os.sched_getaffinity(0)), ("pyspark",)), ours, peers, ratios))
+
+
+if __name__ == "__main__":
+    main()
