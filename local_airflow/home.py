@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import secrets
 import socket
 import sys
@@ -116,6 +118,13 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port on 127.0.0.1 that nobody listens on, drawn from below those that systems give to connections (Linux: from 32768).
+
+    Asked of the system by port 0, it would be one of these, and a server that starts seconds later may find it given away.
+    """
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(15_000, 32_000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from local_airflow.home import free_port
 from tests.processes import die_with_parent, environment, kill_tree, wait_for, wait_until_gone
 
 # The GPUs that each worker's discovery script says it has.
@@ -139,7 +140,7 @@ def standalone_cluster(
         f"spark.worker.resource.gpu.amount {len(GPUS)}\nspark.worker.resource.gpu.discoveryScript {script}\n"
     )
     found = spark_class or Path(sys.executable).parent / "spark-class"
-    cluster = Cluster(_free_port(), cores, folder, found, variables or environment())
+    cluster = Cluster(free_port(), cores, folder, found, variables or environment())
     started = [cluster.start_daemon("master.Master", "--port", str(cluster.port))]
     try:
         wait_for("the master", lambda: _answers(cluster.port), 60)
@@ -149,11 +150,6 @@ def standalone_cluster(
     finally:
         for each in (*cluster._workers.values(), *started):
             kill_tree(each)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _answers(port: int) -> bool:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.etl.lakes.servers import ROOT, Unavailable, free_port, locked_environment, process
+from local_airflow.home import free_port
+from tests.etl.lakes.servers import ROOT, Unavailable, locked_environment, process
 
 LOCK = ROOT / "requirements/test-postgres.txt"
 PASSWORD = "kept-out-of-every-log"

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import pyspark
 import pytest
 
+from local_airflow.home import free_port
 from setup import jars, java_home
 from setup.console import cache_folder
 
@@ -152,9 +152,3 @@ def process(command: list[str], log: Path, ready: Callable[[], bool], **options:
     finally:
         server.kill()
         server.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
