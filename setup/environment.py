@@ -12,9 +12,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from setup import build_horovod, build_native
+from setup import build_horovod, build_native, compiled_archive
 from setup.console import SetupError, cache_folder, capture, fail, run, say, step
-from setup.install import BOOTSTRAP, ROOT, VENV
+from setup.install import BOOTSTRAP, ROOT, VENV, site_packages
 
 # What decides about the packages; the rest of requirements/ is for other environments.
 LOCKS = ("runtime.txt", "horovod.txt")
@@ -75,8 +75,8 @@ def make_environment(folder: Path, wheel: Path) -> None:
 def kept_packages() -> Path:
     """The environment without our wheel, from the cache or made now."""
     digest = hashlib.sha256(sys.version.encode() + str(_python()).encode())
-    for name in LOCKS:
-        digest.update((ROOT / "requirements" / name).read_bytes())
+    for part in (*(f"requirements/{name}" for name in LOCKS), "setup/compiled_archive.py"):
+        digest.update((ROOT / part).read_bytes())
     kept = cache_folder() / "environments" / digest.hexdigest()[:16]
     if not kept.is_dir():
         with step("making the environment that is packed (once for these lock files)"):
@@ -95,6 +95,7 @@ def _make_packages(kept: Path) -> None:
     _uv_pip(scratch, "sync", *options, *constraints, ROOT / "requirements/runtime.txt")
     wheel = build_horovod.cached_wheel(VENV, BOOTSTRAP, ROOT / "requirements/horovod.txt")
     _uv_pip(scratch, "install", *_OFFLINE, wheel)
+    compiled_archive.add_compiled(site_packages(scratch))
     scratch.rename(kept)
     say(f"    kept in {kept}")
 

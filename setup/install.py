@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from setup import build_horovod, build_native, class_archive, preflight
+from setup import build_horovod, build_native, class_archive, compiled_archive, preflight
 from setup.console import SetupError, capture, fail, run, say, step
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,6 +111,7 @@ def install(root: Path) -> None:
         install_bootstrap()
     with step("installing the locked packages (.venv, 6.5 GB)"):
         install_packages()
+        compiled_archive.add_compiled(site_packages(VENV))
         install_own_packages()
     with step("installing Horovod"):
         install_horovod()

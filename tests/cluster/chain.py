@@ -1,10 +1,9 @@
-"""The whole chain on a tiny generated log: in this process on local[2], and by spark-submit on a cluster."""
+"""The whole chain on a tiny generated log: in this process on local[2], and a profile for a cluster."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,11 +13,10 @@ from pyspark.sql import SparkSession
 
 from conf.lake import Lake
 from conf.load import load_config
-from jobs.night.submit import Stage, Submission
 from jobs.runner import Job
 from jobs.session import read_profile
 from tests.etl.cases import read_rows
-from tests.processes import ROOT, die_with_parent, environment, kill_tree
+from tests.processes import ROOT
 from tests.standalone import Cluster
 
 CONFIG = "conf/datasets/generated.yaml"
@@ -33,6 +31,8 @@ CHAIN = (
     ("score_daily", RUN_DATE),
     ("report", RUN_DATE),
 )
+# What an executor logs when a task starts.
+STARTED = "Executor: Running task"
 # Start-up is most of such small jobs' time; local.conf and setup/env.sh say the same of the driver.
 _QUICK = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
 LOG = (
@@ -49,6 +49,23 @@ LOG = (
     "train.epochs=1",
     "train.baselines=[]",
 )
+
+
+@dataclass
+class Lakes:
+    """`alone` was made by the checkout on local[2], `spread` by the archive on the cluster.
+
+    Attributes:
+        profile: of all jobs of `spread` but the training.
+        tasks: how many tasks a job of `spread` had.
+        training: the id of the training's application.
+    """
+
+    alone: Path
+    spread: Path
+    profile: Path
+    tasks: dict[str, int]
+    training: str = ""
 
 
 def overrides(lake: Path) -> list[str]:
@@ -84,42 +101,10 @@ def write_profile(
         "spark.sql.shuffle.partitions": "4",
         "spark.local.dir": str(path.parent / "scratch"),
         "spark.ui.enabled": "false",
+        "spark.sql.ui.explainMode": "simple",
     }
     path.write_text("".join(f"{key} {value}\n" for key, value in (settings | dict(more or {})).items()))
     return path
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """How spark-submit ended, and what was written to the job's log."""
-
-    exit_code: int
-    log: str
-
-
-def submit(
-    job: str, run_date: str, profile: Path, lake: Path, disturb: Callable[[], None] | None = None
-) -> Submitted:
-    """Runs a job by spark-submit; `disturb` is called while it runs. Its processes are gone at the end."""
-    log = lake.parent / f"{job}-{lake.name}.log"
-    command = Submission(str(profile), CONFIG, tuple(overrides(lake))).command(Stage(job, run_date, log))
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-            cwd=ROOT,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-    try:
-        if disturb is not None:
-            disturb()
-        return Submitted(process.wait(timeout=240), log.read_text())
-    finally:
-        kill_tree(process)
 
 
 def lists(lake: Path) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from etl.worker_daemon import IMPORTED, prefer_compiled
+from etl.worker_daemon import IMPORTED, without_archives
 
 
 def test_workers_start_with_their_imports_frozen(spark: SparkSession) -> None:
@@ -33,10 +33,39 @@ def test_workers_start_with_their_imports_frozen(spark: SparkSession) -> None:
     assert ".zip" not in row["pyspark"]
 
 
-def test_only_the_archive_of_the_installed_pyspark_is_left_out() -> None:
-    site = str(Path("/env/lib/site-packages"))
-    own, other = f"{site}/pyspark/python/lib/pyspark.zip", "/opt/spark/python/lib/pyspark.zip"
-    rest = ["", "/jobs", f"{site}/pyspark/python/lib/py4j-0.10-src.zip", site]
-    assert prefer_compiled([own, *rest, other]) == [*rest, other]
+def test_no_task_reads_the_contents_of_sparks_archives_again(spark: SparkSession) -> None:
+    """What a worker lets look at its place again before every task, and how it still finds what tasks import."""
+
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import importlib.util
+
+        for _ in batches:
+            archives = [
+                entry
+                for entry in (*sys.path, *sys.path_importer_cache)
+                if "/pyspark/" in entry and entry.endswith((".zip", ".jar"))
+            ]
+            found = importlib.util.find_spec("py4j.java_gateway")
+            origin = found.origin if found else None
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([",".join(archives)]), pa.array([origin])], ["archives", "origin"]
+            )
+
+    [row] = spark.range(0, 1, 1, 1).mapInArrow(look, "archives string, origin string").collect()
+    assert row["archives"] == ""
+    assert row["origin"].endswith("site-packages/py4j/java_gateway.py")
+
+
+def test_only_the_archives_of_the_installed_pyspark_are_left_out(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    (site / "py4j").mkdir(parents=True)
+    own = [
+        f"{site}/pyspark/{each}"
+        for each in ("python/lib/pyspark.zip", "python/lib/py4j-0.10-src.zip", "jars/spark-core.jar")
+    ]
+    rest = ["", "/jobs", "/opt/spark/python/lib/pyspark.zip", "/brought/more.zip", str(site)]
+    assert without_archives([*own, *rest]) == rest
     # A Spark of the cluster's own brings its pyspark, and none is installed beside ours.
-    assert prefer_compiled([own, ""]) == [own, ""]
+    assert without_archives([*own, ""]) == [*own, ""]
+    (site / "py4j").rmdir()
+    assert without_archives([*own, *rest]) == [*own, *rest]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -111,49 +111,71 @@ def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any],
     assert f"{last.path} gave" in failed["said"]
 
 
-def test_a_cluster_of_two_workers_is_one_ring(plan: TrainPlan, cluster: Cluster, tmp_path: Path) -> None:
-    """Four ranks, two on each worker; each sees the GPU that Spark gave its task, and no other."""
-    four = variant(plan, tmp_path / "four", 4, epochs=1)
-    alone = train_in_process(variant(plan, tmp_path / "alone", 1, epochs=1))
-    with driving(tmp_path, {"four": four}, cluster.with_gpus, cluster.workers) as driver:
-        ended = driver.ended("four")
-    assert_equal(ended, alone)
-    assert ended["num_ranks"] == 4
-    assert driver.steps("four") == list(range(1, ended["steps"] + 1))
-    said = cluster.log_lines(" of 4 on ")
-    assert sorted(line.split("nightrank.rank: ")[1].split(" on ")[0] for _, line in said) == [
-        f"rank {rank} of 4" for rank in range(4)
-    ]
-    executors = {executor for executor, _ in said}
-    assert len(executors) == 2
-    for executor in executors:
-        seen = [line.rpartition("visible GPUs: ")[2] for each, line in said if each == executor]
-        assert sorted(seen) == list(GPUS)
+@dataclass
+class OnCluster:
+    """Three trainings by one driver on a cluster: `four` is left in peace, of `survives` rank 0 is killed, of `long` the driver.
+
+    Attributes:
+        ended, steps: by name, how it ended and the steps it reported.
+        said: (executor's folder, line) of what its ranks logged of themselves, in order.
+        formed_anew: whether executors logged that the ring did.
+    """
+
+    ended: dict[str, dict[str, Any]]
+    steps: dict[str, list[int]]
+    said: list[tuple[str, str]]
+    formed_anew: bool
 
 
-def test_a_cluster_replaces_rank_0(
-    plan: TrainPlan, undisturbed: dict[str, Any], cluster: Cluster, tmp_path: Path
-) -> None:
-    """The progress goes on from the next rank 0, and shards that do not divide by three ranks are trained all the same."""
-    survives = variant(plan, tmp_path / "survives", 4, min_ranks=2)
-    with driving(tmp_path, {"survives": survives}, cluster.with_gpus, cluster.workers) as driver:
+@pytest.fixture(scope="module")
+def on_cluster(plan: TrainPlan, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> OnCluster:
+    """Also that SIGKILL to the driver ends its ranks, on executors of other processes."""
+    folder = tmp_path_factory.mktemp("on-cluster")
+    four = variant(plan, folder / "four", 4, epochs=1)
+    survives = variant(plan, folder / "survives", 4, min_ranks=2)
+    long = variant(plan, folder / "long", 2, epochs=60)
+    plans = {"four": four, "survives": survives, "long": long}
+    with driving(folder, plans, cluster.with_gpus, cluster.workers) as driver:
+        ended = {"four": driver.ended("four")}
+        said = cluster.log_lines(" of 4 on ")
         driver.kill_at_checkpoint(survives, rank=0)
-        ended = driver.ended("survives")
-    assert_equal(ended, undisturbed)
-    assert_lost_only_since_the_checkpoint(driver.steps("survives"), undisturbed["steps"])
-    assert cluster.log_lines("the ring forms anew")
-
-
-def test_no_rank_outlives_its_driver(plan: TrainPlan, cluster: Cluster, tmp_path: Path) -> None:
-    """SIGKILL to the driver; its ranks, on executors of other processes, end by themselves. A rerun resumes."""
-    long = variant(plan, tmp_path / "long", 4, epochs=60)
-    with driving(tmp_path, {"long": long}, cluster.with_gpus, cluster.workers) as driver:
+        ended["survives"] = driver.ended("survives")
+        formed_anew = bool(cluster.log_lines("the ring forms anew"))
         driver.wait_for_checkpoint(long)
-        assert len(driver.ranks()) == 4
+        assert len(driver.ranks()) == 2
         left = driver.processes()
         driver.process.kill()
         wait_until_gone(left)
-    assert not (tmp_path / "long/model").exists()
+    assert not (folder / "long/model").exists()
+    return OnCluster(ended, {name: driver.steps(name) for name in ended}, said, formed_anew)
+
+
+def test_a_cluster_of_two_workers_is_one_ring(plan: TrainPlan, on_cluster: OnCluster, tmp_path: Path) -> None:
+    """Four ranks, two on each worker; each sees the GPU that Spark gave its task, and no other."""
+    alone = train_in_process(variant(plan, tmp_path / "alone", 1, epochs=1))
+    ended = on_cluster.ended["four"]
+    assert_equal(ended, alone)
+    assert ended["num_ranks"] == 4
+    assert on_cluster.steps["four"] == list(range(1, ended["steps"] + 1))
+    by_executor: dict[str, list[str]] = {}
+    for executor, line in on_cluster.said:
+        by_executor.setdefault(executor, []).append(line)
+    # The next training may have begun: the first of an executor's lines are of this one.
+    said = {executor: lines[: len(GPUS)] for executor, lines in by_executor.items()}
+    assert len(said) == 2
+    ranks = [line.split("nightrank.rank: ")[1].split(" on ")[0] for lines in said.values() for line in lines]
+    assert sorted(ranks) == [f"rank {rank} of 4" for rank in range(4)]
+    for lines in said.values():
+        assert sorted(line.rpartition("visible GPUs: ")[2] for line in lines) == list(GPUS)
+
+
+def test_a_cluster_replaces_rank_0(
+    plan: TrainPlan, undisturbed: dict[str, Any], on_cluster: OnCluster
+) -> None:
+    """The progress goes on from the next rank 0, and shards that do not divide by three ranks are trained all the same."""
+    assert_equal(on_cluster.ended["survives"], undisturbed)
+    assert_lost_only_since_the_checkpoint(on_cluster.steps["survives"], undisturbed["steps"])
+    assert on_cluster.formed_anew
 
 
 def test_a_lost_rank_and_a_signal_end_with_what_to_do(plan: TrainPlan, tmp_path: Path) -> None:

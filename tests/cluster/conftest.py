@@ -1,0 +1,51 @@
+"""One unpacked archive, one cluster of its pyspark and one chain on it for the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.cluster.chain import CHAIN, STARTED, Lakes, run_in_process, write_profile
+from tests.cluster.node import Node, unpacked_archive
+from tests.standalone import Cluster, standalone_cluster
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with unpacked_archive(tmp_path_factory.mktemp("node")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def cluster(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two workers of two cores, started from the archive's pyspark without a word about where its packages are."""
+    folder, spark_class = tmp_path_factory.mktemp("cluster"), node.folder / "environment/bin/spark-class"
+    variables = {**node.variables, "PYSPARK_PYTHON": str(node.python)}
+    with standalone_cluster(folder, spark_class=spark_class, variables=variables) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def lakes(
+    spark: SparkSession, node: Node, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Lakes:
+    """Executors run the environment unpacked on their node; those of the training one that the application brings, as on YARN."""
+    folder = tmp_path_factory.mktemp("chain")
+    driver = {"spark.pyspark.driver.python": str(node.python)}
+    profile = write_profile(folder / "unpacked.conf", cluster, str(node.python), root=node.folder)
+    brought = write_profile(folder / "brought.conf", cluster, "./environment/bin/python", driver, node.folder)
+    archives = ("--archives", f"{node.thin_environment(folder)}#environment")
+    made = Lakes(folder / "alone", folder / "spread", profile, {})
+    run_in_process(spark, made.alone)
+    for job, run_date in CHAIN:
+        known = cluster.applications()
+        training = job == "train_model"
+        how, more = (brought, archives) if training else (profile, ())
+        ended = node.submit(job, run_date, how, made.spread, *more)
+        assert ended.exit_code == 0, ended.log[-3000:]
+        for application in cluster.applications()[len(known) :]:
+            made.tasks[job] = len(cluster.log_lines(STARTED, application))
+            made.training = application if training else made.training
+    return made
