@@ -41,8 +41,9 @@ dist: setup ## build/nightrank-<version>.tar: the wheel, a packed environment, j
 	@$(IN_ENV) python -m setup.dist
 
 # On CI the tests of GPU plans and of lakes and sinks are not skipped, so that their jars are fetched first.
+# Compiled once: where PYTHONDONTWRITEBYTECODE is set, each of the suite's processes would compile our packages anew.
 test: setup $(if $(CI),jars) ## the test suite
-	@$(IN_ENV) pytest -n $(TEST_WORKERS) $(ARGS)
+	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) $(ARGS)
 
 check: setup ## lint, formatting and types
 	@$(IN_ENV) ruff check $(LINTED)
