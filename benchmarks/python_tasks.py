@@ -1,0 +1,89 @@
+"""What a Spark task of Python costs beside its work: Spark's own worker daemon, and the one our profiles name.
+
+    .venv/bin/python benchmarks/python_tasks.py [--quick]
+
+Tasks that pass one row of Arrow on, in a session on local[2] that is asked for many of them at once; milliseconds of a core a task,
+the median over rounds. The first task of a worker, with its imports, is not among them. Each daemon has a process and a
+session of its own, in turns. Ratio, ours over Spark's: `task`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.report import closing_line, machine, table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROOT = Path(__file__).resolve().parent.parent
+DAEMONS = {"ours": "etl.worker_daemon", "spark": "pyspark.daemon"}
+CORES, TURNS, ROUNDS = 2, 3, 5
+
+
+def same(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    return batches
+
+
+def rounds_of(daemon: str, tasks: int) -> list[float]:
+    """Milliseconds of a core a task, round by round, in a session of this process."""
+    from jobs.session import build_session, read_profile
+
+    settings = read_profile(ROOT / "conf/spark/local.conf")
+    spark = build_session("python tasks", settings | {"spark.python.daemon.module": daemon})
+    found = []
+    for _ in range(ROUNDS + 1):  # of the first, nothing counts: workers start in it
+        began = time.perf_counter()
+        rows = spark.range(0, tasks, 1, tasks).mapInArrow(same, "id long").count()
+        found.append((time.perf_counter() - began) * 1000 * CORES / tasks)
+        assert rows == tasks
+    spark.stop()
+    return found[1:]
+
+
+def measured(daemon: str, tasks: int) -> list[float]:
+    command = [sys.executable, __file__, "--daemon", daemon, "--tasks", str(tasks)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{daemon} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one turn of 100 tasks instead of three of 400")
+    parser.add_argument("--daemon", help=argparse.SUPPRESS)
+    parser.add_argument("--tasks", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.daemon:
+        print(json.dumps(rounds_of(options.daemon, options.tasks)))
+        return
+    turns, tasks = (1, 100) if options.quick else (TURNS, 400)
+    found: dict[str, list[float]] = {name: [] for name in DAEMONS}
+    for _ in range(turns):
+        for name, daemon in DAEMONS.items():
+            found[name] += measured(daemon, tasks)
+    medians = {name: round(statistics.median(each), 2) for name, each in found.items()}
+    rows = [
+        (DAEMONS[name], f"{medians[name]:.1f}", f"{min(each):.1f}", f"{max(each):.1f}")
+        for name, each in found.items()
+    ]
+    print(table(("spark.python.daemon.module", "ms a task", "lowest", "highest"), rows))
+    ratios = {"task": round(medians["spark"] / medians["ours"], 3)}
+    ours, peers = {"ms_a_task": medians["ours"]}, {"spark": {"ms_a_task": medians["spark"]}}
+    print(closing_line("python_tasks", machine(CORES, ("pyspark", "pyarrow")), ours, peers, ratios))
+
+
+if __name__ == "__main__":
+    main()
