@@ -24,7 +24,7 @@ from tests.standalone import Cluster, standalone_cluster
 INSIDE = Path(__file__).parent / "inside"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def airflow_environment() -> Path:
     try:
         return environment()
@@ -33,19 +33,19 @@ def airflow_environment() -> Path:
         raise
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def alerts() -> Iterator[Alerts]:
     with listening() as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def airflow_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with standalone_cluster(tmp_path_factory.mktemp("airflow-cluster")) as started:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def world(
     tmp_path_factory: pytest.TempPathFactory,
     alerts: Alerts,
@@ -57,7 +57,7 @@ def world(
     return made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def inside(world: World, airflow_environment: Path) -> Callable[..., Any]:
     """Runs a script of tests/airflow/inside with Airflow's interpreter; returns the JSON that it printed last."""
 
@@ -76,7 +76,7 @@ def inside(world: World, airflow_environment: Path) -> Callable[..., Any]:
     return call
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def trained(inside: Callable[..., Any], world: World) -> dict[str, Any]:
     """TRAINED, by dag.test(): a training whose model is promoted, and the night of that day. Task states by DAG.
 
@@ -89,7 +89,7 @@ def trained(inside: Callable[..., Any], world: World) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api(world: World, airflow_environment: Path, trained: dict[str, Any]) -> Iterator[Api]:
     """The API of a real scheduler, DAG processor, triggerer and API server, on the lake that dag.test() has left."""
     shutil.copy(INSIDE / "late_night.py", world.home.dags)

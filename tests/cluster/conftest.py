@@ -12,13 +12,13 @@ from tests.cluster.node import Node, unpacked_archive
 from tests.standalone import Cluster, standalone_cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with unpacked_archive(tmp_path_factory.mktemp("node")) as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two workers of two cores, started from the archive's pyspark without a word about where its packages are."""
     folder, spark_class = tmp_path_factory.mktemp("cluster"), node.folder / "environment/bin/spark-class"
@@ -27,7 +27,7 @@ def cluster(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lakes(
     spark: SparkSession, node: Node, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Lakes:
