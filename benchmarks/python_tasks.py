@@ -62,14 +62,14 @@ def measured(daemon: str, tasks: int) -> list[float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one turn of 100 tasks instead of three of 400")
+    parser.add_argument("--quick", action="store_true", help="one turn of 100 tasks instead of three of 200")
     parser.add_argument("--daemon", help=argparse.SUPPRESS)
     parser.add_argument("--tasks", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.daemon:
         print(json.dumps(rounds_of(options.daemon, options.tasks)))
         return
-    turns, tasks = (1, 100) if options.quick else (TURNS, 400)
+    turns, tasks = (1, 100) if options.quick else (TURNS, 200)
     found: dict[str, list[float]] = {name: [] for name in DAEMONS}
     for _ in range(turns):
         for name, daemon in DAEMONS.items():
