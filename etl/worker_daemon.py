@@ -2,8 +2,8 @@
 
 Spark's own daemon leaves each worker to import numpy, pyarrow and our packages after its fork, and pyspark itself from an archive of
 sources, which Python compiles anew each time: one and a half seconds of a core for every worker. After every task a
-worker collects garbage through all those modules: 50 ms; and before every task it reads the contents of that archive again, and of
-the jar beside it: 45 ms. Here modules are imported once, from compiled files, and frozen, so that no collection looks at
+worker collects garbage through all those modules, and before every task it reads the contents of that archive again, and of
+the jar beside it (benchmarks/python_tasks.py). Here modules are imported once, from compiled files, and frozen, so that no collection looks at
 them again, and archives are off the path.
 
 Executors must have our packages on their path before a job starts: true of one machine and of packed environments, not of

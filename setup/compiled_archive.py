@@ -1,7 +1,7 @@
 """Compiles the archive of pyspark's sources that Spark puts on every Python's path.
 
 spark-submit gives the driver's Python, and executors theirs, <pyspark>/python/lib/pyspark.zip before the installed package. Python
-never keeps what it compiled out of a zip, so that each process compiles pyspark anew: 0.4 s of a core. Where a zip has name.pyc beside
+never keeps what it compiled out of a zip, so that each process compiles pyspark anew. Where a zip has name.pyc beside
 name.py, zipimport takes that.
 """
 
