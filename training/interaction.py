@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from training.operators import differentiable, operator
+
 # Numbers of a tile's vectors: two megabytes in bf16.
 _TILE_NUMBERS = 2**20
 
@@ -50,8 +52,18 @@ def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
     return tiled_interaction(first, embedded, dtype)
 
 
-# Operators of torch's own, so that torch.compile takes them as they are, without looking inside.
-@torch.library.custom_op("nightrank::tiled_interaction", mutates_args=())
+def _result(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
+    width = bottom.shape[1]
+    num_vectors = embedded.shape[1] + (width > 0)
+    num_pairs = num_vectors * (num_vectors - 1) // 2
+    return embedded.new_empty(len(embedded), width + num_pairs, dtype=dtype)
+
+
+def _gradients(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(bottom), torch.empty_like(embedded)
+
+
+@operator("tiled_interaction(Tensor bottom, Tensor embedded, ScalarType dtype) -> Tensor", _result)
 def tiled_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
     """As `interact`, in `dtype`; bottom is (B, 0) where there is none."""
     width = bottom.shape[1]
@@ -67,7 +79,10 @@ def tiled_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> T
     return result
 
 
-@torch.library.custom_op("nightrank::tiled_interaction_backward", mutates_args=())
+@operator(
+    "tiled_interaction_backward(Tensor bottom, Tensor embedded, Tensor gradient) -> (Tensor, Tensor)",
+    _gradients,
+)
 def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of `bottom` and `embedded`, by that of the result."""
     width = bottom.shape[1]
@@ -112,19 +127,6 @@ class _Tiles:
             yield rows, vectors, self._dots[:count], self._products[:count]
 
 
-@tiled_interaction.register_fake
-def _(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
-    width = bottom.shape[1]
-    num_vectors = embedded.shape[1] + (width > 0)
-    num_pairs = num_vectors * (num_vectors - 1) // 2
-    return embedded.new_empty(len(embedded), width + num_pairs, dtype=dtype)
-
-
-@tiled_interaction_backward.register_fake
-def _(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(bottom), torch.empty_like(embedded)
-
-
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0], inputs[1])
 
@@ -133,7 +135,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     return (*tiled_interaction_backward(*ctx.saved_tensors, gradient), None)
 
 
-tiled_interaction.register_autograd(_differentiate, setup_context=_keep)
+differentiable(tiled_interaction, _differentiate, _keep)
 
 
 # What is kept may first be asked for under inference mode, whose tensors no training can use afterwards.

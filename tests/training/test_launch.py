@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -65,6 +66,17 @@ def _handlers() -> Iterator[None]:
 def run_alone(config: Path, *overrides: str, run_date: str = RUN_DATE) -> int:
     sets = [word for each in overrides for word in ("--set", each)]
     return alone.main(["--config", str(config), "--run-date", run_date, *sets])
+
+
+def test_a_training_does_not_import_torchs_compiler(config: Path) -> None:
+    """It takes seconds of a core, in each rank."""
+    words = ["--config", str(config), "--run-date", RUN_DATE, "--set", "train.precision=bf16"]
+    code = (
+        "import sys; from training.launch.__main__ import main; "
+        f"ended = main({words}); sys.exit(ended or 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_one_rank_trains_without_spark(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

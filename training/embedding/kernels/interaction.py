@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from training.operators import differentiable, operator
+
 _BLOCK_DIM = 128
 
 
@@ -35,8 +37,15 @@ def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
     return dot_interaction(first, embedded, dtype)
 
 
-# Operators of torch's own, so that torch.compile takes them as they are, without looking inside.
-@torch.library.custom_op("nightrank::dot_interaction", mutates_args=())
+def _result(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
+    return embedded.new_empty(len(embedded), _width(bottom, embedded), dtype=dtype)
+
+
+def _gradients(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    return bottom.new_empty(bottom.shape), embedded.new_empty(embedded.shape)
+
+
+@operator("dot_interaction(Tensor bottom, Tensor embedded, ScalarType dtype) -> Tensor", _result)
 def dot_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
     """As `interact`, in `dtype`; bottom is (B, 0) where there is none."""
     shape = _Shape(bottom, embedded, dtype)
@@ -46,7 +55,10 @@ def dot_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Ten
     return out
 
 
-@torch.library.custom_op("nightrank::dot_interaction_backward", mutates_args=())
+@operator(
+    "dot_interaction_backward(Tensor bottom, Tensor embedded, Tensor gradient) -> (Tensor, Tensor)",
+    _gradients,
+)
 def dot_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of `bottom` and `embedded`, by that of the result."""
     shape = _Shape(bottom, embedded, gradient.dtype)
@@ -58,16 +70,6 @@ def dot_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor)
     return of_bottom, of_embedded
 
 
-@dot_interaction.register_fake
-def _(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
-    return embedded.new_empty(len(embedded), _width(bottom, embedded), dtype=dtype)
-
-
-@dot_interaction_backward.register_fake
-def _(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    return bottom.new_empty(bottom.shape), embedded.new_empty(embedded.shape)
-
-
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0], inputs[1])
 
@@ -76,7 +78,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     return (*dot_interaction_backward(*ctx.saved_tensors, gradient), None)
 
 
-dot_interaction.register_autograd(_differentiate, setup_context=_keep)
+differentiable(dot_interaction, _differentiate, _keep)
 
 
 def _width(bottom: Tensor, embedded: Tensor) -> int:
