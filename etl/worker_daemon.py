@@ -1,7 +1,8 @@
 """The process that Spark forks its Python workers from (spark.python.daemon.module), with what they need imported before.
 
 Spark's own daemon leaves each worker to import numpy, pyarrow and our packages after its fork, and pyspark itself from an archive of
-sources, which Python compiles anew each time: one and a half seconds of a core for every worker. After every task a
+sources, which Python compiles anew each time: one and a half seconds of a core for every worker. pyarrow imports pandas at its first
+array of Python's values, and pyspark distutils (setuptools in its place) at its first type. After every task a
 worker collects garbage through all those modules, and before every task it reads the contents of that archive again, and of
 the jar beside it (benchmarks/python_tasks.py). Here modules are imported once, from compiled files, and frozen, so that no collection looks at
 them again, and archives are off the path.
@@ -17,9 +18,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-# What Python workers of ours run; they bring numpy, pyarrow and pyspark with them. torch is left to the workers that score.
+from etl.worker_imports import asked_for
+
+# What Python workers of ours run; they bring numpy, pyarrow and pyspark with them. torch is left to those that score
+# (worker_imports.py).
 IMPORTED = (
     "pyspark.sql.pandas.serializers",
+    "pandas",
+    "distutils.version",
     "etl.files.encode",
     "etl.files.merge",
     "etl.files.profiles",
@@ -30,15 +36,17 @@ IMPORTED = (
 def without_archives(path: list[str]) -> list[str]:
     """sys.path without the archives of an installed pyspark: its sources, py4j's, and the jar that Spark puts beside them.
 
-    What they hold for Python lies unpacked and compiled in the packages that pyspark is installed with.
+    What they hold for Python lies unpacked and compiled in the packages that pyspark is installed with. Spark names its own home
+    by its real path, which the path to an environment behind a link is not.
     """
+    folders = {Path(entry).resolve() for entry in path}
 
     def is_left_out(entry: str) -> bool:
         archive = Path(entry)
         homes = {"zip": archive.parent.parent.parent, "jar": archive.parent.parent}  # <packages>/pyspark
         home = homes.get(archive.suffix[1:], archive)
-        packages = str(home.parent)
-        installed = home.name == "pyspark" and packages in path and Path(packages, "py4j").is_dir()
+        packages = home.parent
+        installed = home.name == "pyspark" and packages.resolve() in folders and (packages / "py4j").is_dir()
         return installed and archive.parent in (home / "python/lib", home / "jars")
 
     return [entry for entry in path if not is_left_out(entry)]
@@ -54,7 +62,7 @@ def forget_archives() -> None:
 
 def main() -> None:
     forget_archives()
-    for module in IMPORTED:
+    for module in (*IMPORTED, *asked_for()):
         import_module(module)
     import pyspark.daemon
 

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.feature_spec import USER_KEY, FeatureSpec
 from scoring.contract import PROBABILITY, ListRequest, ModelRequest
 from scoring.rows.pieces import Piece, RowGroup
+from scoring.workers import scoring_workers
 
 SAMPLE_ROWS = 10_000
 SAMPLE_USERS = SAMPLE_ITEMS = 100
@@ -45,7 +46,9 @@ def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelReq
 
         yield change(model, score)
 
-    return _facts(spark.range(0, 1, 1, 1).mapInArrow(compare, _SCHEMA))
+    with scoring_workers(spark):
+        compared = spark.range(0, 1, 1, 1).mapInArrow(compare, _SCHEMA)
+    return _facts(compared)
 
 
 def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> dict[str, Any]:
@@ -67,7 +70,9 @@ def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -
                 request.model, lambda predictor: [score_sample(predictor, rows, request, SAMPLE_ITEMS)]
             )
 
-    return _facts(chosen.coalesce(1).mapInArrow(compare, _SCHEMA))
+    with scoring_workers(users.sparkSession):
+        compared = chosen.coalesce(1).mapInArrow(compare, _SCHEMA)
+    return _facts(compared)
 
 
 def change(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.RecordBatch:

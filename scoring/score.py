@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from conf.feature_spec import USER_KEY, FeatureSpec
 from scoring.contract import CANDIDATES, EXCLUDED, PROBABILITY, ListRequest, ModelRequest
 from scoring.rows.pieces import Piece
+from scoring.workers import scoring_workers
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -46,7 +47,8 @@ def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> Da
         ConfigError: the device asked for is not there, or a context value is missing.
     """
     columns = [USER_KEY, *(each.name for each in spec.scoped("user")), CANDIDATES, EXCLUDED]
-    return users.select(*columns).mapInArrow(_list_maker(request), LISTS)
+    with scoring_workers(users.sparkSession):
+        return users.select(*columns).mapInArrow(_list_maker(request), LISTS)
 
 
 def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> DataFrame:
@@ -59,7 +61,8 @@ def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Se
     names = [each.name for each in spec.features]
     wanted = rows.select(*keep, *(name for name in names if name not in keep))
     schema = T.StructType([*(rows.schema[name] for name in keep), T.StructField(PROBABILITY, T.FloatType())])
-    return wanted.mapInArrow(_row_scorer(model, tuple(keep)), schema)
+    with scoring_workers(rows.sparkSession):
+        return wanted.mapInArrow(_row_scorer(model, tuple(keep)), schema)
 
 
 def score_split(
@@ -75,8 +78,10 @@ def score_split(
         InfrastructureError: a file could not be read or written.
     """
     numbers = spark.range(0, len(tasks), 1, len(tasks))
-    done = numbers.mapInArrow(_split_scorer(tuple(tasks), model, folder), "task int, file string").collect()
-    names = {row["task"]: row["file"] for row in done}  # one row a task
+    with scoring_workers(spark):
+        done = numbers.mapInArrow(_split_scorer(tuple(tasks), model, folder), "task int, file string")
+    found = done.collect()
+    names = {row["task"]: row["file"] for row in found}  # one row a task
     return [names[index] for index in range(len(tasks))]
 
 

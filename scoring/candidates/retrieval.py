@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 from conf.feature_spec import USER_KEY
 from scoring.contract import CANDIDATES, EXCLUDED, Encoded, ModelRequest
 from scoring.score import task_slot
+from scoring.workers import scoring_workers
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -50,7 +51,8 @@ def retrieved_items(users: DataFrame, features: Sequence[str], request: Retrieva
         DataError: a product is NaN, or excluded indices are out of range; names the user.
         ConfigError: the device asked for is not there, a context value is missing, or the model has no towers.
     """
-    return users.select(USER_KEY, *features, EXCLUDED).mapInArrow(_retriever(request), LISTED)
+    with scoring_workers(users.sparkSession):
+        return users.select(USER_KEY, *features, EXCLUDED).mapInArrow(_retriever(request), LISTED)
 
 
 def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:

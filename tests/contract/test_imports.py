@@ -41,6 +41,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "etl.workflow",
         "etl.publish",
         "etl.quality.bins",
+        "etl.worker_imports",
     ),
     "jobs": ("conf", "etl", "training", "scoring"),
     "airflow_dags": (),

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from etl.worker_daemon import IMPORTED, without_archives
+from etl.worker_imports import VARIABLE, importing
 
 
 def test_workers_start_with_their_imports_frozen(spark: SparkSession) -> None:
@@ -31,6 +32,21 @@ def test_workers_start_with_their_imports_frozen(spark: SparkSession) -> None:
     assert row["frozen"] > 10_000
     assert row["missing"] == ""
     assert ".zip" not in row["pyspark"]
+
+
+def test_functions_that_ask_for_more_have_it_before_their_workers_fork(spark: SparkSession) -> None:
+    """`colorsys` stands for what is costly: nothing else imports it."""
+
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"there": ["colorsys" in sys.modules]})
+
+    one = spark.range(0, 1, 1, 1)
+    with importing(spark, "colorsys", "pyarrow"):
+        asking = one.mapInArrow(look, "there boolean")
+    assert VARIABLE not in spark.sparkContext.environment
+    others = one.mapInArrow(look, "there boolean")
+    assert [frame.first()["there"] for frame in (asking, others)] == [True, False]
 
 
 def test_no_task_reads_the_contents_of_sparks_archives_again(spark: SparkSession) -> None:
@@ -67,5 +83,9 @@ def test_only_the_archives_of_the_installed_pyspark_are_left_out(tmp_path: Path)
     assert without_archives([*own, *rest]) == rest
     # A Spark of the cluster's own brings its pyspark, and none is installed beside ours.
     assert without_archives([*own, ""]) == [*own, ""]
+    # An environment behind a link, which Spark has followed.
+    (tmp_path / "linked").symlink_to(site)
+    rest[-1] = f"{tmp_path}/linked"
+    assert without_archives([*own, *rest]) == rest
     (site / "py4j").rmdir()
     assert without_archives([*own, *rest]) == [*own, *rest]
