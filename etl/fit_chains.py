@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,11 +16,12 @@ from etl.files.merge import answer_from_counts
 from etl.files.questions import Counts
 from etl.files.vocabularies import Folders
 from etl.fit_counts import answer_steps, questions_of
+from etl.keyed_tables import keyed_tables
 from etl.ops.base import Statistics
 from etl.ops.categorify import Categorify
 from etl.ops.join_external import JoinExternal
 from etl.ops.keyed import KEY, KeyedFitted, table_name
-from etl.ops.texts import joined_column, text_column
+from etl.ops.texts import text_column
 from etl.plan import Chain
 from etl.progress import Progress, countable, key_of, vocabulary_of
 from etl.publish import new_attempt, publish, publish_files, read_published
@@ -111,9 +112,14 @@ class Fitting:
 
     def _answer(self, waiting: Sequence[tuple[int, Progress]]) -> None:
         rows, questions = self._questions(waiting)
-        keyed = [each for each in questions if each.step.operator.needs in ("groups", "external")]
-        found = answer(rows, [each for each in questions if each not in keyed])
-        found |= {each.key: self._keyed_table(rows, each) for each in keyed}
+        keyed = [each for each in questions if each.step.operator.needs == "groups"]
+        external = [each for each in questions if each.step.operator.needs == "external"]
+        found = answer(rows, [each for each in questions if each not in (*keyed, *external)])
+        found |= {each.key: self._external_table(each) for each in external}
+        while keyed:
+            operator = keyed[0].step.operator
+            found |= self._keyed_tables(rows, [each for each in keyed if each.step.operator == operator])
+            keyed = [each for each in keyed if each.step.operator != operator]
         for index, progress in waiting:
             for step in progress.together:
                 progress.add(step.operator.fit(step, found[key_of(index, step)]))
@@ -151,19 +157,24 @@ class Fitting:
             self._latest,
         )
 
-    def _keyed_table(self, rows: DataFrame, question: FrameQuestion) -> Statistics:
-        operator, name = question.step.operator, table_name(question.step)
-        if isinstance(operator, JoinExternal):
-            source, key = operator.source(question.step)
-            external = read_attributes(
-                self._spark, self._config, source, key, "join_external", self._days[-1]
-            )
-            table = external.select(
-                text_column(F.col(key)).alias(KEY), *(F.col(each) for each in operator.columns)
-            )
-            facts: dict[str, Any] = {}
-        else:
-            table, facts = operator.groups(rows.withColumn(KEY, joined_column(question.values)))
+    def _external_table(self, question: FrameQuestion) -> Statistics:
+        operator = cast(JoinExternal, question.step.operator)
+        source, key = operator.source(question.step)
+        external = read_attributes(self._spark, self._config, source, key, "join_external", self._days[-1])
+        columns = (F.col(each) for each in operator.columns)
+        return self._published(external.select(text_column(F.col(key)).alias(KEY), *columns), question, {})
+
+    def _keyed_tables(self, rows: DataFrame, questions: Sequence[FrameQuestion]) -> dict[str, Statistics]:
+        """Of steps of one operator."""
+        keys = [question.values for question in questions]
+        with keyed_tables(rows, questions[0].step.operator, keys) as made:
+            return {
+                question.key: self._published(made.table(number), question, made.facts)
+                for number, question in enumerate(questions)
+            }
+
+    def _published(self, table: DataFrame, question: FrameQuestion, facts: Mapping[str, Any]) -> Statistics:
+        name = table_name(question.step)
         self._publish(table, name)
         return Statistics(table=name, facts={**facts, "days": list(self._days)})
 

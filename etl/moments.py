@@ -42,17 +42,22 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
     """
     if not values:
         return {}
+    # In steps, or a value's whole expression would stand in the plan once for each time that it is used: dozens of times.
+    reals = rows.select(*(value.cast("double").alias(f"real_{i}") for i, value in enumerate(values.values())))
+    parts = [F.col(f"real_{index}") for index in range(len(values))]
+    for index in range(len(values)):
+        high, low = _halves(F.rint(F.col(f"real_{index}") * _UNITS).cast("bigint"))
+        parts += [high.alias(f"high_{index}"), low.alias(f"low_{index}")]
     aggregates: list[Column] = []
-    for index, value in enumerate(values.values()):
-        real = value.cast("double")
-        high, low = _halves(F.rint(real * _UNITS).cast("bigint"))
+    for index in range(len(values)):
+        real, high, low = (F.col(f"{name}_{index}") for name in ("real", "high", "low"))
         halves = [high, low, *_halves(high * high), *_halves(high * low), *_halves(low * low)]
         aggregates += [
             F.count(real).alias(f"rows_{index}"),
             F.sum(F.when(F.isnan(real) | (F.abs(real) >= _LIMIT), 1).otherwise(0)).alias(f"unfit_{index}"),
             *(F.sum(half).alias(f"{name}_{index}") for name, half in zip(_SUMS, halves, strict=True)),
         ]
-    of_partitions = rows.groupBy(F.spark_partition_id().alias("partition")).agg(*aggregates)
+    of_partitions = reals.select(*parts).groupBy(F.spark_partition_id().alias("partition")).agg(*aggregates)
     sums = [name for name in of_partitions.columns if name != "partition"]
     totals = of_partitions.agg(
         *(F.sum(F.col(name).cast("decimal(20,0)")).alias(name) for name in sums)

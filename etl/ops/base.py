@@ -152,6 +152,7 @@ class Operator(ABC):
         takes: types of values it accepts.
         makes_ids: whether its outputs are ids of an embedding table.
         keeps_ids: whether ids stay ids.
+        of_all_rows: whether `facts` wants the statistics of all rows.
     """
 
     name: ClassVar[str]
@@ -159,6 +160,7 @@ class Operator(ABC):
     takes: ClassVar[tuple[Type, ...]] = NUMBERS
     makes_ids: ClassVar[bool] = False
     keeps_ids: ClassVar[bool] = False
+    of_all_rows: ClassVar[bool] = False
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         """The steps over these columns: one a column, which it replaces; operators over several columns override this.
@@ -181,9 +183,18 @@ class Operator(ABC):
         """Name → aggregate over the training rows of one input; independent of the order of rows."""
         raise NotImplementedError(f"{self.name} asks for no aggregates")
 
-    def groups(self, rows: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
-        """The keyed table (key string, …) of training rows that have the columns `key` and `reads()`, and facts."""
+    def groups(self, rows: DataFrame) -> DataFrame:
+        """The keyed tables of several steps in one: a row for each pair of `GROUP`, with its statistics.
+
+        Args:
+            rows: the training rows with `reads()`, once for each step, under its number and the row's key in `GROUP`
+                (etl/keyed_tables.py).
+        """
         raise NotImplementedError(f"{self.name} makes no keyed table")
+
+    def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
+        """What `fit` needs beside the tables: from the statistics of all training rows, none where there are no rows."""
+        return {}
 
     @abstractmethod
     def fit(self, step: Step, found: Statistics) -> Fitted:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
-from etl.ops.keyed import KEY, KeyedFitted, bind_keys, exact_sum, table_name
+from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.tables import LocalTables, Tables
 
 STATISTICS = ("count", "sum", "mean", "var", "std", "min", "max")
@@ -93,9 +93,8 @@ class JoinGroupby(Operator):
     def reads(self) -> tuple[str, ...]:
         return self.of
 
-    def groups(self, rows: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
-        """The table (key, one double a statistic) of rows with the column `key`."""
-        known = rows.where(F.col(KEY).isNotNull())
+    def groups(self, rows: DataFrame) -> DataFrame:
+        """One double a statistic of each group."""
         measures: dict[str, Column] = {"count": F.count(F.lit(1)).cast("double")}
         for column in self.of:
             value = F.col(column).cast("double")
@@ -105,20 +104,20 @@ class JoinGroupby(Operator):
                 f"{column}_min": F.min(value),
                 f"{column}_max": F.max(value),
             }
-        table = known.groupBy(KEY).agg(*(measure.alias(name) for name, measure in measures.items()))
+        table = rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))
         for column in self.of:
             rows_of = F.col(f"{column}_rows")
             table = table.withColumn(
                 f"{column}_mean", F.when(rows_of > 0, F.col(f"{column}_sum") / rows_of)
             ).withColumn(f"{column}_sum", F.when(rows_of > 0, F.col(f"{column}_sum")))
         if {"var", "std"} & set(self.statistics):
-            table = self._with_variances(known, table)
-        return table.select(KEY, *(F.col(name).cast("double") for name in self._names())), {}
+            table = self._with_variances(rows, table)
+        return table.select(*GROUP, *(F.col(name).cast("double") for name in self._names()))
 
-    def _with_variances(self, known: DataFrame, table: DataFrame) -> DataFrame:
-        """A second pass over the rows: squared distances from each key's mean, which lose no digits."""
-        means = table.select(KEY, *(f"{column}_mean" for column in self.of))
-        squares = known.join(means, KEY).groupBy(KEY)
+    def _with_variances(self, rows: DataFrame, table: DataFrame) -> DataFrame:
+        """A second pass over the rows: squared distances from each group's mean, which lose no digits."""
+        means = table.select(*GROUP, *(f"{column}_mean" for column in self.of))
+        squares = rows.join(means, list(GROUP)).groupBy(*GROUP)
         summed = squares.agg(
             *(
                 exact_sum(F.pow(F.col(column).cast("double") - F.col(f"{column}_mean"), 2.0)).alias(
@@ -127,7 +126,7 @@ class JoinGroupby(Operator):
                 for column in self.of
             )
         )
-        table = table.join(summed, KEY)
+        table = table.join(summed, list(GROUP))
         for column in self.of:
             rows_of = F.col(f"{column}_rows")
             # Without a mean there is no distance from it.

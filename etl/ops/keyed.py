@@ -16,6 +16,8 @@ from etl.ops.texts import joined_array, joined_column
 from etl.tables import LocalTables, Tables
 
 KEY = "key"
+# What statistics are grouped by: the number of a table, and the key in it.
+GROUP = ("_table", "_key")
 _UNITS = float(2**24)  # sums are of whole multiples of 6e-8, so that no order of rows changes them
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError, DataError
 from conf.feature_spec import LABEL, ROW_ID
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
-from etl.ops.keyed import KEY, KeyedFitted, bind_keys, exact_sum, table_name
+from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.split import DAY, SPLIT
 from etl.tables import LocalTables, Tables
 
@@ -98,6 +98,7 @@ class TargetEncoding(Operator):
     name: ClassVar[str] = "target_encoding"
     needs: ClassVar[Need] = "groups"
     takes: ClassVar[tuple[Type, ...]] = KEYS
+    of_all_rows: ClassVar[bool] = True
     target: str = LABEL
     folds: int = 5
     smoothing: float = 20.0
@@ -117,29 +118,31 @@ class TargetEncoding(Operator):
     def reads(self) -> tuple[str, ...]:
         return () if self.target == LABEL else (self.target,)
 
-    def groups(self, rows: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
-        """The table (key, sum, count, sum_i, count_i of each fold), and the priors, of rows with the column `key`."""
+    def groups(self, rows: DataFrame) -> DataFrame:
+        """(sum, count, sum_i, count_i of each fold) of each group."""
         target = F.col(self.target).cast("double")
         fold = fold_of(self.folds)
         measures = {"sum": exact_sum(target), "count": F.count(target)}
         for index in range(self.folds):
             inside = F.when(fold == index, target)
             measures |= {f"sum_{index}": exact_sum(inside), f"count_{index}": F.count(inside)}
-        named = [measure.alias(name) for name, measure in measures.items()]
-        totals = rows.agg(*named).first()
-        total = totals.asDict() if totals else {}
-        if total["sum"] is None:
+        return rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))
+
+    def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
+        """The priors: the mean over all rows, and over those outside of each fold."""
+        if not whole:
+            return {"prior": 0.0, "fold_priors": [0.0] * self.folds}
+        if whole["sum"] is None:
             raise DataError(
                 f"target_encoding cannot be fitted: {self.target} holds values of 5e30 or more",
                 "encode another target",
             )
-        prior = _mean(total["sum"], total["count"])
+        prior = _mean(whole["sum"], whole["count"])
         fold_priors = [
-            _mean(total["sum"] - total[f"sum_{i}"], total["count"] - total[f"count_{i}"])
+            _mean(whole["sum"] - whole[f"sum_{i}"], whole["count"] - whole[f"count_{i}"])
             for i in range(self.folds)
         ]
-        table = rows.where(F.col(KEY).isNotNull()).groupBy(KEY).agg(*named)
-        return table, {"prior": prior, "fold_priors": fold_priors}
+        return {"prior": prior, "fold_priors": fold_priors}
 
     def fit(self, step: Step, found: Statistics) -> FittedTargetEncoding:
         return FittedTargetEncoding(
