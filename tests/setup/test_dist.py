@@ -47,6 +47,8 @@ def test_a_packed_environment_is_unpacked_by_spark_as_it_was(tmp_path: Path, spa
         assert (unpacked / "bin/python").readlink() == Path("/usr/bin/python3.11")
         assert (unpacked / "bin/own/later.py").read_text() == content
         assert sorted(entries(unpacked)) == sorted(entries(folder))
+        by_hand = subprocess.run(["tar", "-tzf", archive], capture_output=True, text=True, check=True).stdout
+        assert sorted(Path(name).as_posix() for name in by_hand.split()) == sorted(entries(folder))
     assert (tmp_path / "base.tar.gz").is_file()
 
 
