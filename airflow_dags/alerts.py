@@ -8,11 +8,13 @@ import json
 import logging
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowException
 
+# What each means, and what is to be done then: docs/operations.md.
+Kind = Literal["task_failed", "late", "promoted", "kept"]
 CONNECTION = "nightrank_alerts"
 _PATIENCE_S = 10
 _MOST_CHARACTERS = 2000
@@ -20,11 +22,10 @@ _MOST_CHARACTERS = 2000
 log = logging.getLogger("nightrank.alerts")
 
 
-def tell(kind: str, text: str, **facts: Any) -> None:
+def tell(kind: Kind, text: str, **facts: Any) -> None:
     """Logs an alert and posts it. One that cannot be posted is logged with the reason: it must not fail what it tells of.
 
     Args:
-        kind: `task_failed`, `late`, `promoted` or `kept`.
         text: for people; chats that take webhooks show this key.
         facts: for programs.
     """

@@ -50,6 +50,19 @@ def test_no_other_module_makes_errors_of_its_own() -> None:
                 assert node.name in known, f"{path}: {node.name} is not in docs/operations.md"
 
 
+def test_every_kind_of_airflows_alerts_has_its_row() -> None:
+    tree = ast.parse((ROOT / "airflow_dags/alerts.py").read_text(encoding="utf-8"))
+    [kinds] = [
+        ast.literal_eval(node.value.slice)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "Kind"
+        and isinstance(node.value, ast.Subscript)
+    ]
+    table = PAGE.split("### Alerts of Airflow")[1].split("## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(kinds)
+
+
 def test_every_exit_code_has_its_row() -> None:
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert codes == {0, 1, 2, 3, 4}
