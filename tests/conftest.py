@@ -15,6 +15,10 @@ from tests.standalone import Cluster, standalone_cluster
 
 ROOT = Path(__file__).parent.parent
 
+# Thousands of small queries are run once each here, which is not worth compiling them. What users run, generated code, is run by all that
+# starts processes of its own: nights, the chain on a cluster, Airflow's days, jobs that are killed, benchmarks.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
 
 class ByFile(LoadScopeScheduling):
     """A worker of the suite gets whole files; a folder with a conftest.py of its own whole, for its fixtures last a session."""
@@ -32,10 +36,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """local[2] with the settings of conf/spark/local.conf, warehouse and scratch in a temporary folder."""
+    """local[2] with the settings of conf/spark/local.conf, warehouse and scratch in a temporary folder, and INTERPRETED."""
     scratch = tmp_path_factory.mktemp("spark")
     settings = read_profile(ROOT / "conf/spark/local.conf")
     settings |= {"spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
+    settings |= INTERPRETED
     session = build_session("tests", settings)
     yield session
     session.stop()

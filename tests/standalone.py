@@ -60,13 +60,15 @@ class Cluster:
 
     def start_daemon(self, kind: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [str(self.spark_class), f"org.apache.spark.deploy.{kind}"]
+        # As for drivers (conf/spark/local.conf, setup/env.sh): most of their work is to start.
+        quick = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {self.variables.get('SPARK_SUBMIT_OPTS', '')}"
         with (self.folder / f"{kind}.log").open("ab") as log:
             return subprocess.Popen(
                 [*command, "--host", "127.0.0.1", "--webui-port", "0", *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**self.variables, "SPARK_DAEMON_MEMORY": "256m"},
+                env={**self.variables, "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": quick},
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from pyspark.sql import SparkSession
 
 from local_airflow.environment import environment
 from local_airflow.processes import airflow, running
@@ -47,12 +48,13 @@ def airflow_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 @pytest.fixture(scope="package")
 def world(
+    spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     alerts: Alerts,
     airflow_environment: Path,
     airflow_cluster: Cluster,
 ) -> World:
-    made = make_world(tmp_path_factory.mktemp("airflow"), alerts.url, airflow_cluster)
+    made = make_world(spark, tmp_path_factory.mktemp("airflow"), alerts.url, airflow_cluster)
     airflow(airflow_environment, made.home, "db", "migrate")
     return made
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
+from conf.load import load_config
+from jobs.generate_clicks import generate_clicks
+from jobs.runner import Job
 from local_airflow.home import Home, free_port, local_variable
 from tests.cluster.chain import write_profile
 from tests.standalone import Cluster
@@ -88,7 +91,7 @@ class World:
         (self.folder / "fates" / job).write_text("".join(f"{end}\n" for end in ends))
 
 
-def make_world(folder: Path, alerts: str, cluster: Cluster) -> World:
+def make_world(spark: SparkSession, folder: Path, alerts: str, cluster: Cluster) -> World:
     """A generated log and an Airflow's folder, prepared and not started."""
     (folder / "fates").mkdir()
     variable = local_variable(CONFIG, [*SMALL_LOG, f"lake={folder}/lake"])
@@ -117,19 +120,8 @@ def make_world(folder: Path, alerts: str, cluster: Cluster) -> World:
         options=options,
     )
     home.prepare()
-    settings = [word for each in variable["set"] for word in ("--set", each)]
-    profile = ["--properties-file", "conf/spark/local.conf"]
-    generate = [
-        variable["spark_submit"],
-        *profile,
-        "jobs/generate_clicks.py",
-        "--config",
-        CONFIG,
-        "--run-date",
-        FIRST,
-    ]
-    environment = {**os.environ, **variable["environment"]}
-    subprocess.run([*generate, *settings], cwd=ROOT, env=environment, check=True, capture_output=True)
+    generate = load_config(str(ROOT / CONFIG), variable["set"])
+    generate_clicks(Job("generate_clicks", generate, FIRST, _spark=spark))
     return World(folder, home, cluster)
 
 

@@ -7,16 +7,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from conf.dataset import read_dataset, read_spec
 from conf.lake import Lake, Partition
+from conf.load import load_config
 from conf.manifest import data_files, read_manifest
+from jobs.build_features import build_features
+from jobs.generate_clicks import generate_clicks
+from jobs.runner import Job, Result
+from jobs.train_model import train_model
 from training.description import read_description
 from training.registry import challenger_of, champion_as_of, model_path
 
@@ -63,14 +70,11 @@ def night(run_date: str, overrides: list[str], config: str = CONFIG) -> dict[str
     return run(*command, *settings(overrides))
 
 
-def submit(job: str, run_date: str, overrides: list[str]) -> dict[str, Any]:
-    spark_submit = [
-        str(Path(sys.executable).with_name("spark-submit")),
-        "--properties-file",
-        "conf/spark/local.conf",
-    ]
-    command = [*spark_submit, f"jobs/{job}.py", "--config", CONFIG, "--run-date", run_date]
-    return run(*command, *settings(overrides))
+def in_process(
+    spark: SparkSession, body: Callable[[Job], Result], run_date: str, overrides: list[str]
+) -> None:
+    """A stage of no night's, which needs no process of its own."""
+    body(Job(body.__name__, load_config(str(ROOT / CONFIG), overrides), run_date, _spark=spark))
 
 
 def settings(overrides: list[str]) -> list[str]:
@@ -89,12 +93,12 @@ def vocabulary(lake: Lake, version: str) -> dict[tuple[str, str], int]:
 
 
 @pytest.fixture(scope="module")
-def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
+def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
     """A lake after two nights with retraining on a small generated log; the second night's training is destructive."""
     lake = Lake(str(tmp_path_factory.mktemp("nights") / "lake"))
     sink = f"{{kind: json_lines, name: files, path: {lake.root}/../files, users_per_file: 100}}"
     overrides = [*SMALL_LOG, f"lake={lake.root}", f"deliver.sinks=[{sink}]"]
-    submit("generate_clicks", "2026-01-01", overrides)
+    in_process(spark, generate_clicks, "2026-01-01", overrides)
     night(FIRST, overrides)
     overrides = [*overrides, *DESTRUCTIVE]
     night(SECOND, overrides)
@@ -182,13 +186,13 @@ def test_every_raw_row_is_a_feature_row_or_quarantined(nights: tuple[Lake, list[
 
 
 @pytest.mark.timeout(600)
-def test_training_again_changes_nothing(nights: tuple[Lake, list[str]]) -> None:
+def test_training_again_changes_nothing(spark: SparkSession, nights: tuple[Lake, list[str]]) -> None:
     """Of a night's other stages tests/airflow say so."""
     lake, overrides = nights
     challenger, champion = challenger_of(lake, "generated", SECOND), champion_as_of(lake, "generated", SECOND)
     evaluated = read_manifest(lake.evaluations.partition(SECOND)).digest
-    submit("build_features", SECOND, [*overrides, "workflow.mode=retrain"])
-    submit("train_model", SECOND, overrides)
+    in_process(spark, build_features, SECOND, [*overrides, "workflow.mode=retrain"])
+    in_process(spark, train_model, SECOND, overrides)
     assert challenger_of(lake, "generated", SECOND) == challenger
     assert champion_as_of(lake, "generated", SECOND) == champion
     assert read_manifest(lake.evaluations.partition(SECOND)).digest == evaluated

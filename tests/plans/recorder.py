@@ -7,7 +7,7 @@ methods of DataFrame that start Spark jobs, notes the physical plan, and lets th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.readwriter import DataFrameWriter
 
+from tests.conftest import INTERPRETED
 from tests.plans.accelerator import Accelerator
 from tests.plans.runs import RUNS
 from tests.plans.shape import shape_of
@@ -35,6 +36,8 @@ ACTIONS = (
     "isEmpty",
     "persist",
 )
+# As jobs plan a frame, whose text leaves nothing out; how it is run meanwhile is no matter here.
+_NOTED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.debug.maxToStringFields": "10000"}
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,14 @@ def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
     def note(rows: DataFrame, what: str, writer: DataFrameWriter | None = None, path: str = "") -> None:
         # A frame plans itself once, and what is noted before it is kept in memory would be its plan for ever: a twin is.
         twin = _twin(rows.groupBy().count() if what == "count" else rows)
-        name, plan = f"{_asked_by()} {what}", twin._jdf.queryExecution().executedPlan().toString()
-        key = (name, shape_of(plan), shape_of(plan, expressions=True))
-        if key in found:
-            return
-        explained = ""
-        if accelerator:
-            explained = accelerator.explain_write(writer, path) if writer else accelerator.explain(twin)
+        with _set(rows.sparkSession, _NOTED):
+            name, plan = f"{_asked_by()} {what}", twin._jdf.queryExecution().executedPlan().toString()
+            key = (name, shape_of(plan), shape_of(plan, expressions=True))
+            if key in found:
+                return
+            explained = ""
+            if accelerator:
+                explained = accelerator.explain_write(writer, path) if writer else accelerator.explain(twin)
         found[key] = Frame(name, key[1], explained)
 
     def watched(method: str) -> Callable[..., Any]:
@@ -106,17 +110,24 @@ def record(spark: SparkSession, name: str, folder: Path, accelerator: Accelerato
 
     No join becomes a broadcast only because the tables of a test are small.
     """
-    settings = {"spark.sql.autoBroadcastJoinThreshold": "-1", "spark.sql.debug.maxToStringFields": "10000"}
+    with (
+        _set(spark, {"spark.sql.autoBroadcastJoinThreshold": "-1", **INTERPRETED}),
+        recording(accelerator) as frames,
+    ):
+        RUNS[name].make(spark, folder)
+    return Recorded(frames, folder)
+
+
+@contextmanager
+def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     before = {key: spark.conf.get(key) for key in settings}
     for key, value in settings.items():
         spark.conf.set(key, value)
     try:
-        with recording(accelerator) as frames:
-            RUNS[name].make(spark, folder)
+        yield
     finally:
         for key, old in before.items():
             spark.conf.set(key, old or "")
-    return Recorded(frames, folder)
 
 
 def _twin(rows: DataFrame) -> DataFrame:
