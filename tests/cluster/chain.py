@@ -93,6 +93,8 @@ def write_profile(
         "spark.pyspark.driver.python": python,
         "spark.executor.cores": "1",
         "spark.cores.max": str(len(cluster.workers)),
+        # No job is over before the second executor is up.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.executor.memory": "1g",
         "spark.executor.extraJavaOptions": _QUICK,
         "spark.driver.extraJavaOptions": _QUICK,
