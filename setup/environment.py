@@ -6,6 +6,7 @@ lies. What hangs on the lock files alone is made once and kept in the cache; an 
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import os
 import shutil
@@ -90,14 +91,26 @@ def _make_packages(kept: Path) -> None:
     scratch.parent.mkdir(parents=True, exist_ok=True)
     run([BOOTSTRAP / "bin/uv", "venv", "--quiet", "--relocatable", "--python", _python(), scratch])
     constraints: list[str | Path] = ["--build-constraints", ROOT / "requirements/tools.txt"]
-    # Compiled once here: Python workers on nodes, who may not write beside the sources, would each do it again.
-    options = ["--quiet", "--require-hashes", "--compile-bytecode"]
+    options = ["--quiet", "--require-hashes"]
     _uv_pip(scratch, "sync", *options, *constraints, ROOT / "requirements/runtime.txt")
     wheel = build_horovod.cached_wheel(VENV, BOOTSTRAP, ROOT / "requirements/horovod.txt")
     _uv_pip(scratch, "install", *_OFFLINE, wheel)
+    # Compiled once here: Python workers on nodes, who may not write beside the sources, would each do it again.
+    _link_compiled(site_packages(VENV), site_packages(scratch))
+    compileall.compile_dir(site_packages(scratch), quiet=2)  # the rest; what compiles nowhere is left out
     compiled_archive.add_compiled(site_packages(scratch))
     scratch.rename(kept)
     say(f"    kept in {kept}")
+
+
+def _link_compiled(have: Path, want: Path) -> None:
+    """Links the compiled halves of those sources that two folders of packages share as hard links."""
+    for compiled in have.rglob("__pycache__/*.pyc"):
+        source = compiled.parents[1] / f"{compiled.name.split('.')[0]}.py"
+        twin, target = want / source.relative_to(have), want / compiled.relative_to(have)
+        if source.exists() and twin.exists() and source.samefile(twin) and not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            os.link(compiled, target)
 
 
 def _python() -> Path:
