@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -35,7 +36,10 @@ def build_session(
     logged = {} if event_logs is None else event_log_settings(_said(settings or {}), event_logs)
     for key, value in {**(settings or {}), **logged, **_REQUIRED}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    # By its own name: PySpark asks for it at every call of a function, and the JVM else looks for it in five packages before its own.
+    java_import(session._jvm, "org.apache.spark.sql.functions")
+    return session
 
 
 def _said(settings: Mapping[str, str]) -> Callable[[str], str | None]:

@@ -32,6 +32,9 @@ if [ -f "$_nightrank_home/spark.jsa" ]; then
     esac
 fi
 
+# spark-class asks a JVM of its own for the command line that it runs.
+export SPARK_LAUNCHER_OPTS="${SPARK_LAUNCHER_OPTS:--XX:+UseSerialGC -XX:TieredStopAtLevel=1}"
+
 # Spark asks for the address of the host's own name, and does not start where that does not resolve (a bare container).
 if ! getent hosts "$(uname -n)" >/dev/null; then
     export SPARK_LOCAL_IP="${SPARK_LOCAL_IP:-127.0.0.1}"

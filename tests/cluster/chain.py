@@ -101,6 +101,7 @@ def write_profile(
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "4",
+        "spark.buffer.pageSize": "2m",
         "spark.local.dir": str(path.parent / "scratch"),
         "spark.ui.enabled": "false",
         "spark.sql.ui.explainMode": "simple",
