@@ -43,12 +43,18 @@ def speak(channel: Channel, text: str) -> None:
 
 
 def test_entries_arrive_in_order_also_from_the_rank_0_of_the_next_ring() -> None:
-    heard = Heard(5)
-    with listen(heard) as channel:
+    first_ring, heard = Heard(3), Heard(5)
+
+    def show(entry: Mapping[str, Any]) -> None:
+        first_ring.show(entry)
+        heard.show(entry)
+
+    with Listener("127.0.0.1", "127.0.0.1", show) as channel:
         channel = pickle.loads(pickle.dumps(channel))  # as it travels to the rank
         with Reporter(channel) as first:
             for step in (1, 2, 3):
                 first({"step": step})
+        first_ring.wait()  # rings are seconds apart; two connections at once are heard as their threads run
         with Reporter(channel) as second:
             for step in (2, 3):
                 second({"step": step, "loss": float("inf")})
