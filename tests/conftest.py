@@ -21,7 +21,7 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 
 
 class ByFile(LoadScopeScheduling):
-    """A worker of the suite gets whole files; a folder with a conftest.py of its own whole, for its fixtures last a session."""
+    """A worker of the suite gets whole files; a folder with a conftest.py of its own whole, for its fixtures may last as long."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = Path(nodeid.split("::", 1)[0])
