@@ -13,8 +13,8 @@ LINTED := $(PACKAGES) $(wildcard airflow_dags) tests $(wildcard benchmarks)
 IN_ENV := . setup/env.sh &&
 # Given by hand: make test ARGS='-k topk', make demo ARGS=--help
 ARGS ?=
-# Processes that share the tests: more than half of a small job is waiting. 0: all in one process, with half the memory.
-TEST_WORKERS ?= 2
+# Processes that share the tests, one more than two cores: jobs and servers are waited for. 0: all in one process, with a third of the memory.
+TEST_WORKERS ?= 3
 
 .PHONY: help setup demo airflow airflow-test jars dist test check docs lock clean
 
