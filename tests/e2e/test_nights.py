@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from conf.load import load_config
 from conf.manifest import data_files, read_manifest
 from jobs.build_features import build_features
 from jobs.generate_clicks import generate_clicks
+from jobs.night.plan import Night
 from jobs.runner import Job, Result
 from jobs.train_model import train_model
 from training.description import read_description
@@ -77,6 +79,16 @@ def in_process(
     body(Job(body.__name__, load_config(str(ROOT / CONFIG), overrides), run_date, _spark=spark))
 
 
+def night_in_process(spark: SparkSession, run_date: str, overrides: list[str], config: str = CONFIG) -> None:
+    """The stages of a night with retraining, as nightly would take them, in the session of this process."""
+    planned = Night(load_config(str(ROOT / config), overrides), run_date, retrain=True)
+    for steps in (planned.preparing, planned.serving):
+        for step in steps():
+            of_step = load_config(str(ROOT / config), [*overrides, *step.overrides])
+            body = getattr(import_module(f"jobs.{step.job}"), step.job)
+            body(Job(step.job, of_step, step.run_date, _spark=spark))
+
+
 def settings(overrides: list[str]) -> list[str]:
     return [word for override in overrides for word in ("--set", override)]
 
@@ -94,14 +106,16 @@ def vocabulary(lake: Lake, version: str) -> dict[tuple[str, str], int]:
 
 @pytest.fixture(scope="module")
 def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
-    """A lake after two nights with retraining on a small generated log; the second night's training is destructive."""
+    """A lake after two nights with retraining on a small generated log; the second night's training is destructive, and its
+    stages need no processes of their own.
+    """
     lake = Lake(str(tmp_path_factory.mktemp("nights") / "lake"))
     sink = f"{{kind: json_lines, name: files, path: {lake.root}/../files, users_per_file: 100}}"
     overrides = [*SMALL_LOG, f"lake={lake.root}", f"deliver.sinks=[{sink}]"]
     in_process(spark, generate_clicks, "2026-01-01", overrides)
     night(FIRST, overrides)
     overrides = [*overrides, *DESTRUCTIVE]
-    night(SECOND, overrides)
+    night_in_process(spark, SECOND, overrides)
     return lake, overrides
 
 

@@ -12,12 +12,13 @@ import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
+from pyspark.sql import SparkSession
 
 from conf.dataset import read_dataset
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake
 from conf.manifest import read_manifest
-from tests.e2e.test_nights import ROOT, night, rows
+from tests.e2e.test_nights import ROOT, night_in_process, rows
 from training.checkpoint import load_model
 from training.registry import champion_as_of
 
@@ -37,6 +38,7 @@ class NumpyDLRM:
             key: each.numpy().astype(np.float64) for key, each in loaded.model.state_dict().items()
         }
         self._first = np.cumsum([0, *self.spec.cardinalities])
+        self._means: dict[tuple[int, tuple[int, ...]], NDArray[np.float64]] = {}
 
     def probabilities(self, frame: pd.DataFrame) -> NDArray[np.float64]:
         """(P,) of rows with the spec's feature columns."""
@@ -53,15 +55,18 @@ class NumpyDLRM:
         for place, feature in enumerate(self.spec.embedded):
             column, first = frame[feature.name], self._first[place]
             if feature.kind == "multi_hot":
-                empty = np.zeros(table.shape[1])
-                found.append(
-                    np.stack(
-                        [table[first + ids].mean(0) if len(ids) else empty for ids in map(np.asarray, column)]
-                    )
-                )
+                found.append(np.stack([self._mean(first, tuple(ids)) for ids in column]))
             else:
                 found.append(table[first + column.to_numpy()])
         return found
+
+    def _mean(self, first: int, ids: tuple[int, ...]) -> NDArray[np.float64]:
+        """(E,) of the values of one row; films share few combinations of genres."""
+        if (first, ids) not in self._means:
+            table = self._state["embedding.weight"]
+            mean = table[first + np.asarray(ids)].mean(0) if ids else np.zeros(table.shape[1])
+            self._means[first, ids] = mean
+        return self._means[first, ids]
 
     def _mlp(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
         layers = sorted({int(key.split(".")[1]) for key in self._state if key.startswith(f"{name}.")})
@@ -73,10 +78,15 @@ class NumpyDLRM:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not (DATA / "ml-100k").is_dir(), reason="MovieLens 100k is not beside the checkout")
-def test_movielens_lists_equal_every_user_times_every_film(tmp_path: Path) -> None:
+def test_movielens_lists_equal_every_user_times_every_film(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
-    overrides = [f"lake={lake.root}", f"data={DATA / 'ml-100k'}", "train.epochs=1"]
-    night(MOVIELENS, overrides, "conf/datasets/movielens.yaml")
+    overrides = [
+        f"lake={lake.root}",
+        f"data={DATA / 'ml-100k'}",
+        "train.epochs=1",
+        "negatives.per_positive=1",
+    ]
+    night_in_process(spark, MOVIELENS, overrides, "conf/datasets/movielens.yaml")
     lists = rows(lake.recommendations.partition(MOVIELENS))
     measured = read_manifest(lake.measures.partition(MOVIELENS)).facts
     assert measured["against"] == "test_split"
@@ -116,10 +126,10 @@ def test_movielens_lists_equal_every_user_times_every_film(tmp_path: Path) -> No
 @pytest.mark.skipif(
     not (DATA / "criteo_kaggle_sample").is_dir(), reason="Criteo's sample is not beside the checkout"
 )
-def test_criteo_rows_have_the_probability_numpy_gives_them(tmp_path: Path) -> None:
+def test_criteo_rows_have_the_probability_numpy_gives_them(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     overrides = [f"lake={lake.root}", f"data={DATA / 'criteo_kaggle_sample'}", "train.epochs=1"]
-    night(CRITEO, overrides, "conf/datasets/criteo.yaml")
+    night_in_process(spark, CRITEO, overrides, "conf/datasets/criteo.yaml")
     scores = rows(lake.scores.partition(CRITEO)).set_index("row_id")["probability"].sort_index()
     assert list(scores.index) == list(range(1799, 1999))  # the last tenth of 1,999 rows
     model = NumpyDLRM(lake, "criteo", CRITEO)
