@@ -15,7 +15,8 @@ from setup.console import SetupError
 
 _ENDED = ("success", "failed")
 _TIMEOUT_S = 30
-_LOOK_EVERY_S = 0.5
+# Runs last minutes, and every look is work for Airflow's web server.
+_LOOK_EVERY_S = 2
 
 
 @dataclass

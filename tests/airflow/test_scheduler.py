@@ -18,8 +18,8 @@ from local_airflow.rest import Api
 from tests.airflow.world import BACKFILLED, BAD, TRAINED, Alerts, World
 
 DAILY, WEEKLY, BACKFILL = "daily_recommendations", "weekly_training", "backfill_recommendations"
-PATIENCE_S = 600
-pytestmark = pytest.mark.timeout(900)
+PATIENCE_S = 1200
+pytestmark = pytest.mark.timeout(1500)
 
 
 # Tables of which a rerun over equal inputs leaves the very files alone; others are written anew, with equal rows.
@@ -164,18 +164,18 @@ def test_somebody_is_told_when_a_run_is_late(api: Api, world: World, alerts: Ale
 
 def kill_an_executor_of(world: World, api: Api, run: str, task: str) -> None:
     """SIGKILL to the JVM in which a task's job works, once it has begun to work there; a worker starts another."""
-    wait_for(lambda: api.tasks(DAILY, run)[task]["state"] == "running", PATIENCE_S)
+    wait_for(lambda: api.tasks(DAILY, run)[task]["state"] == "running", PATIENCE_S, 0.5)
     known = len(world.cluster.applications())  # the job's own comes seconds later
-    wait_for(lambda: len(world.cluster.applications()) > known)
-    wait_for(lambda: world.cluster.log_lines("Executor: Running task") != [])
+    wait_for(lambda: len(world.cluster.applications()) > known, look_every_s=0.2)
+    wait_for(lambda: world.cluster.log_lines("Executor: Running task") != [], look_every_s=0.2)
     world.cluster.executors()[0].kill()
 
 
-def wait_for(happened: Callable[[], bool], timeout_s: float = 120) -> None:
+def wait_for(happened: Callable[[], bool], timeout_s: float = 300, look_every_s: float = 1) -> None:
     end = time.monotonic() + timeout_s
     while not happened():
         assert time.monotonic() < end
-        time.sleep(0.2)
+        time.sleep(look_every_s)
 
 
 def break_log(lake: Path, day: str) -> None:

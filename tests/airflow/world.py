@@ -109,6 +109,7 @@ def make_world(spark: SparkSession, folder: Path, alerts: str, cluster: Cluster)
     }
     options = {
         "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",  # nobody edits these DAGs
         "AIRFLOW_VAR_LATE_NIGHT": str(folder / "told"),
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",  # a test that runs at three at night has no other night beside it
     }
