@@ -39,7 +39,9 @@ def measure_recommendations(job: Job) -> Result:
     dataset = read_dataset(lake, run_date)
     k, items = published.facts["k"], published.facts["items"]
     train = read_split(job.spark, lake, dataset, ["train"], CLICK_COLUMNS)
-    warm = train.select(USER_KEY).distinct()
+    warm = (
+        train.select(USER_KEY).distinct().persist()
+    )  # three measures ask for it; what trains is read once for them
     with job.phase("positives"):
         wanted = positives(job, dataset).persist()
         num_wanted = wanted.count()
