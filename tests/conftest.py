@@ -11,13 +11,16 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from jobs.session import build_session, read_profile
+from tests.spark_settings import set_meanwhile
 from tests.standalone import Cluster, standalone_cluster
 
 ROOT = Path(__file__).parent.parent
 
 # Thousands of small queries are run once each here, which is not worth compiling them. What users run, generated code, is run by all that
-# starts processes of its own: nights, the chain on a cluster, Airflow's days, jobs that are killed, benchmarks.
+# starts processes of its own: nights, the chain on a cluster, Airflow's days, jobs that are killed, benchmarks; and by what asks for
+# the fixture `compiling`.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
 
 class ByFile(LoadScopeScheduling):
@@ -44,6 +47,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = build_session("tests", settings)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def compiling(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session as users have it, which compiles its queries: for files whose logs are long enough."""
+    with set_meanwhile(spark, _COMPILED):
+        yield spark
 
 
 @pytest.fixture(scope="module")

@@ -45,12 +45,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 @pytest.fixture(scope="module")
-def evaluated(config: Config, spark: SparkSession) -> dict[str, Any]:
+def evaluated(config: Config, compiling: SparkSession) -> dict[str, Any]:
     """The facts of evaluate_model."""
-    generate_clicks(Job("generate_clicks", config, FIRST, _spark=spark))
+    generate_clicks(Job("generate_clicks", config, FIRST, _spark=compiling))
     for job in (build_features, train_model):
-        job(Job(job.__name__, config, RUN_DATE, _spark=spark))
-    return evaluate_model(Job("evaluate_model", config, RUN_DATE, _spark=spark)).facts
+        job(Job(job.__name__, config, RUN_DATE, _spark=compiling))
+    return evaluate_model(Job("evaluate_model", config, RUN_DATE, _spark=compiling)).facts
 
 
 def raw_rows(config: Config, dt: str) -> pd.DataFrame:

@@ -78,7 +78,7 @@ class NumpyDLRM:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not (DATA / "ml-100k").is_dir(), reason="MovieLens 100k is not beside the checkout")
-def test_movielens_lists_equal_every_user_times_every_film(spark: SparkSession, tmp_path: Path) -> None:
+def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     overrides = [
         f"lake={lake.root}",
@@ -86,7 +86,7 @@ def test_movielens_lists_equal_every_user_times_every_film(spark: SparkSession, 
         "train.epochs=1",
         "negatives.per_positive=1",
     ]
-    night_in_process(spark, MOVIELENS, overrides, "conf/datasets/movielens.yaml")
+    night_in_process(compiling, MOVIELENS, overrides, "conf/datasets/movielens.yaml")
     lists = rows(lake.recommendations.partition(MOVIELENS))
     measured = read_manifest(lake.measures.partition(MOVIELENS)).facts
     assert measured["against"] == "test_split"
@@ -126,10 +126,10 @@ def test_movielens_lists_equal_every_user_times_every_film(spark: SparkSession, 
 @pytest.mark.skipif(
     not (DATA / "criteo_kaggle_sample").is_dir(), reason="Criteo's sample is not beside the checkout"
 )
-def test_criteo_rows_have_the_probability_numpy_gives_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_criteo_rows_have_the_probability_numpy_gives_them(compiling: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     overrides = [f"lake={lake.root}", f"data={DATA / 'criteo_kaggle_sample'}", "train.epochs=1"]
-    night_in_process(spark, CRITEO, overrides, "conf/datasets/criteo.yaml")
+    night_in_process(compiling, CRITEO, overrides, "conf/datasets/criteo.yaml")
     scores = rows(lake.scores.partition(CRITEO)).set_index("row_id")["probability"].sort_index()
     assert list(scores.index) == list(range(1799, 1999))  # the last tenth of 1,999 rows
     model = NumpyDLRM(lake, "criteo", CRITEO)

@@ -7,7 +7,7 @@ methods of DataFrame that start Spark jobs, notes the physical plan, and lets th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from tests.conftest import INTERPRETED
 from tests.plans.accelerator import Accelerator
 from tests.plans.runs import RUNS
 from tests.plans.shape import shape_of
+from tests.spark_settings import set_meanwhile
 
 ROOT = Path(__file__).parents[2]
 OURS = ("etl", "scoring", "jobs", "training")
@@ -71,7 +72,7 @@ def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
     def note(rows: DataFrame, what: str, writer: DataFrameWriter | None = None, path: str = "") -> None:
         # A frame plans itself once, and what is noted before it is kept in memory would be its plan for ever: a twin is.
         twin = _twin(rows.groupBy().count() if what == "count" else rows)
-        with _set(rows.sparkSession, _NOTED):
+        with set_meanwhile(rows.sparkSession, _NOTED):
             name, plan = f"{_asked_by()} {what}", twin._jdf.queryExecution().executedPlan().toString()
             key = (name, shape_of(plan), shape_of(plan, expressions=True))
             if key in found:
@@ -111,23 +112,11 @@ def record(spark: SparkSession, name: str, folder: Path, accelerator: Accelerato
     No join becomes a broadcast only because the tables of a test are small.
     """
     with (
-        _set(spark, {"spark.sql.autoBroadcastJoinThreshold": "-1", **INTERPRETED}),
+        set_meanwhile(spark, {"spark.sql.autoBroadcastJoinThreshold": "-1", **INTERPRETED}),
         recording(accelerator) as frames,
     ):
         RUNS[name].make(spark, folder)
     return Recorded(frames, folder)
-
-
-@contextmanager
-def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    before = {key: spark.conf.get(key) for key in settings}
-    for key, value in settings.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            spark.conf.set(key, old or "")
 
 
 def _twin(rows: DataFrame) -> DataFrame:
