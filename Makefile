@@ -13,7 +13,7 @@ LINTED := $(PACKAGES) $(wildcard airflow_dags) tests $(wildcard benchmarks)
 IN_ENV := . setup/env.sh &&
 # Given by hand: make test ARGS='-k topk', make demo ARGS=--help
 ARGS ?=
-# Processes that share the tests, one more than two cores: jobs and servers are waited for. 0: all in one process, with a third of the memory.
+# Processes that share the tests, one more than two cores: jobs and servers are waited for. 0: all in one process, with less memory.
 TEST_WORKERS ?= 3
 
 .PHONY: help setup demo airflow airflow-test jars dist test check docs lock clean

@@ -39,9 +39,8 @@ def measure_recommendations(job: Job) -> Result:
     dataset = read_dataset(lake, run_date)
     k, items = published.facts["k"], published.facts["items"]
     train = read_split(job.spark, lake, dataset, ["train"], CLICK_COLUMNS)
-    warm = (
-        train.select(USER_KEY).distinct().persist()
-    )  # three measures ask for it; what trains is read once for them
+    # Three measures ask who is warm; the training rows are read once for them.
+    warm = train.select(USER_KEY).distinct().persist()
     with job.phase("positives"):
         wanted = positives(job, dataset).persist()
         num_wanted = wanted.count()

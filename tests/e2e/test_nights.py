@@ -1,4 +1,6 @@
-"""Whole nights as their users run them: real spark-submit processes, real Horovod ranks, nothing stubbed."""
+"""Whole nights, on real Horovod ranks, nothing stubbed: the first as its users run it, by nightly's spark-submit processes; the
+second by the same plan of stages in the session of the tests.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +69,8 @@ def run(*words: str, timeout_s: int = 500) -> dict[str, Any]:
     return closing
 
 
-def night(run_date: str, overrides: list[str], config: str = CONFIG) -> dict[str, Any]:
-    command = [sys.executable, "jobs/nightly.py", "--config", config, "--run-date", run_date, "--retrain"]
+def night(run_date: str, overrides: list[str]) -> dict[str, Any]:
+    command = [sys.executable, "jobs/nightly.py", "--config", CONFIG, "--run-date", run_date, "--retrain"]
     return run(*command, *settings(overrides))
 
 
@@ -106,9 +108,7 @@ def vocabulary(lake: Lake, version: str) -> dict[tuple[str, str], int]:
 
 @pytest.fixture(scope="module")
 def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
-    """A lake after two nights with retraining on a small generated log; the second night's training is destructive, and its
-    stages need no processes of their own.
-    """
+    """A lake after two nights with retraining on a small generated log; the second night's training is destructive."""
     lake = Lake(str(tmp_path_factory.mktemp("nights") / "lake"))
     sink = f"{{kind: json_lines, name: files, path: {lake.root}/../files, users_per_file: 100}}"
     overrides = [*SMALL_LOG, f"lake={lake.root}", f"deliver.sinks=[{sink}]"]
