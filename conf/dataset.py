@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conf import feature_spec, storage
+from conf import feature_spec, format_versions, storage
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake, Partition
 from conf.manifest import (
+    MANIFEST_NAME,
     Manifest,
     combined_digest,
     current_manifest,
@@ -79,13 +80,15 @@ def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
         files=(),
         schema=(),
         inputs={"features": combined_digest(m.digest for found in dataset.splits.values() for m in found)},
-        facts={
-            "workflow_version": dataset.workflow_version,
-            "parent_workflow": dataset.parent_workflow,
-            "mode": dataset.mode,
-            "splits": splits,
-            "changed_days": list(dataset.changed_days),
-        },
+        facts=format_versions.DATASET.stamp(
+            {
+                "workflow_version": dataset.workflow_version,
+                "parent_workflow": dataset.parent_workflow,
+                "mode": dataset.mode,
+                "splits": splits,
+                "changed_days": list(dataset.changed_days),
+            }
+        ),
         created_at=created_at,
     )
     partition = lake.datasets.partition(dataset.run_date)
@@ -100,7 +103,8 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
     Raises:
         DataError: build_features has not run for that date.
     """
-    facts = read_manifest(lake.datasets.partition(run_date)).facts
+    partition = lake.datasets.partition(run_date)
+    facts = format_versions.DATASET.check(read_manifest(partition).facts, partition.file(MANIFEST_NAME))
     splits = {split: tuple(Member(**each) for each in found) for split, found in facts["splits"].items()}
     return Dataset(
         run_date,
@@ -115,7 +119,7 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
 def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
     path = lake.feature_spec(workflow_version)
     try:
-        return feature_spec.loads(storage.read_text(path))
+        return feature_spec.loads(storage.read_text(path), path)
     except FileNotFoundError as error:
         raise DataError(
             f"{path} does not exist", "run build_features: it writes the workflow and its spec"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from conf import format_versions
 from conf.errors import ConfigError, DataError
 from conf.types import Keys, MultiHot, Scope
 
@@ -135,8 +136,13 @@ class FeatureSpec:
 
 
 def dumps(spec: FeatureSpec) -> str:
-    return json.dumps(spec.to_json(), indent=1, sort_keys=True)
+    return json.dumps(format_versions.FEATURE_SPEC.stamp(spec.to_json()), indent=1, sort_keys=True)
 
 
-def loads(text: str) -> FeatureSpec:
-    return FeatureSpec.from_json(json.loads(text))
+def loads(text: str, path: str) -> FeatureSpec:
+    """The spec in the text of a `feature_spec.json`; `path` is named in errors.
+
+    Raises:
+        DataError: a newer release wrote it.
+    """
+    return FeatureSpec.from_json(format_versions.FEATURE_SPEC.check(json.loads(text), path))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from conf import lineage, storage
+from conf import format_versions, lineage, storage
 from conf.errors import DataError
 from conf.lake import Partition
 
@@ -127,6 +127,7 @@ def read_manifest(partition: Partition) -> Manifest:
             f"{partition.table} has no published partition dt={partition.dt} ({path} does not exist)",
             f"run the job that writes {partition.table.split('/')[0]} for {partition.dt} first",
         ) from error
+    values = format_versions.MANIFEST.check(values, path)
     try:
         manifest = Manifest.from_json(values)
     except (KeyError, TypeError) as error:
@@ -161,7 +162,7 @@ def replace_manifest(partition: Partition, manifest: Manifest) -> None:
         )
         event = run.publishes(made, manifest.inputs.values(), manifest.created_at or storage.utc_now())
         manifest = replace(manifest, lineage=event)
-    storage.replace_json(partition.file(MANIFEST_NAME), manifest.to_json())
+    storage.replace_json(partition.file(MANIFEST_NAME), format_versions.MANIFEST.stamp(manifest.to_json()))
 
 
 def combined_digest(digests: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf import feature_spec, lineage, storage
+from conf import feature_spec, format_versions, lineage, storage
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.feature_spec import Feature, FeatureSpec
 from conf.lake import Lake
@@ -170,6 +170,7 @@ def save_workflow(
     storage.replace_json(
         f"{lake.workflow(version)}/{FILE_NAME}",
         {
+            format_versions.KEY: format_versions.WORKFLOW.version,
             "version": version,
             "parent": parent,
             "spec": spec.to_json(),
@@ -191,7 +192,7 @@ def workflow_exists(lake: Lake, version: str) -> bool:
 def _read(lake: Lake, version: str) -> dict[str, Any]:
     path = f"{lake.workflow(version)}/{FILE_NAME}"
     try:
-        stored: dict[str, Any] = storage.read_json(path)
+        stored = format_versions.WORKFLOW.check(storage.read_json(path), path)
     except FileNotFoundError as error:
         raise DataError(
             f"workflow {version} does not exist ({path})", "run build_features to fit it"

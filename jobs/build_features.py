@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from conf import storage
 from etl.build import build, window
 from jobs.runner import Job, Result, run
+from training.description import read_description
 from training.parent import fresh_start
 from training.registry import champion_as_of, model_path
 
@@ -25,9 +25,7 @@ def build_features(job: Job) -> Result:
     if champion and reason:
         log.info("fitting a workflow and not extending champion %s's: %s", champion, reason)
     elif champion:
-        parent = storage.read_json(f"{model_path(job.lake, job.config.name, champion)}/model.json")[
-            "workflow_version"
-        ]
+        parent = read_description(model_path(job.lake, job.config.name, champion))["workflow_version"]
     built = build(job.spark, job.config, job.lake, job.run_date, parent, job.phase)
     dropped: Counter[str] = Counter()
     for counts in built.counts.values():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conf import lineage, storage
+from conf import format_versions, lineage, storage
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
 from conf.types import Score
@@ -41,7 +41,7 @@ def read_model_info(path: str) -> ModelInfo:
     """
     file = f"{path}/model.json"
     try:
-        description = storage.read_json(file)
+        description = format_versions.MODEL.check(storage.read_json(file), file)
     except FileNotFoundError as error:
         raise DataError(
             f"{path} holds no complete model ({file} does not exist)", "run train_model first"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conf import storage
+from conf import format_versions, storage
 from conf.errors import DataError
 
 MODEL_JSON = "model.json"
@@ -19,10 +19,11 @@ def read_description(path: str) -> dict[str, Any]:
     """The model.json of a model's folder.
 
     Raises:
-        DataError: there is no whole model in that folder.
+        DataError: there is no whole model in that folder, or a newer release wrote it.
     """
     try:
-        return dict(storage.read_json(f"{path}/{MODEL_JSON}"))
+        file = f"{path}/{MODEL_JSON}"
+        return format_versions.MODEL.check(storage.read_json(file), file)
     except FileNotFoundError as error:
         raise DataError(
             f"{path} holds no whole model ({MODEL_JSON} is missing)", "run train_model first"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from conf import storage
+from conf import format_versions, storage
 from conf.lake import Lake
 
 PROMOTIONS, INTERVENTIONS = "promotions", "interventions"
@@ -96,8 +96,11 @@ def standing_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False
 
 def promotions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping[str, Any]]]:
     """(run date, the gate's decision) up to a date, ascending."""
-    dates = dates_of(lake, name, PROMOTIONS)
-    return [(date, storage.read_json(dated(lake, name, PROMOTIONS, date))) for date in dates if date <= until]
+    dates = [date for date in dates_of(lake, name, PROMOTIONS) if date <= until]
+    paths = {date: dated(lake, name, PROMOTIONS, date) for date in dates}
+    return [
+        (date, format_versions.PROMOTION.check(storage.read_json(path), path)) for date, path in paths.items()
+    ]
 
 
 def interventions(lake: Lake, name: str, until: str) -> list[Intervention]:
@@ -105,7 +108,9 @@ def interventions(lake: Lake, name: str, until: str) -> list[Intervention]:
     found = []
     for date in dates_of(lake, name, INTERVENTIONS):
         if date <= until:
-            for values in storage.read_json(dated(lake, name, INTERVENTIONS, date))["interventions"]:
+            path = dated(lake, name, INTERVENTIONS, date)
+            stored = format_versions.INTERVENTION.check(storage.read_json(path), path)
+            for values in stored["interventions"]:
                 found.append(Intervention(**{**values, "withdrawn": tuple(values["withdrawn"])}))
     return found
 
@@ -113,7 +118,9 @@ def interventions(lake: Lake, name: str, until: str) -> list[Intervention]:
 def write_interventions(lake: Lake, name: str, run_date: str, found: Sequence[Intervention]) -> None:
     """Replaces what people decided for one run date, in one step."""
     values = {"run_date": run_date, "interventions": [asdict(each) for each in found]}
-    storage.replace_json(dated(lake, name, INTERVENTIONS, run_date), values)
+    storage.replace_json(
+        dated(lake, name, INTERVENTIONS, run_date), format_versions.INTERVENTION.stamp(values)
+    )
 
 
 def dates_of(lake: Lake, name: str, kind: str) -> list[str]:

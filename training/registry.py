@@ -17,7 +17,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from conf import storage
+from conf import format_versions, storage
 from conf.errors import DataError
 from conf.lake import Lake
 from conf.manifest import digest_of
@@ -102,7 +102,8 @@ def model_path(lake: Lake, name: str, version: str) -> str:
 
 def record_run(lake: Lake, name: str, run_date: str, version: str) -> None:
     """Says which version train_model made for a run date."""
-    storage.replace_json(dated(lake, name, RUNS, run_date), {"version": version})
+    values = format_versions.TRAINED_VERSION.stamp({"version": version})
+    storage.replace_json(dated(lake, name, RUNS, run_date), values)
 
 
 def challenger_of(lake: Lake, name: str, run_date: str) -> str:
@@ -113,7 +114,7 @@ def challenger_of(lake: Lake, name: str, run_date: str) -> str:
     """
     path = dated(lake, name, RUNS, run_date)
     try:
-        return str(storage.read_json(path)["version"])
+        return str(format_versions.TRAINED_VERSION.check(storage.read_json(path), path)["version"])
     except FileNotFoundError as error:
         raise DataError(
             f"no model was trained for {run_date} ({path} does not exist)", "run train_model first"
@@ -147,7 +148,8 @@ def _line_of(lake: Lake, name: str, version: str) -> Iterator[str]:
 
 def record_decision(lake: Lake, name: str, run_date: str, decision: Decision) -> None:
     """Writes the gate's decision of a run date, and mirrors the newest champion to the tracking server."""
-    storage.replace_json(dated(lake, name, PROMOTIONS, run_date), {"run_date": run_date, **asdict(decision)})
+    values = format_versions.PROMOTION.stamp({"run_date": run_date, **asdict(decision)})
+    storage.replace_json(dated(lake, name, PROMOTIONS, run_date), values)
     newest = dates_of(lake, name, PROMOTIONS)[-1]
     set_aliases(lake, name, decision.challenger if newest == run_date else None)
 

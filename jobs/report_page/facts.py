@@ -19,6 +19,7 @@ from conf.types import SPLITS, Config
 from etl.quality.checks import Finding
 from etl.quality.facts import Comparison
 from jobs.report_page.parquet import column, even_files
+from training.description import is_complete, read_description
 
 _NIGHTS = 14
 
@@ -173,8 +174,8 @@ def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | N
 
 
 def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | None:
-    path = f"{lake.models(name)}/{version}/model.json"
-    return storage.read_json(path) if version and storage.exists(path) else None
+    path = f"{lake.models(name)}/{version}"
+    return read_description(path) if version and is_complete(path) else None
 
 
 def _measure(lake: Lake, run_date: str) -> Measure | None:

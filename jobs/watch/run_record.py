@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import date, timedelta
 from typing import Any
 
-from conf import storage
+from conf import format_versions, storage
 from conf.lake import Lake
 
 log = logging.getLogger("nightrank.watch")
@@ -69,7 +69,7 @@ class RunRecord:
         return self.exit_code != 0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return format_versions.RUN_RECORD.stamp(asdict(self))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
@@ -100,6 +100,9 @@ def read_records(lake: Lake, run_dates: Iterable[str], config: str | None = None
     """The rows of these run dates (of one configuration, where one is named), in the order in which the runs began.
 
     A file that is no row is left out, with a warning: what others put there must not stop a report.
+
+    Raises:
+        DataError: a newer release wrote a row.
     """
     paths = [
         path
@@ -124,7 +127,10 @@ def dates_up_to(run_date: str, days: int) -> list[str]:
 
 def _read(path: str) -> RunRecord | None:
     try:
-        return RunRecord.from_json(json.loads(storage.read_text(path)))
+        values = json.loads(storage.read_text(path))
+        if not isinstance(values, dict):
+            raise TypeError(f"a JSON {type(values).__name__}, not an object")
+        return RunRecord.from_json(format_versions.RUN_RECORD.check(values, path))
     except (ValueError, TypeError, OSError) as error:
         log.warning("%s is not the record of a run and is left out: %s", path, error)
         return None

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from conf import storage
+from conf import format_versions, storage
 from conf.errors import DataError, NightrankError
 from training.checkpoint.blocks import StoredBlock, owned
 from training.checkpoint.model import Trained
@@ -122,10 +122,14 @@ class Checkpoints:
 
         The placement of rows and the number of ranks may be others than when it was saved. A damaged one is passed over,
         with a warning, and deleted with all that killed attempts left.
+
+        Raises:
+            DataError: on all ranks, a newer release wrote the newest checkpoint, or it is of another training.
         """
         damaged: list[int] = []
         found: Position | None = None
         for step in share(self._collectives, self._steps() if self._leads else [])[0]:
+            raise_together(self._collectives, self._refusal(step))
             problems = [each for each in share(self._collectives, self._examine(step)) if each]
             if not problems:
                 found = self._load(step, trainer)
@@ -158,6 +162,21 @@ class Checkpoints:
 
     def _index(self, step: int) -> str:
         return f"{self._folder}/step-{step:012d}.json"
+
+    def _refusal(self, step: int) -> DataError | None:
+        """The error of a checkpoint that a newer release wrote: it is whole, and must not be deleted as damaged."""
+        path = self._index(step)
+        try:
+            values = storage.read_json(path)
+        except (DataError, FileNotFoundError):  # damaged: `_examine` says how
+            return None
+        if not isinstance(values, dict):
+            return None
+        try:
+            format_versions.CHECKPOINT.check(values, path)
+        except DataError as error:
+            return error
+        return None
 
     def _examine(self, step: int) -> str | None:
         """What is wrong with a checkpoint, as far as this rank looks: ranks share its files among them."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from conf import storage
+from conf import format_versions, storage
 from conf.errors import DataError, NightrankError
 from conf.feature_spec import FeatureSpec
 from conf.types import ModelConfig, MultiHot
@@ -97,7 +97,8 @@ def save_trained(
     raise_together(collectives, failed)
     files = [each for theirs in share(collectives, written) for each in theirs]
     if leads:
-        storage.replace_json(f"{path}/{MODEL_JSON}", {**description, **_listed(files)})
+        values = format_versions.MODEL.stamp({**description, **_listed(files)})
+        storage.replace_json(f"{path}/{MODEL_JSON}", values)
         _delete_others(path, {each["name"] for each in files})
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conf import storage
+from conf import format_versions, storage
 from conf.errors import InfrastructureError, NightrankError
 from training.checkpoint.blocks import Owned, StoredBlock
 from training.checkpoint.finite import require_finite
@@ -180,7 +180,7 @@ class Writing:
                 rows.setdefault(name, []).extend(blocks)
         files = [each for part in parts for each in part["files"]]
         about = {**self._contents.about, "num_ranks": self._num_ranks, "files": files, "rows": rows}
-        storage.replace_json(f"{self._folder}/{self._index}", about)
+        storage.replace_json(f"{self._folder}/{self._index}", format_versions.CHECKPOINT.stamp(about))
         for rank in range(self._num_ranks):
             storage.delete_file(self._part(rank))
         log.info(

@@ -1,0 +1,87 @@
+"""Versions of the formats on disk: every JSON file that a job writes says its own, and a reader refuses a newer one.
+
+A format's version grows when a reader of the version before would misread the file, not when a key is added that it may
+ignore. Release 0.1.0 wrote no versions: a file without the key is version 1. Readers accept every version up to the
+current one; `jobs/migrate.py` rewrites older files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conf.errors import DataError
+
+KEY = "format_version"
+FIRST = 1
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of file. `version` is what this release writes, and the newest that it reads."""
+
+    name: str
+    version: int = FIRST
+
+    def stamp(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a file with the version that this release writes."""
+        return {KEY: self.version, **values}
+
+    def version_of(self, values: Any, path: str) -> int:
+        """The version of a file's parsed JSON.
+
+        Raises:
+            DataError: the file holds no JSON object, or its version is not a positive integer.
+        """
+        if not isinstance(values, Mapping):
+            raise DataError(
+                f"{path} is no {self.name}: it holds a JSON {type(values).__name__}, not an object",
+                "delete the damaged file and rerun the job that writes it",
+            )
+        version = values.get(KEY, FIRST)
+        if not isinstance(version, int) or isinstance(version, bool) or version < FIRST:
+            raise DataError(
+                f"{path} is no {self.name}: {KEY} is {version!r}, not a positive integer",
+                "delete the damaged file and rerun the job that writes it",
+            )
+        return version
+
+    def check(self, values: Any, path: str) -> dict[str, Any]:
+        """The values of a file without its version.
+
+        Raises:
+            DataError: the file is damaged, or a newer release wrote it.
+        """
+        version = self.version_of(values, path)
+        if version > self.version:
+            raise DataError(
+                f"{path} is a {self.name} of format version {version}; this release reads up to version {self.version}",
+                "run the release that wrote it, or a newer one: an older release must not work on this lake",
+            )
+        return {key: value for key, value in values.items() if key != KEY}
+
+
+MANIFEST = Format("manifest")
+DATASET = Format("data manifest")
+WORKFLOW = Format("workflow")
+FEATURE_SPEC = Format("feature spec")
+MODEL = Format("model description")
+CHECKPOINT = Format("checkpoint index")
+TRAINED_VERSION = Format("record of a trained version")
+PROMOTION = Format("promotion")
+INTERVENTION = Format("record of interventions")
+RUN_RECORD = Format("run record")
+
+ALL = (
+    MANIFEST,
+    DATASET,
+    WORKFLOW,
+    FEATURE_SPEC,
+    MODEL,
+    CHECKPOINT,
+    TRAINED_VERSION,
+    PROMOTION,
+    INTERVENTION,
+    RUN_RECORD,
+)

@@ -1,0 +1,121 @@
+"""Format versions: what release 0.1.0 wrote is read, and what a newer release wrote is refused by every reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from conf import format_versions
+from conf.errors import DataError
+from conf.lake import Lake
+from conf.load import load_config
+from etl.workflow import load_local
+from jobs.watch.run_record import read_records
+from tests.upgrade.old_lake import (
+    CHALLENGER,
+    CHAMPION,
+    CHAMPION_WORKFLOW,
+    CONFIG,
+    FIRST,
+    KINDS,
+    NAME,
+    SECOND,
+    restore_checkpoint,
+    rows_of,
+    unpack,
+)
+from training.checkpoint.model import load_model, open_trained
+from training.history import interventions
+from training.registry import challenger_of, champion_as_of, model_path
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return unpack(tmp_path)
+
+
+def test_every_format_has_a_file_in_the_old_lake() -> None:
+    assert set(KINDS) == {one.name for one in format_versions.ALL}
+
+
+def test_the_configuration_of_the_old_lake_is_still_accepted() -> None:
+    assert load_config(str(CONFIG)).name == NAME
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_files_of_the_first_release_are_read(lake: Lake, name: str) -> None:
+    _, part = KINDS[name].values(lake)
+    assert format_versions.KEY not in part
+    assert KINDS[name].read(lake)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("version", [99, 0, -1, "2", True, None, 1.5])
+def test_a_version_this_release_does_not_know_is_refused(lake: Lake, name: str, version: object) -> None:
+    kind = KINDS[name]
+    whole, part = kind.values(lake)
+    part[format_versions.KEY] = version
+    kind.file(lake).write_text(json.dumps(whole))
+    if version == 99:
+        current = next(each.version for each in format_versions.ALL if each.name == name)
+        stated = rf"a {name} of format version 99; this release reads up to version {current}"
+    else:
+        stated = rf"no {name}: format_version is {version!r}, not a positive integer"
+    with pytest.raises(DataError, match=stated) as raised:
+        kind.read(lake)
+    assert str(kind.file(lake)) in raised.value.problem
+    assert raised.value.remedy
+
+
+# A damaged checkpoint or run record is passed over; the data manifest lies within a manifest.
+@pytest.mark.parametrize("name", sorted({*KINDS} - {"checkpoint index", "run record", "data manifest"}))
+def test_a_file_that_holds_no_object_is_refused(lake: Lake, name: str) -> None:
+    kind = KINDS[name]
+    kind.file(lake).write_text("[1]")
+    with pytest.raises(DataError, match=rf"no {name}: it holds a JSON list"):
+        kind.read(lake)
+
+
+def test_a_newer_checkpoint_is_refused_and_kept(lake: Lake) -> None:
+    """A damaged checkpoint is deleted; one that only a newer release can read must not be."""
+    kind = KINDS["checkpoint index"]
+    whole, _ = kind.values(lake)
+    kind.file(lake).write_text(json.dumps({**whole, format_versions.KEY: 99}))
+    before = sorted(kind.file(lake).parent.iterdir())
+    with pytest.raises(DataError, match="format version 99"):
+        restore_checkpoint(lake)
+    assert sorted(kind.file(lake).parent.iterdir()) == before
+
+
+def test_models_and_history_of_the_first_release(lake: Lake) -> None:
+    assert champion_as_of(lake, NAME, SECOND) == CHAMPION
+    assert challenger_of(lake, NAME, SECOND) == CHALLENGER
+    assert [record.action for record in interventions(lake, NAME, SECOND)] == ["pin", "release"]
+    loaded = load_model(model_path(lake, NAME, CHAMPION), torch.device("cpu"))
+    assert loaded.version == CHAMPION
+    state, spec = open_trained(model_path(lake, NAME, CHAMPION))
+    assert state
+    assert spec.workflow_version == CHAMPION_WORKFLOW
+    assert all(torch.isfinite(value).all() for value in loaded.model.state_dict().values())
+
+
+def test_tables_runs_and_checkpoints_of_the_first_release(lake: Lake) -> None:
+    assert rows_of(lake.recommendations.partition(SECOND)) == 215
+    assert rows_of(lake.features(CHAMPION_WORKFLOW).partition(FIRST)) == 300
+    position = restore_checkpoint(lake)
+    assert position is not None
+    assert position.step > 0
+    records = read_records(lake, [FIRST, SECOND])
+    assert {record.exit_code for record in records} == {0}
+    assert "train_model" in {record.job for record in records}
+
+
+def test_raw_values_are_encoded_by_the_old_workflow(lake: Lake) -> None:
+    workflow = load_local(lake, CHAMPION_WORKFLOW)
+    ids = workflow.decode_ids({"C1": range(3, 6)})["C1"]
+    assert len(ids) == 3
+    for number, value in ids.items():
+        assert workflow.encode_values({"C1": value}, ["C1"]) == {"C1": number}

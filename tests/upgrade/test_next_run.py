@@ -1,0 +1,81 @@
+"""This release goes on where release 0.1.0 stopped: lists by the old champion, then a training that starts from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.dataset import read_dataset
+from conf.lake import Lake, Partition
+from conf.load import load_config
+from conf.manifest import data_files, read_manifest
+from jobs.night.plan import Night
+from jobs.runner import Job
+from tests.upgrade.old_lake import (
+    CHAMPION,
+    CHAMPION_WORKFLOW,
+    CONFIG,
+    NAME,
+    NEXT,
+    SECOND,
+    unpack,
+)
+from training.description import read_description
+from training.registry import challenger_of, model_path
+
+
+def run_stages(spark: SparkSession, lake: Lake, *, retrain: bool) -> None:
+    """The stages of the next run date, as nightly would run them, in the session of this process."""
+    overrides = [
+        f"lake={lake.root}",
+        f"deliver.sinks=[{{kind: json_lines, name: files, path: {lake.root}/../out}}]",
+    ]
+    planned = Night(load_config(str(CONFIG), overrides), NEXT, retrain=retrain)
+    for steps in (planned.preparing, planned.serving):
+        for step in steps():
+            config = load_config(str(CONFIG), [*overrides, *step.overrides])
+            stage = getattr(import_module(f"jobs.{step.job}"), step.job)
+            stage(Job(step.job, config, step.run_date, _spark=spark))
+
+
+def rows(partition: Partition) -> pd.DataFrame:
+    files = data_files(partition, read_manifest(partition))
+    return pd.concat([pq.ParquetFile(path).read().to_pandas() for path in files], ignore_index=True)
+
+
+def vocabulary(lake: Lake, version: str) -> Mapping[tuple[str, str], int]:
+    table = rows(Partition("workflow", "", f"{lake.workflow(version)}/vocabulary"))
+    return dict(zip(zip(table["column"], table["value"], strict=True), table["id"], strict=True))
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return unpack(tmp_path_factory.mktemp("upgrade"))
+
+
+def test_daily_lists_come_from_the_old_champion(spark: SparkSession, lake: Lake) -> None:
+    before = rows(lake.recommendations.partition(SECOND))
+    run_stages(spark, lake, retrain=False)
+    published = rows(lake.recommendations.partition(NEXT))
+    assert set(published["model_version"]) == {CHAMPION}
+    assert set(published["workflow_version"]) == {CHAMPION_WORKFLOW}
+    assert len(published) == 5 * published["user_id"].nunique()
+    pd.testing.assert_frame_equal(rows(lake.recommendations.partition(SECOND)), before)
+    assert list(Path(lake.root, "reports").glob(f"{NEXT}.html"))
+
+
+def test_a_training_starts_from_the_old_champion(spark: SparkSession, lake: Lake) -> None:
+    run_stages(spark, lake, retrain=True)
+    dataset = read_dataset(lake, NEXT)
+    description = read_description(model_path(lake, NAME, challenger_of(lake, NAME, NEXT)))
+    assert description["parent"] == CHAMPION
+    old = vocabulary(lake, CHAMPION_WORKFLOW)
+    new = vocabulary(lake, description["workflow_version"])
+    assert {key: new[key] for key in old} == old
+    assert dataset.run_date == NEXT
