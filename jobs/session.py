@@ -9,8 +9,10 @@ from pathlib import Path
 
 from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
+from pyspark import __version__ as spark_version
 from pyspark.sql import SparkSession
 
+from jobs.accelerator import accelerator_settings
 from jobs.watch.event_logs import event_log_settings
 
 # What must hold for our results to be right, whatever the profile says.
@@ -30,11 +32,16 @@ def build_session(
     Args:
         settings: for callers that are not started by spark-submit, what its properties file would say.
         event_logs: where Spark's events are logged unless the profile says otherwise; None leaves all to the profile.
+
+    Raises:
+        ConfigError: the session is to run with the accelerator, whose jar is missing or does not fit this Spark.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    logged = {} if event_logs is None else event_log_settings(_said(settings or {}), event_logs)
-    for key, value in {**(settings or {}), **logged, **_REQUIRED}.items():
+    said = _said(settings or {})
+    accelerated = accelerator_settings(said, spark_version)
+    logged = {} if event_logs is None else event_log_settings(said, event_logs)
+    for key, value in {**(settings or {}), **accelerated, **logged, **_REQUIRED}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     # By its own name: PySpark asks for it at every call of a function, and the JVM else looks for it in five packages before its own.

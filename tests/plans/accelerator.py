@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.readwriter import DataFrameWriter
+
+from jobs.accelerator import SHIM_OVERRIDE, shim_for, shims_of
 
 PREFIX = "com.nvidia.spark.rapids"
 _NODE = re.compile(r"^ *!\w* <(?P<node>\w+)> (?P<text>.*?) ?cannot run on GPU because (?P<reason>.*)$")
@@ -164,8 +165,7 @@ class Accelerator:
 def loaded(spark: SparkSession, jar: Path, settings: Mapping[str, str]) -> Iterator[Accelerator]:
     """The accelerator in this session's JVM, under the `spark.rapids.*` settings of a profile.
 
-    The jar is built for particular patch releases of Spark. One that is older than the running Spark is told to take
-    its newest rules of the same minor release: patch releases do not change plans.
+    The jar's shim is the one that a session would get (jobs/accelerator.py).
     """
     jvm, gateway = spark._jvm, spark.sparkContext._gateway
     assert jvm is not None
@@ -175,8 +175,7 @@ def loaded(spark: SparkSession, jar: Path, settings: Mapping[str, str]) -> Itera
     urls[0] = jvm.java.io.File(str(jar)).toURI().toURL()
     before = thread.getContextClassLoader()
     loader = jvm.org.apache.spark.util.MutableURLClassLoader(urls, before)
-    shim = f"{PREFIX}.shims.{newest_shim(jar, spark.version)}.SparkShimServiceProvider"
-    core.set("spark.rapids.shims-provider-override", shim)
+    core.set(SHIM_OVERRIDE, shim_for(spark.version, shims_of(jar), jar).provider)
     thread.setContextClassLoader(loader)
     for key, value in settings.items():
         spark.conf.set(key, value)
@@ -186,20 +185,4 @@ def loaded(spark: SparkSession, jar: Path, settings: Mapping[str, str]) -> Itera
         for key in settings:
             spark.conf.unset(key)
         thread.setContextClassLoader(before)
-        core.remove("spark.rapids.shims-provider-override")
-
-
-def newest_shim(jar: Path, spark_version: str) -> str:
-    """The folder of the jar with the rules for this Spark, or for the newest earlier patch release: `spark355`.
-
-    Raises:
-        ValueError: the jar has none for this minor release.
-    """
-    major, minor, patch = (int(part) for part in spark_version.split(".")[:3])
-    pattern = re.compile(rf"spark{major}{minor}(\d+)/")
-    with ZipFile(jar) as packed:
-        patches = {int(match[1]) for name in packed.namelist() if (match := pattern.match(name))}
-    usable = [each for each in patches if each <= patch]
-    if not usable:
-        raise ValueError(f"{jar.name} has no rules for Spark {spark_version}, only for patches {patches}")
-    return f"spark{major}{minor}{max(usable)}"
+        core.remove(SHIM_OVERRIDE)

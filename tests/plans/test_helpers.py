@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tests.plans.accelerator import Accelerator, fallbacks, newest_shim
+from tests.plans.accelerator import Accelerator, fallbacks
 from tests.plans.allowed import Allowed, refused, unneeded
 from tests.plans.recorder import Frame, recording
 from tests.plans.shape import shape_of
@@ -125,14 +124,3 @@ def test_a_shape_shows_what_moves_and_orders_rows(rows: DataFrame) -> None:
     ):
         assert shape(other) != shape(counted)
     assert "#" not in shape(rows.join(counted, "key"))
-
-
-def test_the_newest_rules_that_are_not_too_new_are_taken(tmp_path: Path) -> None:
-    jar = tmp_path / "some.jar"
-    with ZipFile(jar, "w") as packed:
-        for name in ("spark350/a", "spark355/a", "spark350db143/a", "spark344/a"):
-            packed.writestr(name, "")
-    assert newest_shim(jar, "3.5.8") == "spark355"
-    assert newest_shim(jar, "3.5.2") == "spark350"
-    with pytest.raises(ValueError, match=r"no rules for Spark 4\.0\.1"):
-        newest_shim(jar, "4.0.1")
