@@ -21,7 +21,7 @@ TEST_WORKERS ?= 3
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## make .venv from the lock files and build Horovod (about 10 minutes once, then nothing)
+setup: ## make .venv from the lock files and build Horovod (about 3 minutes once on two cores, then nothing)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -m setup.install
 

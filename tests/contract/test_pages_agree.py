@@ -1,0 +1,64 @@
+"""Pages that tell of one thing twice: where lakes may be, what training reads, how long the set-up takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.errors import ConfigError
+from conf.load import load_config
+from tests.processes import ROOT
+
+CONFIG = str(ROOT / "conf/datasets/generated.yaml")
+PAGES = ("docs/clusters.md", "docs/gpu.md", "docs/lakes.md")
+
+
+def _sentences(page: str) -> Iterator[str]:
+    text = re.sub(r"\s+", " ", (ROOT / page).read_text(encoding="utf-8"))
+    yield from re.split(r"(?<=[.;]) ", text)
+
+
+def _lakes() -> list[tuple[str, bool]]:
+    """(address, whether a lake may be there), from the table of docs/lakes.md."""
+    rows = re.findall(r"^\| (.*`) \| \w+ \| (yes|no) \|", (ROOT / "docs/lakes.md").read_text(), re.MULTILINE)
+    return [
+        (re.findall(r"(?:file|s3a|hdfs)://", address)[-1] if "://" in address else "", said == "yes")
+        for address, said in rows
+    ]
+
+
+def test_lakes_are_where_the_table_says(tmp_path: Path) -> None:
+    found = _lakes()
+    assert [scheme for scheme, _ in found] == ["file://", "s3a://", "hdfs://"]
+    for scheme, allowed in found:
+        lake = f"lake={scheme}{tmp_path}"
+        if allowed:
+            assert load_config(CONFIG, [lake]).lake
+        else:
+            with pytest.raises(ConfigError, match="a lake cannot lie on HDFS"):
+                load_config(CONFIG, [lake])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_puts_a_lake_on_hdfs(page: str) -> None:
+    told = [each for each in _sentences(page) if re.search(r"\blake\b", each, re.I) and "HDFS" in each]
+    assert told
+    assert [each for each in told if not re.search(r"\b(not|refused|no)\b", each)] == []
+
+
+@pytest.mark.parametrize("page", PAGES[:2])
+def test_no_page_denies_training_from_s3(page: str) -> None:
+    """tests/training/test_staging.py: a plan of a lake on an object store reads its files from there."""
+    (told,) = [each for each in _sentences(page) if re.match(r"[Tt]raining reads", each)]
+    assert re.search(r"\b(both|either)\b", told), told
+
+
+def test_the_set_up_takes_as_long_in_the_makefile_as_in_the_readme() -> None:
+    readme = re.search(r"set-up took (\d+) minutes", (ROOT / "README.md").read_text(encoding="utf-8"))
+    makefile = re.search(r"^setup: ## .*about (\d+) minutes", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert readme
+    assert makefile
+    assert readme[1] == makefile[1]
