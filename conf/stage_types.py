@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from conf.delivery_types import ListRules, Stop
 from conf.raw_types import Names, PositiveInt, Share, Strict
 from conf.split_types import Split
+from conf.train_types import Kernels
 
 OperatorEntry = str | dict[str, dict[str, Any] | None]
 Scope = Literal["user", "item", "pair", "context"]
@@ -135,7 +136,7 @@ class Score(Strict):
     pairs or rows; probabilities are float32 (docs/scoring.md has the errors). `rows_split`: the split whose feature
     rows score_rows gives a probability. `embeddings`: `int8` scores with a byte and a shared scale in place of the numbers of
     each embedding row, a quarter of the memory of float32; how far that moves probabilities is measured on a sample and stands
-    in the manifest. `rules`: business rules after ranking. `stop`: limits on the change of the lists, past which they are not
+    in the manifest. `kernels`: as `train.kernels`, for scoring. `rules`: business rules after ranking. `stop`: limits on the change of the lists, past which they are not
     published.
     """
 
@@ -146,8 +147,15 @@ class Score(Strict):
     rows_split: Split = "test"
     embeddings: Literal["stored", "int8"] = "stored"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    kernels: Kernels = "auto"
     rules: ListRules | None = None
     stop: Stop = Stop()
+
+    @model_validator(mode="after")
+    def _kernels_on_gpus(self) -> Score:
+        if self.kernels == "triton" and self.device == "cpu":
+            raise ValueError("kernels=triton needs a GPU, device=cpu has none")
+        return self
 
 
 class Measure(Strict):

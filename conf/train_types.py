@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from conf.raw_types import PositiveInt, Share, Strict
 
 EmbeddingStorage = Literal["fp32", "bf16", "fp16"]
+Kernels = Literal["auto", "triton", "torch"]
 
 
 class MultiHot(Strict):
@@ -153,6 +154,10 @@ class Train(Strict):
     is a GPU's, a CPU computes float32 under it. fp16 scales the loss and skips the steps that overflow. `compile` has
     torch.compile turn the dense layers into fused kernels: it needs a C++ compiler on every node and, at the start, a
     minute. `cuda_graphs` replays them on a GPU without launching kernel after kernel.
+
+    `kernels`: what computes lookups, their update and DLRM's interaction on a GPU. `auto` takes Triton's kernels where it finds
+    the C compiler they need, otherwise torch's operators with a warning; `triton` makes that an error; `torch` never takes
+    kernels. Results are equal but for rounding.
     """
 
     num_ranks: PositiveInt = 2
@@ -171,6 +176,7 @@ class Train(Strict):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     compile: bool = False
     cuda_graphs: bool = False
+    kernels: Kernels = "auto"
     evaluate_every_steps: Annotated[int, Field(ge=0)] = 0
     stop_at: StopAt | None = None
     profile: Profile | None = None
@@ -210,6 +216,8 @@ class Train(Strict):
     def _graphs_on_gpus(self) -> Train:
         if self.cuda_graphs and self.device == "cpu":
             raise ValueError("cuda_graphs=true needs a GPU, device=cpu has none")
+        if self.kernels == "triton" and self.device == "cpu":
+            raise ValueError("kernels=triton needs a GPU, device=cpu has none")
         return self
 
 

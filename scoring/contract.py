@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from conf.errors import ConfigError
 from conf.feature_spec import FeatureSpec
+from conf.train_types import Kernels
 from scoring.rules.request import RulesRequest
 
 ITEM_INDEX = "item_index"
@@ -37,6 +38,7 @@ class ModelRequest:
         step_rows: rows that go through the model at once; None lets the device decide.
         precision: of the products of matrices.
         embeddings: `int8` makes bytes of the embedding rows when the model is loaded.
+        kernels: as `score.kernels`.
     """
 
     path: str
@@ -44,6 +46,7 @@ class ModelRequest:
     step_rows: int | None
     precision: Precision = "fp32"
     embeddings: EmbeddingForm = "stored"
+    kernels: Kernels = "auto"
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def change(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.Rec
 
     found, size = {}, {}
     for form in ("stored", "int8"):
-        request = replace(model, device="cpu", embeddings=form)
+        request = replace(model, device="cpu", embeddings=form, kernels="auto")
         # Not through the cache: what the tasks of this process score with stays in it.
         predictor = predictor_of_process.__wrapped__(request, None, _threads())
         parts = [np.asarray(each, dtype=np.float64) for each in score(predictor)]

@@ -25,7 +25,12 @@ class ModelInfo:
     def request(self, score: Score) -> ModelRequest:
         """This model for the workers, run as the config says."""
         return ModelRequest(
-            self.path, score.device, score.rows_per_step, score.precision, embeddings=score.embeddings
+            self.path,
+            score.device,
+            score.rows_per_step,
+            score.precision,
+            embeddings=score.embeddings,
+            kernels=score.kernels,
         )
 
     def require_spec(self, features: FeatureSpec) -> None:

@@ -103,7 +103,7 @@ def predictor_of_process(request: ModelRequest, gpu: int | None, threads: int) -
     """
     torch.set_num_threads(threads)
     device = choose_device(request.device, gpu)
-    loaded = load_model(request.path, device, request.embeddings)
+    loaded = load_model(request.path, device, request.embeddings, request.kernels)
     if device.type == "cpu":
         keep_freed_memory()
     model = loaded.model.eval()

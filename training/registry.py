@@ -43,6 +43,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "device": True,
     "compile": True,
     "cuda_graphs": True,
+    "kernels": True,  # as with `device`, another implementation of the same sums, and `auto` depends on the node
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,

@@ -15,6 +15,8 @@ from conf.errors import ConfigError
 from conf.types import ModelConfig, Split, Train
 from training.checkpoint import Checkpoints, open_trained, save_trained
 from training.collectives import Collectives, LocalCollectives
+from training.embedding.kernels.choice import use_kernels
+from training.embedding.table import set_kernels
 from training.evaluate import evaluate
 from training.loop import train_model
 from training.loss_watch import LossWatch
@@ -149,7 +151,9 @@ def _labelled(report: Report | None, name: str, loader: Loader, train: Train) ->
 
 def _build(plan: TrainPlan, config: ModelConfig, collectives: Collectives, device: torch.device) -> nn.Module:
     train = plan.train
-    return build_model(config, plan.spec, train.seed, train.embeddings, collectives).to(device)
+    model = build_model(config, plan.spec, train.seed, train.embeddings, collectives).to(device)
+    set_kernels(model, use_kernels(train.kernels, device, "train.kernels"))
+    return model
 
 
 def _loader(

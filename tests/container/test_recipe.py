@@ -150,9 +150,16 @@ def test_jars_are_those_of_the_lock() -> None:
         assert profile["spark.driver.extraClassPath"] == "/opt/nightrank/rapids-4-spark.jar"
 
 
+def test_a_node_with_a_gpu_has_what_triton_compiles_with() -> None:
+    """Triton needs it when a kernel runs, not when the image is built; Python.h is part of the base image."""
+    cuda = DOCKERFILE.read_text().split(" AS cuda\n")[1]
+    (installed,) = re.findall(r"apt-get install .*", cuda)
+    assert {"gcc", "libc6-dev", "g++"} <= set(installed.split())
+
+
 def test_nobody_is_root() -> None:
-    (user,) = instructions("USER")
-    assert user == "10001:10001"
+    # Compilers are installed as root; each stage that runs ends as a user.
+    assert instructions("USER") == ["10001:10001", "0:0", "10001:10001"]
     for path in PODS:
         spec = yaml.safe_load(path.read_text())["spec"]
         context = spec["securityContext"]

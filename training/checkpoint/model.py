@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from conf import format_versions, storage
 from conf.errors import DataError, NightrankError
 from conf.feature_spec import FeatureSpec
+from conf.train_types import Kernels
 from conf.types import ModelConfig, MultiHot
 from training.checkpoint.blocks import Owned, StoredBlock, owned
 from training.checkpoint.finite import require_finite
@@ -27,7 +28,8 @@ from training.checkpoint.tensor_file import FileEntry, write_tensors
 from training.collectives import Collectives, LocalCollectives
 from training.description import MODEL_JSON, read_description
 from training.embedding.int8 import to_int8
-from training.embedding.table import RowBlock, tables_of
+from training.embedding.kernels.choice import use_kernels
+from training.embedding.table import RowBlock, set_kernels, tables_of
 from training.models import build_model
 
 _WEIGHTS = "model."  # what the names of weights begin with in a trainer's state
@@ -196,16 +198,22 @@ def open_trained(path: str) -> tuple[StoredState, FeatureSpec]:
 
 
 def load_model(
-    path: str, device: torch.device, embeddings: Literal["stored", "int8"] = "stored"
+    path: str,
+    device: torch.device,
+    embeddings: Literal["stored", "int8"] = "stored",
+    kernels: Kernels = "auto",
 ) -> LoadedModel:
     """The model of a folder `models/<name>/<version>`, all of its rows in this process.
 
     Args:
         embeddings: `int8` makes bytes of the tables' rows in host memory, so that no more of them gets to the device.
+        kernels: as `score.kernels`.
 
     Raises:
+        ConfigError: the kernels were asked for and cannot run here.
         DataError: the folder holds no complete model, or its weights are not those of its architecture.
     """
+    on_kernels = use_kernels(kernels, device, "score.kernels")
     description = read_description(path)
     spec = FeatureSpec.from_json(description["feature_spec"])
     config = ModelConfig(**description["model"])
@@ -223,4 +231,5 @@ def load_model(
     if embeddings == "int8":
         to_int8(model)
         model = model.to(device)
+    set_kernels(model, on_kernels)
     return LoadedModel(model.eval(), spec, config.multi_hot, description["version"], description)

@@ -29,7 +29,7 @@ from training.embedding.router import Router
 from training.embedding.rows import Groups, Lookups, RowBlock, RowGradient, group, sum_rows
 from training.embedding.storage import round_stochastically
 
-__all__ = ["RowBlock", "RowGradient", "StackedEmbedding", "sum_rows", "tables_of"]
+__all__ = ["RowBlock", "RowGradient", "StackedEmbedding", "set_kernels", "sum_rows", "tables_of"]
 
 # Numbers that are drawn at a time: they stay in a core's cache, whatever the size of the table.
 _DRAWN_NUMBERS = 2**18
@@ -91,8 +91,15 @@ class StackedEmbedding(nn.Module):
         # One draw, so that what is drawn after it does not depend on how many rows this rank has.
         self._seed = int(torch.randint(2**62, ()))
 
+    may_use_kernels = True
+    """Whether lookups and their update are left to kernels on a device that has them; `set_kernels` sets this."""
+
     unsummed = False
     """Whether the optimiser adds gradients of equal rows up itself; it sets this."""
+
+    @property
+    def on_kernels(self) -> bool:
+        return self.may_use_kernels and kernels.available(self.weight.device)
 
     blocks: tuple[RowBlock, ...]
     """The rows that this rank holds, in their order in the matrix."""
@@ -160,7 +167,7 @@ class StackedEmbedding(nn.Module):
             groups = group(keys, self.router.end)
             positions = groups.position()
             table, fetched = fetch(groups.keys, self.weight, self.router, self._collectives)
-        elif kernels.available(ids.device) and table.dtype != torch.int8:
+        elif self.may_use_kernels and kernels.available(ids.device) and table.dtype != torch.int8:
             first_rows = self.router.shared_places[: len(self.cardinalities)]
             vectors = kernels.look_up(table, ids, first_rows, self.list_lengths, self.pooling == "mean")
             return _Lookup(vectors, keys, lists, None, None)
@@ -276,3 +283,9 @@ def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:
     return {
         f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, StackedEmbedding)
     }
+
+
+def set_kernels(model: nn.Module, use: bool) -> None:
+    """Leaves what kernels can do in a model to them, or to torch's operators; before the model gets an optimiser."""
+    for table in tables_of(model).values():
+        table.may_use_kernels = use

@@ -54,9 +54,11 @@ class DLRM(nn.Module):
         if self.num_vectors == 1 and not self.num_dense:
             interactions = vectors[:, 0]
         else:
-            on_gpu = kernels.interacts(vectors.device, self.num_vectors)
+            on_kernels = self.embedding.may_use_kernels and kernels.interacts(
+                vectors.device, self.num_vectors
+            )
             bottom = self.bottom(dense) if self.num_dense else None
-            interactions = (kernels.interact if on_gpu else interact)(bottom, vectors)
+            interactions = (kernels.interact if on_kernels else interact)(bottom, vectors)
         return in_float32(self.logit, self.top(interactions)).squeeze(1)
 
     def split(self, sides: Sides, dtype: torch.dtype) -> SplitDLRM:

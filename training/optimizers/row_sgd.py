@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.embedding import kernels
 from training.embedding.rows import Lookups
 from training.embedding.table import RowGradient, StackedEmbedding
 
@@ -15,7 +14,7 @@ class RowSgd:
 
     def __init__(self, table: StackedEmbedding) -> None:
         self.table = table
-        table.unsummed = kernels.available(table.weight.device)
+        table.unsummed = table.on_kernels
 
     @torch.no_grad()
     def step(self, gradient: RowGradient, rate: float, step: int) -> None:

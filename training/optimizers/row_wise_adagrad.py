@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.embedding import kernels
 from training.embedding.rows import Lookups
 from training.embedding.table import RowGradient, StackedEmbedding
 
@@ -22,7 +21,7 @@ class RowWiseAdagrad:
 
     def __init__(self, table: StackedEmbedding) -> None:
         self.table = table
-        table.unsummed = kernels.available(table.weight.device)
+        table.unsummed = table.on_kernels
         self.accumulator = torch.zeros(table.weight.shape[0], device=table.weight.device)
 
     @torch.no_grad()

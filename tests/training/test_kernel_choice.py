@@ -1,0 +1,210 @@
+"""train.kernels and score.kernels: kernels where Triton can run, torch's operators with a warning where it cannot."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from conf.errors import ConfigError
+from conf.lake import Lake
+from conf.types import Score, Split, Train
+from scoring.contract import ModelRequest
+from scoring.predictor import predictor_of_process
+from tests.processes import ROOT
+from tests.scoring.world import SPEC, write_model
+from tests.training.feature_tables import Rows, make_config, make_spec, publish_all, random_rows
+from training.embedding import kernels
+from training.embedding.kernels import choice
+from training.embedding.kernels.choice import compiler_problem, use_kernels
+from training.embedding.table import tables_of
+from training.plan import make_plan
+from training.registry import model_version
+from training.run import train_in_process
+
+HELD_OUT: tuple[tuple[Split, int], ...] = (("validation", 3), ("test", 4))
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SETTING = "train.kernels"
+# Triton's own way to a compiler, in an environment, and ours: what one says the other must say.
+_BOTH = """
+import json, subprocess, sys
+from pathlib import Path
+import torch
+from triton.runtime.build import _build
+from training.embedding.kernels.choice import use_kernels
+source = Path(sys.argv[1]) / "launcher.c"
+source.write_text("#include <Python.h>\\n#include <stdlib.h>\\nint launch(void) { return 0; }\\n")
+try:
+    _build("launcher", str(source), sys.argv[1], [], [], [], [])
+    built = True
+except (RuntimeError, OSError, subprocess.CalledProcessError):
+    built = False
+print(json.dumps([built, *(use_kernels("auto", torch.device("cuda"), "train.kernels") for _ in range(2))]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that interprets no kernels, and has warned of nothing yet."""
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    monkeypatch.delenv("CC", raising=False)
+    choice._warn.cache_clear()
+
+
+@pytest.fixture
+def without_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_where_triton_can_compile_kernels_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    assert compiler_problem() is None
+    assert use_kernels("auto", GPU, SETTING)
+    assert use_kernels("triton", GPU, SETTING)
+    assert not use_kernels("torch", GPU, SETTING)
+    assert caplog.text == ""
+
+
+def test_cpus_need_no_compiler_and_no_warning(
+    without_compilers: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not use_kernels("auto", CPU, SETTING)
+    assert not use_kernels("torch", CPU, SETTING)
+    assert caplog.text == ""
+    with pytest.raises(ConfigError, match=r"score\.kernels=triton cannot be used on .* it needs a GPU"):
+        use_kernels("triton", CPU, "score.kernels")
+
+
+def test_without_a_compiler_auto_warns_once_and_triton_is_an_error(
+    without_compilers: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert not use_kernels("auto", GPU, SETTING)
+        assert not use_kernels("auto", GPU, SETTING)
+    (warning,) = caplog.records
+    assert "no C compiler: neither gcc nor clang is on PATH" in warning.getMessage()
+    with pytest.raises(
+        ConfigError, match=r"train\.kernels=triton cannot be used on .*: no C compiler"
+    ) as caught:
+        use_kernels("triton", GPU, SETTING)
+    assert "--set train.kernels=auto" in caught.value.remedy
+    assert "headers" in caught.value.remedy
+
+
+def test_a_compiler_without_headers_or_that_does_not_start_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = choice._compile("gcc", str(tmp_path))
+    assert found is not None
+    assert str(tmp_path) in found
+    assert "Python.h" in found
+    monkeypatch.setenv("CC", "/no/such/cc")
+    assert "the C compiler /no/such/cc does not start" in str(compiler_problem())
+
+
+@pytest.mark.parametrize("kind", ["as it is", "no compiler", "a compiler that fails", "a CC that is missing"])
+def test_triton_itself_sees_what_is_missing(kind: str, tmp_path: Path) -> None:
+    """In a process of its own, with Triton's own code."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    if kind == "no compiler":
+        environment["PATH"] = str(empty)
+    elif kind == "a compiler that fails":
+        (empty / "gcc").write_text("#!/bin/sh\necho 'error: stdlib.h: No such file' >&2\nexit 1\n")
+        (empty / "gcc").chmod(0o755)
+        environment["PATH"] = f"{empty}:{os.environ['PATH']}"
+    elif kind == "a CC that is missing":
+        environment["CC"] = "/no/such/cc"
+    command = [sys.executable, "-c", _BOTH, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    works = kind == "as it is"
+    assert json.loads(done.stdout) == [works, works, works]
+    assert done.stderr.count("torch's operators take the place of Triton's kernels") == (not works)
+
+
+@pytest.mark.parametrize("section", [Train, Score])
+def test_kernels_are_not_asked_of_a_cpu(section: Any) -> None:
+    with pytest.raises(ValidationError, match="kernels=triton needs a GPU, device=cpu has none"):
+        section(kernels="triton", device="cpu")
+    assert section().kernels == "auto"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that are called, which run interpreted until the test ends."""
+    called: list[str] = []
+
+    def spied(name: str) -> Any:
+        original = getattr(kernels, name)
+        return lambda *given, **named: (called.append(name), original(*given, **named))[1]
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    for name in ("look_up", "interact", "update"):
+        monkeypatch.setattr(kernels, name, spied(name))
+    return called
+
+
+def test_a_training_uses_kernels_as_configured(tmp_path: Path, calls: list[str]) -> None:
+    """One version whichever, and measures that differ by rounding alone."""
+    lake = Lake(str(tmp_path / "lake"))
+    spec = make_spec(2, [5, 40])
+    splits: dict[Split, dict[str, Rows]] = {"train": {"2026-01-02": random_rows(spec, 64, seed=0)}}
+    splits |= {name: {f"2026-01-0{day}": random_rows(spec, 32, seed=day)} for name, day in HELD_OUT}
+    dataset = publish_all(lake, "2026-01-05", spec, splits)
+    losses = {}
+    versions = set()
+    for wanted in ("torch", "auto", "triton"):
+        calls.clear()
+        config = make_config(
+            lake,
+            model={"architecture": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4]},
+            train={
+                "num_ranks": 1,
+                "num_shards": 1,
+                "global_batch_size": 16,
+                "kernels": wanted,
+                "baselines": [],
+            },
+        )
+        plan = make_plan(config, lake, dataset)
+        versions.add(model_version(config, "a digest", None))
+        losses[wanted] = train_in_process(plan)["metrics"]["test"]["log_loss"]
+        expected = set() if wanted == "torch" else {"look_up", "interact", "update"}
+        assert set(calls) == expected, wanted
+    assert losses["auto"] == losses["triton"] == pytest.approx(losses["torch"], rel=1e-4)
+    assert len(versions) == 1
+
+
+def test_scoring_uses_kernels_as_configured(tmp_path: Path, calls: list[str]) -> None:
+    path = write_model(tmp_path / "model", "dlrm")
+    dense = torch.rand(5, len(SPEC.dense))
+    categorical = torch.full((5, 4), 2)
+    found = {}
+    for wanted in ("torch", "auto", "triton"):
+        calls.clear()
+        request = ModelRequest(path, "cpu", 8, kernels=wanted)
+        predictor = predictor_of_process.__wrapped__(request, None, 1)
+        found[wanted] = predictor.probabilities(dense, categorical)
+        assert set(calls) == (set() if wanted == "torch" else {"look_up", "interact"}), wanted
+    torch.testing.assert_close(found["auto"], found["torch"])
+    torch.testing.assert_close(found["triton"], found["torch"])
+
+
+def test_tables_as_bytes_follow_the_choice_too(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model", "dlrm")
+    request = ModelRequest(path, "cpu", 8, embeddings="int8", kernels="torch")
+    tables = tables_of(predictor_of_process.__wrapped__(request, None, 1).model)
+    assert [table.may_use_kernels for table in tables.values()] == [False]
+    with pytest.raises(ConfigError, match=r"score\.kernels=triton"):
+        predictor_of_process.__wrapped__(ModelRequest(path, "cpu", 8, kernels="triton"), None, 1)
