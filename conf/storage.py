@@ -1,15 +1,17 @@
 """Small files on local disks and object stores: read, list, and replace atomically; and where the file system of a path is.
 
 A replacement is a rename on a local file system and one upload on an object store, which appears when it is complete: a
-reader sees the old bytes or the new ones. HDFS is read through the Hadoop client of a Spark session, which a job hands in.
+reader sees the old bytes or the new ones. `create_json` writes a file only where there is none. HDFS is read through the Hadoop client of a Spark session, which a job hands in.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +21,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from conf.errors import ConfigError, DataError, InfrastructureError
+
+# The errors of link(2) on a file system without hard links.
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 _hdfs: Callable[[], fs.FileSystem] | None = None
 
@@ -119,32 +124,97 @@ def replace_text(path: str, text: str) -> None:
     Raises:
         InfrastructureError: the file could not be written.
     """
-    try:
+    with _writing(path):
         if is_local(path):
             _replace_local(Path(filesystem(path)[1]), text)
         else:
-            files, inner = filesystem(path)
-            with files.open_output_stream(inner) as stream:
-                stream.write(text.encode("utf-8"))
+            _upload(path, text)
+
+
+def replace_json(path: str, value: Any) -> None:
+    replace_text(path, _dump(value))
+
+
+def create_json(path: str, value: Any) -> bool:
+    """Writes a small file unless it exists already. Returns whether the file holds `value` afterwards.
+
+    Readers see a whole file or none. On a local file system exactly one of several concurrent callers gets True.
+
+    pyarrow's clients of object stores have no conditional write, and some local file systems have no hard links. There
+    the file is written if none is seen, and read back. Of concurrent callers the last one wins; an earlier one gets True
+    too if it reads back before it is overwritten. So callers must keep whatever their `value` refers to.
+
+    Args:
+        value: must differ from what any other caller writes there.
+
+    Raises:
+        InfrastructureError: the file could not be written.
+    """
+    text = _dump(value)
+    with _writing(path):
+        if is_local(path):
+            try:
+                return _create_local(Path(filesystem(path)[1]), text)
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+        if exists(path):
+            return False
+        replace_text(path, text)
+        return read_text(path) == text
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error}", "check disk space and permissions, then rerun"
         ) from error
 
 
-def replace_json(path: str, value: Any) -> None:
-    replace_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False))
+def _upload(path: str, text: str) -> None:
+    files, inner = filesystem(path)
+    with files.open_output_stream(inner) as stream:
+        stream.write(text.encode("utf-8"))
 
 
 def _replace_local(path: Path, text: str) -> None:
+    os.replace(_write_scratch(path, text), path)
+    _sync_folder(path.parent)
+
+
+def _create_local(path: Path, text: str) -> bool:
+    scratch = _write_scratch(path, text)
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost, and then reports that our own link exists.
+        return os.stat(scratch).st_nlink > 1
+    finally:
+        scratch.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+    return True
+
+
+def _write_scratch(path: Path, text: str) -> Path:
+    """Writes a file of a unique name beside `path`; its bytes are on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with open(scratch, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(scratch, path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must survive a power cut
+    return scratch
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)  # the new name itself must survive a power cut
     try:
         os.fsync(folder)
     finally:

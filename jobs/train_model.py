@@ -12,6 +12,7 @@ from jobs.training_bar import TrainingBar
 from training import tracking
 from training.description import is_complete, read_description
 from training.launch import train_on_ranks
+from training.leftovers import delete_leftovers
 from training.plan import make_plan
 from training.registry import record_run
 
@@ -32,7 +33,7 @@ def train(job: Job, config: Config) -> Result:
     tracking.prepare(job.lake)
     with job.phase("plan"):
         plan = make_plan(config, job.lake, read_dataset(job.lake, job.run_date))
-    if is_complete(plan.model_path):
+    if is_complete(plan.model_path, checksums=True):
         log.info(
             "version %s was trained before: same configuration, data, code and parent",
             plan.description["version"],
@@ -44,6 +45,7 @@ def train(job: Job, config: Config) -> Result:
             description = train_on_ranks(spark, plan, bar.show)
     lineage.writes(plan.model_path, description["version"])
     record_run(job.lake, config.name, job.run_date, description["version"])
+    delete_leftovers(job.lake, config.name, config.output.grace_hours)
     with job.phase("track"):
         tracking.track_training(job.lake, description, config.model_dump(include={"model", "train"}))
     return Result(

@@ -18,7 +18,7 @@ from conf.errors import DataError
 from conf.lake import Lake
 from conf.types import Config, ModelConfig
 from training import registry
-from training.description import is_complete, read_description
+from training.description import is_described, read_description
 from training.history import dates_of
 
 log = logging.getLogger("nightrank.training")
@@ -86,7 +86,7 @@ def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
 
 def _was_fresh(lake: Lake, name: str, run_date: str) -> bool:
     path = registry.model_path(lake, name, registry.challenger_of(lake, name, run_date))
-    return is_complete(path) and read_description(path)["parent"] is None
+    return is_described(path) and read_description(path)["parent"] is None
 
 
 def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], parent: Parent) -> str | None:

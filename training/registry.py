@@ -23,7 +23,7 @@ from conf.lake import Lake
 from conf.manifest import digest_of
 from conf.types import Config
 from training import tracking
-from training.description import is_complete, read_description
+from training.description import is_described, read_description
 from training.history import (
     INTERVENTIONS,
     PROMOTIONS,
@@ -144,7 +144,7 @@ def _line_of(lake: Lake, name: str, version: str) -> Iterator[str]:
     while current is not None:
         yield current
         path = model_path(lake, name, current)
-        current = read_description(path).get("parent") if is_complete(path) else None
+        current = read_description(path).get("parent") if is_described(path) else None
 
 
 def record_decision(lake: Lake, name: str, run_date: str, decision: Decision) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from conf.errors import ConfigError, DataError
 from conf.lake import Lake
 from conf.types import Config
-from training.description import is_complete, read_description
+from training.description import is_described, read_description
 from training.history import dates_of
 from training.registry import RUNS, challenger_of, model_path
 
@@ -48,7 +48,7 @@ def retriever_as_of(lake: Lake, config: Config, run_date: str, workflow_version:
         if date <= run_date:
             version = challenger_of(lake, name, date)
             path = model_path(lake, name, version)
-            if is_complete(path) and read_description(path)["workflow_version"] == workflow_version:
+            if is_described(path) and read_description(path)["workflow_version"] == workflow_version:
                 return version
     raise DataError(
         f"{lake.models(name)} has no model for features of workflow {workflow_version} up to {run_date}",

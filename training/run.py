@@ -50,7 +50,7 @@ def run_plan(
         at_checkpoint: called on every rank when a checkpoint is on its way to the disk; may raise to end the training there.
 
     Returns:
-        The description that stands in model.json.
+        What model.json holds: of this training, or of another attempt that has published the same version before.
 
     Raises:
         ConfigError, DataError: from the model's configuration, the data or the parent.
@@ -64,7 +64,7 @@ def run_plan(
         keep_freed_memory()
     trainer = Trainer(model, plan.train, collectives)
     if plan.parent_path is not None:
-        warm_start(trainer, plan.spec, *open_trained(plan.parent_path))
+        warm_start(trainer, plan.spec, *open_trained(plan.parent_path, collectives))
     loader = _loader(plan, plan.train_files, collectives, device, shuffled=True)
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
         training = train_model(
@@ -113,9 +113,9 @@ def run_plan(
         "num_ranks": collectives.size,
         "created_at": storage.utc_now(),
     }
-    save_trained(plan.model_path, trainer, description, collectives)
+    published = save_trained(plan.model_path, trainer, description, collectives)
     checkpoints.delete()
-    return description
+    return published
 
 
 def train_in_process(plan: TrainPlan) -> dict[str, Any]:

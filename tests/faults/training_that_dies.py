@@ -55,14 +55,14 @@ def plan_of(lake: Lake) -> TrainPlan:
 
 def die_before_index(step: int) -> None:
     """Lets this process end by SIGKILL when the files of a step's checkpoint are written, and its index is to be."""
-    original = storage.replace_json
+    original = storage.create_json
 
-    def replace_json(path: str, value: Any) -> None:
+    def create_json(path: str, value: Any) -> bool:
         if path.endswith(f"/step-{step:012d}.json"):
             os.kill(os.getpid(), signal.SIGKILL)
-        original(path, value)
+        return original(path, value)
 
-    storage.replace_json = replace_json
+    storage.create_json = create_json
 
 
 def main(lake: Lake, scratch: str, how: str) -> None:

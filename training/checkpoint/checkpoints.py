@@ -7,35 +7,48 @@
 
 The folder must be one that all ranks see, on a shared disk or an object store. At most one checkpoint is being written at
 a time; it takes as much host memory as the rank's part of the state.
+
+Another attempt at the same training may be running, and uses the same folder. Checkpoints with an index belong to all
+attempts: any of them may resume from one, and delete it when newer ones are there. Files without an index belong to the
+attempt in their names; others delete them only when they are too old to be still written.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from pyarrow import fs
+
 from conf import format_versions, storage
-from conf.errors import DataError, NightrankError
+from conf.errors import DataError, InfrastructureError, NightrankError
 from training.checkpoint.blocks import StoredBlock, owned
 from training.checkpoint.model import Trained
 from training.checkpoint.sharing import raise_together, share
 from training.checkpoint.stored import Misfit, StoredState
-from training.checkpoint.tensor_file import FileEntry, damage
 from training.checkpoint.writing import Contents, HostCopy, Writing
 from training.collectives import Collectives
+from training.leftovers import is_older
+from training.written_file import FileEntry, damage
 
 log = logging.getLogger("nightrank.training")
 
 _INDEX = re.compile(r"step-(\d+)\.json")
+_FILE = re.compile(r"\.?step-\d+\.")  # anything that belongs to a checkpoint
 # How long rank 0 looks for files that other ranks have said are written, and for those of ranks that are gone.
 _PATIENCE_S = 60.0
 _PARTING_S = 5.0
+# From the first file of a checkpoint to its index takes less. If it ever takes longer, the checkpoint may be damaged, and
+# the one before is used.
+_GRACE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -121,39 +134,70 @@ class Checkpoints:
         """Fills a trainer from the newest whole checkpoint; None, and nothing is touched, where there is none.
 
         The placement of rows and the number of ranks may be others than when it was saved. A damaged one is passed over,
-        with a warning, and deleted with all that killed attempts left.
+        with a warning, and deleted with what killed attempts left long ago.
 
         Raises:
             DataError: on all ranks, a newer release wrote the newest checkpoint, or it is of another training.
+            InfrastructureError: another attempt deleted the checkpoints while they were read.
         """
-        damaged: list[int] = []
-        found: Position | None = None
-        for step in share(self._collectives, self._steps() if self._leads else [])[0]:
-            raise_together(self._collectives, self._refusal(step))
-            problems = [each for each in share(self._collectives, self._examine(step)) if each]
-            if not problems:
-                found = self._load(step, trainer)
-                break
-            damaged.append(step)
-            if self._leads:
-                log.warning(
-                    "the checkpoint of step %d is damaged, looking for one before: %s", step, problems[0]
-                )
+        damaged: dict[int, str] = {}
+        position: Position | None = None
+        touched = False
+        while position is None and (found := self._newest_but(damaged)) is not None:
+            step, text = found
+            raise_together(self._collectives, self._refusal(step, text))
+            problem = next(filter(None, share(self._collectives, self._examine(step, text))), None)
+            if problem is None:
+                position = self._load(step, text, trainer)
+                touched = touched or position is None
+            elif not self._is_replaced(step, text):
+                damaged[step] = text
+                if self._leads:
+                    log.warning(
+                        "the checkpoint of step %d is damaged, looking for one before: %s", step, problem
+                    )
+        if position is None and touched:
+            raise InfrastructureError(
+                f"another attempt at this training deleted the checkpoints in {self._folder} while they were read",
+                "rerun: that attempt has newer checkpoints, or has published the model",
+            )
         if self._leads:
             self._clean(damaged)
         share(self._collectives, None)  # nobody writes before all is clean
-        if found is not None:
-            log.info("resuming after step %d", found.step)
-        return found
+        if position is not None:
+            log.info("resuming after step %d", position.step)
+        return position
 
     def delete(self) -> None:
-        """Removes the folder's files: the training they belong to is complete."""
-        if self._leads:
-            for info in storage.list_files(self._folder):
+        """Deletes the checkpoints: the training they belong to is complete. What another attempt is writing now stays."""
+        if not self._leads:
+            return
+        named = {name for step in self._steps() for name in self._names(step, self._text(step))}
+        for info in storage.list_files(self._folder):
+            of_others = _FILE.match(info.base_name) and f".{self._attempt}." not in info.base_name
+            if info.base_name in named or not of_others or self._is_old(info):
                 self._delete(info.base_name)
-            files, inner = storage.filesystem(self._folder)
-            if storage.is_local(self._folder) and storage.exists(self._folder):
-                files.delete_dir(inner)
+        if storage.is_local(self._folder):
+            with suppress(OSError):  # another attempt's files are there
+                Path(storage.filesystem(self._folder)[1]).rmdir()
+
+    def _newest_but(self, damaged: Collection[int]) -> tuple[int, str] | None:
+        """(step, text of its index) of the newest checkpoint that is not one of these; the same on all ranks."""
+        found: tuple[int, str] | None = None
+        while self._leads and found is None:
+            step = next((each for each in self._steps() if each not in damaged), None)
+            if step is None:
+                break
+            text = self._text(
+                step
+            )  # None: another attempt has just deleted it, and has a newer one or the model
+            found = None if text is None else (step, text)
+        told = share(self._collectives, found)[0]
+        return None if told is None else (int(told[0]), str(told[1]))
+
+    def _is_replaced(self, step: int, text: str) -> bool:
+        """Whether another attempt has deleted or replaced a checkpoint since its index was read. A collective."""
+        return bool(share(self._collectives, self._leads and self._text(step) != text)[0])
 
     def _steps(self) -> list[int]:
         """Of the checkpoints in the folder, newest first."""
@@ -163,29 +207,37 @@ class Checkpoints:
     def _index(self, step: int) -> str:
         return f"{self._folder}/step-{step:012d}.json"
 
-    def _refusal(self, step: int) -> DataError | None:
+    def _refusal(self, step: int, text: str) -> DataError | None:
         """The error of a checkpoint that a newer release wrote: it is whole, and must not be deleted as damaged."""
-        path = self._index(step)
         try:
-            values = storage.read_json(path)
-        except (DataError, FileNotFoundError):  # damaged: `_examine` says how
+            values = json.loads(text)
+        except ValueError:  # damaged: `_examine` says how
             return None
         if not isinstance(values, dict):
             return None
         try:
-            format_versions.CHECKPOINT.check(values, path)
+            format_versions.CHECKPOINT.check(values, self._index(step))
         except DataError as error:
             return error
         return None
 
-    def _examine(self, step: int) -> str | None:
+    def _text(self, step: int) -> str | None:
+        """The text of a checkpoint's index; None where there is none."""
+        try:
+            return storage.read_text(self._index(step))
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            return "not UTF-8"
+
+    def _examine(self, step: int, text: str) -> str | None:
         """What is wrong with a checkpoint, as far as this rank looks: ranks share its files among them."""
         try:
-            index = storage.read_json(self._index(step))
+            index = json.loads(text)
             entries = [FileEntry(**each) for each in index["files"]]
             Position(**index["position"])
             self._state(index)
-        except (DataError, KeyError, TypeError, ValueError, FileNotFoundError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             return f"{self._index(step)} is no index of a checkpoint: {error}"
         for entry in entries[self._collectives.rank :: self._collectives.size]:
             problem = damage(self._folder, entry)
@@ -199,8 +251,9 @@ class Checkpoints:
         }
         return StoredState(self._folder, {each["name"]: "" for each in index["files"]}, rows)
 
-    def _load(self, step: int, trainer: Trained) -> Position:
-        index = storage.read_json(self._index(step))
+    def _load(self, step: int, text: str, trainer: Trained) -> Position | None:
+        """Fills the trainer; None where another attempt deleted the checkpoint meanwhile."""
+        index = json.loads(text)
         failed: NightrankError | None = None
         try:
             self._state(index).load(trainer.state(), trainer.row_state())
@@ -211,32 +264,42 @@ class Checkpoints:
             )
         except NightrankError as error:
             failed = error
+        except OSError as error:
+            failed = InfrastructureError(
+                f"the checkpoint of step {step} in {self._folder} cannot be read: {error}", "rerun"
+            )
+        if any(share(self._collectives, failed is not None)) and self._is_replaced(step, text):
+            return None
         raise_together(self._collectives, failed)
         return Position(**index["position"])
 
-    def _clean(self, damaged: Sequence[int]) -> None:
-        """Deletes damaged checkpoints, and files of ours that no index names."""
-        for step in damaged:
-            self._delete(self._index(step).rsplit("/", 1)[1])
-        named = {name for step in self._steps() for name in self._names(step)}
+    def _clean(self, damaged: Mapping[int, str]) -> None:
+        """Deletes damaged checkpoints, and old files that no index names."""
+        for step, text in damaged.items():
+            if self._text(step) == text:
+                for name in self._names(step, text):
+                    self._delete(name)
+        named = {name for step in self._steps() for name in self._names(step, self._text(step))}
         for info in storage.list_files(self._folder):
-            if re.match(r"\.?step-\d+\.", info.base_name) and info.base_name not in named:
+            if _FILE.match(info.base_name) and info.base_name not in named and self._is_old(info):
                 self._delete(info.base_name)
 
-    def _names(self, step: int) -> list[str]:
-        """The files of a checkpoint, its index first."""
-        path = self._index(step)
-        own = path.rsplit("/", 1)[1]
+    def _names(self, step: int, text: str | None) -> list[str]:
+        """The files of a checkpoint, its index first: without the index, readers do not look for the others."""
+        own = self._index(step).rsplit("/", 1)[1]
         try:
-            return [own, *(each["name"] for each in storage.read_json(path)["files"])]
-        except (DataError, KeyError, TypeError):  # damaged, and older than the one that was restored
+            return [own, *(each["name"] for each in json.loads(text or "")["files"])]
+        except (KeyError, TypeError, ValueError):  # damaged, or deleted by another attempt
             return [own]
 
     def _delete_old(self) -> None:
         """Keeps the newest."""
         for step in self._steps()[self._keep :]:
-            for name in self._names(step):
+            for name in self._names(step, self._text(step)):
                 self._delete(name)
+
+    def _is_old(self, info: fs.FileInfo) -> bool:
+        return is_older(info, time.time() - _GRACE_S)
 
     def _delete(self, name: str) -> None:
         with suppress(FileNotFoundError):

@@ -1,14 +1,19 @@
 """Models on disk: a folder of safetensors files and `model.json`, which is written last.
 
 Each rank writes the rows it owns: `embeddings-<rank>-<attempt>`, and `optimizer-<rank>-…` with what optimisers keep of
-them; rank 0 adds `dense-…` and `optimizer-dense-…`. model.json lists the files and the blocks of rows in them. An
-attempt's names are its own, so that a killed one and the next never write to the same file.
+them; rank 0 adds `dense-…` and `optimizer-dense-…`. model.json lists the files and the blocks of rows in them.
+
+Two attempts may train one version at the same time: a scheduler that has lost a worker starts another one, and the first
+may still be running. So each attempt writes files of its own names and deletes no others, and model.json is created once.
+The attempt that comes second uses the model of the first. Both models are the same, because training is deterministic.
+`training.leftovers` deletes files that no model.json names, when they are old enough.
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
@@ -24,13 +29,16 @@ from training.checkpoint.blocks import Owned, StoredBlock, owned
 from training.checkpoint.finite import require_finite
 from training.checkpoint.sharing import raise_together, share
 from training.checkpoint.stored import Misfit, StoredState
-from training.checkpoint.tensor_file import FileEntry, write_tensors
+from training.checkpoint.tensor_file import write_tensors
 from training.collectives import Collectives, LocalCollectives
-from training.description import MODEL_JSON, read_description
+from training.description import MODEL_JSON, entries_of, is_complete, read_description
 from training.embedding.int8 import to_int8
 from training.embedding.kernels.choice import use_kernels
 from training.embedding.table import RowBlock, set_kernels, tables_of
 from training.models import build_model
+from training.written_file import damage
+
+log = logging.getLogger("nightrank.training")
 
 _WEIGHTS = "model."  # what the names of weights begin with in a trainer's state
 
@@ -77,8 +85,11 @@ def save_model(path: str, model: nn.Module, description: Mapping[str, Any]) -> N
 
 def save_trained(
     path: str, trainer: Trained, description: Mapping[str, Any], collectives: Collectives
-) -> None:
+) -> dict[str, Any]:
     """Writes a model's folder with the optimisers' state; every rank calls this and writes its own rows.
+
+    Returns:
+        The model.json of the folder, on all ranks. It is another attempt's where that has published this version before.
 
     Raises:
         InfrastructureError: a rank could not write; there is no model then.
@@ -98,10 +109,32 @@ def save_trained(
         failed = error
     raise_together(collectives, failed)
     files = [each for theirs in share(collectives, written) for each in theirs]
-    if leads:
-        values = format_versions.MODEL.stamp({**description, **_listed(files)})
-        storage.replace_json(f"{path}/{MODEL_JSON}", values)
-        _delete_others(path, {each["name"] for each in files})
+    published: dict[str, Any] | None = None
+    try:
+        published = _publish(path, description, files) if leads else None
+    except NightrankError as error:
+        failed = error
+    raise_together(collectives, failed)
+    return dict(share(collectives, published)[0])
+
+
+def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Creates model.json, or takes the whole model that another attempt has published; what model.json holds then."""
+    made = {**description, **_listed(files)}
+    model_json = f"{path}/{MODEL_JSON}"
+    if storage.create_json(model_json, format_versions.MODEL.stamp(made)):
+        return made
+    if not is_complete(path, checksums=True):
+        storage.replace_json(model_json, format_versions.MODEL.stamp(made))
+        return made
+    log.info(
+        "another attempt has published a whole model in %s; it is used, and this attempt's files are not",
+        path,
+    )
+    if storage.is_local(path):  # on an object store model.json may have named them for a moment
+        for each in files:
+            storage.delete_file(f"{path}/{each['name']}")
+    return read_description(path)
 
 
 def _files(mine: Owned, rank: int, attempt: str) -> list[tuple[str, str, dict[str, list[Tensor]]]]:
@@ -152,23 +185,15 @@ def _listed(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**kinds, "files": entries, "rows": rows}
 
 
-def _delete_others(path: str, names: set[str]) -> None:
-    """Deletes what killed attempts left."""
-    for info in storage.list_files(path):
-        if info.base_name.endswith(".safetensors") and info.base_name not in names:
-            storage.delete_file(f"{path}/{info.base_name}")
-
-
 def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, optimizer: bool) -> StoredState:
     """The state in a model's folder; DataError when a file has not the length that model.json says."""
-    for each in description.get("files", ()):  # models of earlier versions list no lengths
-        entry = FileEntry(**each)
+    for entry in entries_of(description):
         files, inner = storage.filesystem(f"{path}/{entry.name}")
         size = files.get_file_info(inner).size
         if size is not None and size != entry.bytes:
             raise DataError(
                 f"{path}/{entry.name} has {size} bytes, {MODEL_JSON} says {entry.bytes}",
-                "delete the model's folder and run train_model again",
+                _train_again(description),
             )
     prefixes = dict.fromkeys(description["weights"], _WEIGHTS)
     if optimizer:
@@ -181,11 +206,31 @@ def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, opt
     return StoredState(path, prefixes, rows, spec.cardinalities)
 
 
-def open_trained(path: str) -> tuple[StoredState, FeatureSpec]:
+def _checksum_error(
+    path: str, description: Mapping[str, Any], names: Collection[str], rank: int = 0, ranks: int = 1
+) -> DataError | None:
+    """Reads this rank's share of the named files; the error of the first one that is not as it was written."""
+    entries = [each for each in entries_of(description) if each.name in names]
+    for entry in entries[rank::ranks]:
+        problem = damage(path, entry)
+        if problem is not None:
+            return DataError(problem, _train_again(description))
+    return None
+
+
+def _train_again(description: Mapping[str, Any]) -> str:
+    run_date = description.get("run_date", "its run date")
+    return f"run train_model for {run_date} again, which replaces the damaged model; or roll back to another model"
+
+
+def open_trained(path: str, collectives: Collectives | None = None) -> tuple[StoredState, FeatureSpec]:
     """What a further training starts from: a trainer's state as it was at the model's end, and the model's spec.
 
+    Args:
+        collectives: of the ranks that all call this; each compares the checksums of a share of the files.
+
     Raises:
-        DataError: the folder holds no whole model, or one that an older version of this code wrote.
+        DataError: the folder holds no whole model, a damaged one, or one that an older version of this code wrote.
     """
     description = read_description(path)
     if "optimizer" not in description:
@@ -194,7 +239,11 @@ def open_trained(path: str) -> tuple[StoredState, FeatureSpec]:
             "train afresh once with --set train.retrain.start=fresh",
         )
     spec = FeatureSpec.from_json(description["feature_spec"])
-    return _stored(path, description, spec, optimizer=True), spec
+    stored = _stored(path, description, spec, optimizer=True)
+    ranks = collectives or LocalCollectives()
+    names = {*description["weights"], *description["optimizer"]}
+    raise_together(ranks, _checksum_error(path, description, names, ranks.rank, ranks.size))
+    return stored, spec
 
 
 def load_model(
@@ -211,7 +260,7 @@ def load_model(
 
     Raises:
         ConfigError: the kernels were asked for and cannot run here.
-        DataError: the folder holds no complete model, or its weights are not those of its architecture.
+        DataError: the folder holds no complete model, a damaged one, or weights that are not those of its architecture.
     """
     on_kernels = use_kernels(kernels, device, "score.kernels")
     description = read_description(path)
@@ -221,8 +270,12 @@ def load_model(
     if embeddings == "stored":
         model = model.to(device)
     whole = _Untrained(model)
+    stored = _stored(path, description, spec, optimizer=False)
+    damaged = _checksum_error(path, description, description["weights"])
+    if damaged is not None:
+        raise damaged
     try:
-        _stored(path, description, spec, optimizer=False).load(whole.state(), whole.row_state())
+        stored.load(whole.state(), whole.row_state())
     except Misfit as error:
         raise DataError(
             f"{path}: the weights do not fit architecture {description['architecture']}: {error}",

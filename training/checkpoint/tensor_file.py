@@ -13,7 +13,6 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from conf import storage
 from conf.errors import DataError, InfrastructureError
+from training.written_file import FileEntry
 
 # Bytes that are in memory at a time, beside the tensors themselves.
 CHUNK_BYTES = 1 << 26
@@ -42,15 +42,6 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """A file as it was written: its name in its folder, its length, and the CRC-32 of its bytes."""
-
-    name: str
-    bytes: int
-    crc32: int
 
 
 def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> FileEntry:
@@ -134,22 +125,6 @@ def _create(path: str) -> Iterator[IO[bytes]]:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def damage(folder: str, entry: FileEntry) -> str | None:
-    """What is wrong with a file that was written, read to its end; None when it is as it was."""
-    path = f"{folder}/{entry.name}"
-    files, inner = storage.filesystem(path)
-    length, crc = 0, 0
-    try:
-        with files.open_input_stream(inner, compression=None) as stream:
-            while part := stream.read(CHUNK_BYTES):
-                length, crc = length + len(part), zlib.crc32(part, crc)
-    except FileNotFoundError:
-        return f"{path} is missing"
-    if length != entry.bytes:
-        return f"{path} has {length} bytes, {entry.bytes} were written"
-    return None if crc == entry.crc32 else f"{path} holds other bytes than were written (CRC-32)"
 
 
 class TensorFile:

@@ -180,9 +180,12 @@ class Writing:
                 rows.setdefault(name, []).extend(blocks)
         files = [each for part in parts for each in part["files"]]
         about = {**self._contents.about, "num_ranks": self._num_ranks, "files": files, "rows": rows}
-        storage.replace_json(f"{self._folder}/{self._index}", format_versions.CHECKPOINT.stamp(about))
+        created = storage.create_json(f"{self._folder}/{self._index}", format_versions.CHECKPOINT.stamp(about))
         for rank in range(self._num_ranks):
             storage.delete_file(self._part(rank))
+        if not created:
+            self._withdraw([each["name"] for each in files])
+            return
         log.info(
             "checkpoint of step %d: %d bytes, copied in %.2f s, written in %.2f s behind the training",
             self._contents.step,
@@ -191,3 +194,12 @@ class Writing:
             max(part["write_s"] for part in parts),
         )
         self._on_published()
+
+    def _withdraw(self, names: Sequence[str]) -> None:
+        """Another attempt at this training has published a checkpoint of the same step: this one is not needed."""
+        log.info(
+            "checkpoint of step %d: another attempt at this training has written it", self._contents.step
+        )
+        if storage.is_local(self._folder):  # on an object store the index may have named them for a moment
+            for name in names:
+                storage.delete_file(f"{self._folder}/{name}")

@@ -56,7 +56,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     config = load_config(arguments.config, arguments.overrides)
     lake = Lake(config.lake)
     plan = make_plan(config, lake, read_dataset(lake, run_date))
-    if is_complete(plan.model_path):
+    if is_complete(plan.model_path, checksums=True):
         log.info("version %s was trained before", plan.description["version"])
         description = read_description(plan.model_path)
     else:

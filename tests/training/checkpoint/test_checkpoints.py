@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,12 @@ def test_the_newest_are_kept_and_nothing_else(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def make_old(folder: Path) -> None:
+    """Two hours pass: longer than any checkpoint is being written."""
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
+
+
 def damage_rows(folder: Path) -> str:
     path = max(folder.glob("step-*.rows-00001.safetensors"))
     content = bytearray(path.read_bytes())
@@ -128,6 +136,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     caplog.set_level(logging.INFO)
     save(tmp_path, "row-wise", 2, [10, 20])
     name = damage(tmp_path)
+    make_old(tmp_path)
     for rank, (position, trainer) in enumerate(restore(tmp_path, "table-wise", 2)):
         assert position is not None
         assert position.step == 10
@@ -142,7 +151,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 def test_without_a_whole_checkpoint_training_starts_afresh(tmp_path: Path) -> None:
     save(tmp_path, "row-wise", 2, [10])
     cut_dense(tmp_path)
-    assert step_restored(tmp_path) is None
+    assert step_restored(tmp_path) is None  # the index says which files belong to the damaged one
     assert list(tmp_path.iterdir()) == []
 
 
@@ -152,6 +161,11 @@ def test_what_killed_attempts_left_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-000000000020.abc.part-00001.json").write_text("{}")
     (tmp_path / ".step-000000000030.json.abc.tmp").write_text("{")
     (tmp_path / "bad-batch-step-3.rank-00000.json").write_text("{}")
+    assert step_restored(tmp_path) == 10
+    assert (
+        len([each for each in tmp_path.iterdir() if "000010" not in each.name]) == 3 + 3
+    )  # they may be in use
+    make_old(tmp_path)
     assert step_restored(tmp_path) == 10
     left = {each.name for each in tmp_path.iterdir()}
     assert {each for each in left if "000010" not in each} == {"bad-batch-step-3.rank-00000.json"}

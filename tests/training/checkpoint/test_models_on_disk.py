@@ -18,6 +18,7 @@ from tests.training.feature_tables import make_spec
 from tests.training.ranks_in_threads import on_ranks
 from training.checkpoint import load_model, open_trained, save_model, save_trained
 from training.collectives import Collectives, LocalCollectives
+from training.description import is_complete
 from training.models import build_model
 from training.trainer import Trainer
 from training.warm_start import warm_start
@@ -87,12 +88,13 @@ def same_weights(path: Path, whole: Trainer) -> bool:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_process_reads_what_ranks_wrote(tmp_path: Path, layout: str) -> None:
     whole = make_trainer()
-    (tmp_path / "embeddings-00007-killed.safetensors").write_text("what a killed attempt left")
+    other = tmp_path / "embeddings-00007-0badf00d.safetensors"
+    other.write_text("of an attempt that was killed, or is still running")
     save_spread(tmp_path, whole, layout, 4)
     assert same_weights(tmp_path, whole)
     description = json.loads((tmp_path / "model.json").read_text())
     listed = {each["name"] for each in description["files"]}
-    assert listed == {each.name for each in tmp_path.glob("*.safetensors")}
+    assert listed | {other.name} == {each.name for each in tmp_path.glob("*.safetensors")}
     assert listed == {*description["weights"], *description["optimizer"]}
     owners = 3 if layout in ("replicated", "table-wise") else 4
     assert len([each for each in listed if each.startswith("embeddings-")]) == owners
@@ -168,9 +170,45 @@ def test_a_model_that_was_cut_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(DataError, match=rf"{path.name} has \d+ bytes, model.json says"):
         load_model(str(tmp_path), CPU)
+    assert not is_complete(str(tmp_path))
     path.unlink()
+    assert not is_complete(str(tmp_path))
     with pytest.raises(DataError, match=rf"{path.name} is missing"):
         load_model(str(tmp_path), CPU)
+
+
+@pytest.mark.parametrize("kind", ["embeddings-00001", "optimizer-00000"])
+def test_a_changed_byte_is_found_when_the_file_is_read(tmp_path: Path, kind: str) -> None:
+    save_spread(tmp_path, make_trainer(), "row-wise", 2)
+    path = next(tmp_path.glob(f"{kind}-*"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    said = rf"{path.name} holds other bytes than were written"
+
+    def body(collectives: Collectives) -> None:
+        with pytest.raises(
+            DataError, match=rf"rank \d: .*{said}(.|\n)*run train_model for its run date again"
+        ):
+            open_trained(str(tmp_path), collectives)
+
+    on_ranks(2, body)
+    if kind.startswith("embeddings"):
+        with pytest.raises(DataError, match=said):
+            load_model(str(tmp_path), CPU)
+    else:
+        assert same_weights(tmp_path, make_trainer())
+    assert is_complete(str(tmp_path))
+    assert not is_complete(str(tmp_path), checksums=True)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"weights": 3}', '{"files": [{"name": "x"}]}'])
+def test_a_damaged_model_json_is_no_whole_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    (tmp_path / "model.json").write_text(text)
+    assert not is_complete(str(tmp_path))
+    assert "is damaged and has to be trained again: model.json cannot be read" in caplog.text
 
 
 def test_weights_of_another_architecture_are_named(tmp_path: Path) -> None:

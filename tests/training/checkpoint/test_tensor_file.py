@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from conf.errors import DataError, InfrastructureError
 from training.checkpoint import tensor_file
-from training.checkpoint.tensor_file import TensorFile, damage, write_tensors
+from training.checkpoint.tensor_file import TensorFile, write_tensors
+from training.written_file import damage
 
 TENSORS = {
     "a": torch.arange(60, dtype=torch.float32).view(20, 3),
