@@ -111,8 +111,8 @@ class Reading(Strict):
 
     Rows are shuffled and cut into batches in pools of `pool_rows` rows, summed over all ranks (at least 4 batches). Row groups
     are decoded up to `read_ahead_mib` ahead of the pool that needs them, and one beyond. Files of a lake that is no local path
-    are copied ahead, a row group at a time, to a folder of each rank's own below `staging_folder` (by default that of temporary
-    files) and deleted once read: `staging_mib` may lie there, and beyond it the one being read and the one being copied.
+    are copied ahead, a row group at a time, to a folder of each rank's own in `nightrank-<user id>` below `staging_folder` (by
+    default that of temporary files) and deleted once read: `staging_mib` may lie there, and beyond it the one being read and the one being copied.
     """
 
     pool_rows: PositiveInt = 131_072

@@ -5,13 +5,12 @@ Made from the locked requirements/airflow.txt, below the cache folder, the first
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import sys
 from pathlib import Path
 
-from setup.console import cache_folder, run, step
+from setup.console import cache_folder, locked, run, step
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements/airflow.txt"
@@ -26,9 +25,7 @@ def environment() -> Path:
     folder = cache_folder() / "airflow"
     if is_current(folder):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder.with_suffix(".lock")):
         if not is_current(folder):  # another make finished it while this one waited
             with step(f"installing Airflow ({folder}, 660 MB)"):
                 _make(folder)

@@ -1,7 +1,8 @@
-"""What set-up says to its user: timed steps, and errors that tell what to do."""
+"""What set-up says to its user: timed steps, and errors that tell what to do. And the locks that it takes."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -51,6 +52,43 @@ def cache_folder() -> Path:
     """Where builds and downloads that outlive a checkout are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "nightrank"
+
+
+@contextmanager
+def locked(path: Path, patience_s: float = 3600) -> Iterator[None]:
+    """Holds the lock on a file, which is made where it is missing, so that two calls do not do the same work at once.
+
+    Raises:
+        SetupError: another process still holds it after so many seconds, or the file is a symbolic link.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SetupError(f"the lock {path} cannot be opened: {error}\n  delete it, and try again") from error
+    try:
+        _lock(file, path, patience_s)
+        yield
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, path: Path, patience_s: float) -> None:
+    end, told = time.monotonic() + patience_s, False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise SetupError(
+                    f"another process has held the lock {path} for {patience_s:.0f} s\n"
+                    f"  see which (fuser -v {path}); end it, or delete the file, and try again"
+                ) from error
+        if not told:
+            say(f"    waiting for another process that holds {path}")
+            told = True
+        time.sleep(0.2)
 
 
 def fail(error: SetupError) -> int:

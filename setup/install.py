@@ -6,14 +6,13 @@ scripts are the ones that made the environment there is.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import sys
 from pathlib import Path
 
 from setup import build_horovod, build_native, class_archive, compiled_archive, preflight
-from setup.console import SetupError, capture, fail, run, say, step
+from setup.console import SetupError, capture, fail, locked, run, say, step
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / ".bootstrap"
@@ -134,16 +133,15 @@ def main() -> int:
     wanted = fingerprint(ROOT)
     if is_current(wanted):
         return 0
-    with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_current(wanted):  # another make finished it while this one waited
-            return 0
-        try:
+    try:
+        with locked(LOCK):
+            if is_current(wanted):  # another make finished it while this one waited
+                return 0
             STAMP.unlink(missing_ok=True)
             install(ROOT)
-        except SetupError as error:
-            return fail(error)
-        STAMP.write_text(wanted)
+            STAMP.write_text(wanted)
+    except SetupError as error:
+        return fail(error)
     say(f"the environment is ready: {VENV}")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,12 +17,13 @@ import pytest
 import torch
 
 from conf import storage
-from conf.errors import DataError, InfrastructureError
+from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.lake import Lake
 from conf.types import Reading
 from tests.etl.lakes import lakes, servers
 from tests.training.feature_tables import make_config, make_spec, publish_all, random_rows, write_file
 from training.plan import make_plan
+from training.reading import staging
 from training.reading.loader import Loader
 from training.reading.sharding import DataFile, plan_shards, row_groups
 from training.reading.staging import own_folder, stage
@@ -79,7 +81,8 @@ def loader_of(files: list[DataFile], folder: Path) -> Loader:
 
 
 def left(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+    private = folder / f"nightrank-{os.getuid()}"
+    return [path.name for path in private.iterdir() if path.is_dir()] if folder.exists() else []
 
 
 def test_batches_are_those_of_local_files_and_nothing_stays(
@@ -113,7 +116,7 @@ def test_disk_is_bounded(remote: list[DataFile], tmp_path: Path) -> None:
     next(stream)
     (own,) = left(folder)
     time.sleep(0.5)
-    used = sum(path.stat().st_blocks * 512 for path in (folder / own).iterdir())
+    used = sum(path.stat().st_blocks * 512 for path in folder.glob(f"nightrank-*/{own}/*"))
     assert used < 2**20 + 2 * max(int(file.size_bytes or 0) + 16384 for file in remote)
     stream.close()  # type: ignore[attr-defined]
     assert left(folder) == []
@@ -155,8 +158,6 @@ def test_row_groups_that_the_manifest_does_not_know_are_named(remote: list[DataF
 def test_a_disk_that_is_full_is_infrastructure(
     remote: list[DataFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from training.reading import staging
-
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -200,6 +201,55 @@ def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(
         assert len(left(tmp_path)) == 2
         assert own.name in left(tmp_path)
     assert len(left(tmp_path)) == 1  # that of the process which lives
+
+
+@pytest.mark.parametrize("prepared", ["a folder that is a link", "a link in it"])
+def test_nothing_is_written_through_a_link_that_another_user_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    private, precious = tmp_path / f"nightrank-{os.getuid()}", tmp_path / "precious"
+    precious.mkdir()
+    (precious / ".mutex").write_text("keep me")
+    if prepared == "a folder that is a link":
+        private.symlink_to(precious)
+    else:
+        private.mkdir(mode=0o700)
+        (private / ".mutex").symlink_to(precious / ".mutex")
+    with (
+        pytest.raises(ConfigError, match="is a symbolic link: another user may have prepared it"),
+        own_folder(None),
+    ):
+        pass
+    assert [each.name for each in precious.iterdir()] == [".mutex"]
+    assert (precious / ".mutex").read_text() == "keep me"
+
+
+_LOCK_IT = """
+import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(file, fcntl.LOCK_EX)
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_that_is_never_released_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_PATIENCE_S", 0.2)
+    with own_folder(str(tmp_path)):
+        pass
+    mutex = tmp_path / f"nightrank-{os.getuid()}/.mutex"
+    command = [sys.executable, "-c", _LOCK_IT, str(mutex)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holding\n"
+        message = rf"another process has held the lock on {mutex} for 0 s"
+        with pytest.raises(InfrastructureError, match=message), own_folder(str(tmp_path)):
+            pass
+    with own_folder(str(tmp_path)):
+        pass
 
 
 def test_a_plan_of_a_lake_on_the_store_reads_its_files_from_there(store: str, tmp_path: Path) -> None:

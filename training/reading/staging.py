@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,9 +23,12 @@ import pyarrow.parquet as pq
 
 from conf import storage
 from conf.errors import DataError, InfrastructureError
+from conf.private_folder import lock, locked, open_file, private_folder
 from training.reading.sharding import RowGroup
 
 _LOCK, _MUTEX = ".lock", ".mutex"
+# For the lock on all folders. Whoever holds it deletes what killed ranks left, which takes seconds.
+_PATIENCE_S = 300.0
 _CHUNK_BYTES = 8 * 2**20
 _MAGIC = 4  # bytes of PAR1, at both ends of a file
 _REBUILD = "run build_features again for the day of this file"
@@ -65,38 +67,39 @@ def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
 
 @contextmanager
 def own_folder(below: str | None) -> Iterator[Path]:
-    """A new folder below that one, deleted in the end; those of processes that are gone are deleted first.
+    """A new folder in this user's private one, deleted in the end; those of processes that are gone are deleted first.
 
     Args:
-        below: None is a folder of this user's among temporary files.
+        below: where the private folder lies; None is the folder of temporary files.
+
+    Raises:
+        ConfigError: another user may have prepared the private folder.
+        InfrastructureError: another process does not release its lock.
     """
-    parent = Path(below) if below else Path(tempfile.gettempdir()) / f"nightrank-{os.getuid()}"
-    parent.mkdir(parents=True, exist_ok=True)
+    parent = private_folder(below, "train.reading.staging_folder")
     own = parent / uuid.uuid4().hex
-    with open(parent / _MUTEX, "w") as mutex:
-        fcntl.flock(
-            mutex, fcntl.LOCK_EX
-        )  # or a new folder could be taken for one without owner, before its lock
+    # Without the lock on all, a new folder could be taken for one without owner before it has its own lock.
+    with locked(parent / _MUTEX, _PATIENCE_S):
         _sweep(parent)
-        own.mkdir()
-        lock = os.open(own / _LOCK, os.O_CREAT | os.O_RDWR)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        own.mkdir(mode=0o700)
+        file = open_file(own / _LOCK)
+        lock(file, own / _LOCK, _PATIENCE_S)
     try:
         yield own
     finally:
         shutil.rmtree(own, ignore_errors=True)
-        os.close(lock)
+        os.close(file)
 
 
 def _sweep(parent: Path) -> None:
     for folder in parent.iterdir():
-        with suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
-            lock = os.open(folder / _LOCK, os.O_RDWR)
+        with suppress(OSError):  # no folder of ours, or in use
+            file = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
-                os.close(lock)
+                os.close(file)
 
 
 def _stage(group: RowGroup, path: Path) -> Staged:

@@ -1,0 +1,113 @@
+"""A folder for temporary files that no other user of the machine can prepare, read or lock.
+
+/tmp is writable by everybody, and our names in it can be guessed. So the folder is of mode 0700 and checked each time, and
+files in it are opened without following links.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from conf.errors import ConfigError, InfrastructureError
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_POLL_S = 0.05
+
+
+def private_folder(below: str | None, setting: str) -> Path:
+    """`nightrank-<user id>` below a folder, made where it is missing.
+
+    Args:
+        below: None is the folder of temporary files ($TMPDIR, or /tmp).
+        setting: the key of the configuration that says `below`, for the error.
+
+    Raises:
+        ConfigError: what lies there is not a folder of this user alone.
+        InfrastructureError: it cannot be made.
+    """
+    path = Path(below or tempfile.gettempdir()).absolute() / f"nightrank-{os.getuid()}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            _require_own(path, setting)
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot make the folder {path}: {error}",
+            f"look at the disk and its permissions, or set {setting} to a folder that this user can write",
+        ) from error
+    return path
+
+
+def _require_own(path: Path, setting: str) -> None:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        problem = "is a symbolic link" if stat.S_ISLNK(found.st_mode) else "is not a folder"
+    elif found.st_uid != os.getuid():
+        problem = f"belongs to user {found.st_uid}, not to user {os.getuid()}"
+    elif found.st_mode & _OTHERS_WRITE:
+        problem = f"is writable by other users (mode {stat.S_IMODE(found.st_mode):04o})"
+    else:
+        if stat.S_IMODE(found.st_mode) != 0o700:  # others could open files in it, and lock them
+            os.chmod(path, 0o700)
+        return
+    raise ConfigError(
+        f"{path} {problem}: another user may have prepared it",
+        f"look at it and delete it, or set {setting} to a folder of your own",
+    )
+
+
+def open_file(path: Path) -> int:
+    """A file descriptor to read and write; the file is made where it is missing, and a symbolic link is refused.
+
+    Raises:
+        ConfigError: there is a symbolic link.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path} is a symbolic link: another user may have prepared it", f"delete {path.parent}"
+            ) from error
+        raise
+
+
+@contextmanager
+def locked(path: Path, patience_s: float) -> Iterator[None]:
+    """Holds the lock on a file; it ends with the process too.
+
+    Raises:
+        InfrastructureError: another process still holds it after so many seconds.
+        ConfigError: see open_file.
+    """
+    file = open_file(path)
+    try:
+        lock(file, path, patience_s)
+        yield
+    finally:
+        os.close(file)
+
+
+def lock(file: int, path: Path, patience_s: float) -> None:
+    """Locks an open file until it is closed; `path` is its name. Raises as `locked` does."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise InfrastructureError(
+                    f"another process has held the lock on {path} for {patience_s:.0f} s",
+                    f"see who holds it (`fuser -v {path}`), end that process or delete {path.parent}, then rerun",
+                ) from error
+            time.sleep(_POLL_S)
