@@ -18,12 +18,15 @@ deliveries/dt=…                 which sinks have the lists of a date
 checkpoints/<version>/          of trainings in progress
 runs/dt=…                       one file an attempt of a job: how it ended, its figures, its Spark stages (jobs/watch)
 spark-events/                   Spark's event logs, for its history server
-reports/, logs/, mlflow.db
+reports/, logs/
+mlflow.db                       MLflow's store, in a local lake only
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from conf import storage
 
 
 @dataclass(frozen=True)
@@ -155,5 +158,8 @@ class Lake:
         return self._table("spark-events").path
 
     @property
-    def mlflow_uri(self) -> str:
-        return f"sqlite:///{self.root.rstrip('/')}/mlflow.db"
+    def mlflow_uri(self) -> str | None:
+        """MLflow's own store in the lake. None on an object store, where SQLite cannot keep a file."""
+        if not storage.is_local(self.root):
+            return None
+        return f"sqlite:///{storage.filesystem(self.root)[1]}/mlflow.db"

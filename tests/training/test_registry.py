@@ -139,8 +139,9 @@ def test_mlflow_holds_the_run_its_history_and_the_aliases(tmp_path: Path) -> Non
     decide(lake, "2026-01-05", "v1")
     client = MlflowClient(lake.mlflow_uri, lake.mlflow_uri)
     champion = client.get_model_version_by_alias("m", "champion")
-    assert champion.tags == {"nightrank.version": "v1"}
-    assert champion.source == f"{tmp_path}/models/m/v1"
+    source = f"file://{tmp_path}/models/m/v1"
+    assert champion.tags == {"nightrank.version": "v1", "nightrank.source": source}
+    assert champion.source == source
     assert len(client.search_model_versions("name='m'")) == 2
     run = client.get_run(champion.run_id)
     assert run.info.status == "FINISHED"

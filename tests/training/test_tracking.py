@@ -1,0 +1,219 @@
+"""MLflow as a real server on loopback, and without one: what is mirrored of a local lake and of one on an object store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from conf.lake import Lake
+from local_airflow.home import free_port
+from tests.etl.lakes import servers
+from tests.processes import die_with_parent, kill_tree, wait_for
+from tests.training.test_registry import decide, description
+from training import tracking
+
+pytestmark = pytest.mark.timeout(600)
+
+VERSION = "nightrank.version"
+PARAMS = {"train": {"seed": 3}, "model": {"top_mlp": [4]}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a tracking server with a SQLite store."""
+    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [str(Path(sys.executable).parent / "mlflow"), "server", "--workers", "1"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db"]
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def answers() -> bool:
+        assert process.poll() is None, (folder / "server.log").read_text()[-3000:]
+        try:
+            with urlopen(f"{address}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    try:
+        wait_for("MLflow's server", answers, poll_s=0.2)
+        yield address
+    finally:
+        kill_tree(process)
+
+
+@pytest.fixture
+def empty_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    try:
+        with servers.s3(tmp_path_factory.mktemp("s3")) as endpoint, pytest.MonkeyPatch.context() as patch:
+            servers.make_bucket(endpoint, "tracked")
+            for key, value in {
+                "AWS_ENDPOINT_URL": endpoint,
+                "AWS_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": "someone",
+                "AWS_SECRET_ACCESS_KEY": "something",
+            }.items():
+                patch.setenv(key, value)
+            yield "s3a://tracked"
+    except servers.Unavailable as error:
+        servers.missing(str(error))
+
+
+def of(name: str, version: str) -> dict[str, Any]:
+    return {**description(version), "name": name, "created_at": "2026-01-05T03:00:00Z"}
+
+
+def runs(client: MlflowClient, name: str) -> list[Any]:
+    experiment = client.get_experiment_by_name(name)
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id]))
+
+
+def test_a_server_gets_one_run_and_one_version_a_training(
+    server: str,
+    tmp_path: Path,
+    empty_cwd: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    lake = Lake(str(tmp_path / "lake"))
+    for version in ("v1", "v1", "v2", "v1"):
+        tracking.track_training(lake, of("local", version), PARAMS)
+    assert "MLflow was not written" not in caplog.text
+    client = MlflowClient(server, server)
+    assert sorted(run.data.tags[VERSION] for run in runs(client, "local")) == ["v1", "v2"]
+    assert {run.info.status for run in runs(client, "local")} == {"FINISHED"}
+    assert len(client.search_model_versions("name='local'")) == 2
+    challenger = client.get_model_version_by_alias("local", "challenger")
+    assert challenger.tags == {
+        VERSION: "v1",
+        "nightrank.source": (tmp_path / "lake/models/local/v1").as_uri(),
+    }
+    assert challenger.source == f"runs:/{challenger.run_id}/model"  # a server refuses paths of our disk
+    run = client.get_run(challenger.run_id)
+    assert run.data.tags["nightrank.source"] == challenger.tags["nightrank.source"]
+    assert run.data.params == {"train.seed": "3", "model.top_mlp": "[4]"}
+    assert run.data.metrics["test.auc"] == 0.75
+    history = client.get_metric_history(challenger.run_id, "loss")
+    assert [(each.step, each.value) for each in history] == [(20, 0.6), (40, 0.5)]
+    assert list(empty_cwd.iterdir()) == []
+
+
+def test_a_server_gets_the_uri_of_a_lake_on_an_object_store(
+    server: str,
+    bucket: str,
+    empty_cwd: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    lake = Lake(f"{bucket}/lake")
+    tracking.prepare(lake)
+    tracking.track_training(lake, of("m", "v1"), PARAMS)
+    decide(lake, "2026-01-05", "v1")
+    assert "MLflow was not written" not in caplog.text
+    champion = MlflowClient(server, server).get_model_version_by_alias("m", "champion")
+    assert champion.source == "s3://tracked/lake/models/m/v1"  # MLflow does not know s3a
+    assert champion.tags == {VERSION: "v1", "nightrank.source": champion.source}
+    assert list(empty_cwd.iterdir()) == []
+
+
+def test_without_a_server_nothing_is_mirrored_of_a_lake_on_an_object_store(
+    bucket: str, empty_cwd: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    caplog.set_level(logging.INFO, "nightrank.tracking")
+    lake = Lake(f"{bucket}/unmirrored")
+    tracking.prepare(lake)
+    tracking.track_training(lake, of("m", "v1"), PARAMS)
+    assert caplog.messages == [
+        f"MLflow is not written: MLFLOW_TRACKING_URI is not set, and {lake.root} is no local folder for a store"
+    ]
+    decide(lake, "2026-01-05", "v1")
+    assert list(empty_cwd.iterdir()) == []
+
+
+def test_a_lake_of_a_file_uri_has_its_store_in_its_folder(
+    tmp_path: Path, empty_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    lake = Lake(f"file://{tmp_path}")
+    tracking.track_training(lake, of("m", "v1"), PARAMS)
+    assert (tmp_path / "mlflow.db").is_file()
+    found = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_model_version_by_alias("m", "challenger")
+    assert found.source == (tmp_path / "models/m/v1").as_uri()
+    assert list(empty_cwd.iterdir()) == []
+
+
+def test_a_run_that_a_killed_job_began_is_completed(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    lake = Lake(str(tmp_path))
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_terminated", dies)
+        with pytest.raises(KeyboardInterrupt):
+            tracking.track_training(lake, of("killed", "v1"), PARAMS)
+    client = MlflowClient(server, server)
+    assert [run.info.status for run in runs(client, "killed")] == ["RUNNING"]
+    tracking.track_training(lake, of("killed", "v1"), PARAMS)
+    assert "MLflow was not written" not in caplog.text
+    (run,) = runs(client, "killed")
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [(each.step, each.value) for each in history] == [(20, 0.6), (40, 0.5)]
+    assert client.get_model_version_by_alias("killed", "challenger").run_id == run.info.run_id
+
+
+def test_two_jobs_that_make_the_run_at_once_agree_on_one(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second makes its run after both have looked for one and found none."""
+    client = MlflowClient(server, server)
+    create = MlflowClient.create_run
+    made: list[str] = []
+
+    def create_beside(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
+        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as other:
+            patch.setattr(MlflowClient, "create_run", create)
+            run = other.submit(tracking._run_of, client, of("twice", "v1"), "s3://x").result()
+            made.append(run.info.run_id)
+        return create(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "create_run", create_beside)
+    assert tracking._run_of(client, of("twice", "v1"), "s3://x").info.run_id == made[0]
+    assert [run.info.run_id for run in runs(client, "twice")] == made
