@@ -180,7 +180,9 @@ class Writing:
                 rows.setdefault(name, []).extend(blocks)
         files = [each for part in parts for each in part["files"]]
         about = {**self._contents.about, "num_ranks": self._num_ranks, "files": files, "rows": rows}
-        created = storage.create_json(f"{self._folder}/{self._index}", format_versions.CHECKPOINT.stamp(about))
+        created = storage.create_json(
+            f"{self._folder}/{self._index}", format_versions.CHECKPOINT.stamp(about)
+        )
         for rank in range(self._num_ranks):
             storage.delete_file(self._part(rank))
         if not created:
