@@ -12,7 +12,7 @@ from conf.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
 from conf.lake import Lake
 from conf.manifest import Manifest, combined_digest, current_manifest
 from conf.types import Config, JoinedTable
-from etl.publish import Rules, publish, read_published
+from etl.publish import Rules, publish, rows_of
 from etl.quarantine import layout_digest
 from etl.raw_files import require_raw
 from etl.read import read_attributes
@@ -100,7 +100,7 @@ def _from_window(
 ) -> DataFrame:
     table = lake.features(workflow.version)
     days = [
-        read_published(spark, table.partition(each.partition), columns=[key, ROW_ID, *columns]).withColumn(
+        rows_of(spark, table.partition(each.partition), each, columns=[key, ROW_ID, *columns]).withColumn(
             "_dt", F.lit(each.partition)
         )
         for each in features

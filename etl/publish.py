@@ -34,6 +34,7 @@ __all__ = [
     "publish_facts",
     "publish_files",
     "read_published",
+    "rows_of",
     "sweep",
     "write_files",
 ]
@@ -250,7 +251,17 @@ def read_published(
     Raises:
         DataError: the partition is not published.
     """
-    manifest = read_manifest(partition)
+    return rows_of(spark, partition, read_manifest(partition), split, columns)
+
+
+def rows_of(
+    spark: SparkSession,
+    partition: Partition,
+    manifest: Manifest,
+    split: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """The rows that a manifest names, also where the partition was replaced since: of the build that the caller has checked."""
     files = data_files(partition, manifest, split)
     schema = spark_schema(manifest.schema)
     rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)

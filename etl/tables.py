@@ -17,7 +17,7 @@ from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
 from etl.files.lookup import Lookup
 from etl.files.mapped import open_vocabulary
-from etl.publish import read_published
+from etl.publish import rows_of
 
 VOCABULARY = "vocabulary"
 RARE = "rare"
@@ -99,8 +99,9 @@ def open_tables(
     frames, files = {}, {}
     for name in names:
         partition = workflow_table(lake, version, name)
-        files[name] = tuple(data_files(partition, read_manifest(partition)))
-        frame = read_published(spark, partition)
+        manifest = read_manifest(partition)
+        files[name] = tuple(data_files(partition, manifest))
+        frame = rows_of(spark, partition, manifest)
         frames[name] = frame.persist() if rows.get(name, 0) <= broadcast_max_rows else frame
     return Tables(frames, dict(rows), broadcast_max_rows, LocalTables(files, latest))
 

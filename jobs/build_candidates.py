@@ -6,7 +6,7 @@ from conf.dataset import Dataset, read_dataset
 from conf.feature_spec import ITEM_KEY, USER_KEY
 from conf.load import config_digest
 from conf.manifest import Manifest, read_manifest
-from etl.publish import Rules, publish, read_published
+from etl.publish import Rules, publish, rows_of
 from jobs.candidate_inputs import Beside, candidate_rows, exclusions, read_beside, retrieve, table_digests
 from jobs.runner import Job, Result, require, run
 from scoring.candidates.clicks import within
@@ -19,16 +19,15 @@ def build_candidates(job: Job) -> Result:
     """Numbers the items of the run date and publishes one candidate list a user."""
     require(job.config, "keys")
     dataset = read_dataset(job.lake, job.run_date)
-    users = read_manifest(job.lake.users(dataset.workflow_version).partition(job.run_date))
     with job.phase("tables"):
         beside = read_beside(job, dataset.workflow_version)
     with job.phase("candidate_items"):
         items = publish_items(job, dataset, beside)
     with job.phase("candidates"):
-        candidates = publish_candidates(job, dataset, users, items, beside)
+        candidates = publish_candidates(job, dataset, items, beside)
     return Result(
         output=job.lake.candidates(dataset.workflow_version).partition(job.run_date).path,
-        rows_in=users.rows,
+        rows_in=beside.users.rows,
         rows_out=candidates.rows,
         dropped=items.dropped,
         facts={"items": items.rows, **candidates.facts, "workflow_version": dataset.workflow_version},
@@ -44,7 +43,7 @@ def publish_items(job: Job, dataset: Dataset, beside: Beside) -> Manifest:
     seen = None
     if config.active_days is not None:
         seen = within(candidate_rows(job, dataset, config.splits), config.active_days, job.run_date)
-    items, dropped = available_items(read_published(job.spark, source), seen, beside.out_of_stock)
+    items, dropped = available_items(rows_of(job.spark, source, known), seen, beside.out_of_stock)
     left = known.rows - sum(dropped.values())
     chosen_by = {
         "dataset": dataset.digest,
@@ -65,14 +64,11 @@ def publish_items(job: Job, dataset: Dataset, beside: Beside) -> Manifest:
     )
 
 
-def publish_candidates(
-    job: Job, dataset: Dataset, users: Manifest, numbered: Manifest, beside: Beside
-) -> Manifest:
+def publish_candidates(job: Job, dataset: Dataset, numbered: Manifest, beside: Beside) -> Manifest:
     """`candidates`: one row a user of the users table. Facts: names of the sources, and pairs excluded by filter."""
     lake, config, version = job.lake, job.config.candidates, dataset.workflow_version
-    items = read_published(
-        job.spark, lake.candidate_items(version).partition(job.run_date), columns=[ITEM_INDEX, ITEM_KEY]
-    )
+    published = lake.candidate_items(version).partition(job.run_date)
+    items = rows_of(job.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
     excluding = exclusions(job, dataset, version, items, beside)
     tables = Tables(
         excluding,
@@ -86,7 +82,7 @@ def publish_candidates(
         make_candidates(config, tables),
         lake.candidates(version).partition(job.run_date),
         inputs={
-            "users": users.digest,
+            "users": beside.users.digest,
             "candidate_items": numbered.digest,
             "dataset": dataset.digest,
             "config": config_digest(job.config, "candidates"),
@@ -94,7 +90,7 @@ def publish_candidates(
             **({"retriever": beside.retriever.version} if beside.retriever else {}),
         },
         row_group_rows=job.config.output.row_group_rows,
-        expected_rows=users.rows,
+        expected_rows=beside.users.rows,
         facts={"sources": [each.name for each in config.sources], "excluded": dict(excluding.counts)},
         rules=Rules(not_null=[USER_KEY]),
         grace_hours=job.config.output.grace_hours,

@@ -10,9 +10,9 @@ from pyspark.sql import functions as F
 from conf.dataset import Dataset, read_spec
 from conf.errors import ConfigError, DataError
 from conf.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
-from conf.manifest import Manifest, data_files
+from conf.manifest import Manifest, data_files, read_manifest
 from conf.types import NotAllowed, Popular, RawTable, Split
-from etl.publish import read_published
+from etl.publish import rows_of
 from etl.raw_files import require_raw
 from etl.read import read_attributes
 from jobs.runner import Job
@@ -34,6 +34,7 @@ class Beside:
     """What the section `candidates` names beside the log, read and checked before anything is published.
 
     Attributes:
+        users: the users table of the run date.
         rules: the filters by a user's attribute.
         out_of_stock: (item_key) of items nobody is offered; None where no table names them.
         segments: name → (user_key, segment), for each segment that a source names.
@@ -41,6 +42,7 @@ class Beside:
         retriever: the model of the retrieval source.
     """
 
+    users: Manifest
     rules: list[Rule]
     out_of_stock: DataFrame | None
     segments: dict[str, DataFrame]
@@ -54,6 +56,7 @@ def read_beside(job: Job, version: str) -> Beside:
     DataError: a table is missing or breaks its rules (names file, column and value), or no retriever was trained.
     """
     config = job.config.candidates
+    users = read_manifest(job.lake.users(version).partition(job.run_date))
     attributes = None
     if config.user_attributes is not None:
         table = config.user_attributes
@@ -66,8 +69,8 @@ def read_beside(job: Job, version: str) -> Beside:
         else:
             found = read_attributes(job.spark, job.config, each, each.item, _section(number), job.run_date)
             out_of_stock = found.select(F.col(each.item).cast("string").alias(ITEM_KEY))
-    segments = _segments(job, version, attributes)
-    return Beside(rules, out_of_stock, segments, attributes, _retriever(job, version))
+    segments = _segments(job, version, users, attributes)
+    return Beside(users, rules, out_of_stock, segments, attributes, _retriever(job, version))
 
 
 def candidate_rows(job: Job, dataset: Dataset, splits: list[Split]) -> DataFrame:
@@ -76,10 +79,10 @@ def candidate_rows(job: Job, dataset: Dataset, splits: list[Split]) -> DataFrame
     return read_split(job.spark, job.lake, dataset, splits, columns)
 
 
-def users_of(job: Job, version: str, columns: list[str] | None = None) -> DataFrame:
-    """The users table of the run date: user_key, or the columns named."""
+def users_of(job: Job, version: str, users: Manifest, columns: list[str] | None = None) -> DataFrame:
+    """The users table that a manifest of the run date names: user_key, or the columns named."""
     partition = job.lake.users(version).partition(job.run_date)
-    return read_published(job.spark, partition, columns=columns or [USER_KEY])
+    return rows_of(job.spark, partition, users, columns=columns or [USER_KEY])
 
 
 def exclusions(job: Job, dataset: Dataset, version: str, items: DataFrame, beside: Beside) -> Exclusions:
@@ -94,7 +97,7 @@ def exclusions(job: Job, dataset: Dataset, version: str, items: DataFrame, besid
         clicked = clicked_items(
             read_split(job.spark, job.lake, dataset, exclude_clicked, CLICK_COLUMNS), items
         )
-    users = users_of(job, version)
+    users = users_of(job, version, beside.users)
     return exclude(users, items, clicked, beside.rules, beside.attributes)
 
 
@@ -106,7 +109,7 @@ def retrieve(
     if source is None or retriever is None:
         return None
     names = [each.name for each in retriever.spec.scoped("user")]
-    users = users_of(job, version, [USER_KEY, *names]).join(excluding.users, USER_KEY)
+    users = users_of(job, version, beside.users, [USER_KEY, *names]).join(excluding.users, USER_KEY)
     partition = job.lake.candidate_items(version).partition(job.run_date)
     request = RetrievalRequest(
         retriever.request(job.config.score),
@@ -129,7 +132,7 @@ def table_digests(job: Job) -> dict[str, str]:
     }
 
 
-def _segments(job: Job, version: str, attributes: DataFrame | None) -> dict[str, DataFrame]:
+def _segments(job: Job, version: str, users: Manifest, attributes: DataFrame | None) -> dict[str, DataFrame]:
     wanted = [each.segment for each in job.config.candidates.sources if isinstance(each, Popular)]
     features = [each.name for each in read_spec(job.lake, version).scoped("user")] if any(wanted) else []
     known = attributes.columns if attributes is not None else []
@@ -138,7 +141,7 @@ def _segments(job: Job, version: str, attributes: DataFrame | None) -> dict[str,
         if attributes is not None and name in known:
             rows = attributes
         elif name in features:
-            rows = users_of(job, version, [USER_KEY, name])
+            rows = users_of(job, version, users, [USER_KEY, name])
         else:
             raise ConfigError(
                 f"candidates.sources: segment={name!r} is neither a feature of scope user {features} nor a column of "

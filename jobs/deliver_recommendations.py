@@ -10,7 +10,7 @@ from conf.errors import ConfigError
 from conf.load import config_digest
 from conf.manifest import read_manifest
 from conf.types import JdbcSink, JsonLinesSink
-from etl.publish import publish_facts, read_published
+from etl.publish import publish_facts, rows_of
 from jobs.runner import Job, Result, run
 from jobs.sinks import jdbc, json_lines
 from jobs.sinks.lists import Delivered, PublishedLists
@@ -30,7 +30,7 @@ def deliver_recommendations(job: Job) -> Result:
             f"{partition.path} was written by an earlier release, without reasons",
             f"run score_daily for {job.run_date} again",
         )
-    lists = PublishedLists(read_published(job.spark, partition), manifest)
+    lists = PublishedLists(rows_of(job.spark, partition, manifest), manifest)
     done = []
     for sink in sinks:
         start = time.monotonic()

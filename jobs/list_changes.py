@@ -16,9 +16,9 @@ from conf.errors import DataError
 from conf.feature_spec import ITEM_KEY, LABEL
 from conf.lake import Lake, Partition
 from conf.load import config_digest
-from conf.manifest import is_published, read_manifest
+from conf.manifest import Manifest, is_published, read_manifest
 from conf.types import Stop
-from etl.publish import publish_facts, read_published
+from etl.publish import publish_facts, rows_of
 from etl.quality.drift import bin_numbers, drift_of
 from jobs.runner import Job
 from scoring.features import read_split
@@ -70,19 +70,20 @@ def publish_changes(
         DataError: a figure is past its limit in `score.stop`; list_changes is published and says which.
     """
     before = last_published(job.lake, job.run_date)
+    earlier = read_manifest(before) if before else None
     clicks = read_split(job.spark, job.lake, dataset, ["train"], (ITEM_KEY, LABEL)).where(F.col(LABEL) == 1)
     changes: dict[str, Any] = {
         "coverage": facts["coverage"],
         "cold_share": cold_entries(lists, clicks) / rows if rows else 0.0,
         "before": None,
-        **(_against(job, lists, before) if before else {}),
+        **(_against(job, lists, before, earlier) if before and earlier else {}),
     }
     excesses = beyond(job.config.score.stop, changes)
     changes |= {"held_back": bool(excesses), "excesses": [asdict(each) for each in excesses]}
     partition = job.lake.list_changes.partition(job.run_date)
     inputs = {**made_of, "config": config_digest(job.config, "score")}
-    if before:
-        inputs["before"] = read_manifest(before).digest
+    if earlier:
+        inputs["before"] = earlier.digest
     publish_facts(partition, inputs=inputs, facts=changes)
     if excesses:
         let_pass = " ".join(f"--set score.stop.{each.setting}=null" for each in excesses)
@@ -121,15 +122,15 @@ def beyond(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
     return found
 
 
-def _against(job: Job, lists: DataFrame, before: Partition) -> dict[str, Any]:
-    earlier = read_published(job.spark, before, columns=["user_id", "item_id", "score"])
+def _against(job: Job, lists: DataFrame, before: Partition, manifest: Manifest) -> dict[str, Any]:
+    earlier = rows_of(job.spark, before, manifest, columns=["user_id", "item_id", "score"])
     compared = compare_lists(lists, earlier)
     drift = drift_of(bin_numbers(score_bins(earlier), score_bins(lists), 0, 0))
     return {
         "before": before.dt,
         **asdict(compared),
         "users_lost_share": compared.users_lost_share,
-        "coverage_before": read_manifest(before).facts.get("coverage"),
+        "coverage_before": manifest.facts.get("coverage"),
         # A PSI counts only where it is more than chance gives lists of this size.
         "score_psi": None if drift is None else drift.psi if drift.psi > drift.noise else 0.0,
         "score_psi_noise": drift and drift.noise,

@@ -18,7 +18,7 @@ from conf.errors import DataError
 from conf.feature_spec import ITEM_KEY, LABEL, USER_KEY
 from conf.load import config_digest
 from conf.manifest import Manifest, read_manifest
-from etl.publish import publish_facts, read_published
+from etl.publish import publish_facts, rows_of
 from etl.raw_files import require_raw
 from etl.read import good_rows, read_log
 from jobs.candidate_inputs import exclusions, read_beside
@@ -50,7 +50,7 @@ def measure_recommendations(job: Job) -> Result:
             "measure another date, or set measure.against",
         )
     with job.phase("lists"):
-        lists = recommended(job)
+        lists = recommended(job, published)
         ours = measure_lists(lists, wanted, warm, k)
     with job.phase("popular"):
         lists = most_popular(job, dataset, train, published).persist()
@@ -97,9 +97,9 @@ def positives(job: Job, dataset: Dataset) -> DataFrame:
     return rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY).distinct()
 
 
-def recommended(job: Job) -> DataFrame:
-    """The published lists: (user_key, position, item_key)."""
-    lists = read_published(job.spark, job.lake.recommendations.partition(job.run_date))
+def recommended(job: Job, published: Manifest) -> DataFrame:
+    """The lists of a manifest: (user_key, position, item_key)."""
+    lists = rows_of(job.spark, job.lake.recommendations.partition(job.run_date), published)
     return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
 
 
@@ -108,17 +108,22 @@ def most_popular(job: Job, dataset: Dataset, train: DataFrame, published: Manife
     without what the config excludes. (user_key, position, item_key)
     """
     version = published.facts["workflow_version"]
-    items = candidate_items(job, version)
+    items = candidate_items(job, version, numbered_items(job, version))
     excluding = exclusions(job, dataset, version, items, read_beside(job, version))
     lists = popular_items(excluding, popularity(train, items), published.facts["k"])
     entries = lists.select(USER_KEY, F.posexplode(CANDIDATES).alias("place", ITEM_INDEX))
     return entries.join(items, ITEM_INDEX).select(USER_KEY, (F.col("place") + 1).alias("position"), ITEM_KEY)
 
 
-def candidate_items(job: Job, version: str) -> DataFrame:
+def numbered_items(job: Job, version: str) -> Manifest:
+    """The manifest of candidate_items."""
+    return read_manifest(job.lake.candidate_items(version).partition(job.run_date))
+
+
+def candidate_items(job: Job, version: str, numbered: Manifest) -> DataFrame:
     """(item_index, item_key) of the items that could be recommended."""
     partition = job.lake.candidate_items(version).partition(job.run_date)
-    return read_published(job.spark, partition, columns=[ITEM_INDEX, ITEM_KEY])
+    return rows_of(job.spark, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
 
 
 def candidate_recall(
@@ -127,15 +132,25 @@ def candidate_recall(
     """Recall of the candidates that the lists were chosen from, by source, of warm users and, under `cold_users`, of others.
 
     None where the candidates were built by a release that did not name their sources.
+
+    Raises:
+        DataError: the items were numbered anew since the candidates were built: their numbers mean other items.
     """
     version = published.facts["workflow_version"]
     partition = job.lake.candidates(version).partition(job.run_date)
-    sources = read_manifest(partition).facts.get("sources")
+    candidates = read_manifest(partition)
+    sources = candidates.facts.get("sources")
     if sources is None:
         return None
-    found = measure_recall(
-        read_published(job.spark, partition), candidate_items(job, version), wanted, warm, sources
-    )
+    numbered = numbered_items(job, version)
+    if candidates.inputs["candidate_items"] != numbered.digest:
+        raise DataError(
+            f"{candidates.table} dt={job.run_date} was built from candidate_items {candidates.inputs['candidate_items']}, "
+            f"now they are {numbered.digest}",
+            f"run build_candidates for {job.run_date} again",
+        )
+    items = candidate_items(job, version, numbered)
+    found = measure_recall(rows_of(job.spark, partition, candidates), items, wanted, warm, sources)
     return {**asdict(found[True]), "cold_users": asdict(found[False]) if found[False].users else None}
 
 

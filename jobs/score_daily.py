@@ -13,7 +13,7 @@ from conf.errors import DataError
 from conf.feature_spec import USER_KEY
 from conf.load import config_digest
 from conf.manifest import Manifest, data_files, read_manifest
-from etl.publish import Rules, publish, read_published
+from etl.publish import Rules, publish, rows_of
 from etl.workflow import load_local
 from jobs.list_changes import publish_changes
 from jobs.list_rules import ruled_by
@@ -46,10 +46,11 @@ def score_daily(job: Job) -> Result:
     measured: dict[str, Any] = {}
     if request.model.embeddings == "int8":
         with job.phase("int8"):
-            known = read_published(spark, job.lake.users(dataset.workflow_version).partition(job.run_date))
+            known = rows_of(spark, job.lake.users(dataset.workflow_version).partition(job.run_date), users)
             measured = {"int8": change_of_lists(known, model.spec, request)}
     with job.phase("score"):
-        lists = score_lists(candidate_users(spark, job, dataset, users), model.spec, request).persist()
+        scored = candidate_users(spark, job, dataset, users, candidates)
+        lists = score_lists(scored, model.spec, request).persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
     made_of = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **digests}
@@ -127,13 +128,15 @@ def encoded_context(job: Job, model: ModelInfo) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in encoded.items()}
 
 
-def candidate_users(spark: SparkSession, job: Job, dataset: Dataset, users: Manifest) -> DataFrame:
-    """users with their candidates, spread over enough tasks to keep every slot busy."""
+def candidate_users(
+    spark: SparkSession, job: Job, dataset: Dataset, users: Manifest, candidates: Manifest
+) -> DataFrame:
+    """users with their candidates, as the manifests name them, spread over enough tasks to keep every slot busy."""
     lake, version = job.lake, dataset.workflow_version
-    known = read_published(spark, lake.users(version).partition(job.run_date))
-    candidates = read_published(spark, lake.candidates(version).partition(job.run_date))
+    known = rows_of(spark, lake.users(version).partition(job.run_date), users)
+    own = rows_of(spark, lake.candidates(version).partition(job.run_date), candidates)
     tasks = max(spark.sparkContext.defaultParallelism, -(-users.rows // USERS_PER_TASK))
-    return known.join(candidates, USER_KEY).repartition(tasks, USER_KEY)
+    return known.join(own, USER_KEY).repartition(tasks, USER_KEY)
 
 
 if __name__ == "__main__":

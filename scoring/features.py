@@ -12,7 +12,7 @@ from conf.dataset import Dataset, split_partitions
 from conf.errors import DataError
 from conf.lake import Lake
 from conf.types import Split
-from etl.publish import read_published
+from etl.publish import rows_of
 from scoring.contract import FEATURES_DT
 
 
@@ -29,9 +29,9 @@ def read_split(
         DataError: a partition is missing, was replaced since, or the splits hold none at all.
     """
     frames = [
-        read_published(spark, partition, label, columns).withColumn(FEATURES_DT, F.lit(partition.dt))
+        rows_of(spark, partition, manifest, label, columns).withColumn(FEATURES_DT, F.lit(partition.dt))
         for split in splits
-        for partition, _, label in split_partitions(lake, dataset, split)
+        for partition, manifest, label in split_partitions(lake, dataset, split)
     ]
     if not frames:
         raise DataError(

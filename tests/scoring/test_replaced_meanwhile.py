@@ -1,0 +1,119 @@
+"""Tables that another job replaces between a job's look at their manifests and its reading: it reads what it looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.dataset import read_dataset
+from conf.errors import DataError
+from conf.lake import Partition
+from conf.manifest import read_manifest
+from etl.publish import publish, read_published
+from jobs import build_candidates as build_candidates_job
+from jobs import measure_recommendations as measure_job
+from jobs import score_daily as score_daily_job
+from jobs.build_candidates import build_candidates
+from jobs.measure_recommendations import measure_recommendations
+from jobs.runner import Job
+from jobs.score_daily import score_daily
+from scoring import features
+from scoring.features import read_split
+from tests.scoring.lake import RUN_DATE, WORKFLOW, EncodedContext, make_lake
+from tests.scoring.world import World
+from training import tracking
+from training.registry import Decision, record_decision
+
+
+@pytest.fixture
+def job(spark: SparkSession, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """The night of RUN_DATE up to its candidates."""
+    monkeypatch.setattr(tracking, "set_aliases", lambda *_: None)
+    monkeypatch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+    made = Job("test", make_lake(tmp_path, world), RUN_DATE, _spark=spark)
+    record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
+    build_candidates(made)
+    return made
+
+
+def replace(spark: SparkSession, partition: Partition, rows: int = 5) -> None:
+    """By its first rows alone."""
+    first = read_published(spark, partition).limit(rows)
+    publish(first, partition, inputs={"another": "build"}, row_group_rows=60)
+
+
+def followed(patch: pytest.MonkeyPatch, module: Any, name: str, then: Callable[[], None]) -> None:
+    """Lets something happen right after each call of a function."""
+    original = getattr(module, name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        found = original(*arguments, **named)
+        then()
+        return found
+
+    patch.setattr(module, name, call)
+
+
+def test_lists_are_made_of_the_tables_that_were_checked(
+    job: Job, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = job.lake.users(WORKFLOW).partition(RUN_DATE)
+    candidates = job.lake.candidates(WORKFLOW).partition(RUN_DATE)
+    checked = {"users": read_manifest(users).digest, "candidates": read_manifest(candidates).digest}
+
+    def another_night() -> None:
+        for partition in (users, candidates):
+            replace(job.spark, partition)
+
+    followed(monkeypatch, score_daily_job, "encoded_context", another_night)
+    score_daily(job)
+    lists = job.lake.recommendations.partition(RUN_DATE)
+    manifest = read_manifest(lists)
+    assert {name: manifest.inputs[name] for name in checked} == checked
+    found = {row["user_id"] for row in read_published(job.spark, lists).select("user_id").collect()}
+    assert found == set(world.users.user_key)
+
+
+def test_candidates_are_made_of_the_users_that_were_looked_at(
+    job: Job, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = job.lake.users(WORKFLOW).partition(RUN_DATE)
+    looked_at = read_manifest(users).digest
+    followed(monkeypatch, build_candidates_job, "read_beside", lambda: replace(job.spark, users))
+    build_candidates(job)
+    manifest = read_manifest(job.lake.candidates(WORKFLOW).partition(RUN_DATE))
+    assert (manifest.inputs["users"], manifest.rows) == (looked_at, len(world.users))
+
+
+def test_rows_of_a_split_are_those_that_the_dataset_was_held_against(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = read_dataset(job.lake, RUN_DATE)
+    member = dataset.splits["test"][0]
+    partition = job.lake.features(WORKFLOW).partition(member.dt)
+    rows = read_manifest(partition).rows
+    followed(monkeypatch, features, "split_partitions", lambda: replace(job.spark, partition))
+    assert read_split(job.spark, job.lake, dataset, ["test"]).count() == rows
+
+
+def test_lists_are_measured_as_they_were_looked_at(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    score_daily(job)
+    before = measure_recommendations(job).facts
+    lists = job.lake.recommendations.partition(RUN_DATE)
+    followed(monkeypatch, measure_job, "positives", lambda: replace(job.spark, lists, 7))
+    after = measure_recommendations(job).facts
+    assert {name: after[name] for name in ("hit_rate", "ndcg", "users")} == {
+        name: before[name] for name in ("hit_rate", "ndcg", "users")
+    }
+
+
+def test_candidates_of_items_that_were_numbered_anew_are_not_measured(job: Job) -> None:
+    score_daily(job)
+    replace(job.spark, job.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
+    with pytest.raises(DataError, match="was built from candidate_items") as caught:
+        measure_recommendations(job)
+    assert caught.value.remedy == f"run build_candidates for {RUN_DATE} again"
