@@ -157,13 +157,27 @@ class JdbcSink(Strict):
 
 
 class JsonLinesSink(Strict):
-    """Files of one JSON object a user below `path`/dt=…, with a manifest as the lake's tables have."""
+    """Files of one JSON object a user, with a manifest at `path`/dt=… as the lake's tables have; the files lie in `_data` beside
+    the last folder of `path`.
+    """
 
     kind: Literal["json_lines"]
     name: str
     path: str
     compression: Literal["none", "gzip"] = "gzip"
     users_per_file: PositiveInt = 1_000_000
+
+    @field_validator("path")
+    @classmethod
+    def _has_a_folder_above(cls, path: str) -> str:
+        scheme, _, inner = path.rpartition("://")
+        parts = inner.rstrip("/").split("/")
+        bucket = scheme not in ("", "file")
+        if parts[-1] in ("", ".", "..") or ".." in parts or (bucket and len(parts) < 2):
+            raise ValueError(
+                f"{path!r} must end in a folder's name, without `..` and below the bucket: data files lie beside it, in _data"
+            )
+        return path
 
 
 Sink = Annotated[JdbcSink | JsonLinesSink, Field(discriminator="kind")]

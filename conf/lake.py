@@ -20,6 +20,12 @@ runs/dt=…                       one file an attempt of a job: how it ended, it
 spark-events/                   Spark's event logs, for its history server
 reports/, logs/
 mlflow.db                       MLflow's store, in a local lake only
+
+A folder of a partition (`<table>/dt=…`) holds its manifest and, on a local file system, one hard link a published file: what readers see
+that list folders. The files themselves lie in a folder of their own for all attempts to write them, which no reader of a table lists:
+
+_data/<table>/dt=…/<attempt>/   data files; the manifest names them
+_data/<table>/_delta_log/       where the lake is on an object store: the Delta log by which others read the table
 """
 
 from __future__ import annotations
@@ -28,17 +34,39 @@ from dataclasses import dataclass
 
 from conf import storage
 
+DATA = "_data"
+_UP = "../"
+
 
 @dataclass(frozen=True)
 class Partition:
-    """One date of one table: the unit that is replaced. `path` is its folder, `dt` an ISO date."""
+    """One date of one table: the unit that is replaced. `path` is its folder, `dt` an ISO date.
+
+    `depth` says how many folders `path` lies below the one that holds `_data`: two for `<lake>/<table>/dt=…`.
+    """
 
     table: str
     dt: str
     path: str
+    depth: int = 2
+
+    @property
+    def root(self) -> str:
+        """The folder that holds the table's folder, and `_data`."""
+        return self.file(f"{_UP * self.depth}.")
+
+    @property
+    def data(self) -> str:
+        """The folder of its data files, named as manifests name files: relative to the partition's folder."""
+        below = "/".join(self.path.split("/")[-self.depth :])
+        return f"{_UP * self.depth}{DATA}/{below}"
 
     def file(self, name: str) -> str:
-        return f"{self.path}/{name}"
+        """Full path of what a manifest names: relative to the partition's folder, which `../` leaves."""
+        folder = self.path
+        while name.startswith(_UP):
+            folder, name = folder.rpartition("/")[0] if "/" in folder else ".", name.removeprefix(_UP)
+        return f"{folder}/{name}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +77,7 @@ class Table:
     path: str
 
     def partition(self, dt: str) -> Partition:
-        return Partition(self.name, dt, f"{self.path}/dt={dt}")
+        return Partition(self.name, dt, f"{self.path}/dt={dt}", self.name.count("/") + 2)
 
 
 @dataclass(frozen=True)

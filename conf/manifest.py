@@ -1,7 +1,8 @@
 """The manifest: what a published partition consists of. Every reader takes its file list from here, never from a listing.
 
 The manifest file is the one atomic step of publishing: files are written under names no manifest holds yet, and the
-replacement of `_MANIFEST.json` makes them the partition.
+replacement of `_MANIFEST.json` makes them the partition. What other people's readers see follows: hard links in the partition's
+folder (conf.links), or a Delta log where there are none (conf.delta_log); whoever finds the partition up to date mends it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from conf import format_versions, lineage, storage
+from conf import delta_log, format_versions, lineage, links, storage
 from conf.errors import DataError
 from conf.lake import Partition
 
@@ -21,7 +22,8 @@ MANIFEST_NAME = "_MANIFEST.json"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One data file. `path` is relative to the partition; `row_groups` holds rows per row group, in file order.
+    """One data file. `path` is relative to the partition's folder, which it leaves (`../../_data/…`) but in a raw log and in tables
+    of early releases; `row_groups` holds rows per row group, in file order.
 
     `split` says which split the file's rows belong to, in partitions cut into splits; otherwise it is None.
     """
@@ -144,17 +146,26 @@ def data_files(partition: Partition, manifest: Manifest, split: str | None = Non
 
 
 def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
-    """The manifest of a partition that was made of exactly these inputs and is whole; None where it must be made."""
+    """The manifest of a partition that was made of exactly these inputs and is whole; None where it must be made.
+
+    What other people's readers see of it is mended, where a job was killed before it had shown it.
+    """
     if not is_published(partition):
         return None
     manifest = read_manifest(partition)
-    if dict(manifest.inputs) != dict(inputs):
+    if dict(manifest.inputs) != dict(inputs) or not is_whole(partition, manifest):
         return None
-    return manifest if all(storage.exists(path) for path in data_files(partition, manifest)) else None
+    _show(partition, manifest)
+    return manifest
+
+
+def is_whole(partition: Partition, manifest: Manifest) -> bool:
+    """Whether each file is there."""
+    return all(storage.exists(path) for path in data_files(partition, manifest))
 
 
 def replace_manifest(partition: Partition, manifest: Manifest) -> None:
-    """Publishes: the one atomic step. Everything the manifest names must be on disk and verified already."""
+    """Publishes: the one atomic step. Everything the manifest names must be durable and verified already."""
     run = lineage.current()
     if run is not None:
         made = lineage.Dataset(
@@ -163,6 +174,50 @@ def replace_manifest(partition: Partition, manifest: Manifest) -> None:
         event = run.publishes(made, manifest.inputs.values(), manifest.created_at or storage.utc_now())
         manifest = replace(manifest, lineage=event)
     storage.replace_json(partition.file(MANIFEST_NAME), format_versions.MANIFEST.stamp(manifest.to_json()))
+    _show(partition, manifest)
+
+
+def _show(partition: Partition, manifest: Manifest) -> None:
+    """Makes what other people's readers see the files of the manifest, or of the one that has replaced it meanwhile."""
+    if any(not each.path.startswith(f"{partition.data}/") for each in manifest.files):
+        return  # files in the partition's folder: a raw log, or a table that an early release wrote
+
+    def now() -> Manifest:
+        path = partition.file(MANIFEST_NAME)
+        return Manifest.from_json(format_versions.MANIFEST.check(storage.read_json(path), path))
+
+    if storage.is_local(partition.path):
+        folder, data = (
+            storage.filesystem(path)[1] for path in (partition.path, partition.file(partition.data))
+        )
+        links.show(folder, data, _links(partition, manifest).keys(), lambda: _links(partition, now()))
+        return
+    table, content = partition.file(partition.data).rpartition("/")[0], _content(partition, manifest)
+    logged = partition.path.endswith(f"/dt={partition.dt}") and delta_log.can_hold(manifest.schema)
+    if logged and delta_log.says(table, partition.dt, content):
+        return
+    for info in storage.list_files(partition.path, recursive=True):
+        if info.is_file and info.base_name != MANIFEST_NAME:  # of an early release, which kept attempts here
+            storage.filesystem(partition.path)[0].delete_file(info.path)
+    if logged:
+        delta_log.show(table, partition.dt, lambda: _content(partition, now()))
+
+
+def _content(partition: Partition, manifest: Manifest) -> delta_log.Content:
+    table = f"{partition.data.rpartition('/')[0]}/"
+    files = [(each.path.removeprefix(table), each.rows, each.bytes) for each in manifest.files]
+    return delta_log.Content(files, manifest.schema)
+
+
+def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
+    """Name in the partition's folder → the file it stands for. No two attempts have a name in common.
+
+    Lines of JSON are shown as .jsonl: `*.json` would find the manifest too.
+    """
+    names = [each.path.removeprefix(f"{partition.data}/").replace("/", "-") for each in manifest.files]
+    shown = [f"{name}l" if name.endswith(".json") else name for name in names]
+    paths = [storage.filesystem(path)[1] for path in data_files(partition, manifest)]
+    return dict(zip(shown, paths, strict=True))
 
 
 def combined_digest(digests: Iterable[str]) -> str:

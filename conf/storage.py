@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -51,9 +51,7 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
     if scheme in ("", "file"):
         return fs.LocalFileSystem(), os.path.abspath(inner)
     if scheme in ("s3", "s3a"):
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
-        return _s3(inner.split("/", 1)[0], endpoint.rstrip("/"), region), inner.rstrip("/")
+        return _s3(inner.split("/", 1)[0], *s3_place()), inner.rstrip("/")
     if scheme == "hdfs" and _hdfs is not None:
         return _hdfs(), inner.rstrip("/")
     try:
@@ -64,6 +62,12 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
             "use a local path, file://, s3a://, or hdfs:// for the raw log",
         ) from error
     return found, inner
+
+
+def s3_place() -> tuple[str, str]:
+    """(endpoint, region) by AWS's environment variables; empty where they say nothing."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    return endpoint.rstrip("/"), os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
 
 
 @lru_cache(maxsize=16)
@@ -82,6 +86,15 @@ def is_local(path: str) -> bool:
 def exists(path: str) -> bool:
     files, inner = filesystem(path)
     return bool(files.get_file_info(inner).type != fs.FileType.NotFound)
+
+
+def flush(path: Path) -> None:
+    """Flushes a file's bytes, or a folder's names, to disk. Raises OSError."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def read_text(path: str) -> str:
@@ -186,7 +199,7 @@ def _upload(path: str, text: str) -> None:
 
 def _replace_local(path: Path, text: str) -> None:
     os.replace(_write_scratch(path, text), path)
-    _sync_folder(path.parent)
+    flush(path.parent)
 
 
 def _create_local(path: Path, text: str) -> bool:
@@ -198,7 +211,7 @@ def _create_local(path: Path, text: str) -> bool:
         return os.stat(scratch).st_nlink > 1
     finally:
         scratch.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    flush(path.parent)
     return True
 
 
@@ -211,14 +224,6 @@ def _write_scratch(path: Path, text: str) -> Path:
         file.flush()
         os.fsync(file.fileno())
     return scratch
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)  # the new name itself must survive a power cut
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def utc_now() -> str:

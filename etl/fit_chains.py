@@ -223,16 +223,13 @@ class Fitting:
         if counts is None:
             return {}
         questions = questions_of(waiting, self._parent_files())
-        attempt = new_attempt()
-        folders = Folders(
-            self._table(VOCABULARY).file(attempt),
-            self._table(RARE).file(attempt),
-            self._config.output.row_group_rows,
-        )
+        tables = [self._table(name) for name in (VOCABULARY, RARE)]
+        known, rare = (new_attempt(table) for table in tables)
+        folders = Folders(tables[0].file(known), tables[1].file(rare), self._config.output.row_group_rows)
         found = answer_from_counts(self._spark, list(questions.values()), counts, folders)
         named = sorted(name for name, each in questions.items() if each.wants == "counts")
         if named:
-            self._publish_vocabularies(attempt, [found[name]["files"] for name in named])
+            self._publish_vocabularies(known, rare, [found[name]["files"] for name in named])
         facts = {name: found[name]["facts"] for name in named}
         answer_steps(waiting, found)
         return facts
@@ -244,8 +241,10 @@ class Fitting:
         known, rare = (tuple(data_files(table, read_manifest(table))) for table in tables)
         return known, rare
 
-    def _publish_vocabularies(self, attempt: str, files: Sequence[Mapping[str, Sequence[str]]]) -> None:
-        for part, name in (("known", VOCABULARY), ("rare", RARE)):
+    def _publish_vocabularies(
+        self, known: str, rare: str, files: Sequence[Mapping[str, Sequence[str]]]
+    ) -> None:
+        for part, attempt, name in (("known", known, VOCABULARY), ("rare", rare, RARE)):
             manifest = publish_files(
                 self._table(name),
                 {f"{attempt}/{file}": None for each in files for file in each[part]},

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from conf import storage
 from conf.errors import DataError
 from conf.lake import Partition
+from conf.links import LOCK_NAME
 from conf.manifest import (
-    MANIFEST_NAME,
     FileEntry,
     Manifest,
     data_files,
@@ -77,7 +77,7 @@ def publish(
         DataError: the written rows break a rule; the previous partition stays.
     """
     labelled = write_files(
-        rows, partition, new_attempt(), row_group_rows, expected_rows, sort_by, split_column
+        rows, partition, new_attempt(partition), row_group_rows, expected_rows, sort_by, split_column
     )
     return publish_files(
         partition,
@@ -92,9 +92,9 @@ def publish(
     )
 
 
-def new_attempt() -> str:
-    """A folder name below a partition that no other attempt has."""
-    return f"a{uuid.uuid4().hex[:12]}"
+def new_attempt(partition: Partition) -> str:
+    """A folder for data files of a partition that no other attempt has, named as its manifest names files."""
+    return f"{partition.data}/a{uuid.uuid4().hex[:12]}"
 
 
 def publish_files(
@@ -109,11 +109,11 @@ def publish_files(
     rules: Rules | None = None,
     grace_hours: float = 24.0,
 ) -> Manifest:
-    """Verifies Parquet files that lie in a partition's folder, and replaces the partition by them.
+    """Verifies Parquet files of a partition, makes them durable, and replaces the partition by them.
 
     Args:
-        files: path below the partition's folder → label, in the order of the rows. At least one, which may hold no row:
-            it has the columns.
+        files: path relative to the partition's folder → label, in the order of the rows. At least one, which may hold no
+            row: it has the columns.
 
     Raises:
         DataError: the written rows break a rule; the previous partition stays.
@@ -162,7 +162,7 @@ def write_files(
     sort_by: Sequence[str],
     split_column: str | None,
 ) -> dict[str, str | None]:
-    """Writes Parquet files into a folder of this attempt's own: path below the partition → label. Publishes nothing."""
+    """Writes Parquet files into a folder of this attempt's own: path as in a manifest → label. Publishes nothing."""
     if split_column is None:
         _write(
             _laid_out(rows, row_group_rows, expected_rows, sort_by), partition.file(attempt), row_group_rows
@@ -225,20 +225,21 @@ def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
 
 
 def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
-    """Deletes files in the partition that none of the manifests names and that are past the grace; how many."""
+    """Deletes data files of the partition that none of the manifests names and that are past the grace; how many."""
     named = {partition.file(each.path) for manifest in manifests if manifest for each in manifest.files}
-    _, folder = storage.filesystem(partition.path)
-    kept = {storage.filesystem(path)[1] for path in named} | {f"{folder}/{MANIFEST_NAME}"}
+    kept = {storage.filesystem(path)[1] for path in named}
     limit = time.time() - grace_hours * 3600
     deleted = 0
-    for info in storage.list_files(partition.path, recursive=True):
+    folder = partition.file(partition.data)
+    for info in storage.list_files(folder, recursive=True):
         if (
             info.is_file
             and info.path not in kept
+            and info.base_name != LOCK_NAME
             and info.mtime is not None
             and info.mtime.timestamp() < limit
         ):
-            storage.filesystem(partition.path)[0].delete_file(info.path)
+            storage.filesystem(folder)[0].delete_file(info.path)
             deleted += 1
     return deleted
 

@@ -33,7 +33,7 @@ def score_rows(job: Job) -> Result:
             facts["int8"] = change_of_rows(spark, sample_of(groups), request)
     with job.phase("score"):
         tasks = deal(groups, spark.sparkContext.defaultParallelism, job.config.output.row_group_rows)
-        attempt = new_attempt()
+        attempt = new_attempt(partition)
         files = score_split(spark, tasks, request, partition.file(attempt))
     with job.phase("publish"):
         published = publish_files(

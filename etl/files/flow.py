@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,12 +152,11 @@ class FileFlow:
         Args:
             days: day → its raw files, counts, and the inputs of its manifest.
         """
-        attempt = new_attempt()
         tasks: list[EncodeTask] = []
         of_day: dict[str, list[str]] = {}
         for dt in days:
             partition = self._lake.features(workflow.version).partition(dt)
-            first = 0
+            attempt, first = new_attempt(partition), 0
             for index, surveyed in enumerate(self._slices[dt]):
                 name = f"{attempt}/part-{index:05d}.parquet"
                 of_day.setdefault(dt, []).append(name)
@@ -210,18 +210,19 @@ class FileFlow:
         )
 
     def _survey(self, days: Sequence[RawFiles]) -> None:
-        attempt = new_attempt()
+        run = uuid.uuid4().hex[:12]
         tasks: list[SurveyTask] = []
         of_day: dict[str, list[int]] = {raw.dt: [] for raw in days}
         names: dict[int, str] = {}
         for raw in days:
             partition = self._lake.value_counts.partition(raw.dt)
+            attempt = new_attempt(partition)
             parts = cut(raw.paths)
             buckets = buckets_for(sum(part.bytes for part in parts), BUCKET_BYTES)
             for index, part in enumerate(parts):
                 names[len(tasks)] = f"{attempt}/part-{index:05d}.parquet"
                 of_day[raw.dt].append(len(tasks))
-                scratch = f"{attempt}-{len(tasks)}"
+                scratch = f"{run}-{len(tasks)}"
                 self._scratch[part] = scratch
                 tasks.append(SurveyTask(part, partition.file(names[len(tasks)]), buckets, scratch))
         surveyed = survey(self._spark, tasks, self._layout(days), self._counted()).persist()
@@ -267,7 +268,7 @@ class FileFlow:
             "grace_hours": self._config.output.grace_hours,
         }
         if not bad:
-            name = f"{new_attempt()}/part-00000.parquet"
+            name = f"{new_attempt(partition)}/part-00000.parquet"
             _write_empty(partition, name)
             publish_files(partition, {name: None}, **shared)
             return

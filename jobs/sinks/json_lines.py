@@ -8,7 +8,14 @@ from pyspark.sql import functions as F
 from conf import storage
 from conf.errors import InfrastructureError
 from conf.lake import Partition
-from conf.manifest import FileEntry, Manifest, current_manifest, is_published, read_manifest, replace_manifest
+from conf.manifest import (
+    FileEntry,
+    Manifest,
+    current_manifest,
+    is_published,
+    read_manifest,
+    replace_manifest,
+)
 from conf.types import JsonLinesSink
 from etl.publish import new_attempt, sweep
 from jobs.sinks.lists import Delivered, PublishedLists
@@ -33,7 +40,7 @@ def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> D
     }
     known = current_manifest(partition, inputs)
     if known is None:
-        attempt = new_attempt()
+        attempt = new_attempt(partition)
         _write(sink, lists, partition.file(attempt))
         known = _publish(sink, lists, partition, attempt, inputs, grace_hours)
     return Delivered(partition.path, lists.manifest.rows)

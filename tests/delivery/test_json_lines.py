@@ -181,3 +181,19 @@ def test_sinks_have_names_of_their_own(nights: Nights) -> None:
     assert isinstance(nights.config_of(deliver={"sinks": [JDBC]}), Config)
     with pytest.raises(ValueError, match=r"sinks share the names \['app'\]"):
         nights.config_of(deliver={"sinks": [JDBC, JDBC]})
+
+
+@pytest.mark.parametrize(
+    "path", ["s3a://bucket", "s3a://bucket/", "/", "..", "/srv/lists/..", "/srv/../lists", "."]
+)
+def test_a_path_without_a_folder_beside_it_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="must end in a folder's name"):
+        JsonLinesSink.model_validate({"kind": "json_lines", "name": "files", "path": path})
+
+
+@pytest.mark.parametrize("path", ["lists", "./lists/", "file:///lists", "s3a://bucket/lists", "{lake}/lists"])
+def test_data_files_lie_beside_the_last_folder(path: str) -> None:
+    sink = JsonLinesSink.model_validate({"kind": "json_lines", "name": "files", "path": path})
+    partition = Partition(sink.name, RUN_DATE, f"{sink.path.rstrip('/')}/dt={RUN_DATE}")
+    folder = path.rstrip("/").removesuffix("lists") or "./"
+    assert partition.file(partition.data) == f"{folder}_data/lists/dt={RUN_DATE}"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -96,6 +97,26 @@ def read_generation(root: str) -> int:
     return seen[0]
 
 
+def read_listed(root: str) -> int | None:
+    """The generation that a reader sees who lists the partition's folder, or None where it fails or finds nothing.
+
+    Raises:
+        ValueError: what it sees is not exactly one whole generation.
+    """
+    try:
+        found = [
+            pq.read_table(path, partitioning=None) for path in Path(partition_of(root).path).glob("*.parquet")
+        ]
+    except (pa.ArrowInvalid, FileNotFoundError):
+        return None
+    if not found:
+        return None
+    seen = pa.concat_tables(found)["generation"].to_pylist()
+    if len(seen) != FILES * ROWS_A_FILE or len(set(seen)) != 1:
+        raise ValueError(f"the folder shows generations {sorted(set(seen))}, {len(seen)} rows")
+    return int(seen[0])
+
+
 def read_until_told(root: str, channel: Connection) -> None:
     """Reads over and over until something arrives; then sends the generations seen, in order, or what went wrong."""
     seen = [read_generation(root)]
@@ -104,6 +125,7 @@ def read_until_told(root: str, channel: Connection) -> None:
         while not channel.poll():
             time.sleep(0.005)  # leaves the publisher some of the processor
             generation = read_generation(root)
+            read_listed(root)
             if generation != seen[-1]:
                 seen.append(generation)
         channel.send(seen)

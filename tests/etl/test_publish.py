@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from conf.lake import Lake, Partition
-from conf.manifest import MANIFEST_NAME, Manifest, data_files, read_manifest
+from conf.links import LOCK_NAME
+from conf.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
 from etl.publish import Rules, publish, publish_facts, read_published, sweep
 
 
@@ -142,6 +144,47 @@ def test_readers_follow_the_manifest_and_not_the_folder(spark: SparkSession, par
     assert _values(spark, partition) == list(range(20))
 
 
+def test_the_folder_holds_a_link_to_each_published_file_and_nothing_else(
+    spark: SparkSession, partition: Partition
+) -> None:
+    publish_old(spark, partition)
+    again = publish(_rows(spark, 30), partition, inputs={}, row_group_rows=10, expected_rows=30)
+    shown = sorted(path for path in Path(partition.path).iterdir() if path.name != MANIFEST_NAME)
+    files = [Path(path) for path in data_files(partition, again)]
+    assert len(files) > 1
+    assert sorted(path.stat().st_ino for path in shown) == sorted(path.stat().st_ino for path in files)
+    assert not any(path.is_relative_to(partition.path) for path in files)
+    publish_facts(partition, inputs={}, facts={})
+    assert [path.name for path in Path(partition.path).iterdir()] == [MANIFEST_NAME]
+
+
+def test_links_that_are_gone_come_back_and_what_else_is_there_goes(
+    spark: SparkSession, partition: Partition
+) -> None:
+    publish_old(spark, partition)
+    shown = next(Path(partition.path).glob("*.parquet"))
+    shown.unlink()
+    (Path(partition.path) / "0-being-replaced.parquet").touch()
+    (Path(partition.path) / "of-another-table.parquet").touch()
+    assert current_manifest(partition, {"another": "input"}) is None
+    assert not shown.exists(), "a partition that must be made anew is left as it is"
+    assert current_manifest(partition, {"old": "1"}) is not None
+    assert list(Path(partition.path).glob("*.parquet")) == [shown]
+
+
+def test_where_the_file_system_has_no_links_the_folder_shows_no_file(
+    spark: SparkSession, partition: Partition, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        if os.stat(elsewhere).st_dev == os.stat(partition.root).st_dev:
+            pytest.skip("there is no second file system here")
+        (Path(partition.root) / "_data").symlink_to(elsewhere)
+        publish_old(spark, partition)
+        assert [path.name for path in Path(partition.path).iterdir()] == [MANIFEST_NAME]
+        assert "readers that list the folder find no file" in caplog.text
+        assert _values(spark, partition) == list(range(20))
+
+
 def test_an_unpublished_partition_cannot_be_read(spark: SparkSession, partition: Partition) -> None:
     with pytest.raises(DataError, match="no published partition"):
         read_published(spark, partition)
@@ -163,7 +206,7 @@ def test_the_sweep_deletes_old_files_no_manifest_names(spark: SparkSession, part
     second = publish(
         _rows(spark, 30), partition, inputs={"new": "1"}, row_group_rows=100, expected_rows=30, grace_hours=24
     )
-    folder = Path(partition.path)
+    folder = Path(partition.file(partition.data))
     old_debris, new_debris = folder / "adead/part-0.parquet", folder / "alive/part-0.parquet"
     for path in (old_debris, new_debris):
         path.parent.mkdir()
@@ -175,7 +218,7 @@ def test_the_sweep_deletes_old_files_no_manifest_names(spark: SparkSession, part
 
     deleted = sweep(partition, [second, first, None], grace_hours=24)
     left = {str(path) for path in folder.rglob("*") if path.is_file()}
-    named = {*data_files(partition, first), *data_files(partition, second), partition.file(MANIFEST_NAME)}
+    named = {*data_files(partition, first), *data_files(partition, second), str(folder / LOCK_NAME)}
     assert left == {*named, str(new_debris)}
     assert deleted == len(files) - len(left)
 
@@ -188,7 +231,7 @@ def test_the_sweep_deletes_old_files_no_manifest_names(spark: SparkSession, part
 def test_publishing_sweeps_but_keeps_the_files_it_replaces(spark: SparkSession, partition: Partition) -> None:
     oldest = publish_old(spark, partition)
     for turn in (1, 2):
-        for path in Path(partition.path).rglob("*.parquet"):
+        for path in Path(partition.file(partition.data)).rglob("*.parquet"):
             _age(path, 25)
         newest = publish(
             _rows(spark, 20 + turn), partition, inputs={}, row_group_rows=100, expected_rows=20 + turn

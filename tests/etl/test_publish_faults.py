@@ -6,7 +6,15 @@ import multiprocessing
 import signal
 from pathlib import Path
 
-from tests.etl.dying_publisher import Death, publish_generation, read_generation, read_until_told
+from conf.manifest import current_manifest
+from tests.etl.dying_publisher import (
+    Death,
+    partition_of,
+    publish_generation,
+    read_generation,
+    read_listed,
+    read_until_told,
+)
 
 # In the order publish() takes the steps, and whether the new partition is published at that instant.
 STEPS = [
@@ -15,9 +23,15 @@ STEPS = [
     ("etl.publish", "verify", 1, False, False),
     ("etl.publish", "read_manifest", 1, False, False),
     ("etl.publish", "replace_manifest", 1, False, True),
-    ("os", "fsync", 1, False, False),
     ("os", "replace", 1, False, True),
-    ("os", "fsync", 2, True, True),
+    ("conf.links", "show", 1, True, True),
+    ("conf.links", "_exchange", 1, True, True),
+    ("conf.links", "_remove", 1, True, True),
+    ("conf.links", "_remove", 2, True, True),
+    ("conf.links", "_link", 1, True, True),
+    ("os", "link", 1, True, True),
+    ("os", "link", 2, True, True),
+    ("os", "link", 3, True, True),
     ("etl.publish", "sweep", 1, True, True),
 ]
 DEATHS = [
@@ -49,8 +63,13 @@ def test_readers_see_the_old_partition_or_the_new_whatever_the_instant(tmp_path:
     for generation, (death, is_new) in enumerate(DEATHS, start=1):
         assert run(generation, death) == -signal.SIGKILL, f"nothing died {death}"
         assert read_generation(root) == (generation if is_new else generation - 1), death
+        assert read_listed(root) in (generation - 1, generation if is_new else None, None), death
+        found = current_manifest(partition_of(root), {"generation": str(generation)})
+        if is_new:
+            assert found is not None
+            assert read_listed(root) == generation, f"what readers see was not mended after {death}"
         assert run(generation, None) == 0
-        assert read_generation(root) == generation
+        assert read_generation(root) == read_listed(root) == generation
 
     ours.send("stop")
     seen = ours.recv()

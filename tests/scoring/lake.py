@@ -16,6 +16,7 @@ from conf.feature_spec import dumps
 from conf.lake import Lake, Partition
 from conf.manifest import FileEntry, Manifest, digest_of, replace_manifest
 from conf.types import Config
+from etl.publish import new_attempt
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
 from training.registry import record_run
 
@@ -74,13 +75,14 @@ class EncodedContext:
 
 def write_table(partition: Partition, rows: pa.Table) -> Manifest:
     """Publishes rows as two files, split in the middle."""
-    folder = Path(partition.path)
-    folder.mkdir(parents=True, exist_ok=True)
+    attempt = new_attempt(partition)
+    Path(partition.file(attempt)).mkdir(parents=True)
     half, entries = rows.num_rows // 2, []
     for number, part in enumerate((rows.slice(0, half), rows.slice(half))):
-        path = folder / f"part-{number}.parquet"
+        name = f"{attempt}/part-{number}.parquet"
+        path = Path(partition.file(name))
         pq.write_table(part, path)
-        entries.append(FileEntry(path.name, part.num_rows, path.stat().st_size, (part.num_rows,)))
+        entries.append(FileEntry(name, part.num_rows, path.stat().st_size, (part.num_rows,)))
     schema = tuple((field.name, str(field.type)) for field in rows.schema)
     content = {"rows": digest_of(rows.to_pydict())}
     manifest = Manifest(partition.table, partition.dt, tuple(entries), schema, content)

@@ -19,6 +19,7 @@ from conf.feature_spec import Feature, FeatureSpec
 from conf.lake import Lake
 from conf.manifest import FileEntry, Manifest, replace_manifest
 from conf.types import Config, Scope, Split
+from etl.publish import new_attempt
 
 SCOPES: tuple[Scope, ...] = ("user", "item", "context")
 
@@ -131,12 +132,13 @@ def publish_day(
 ) -> Member:
     """Publishes `features/<workflow>/dt=…` in files of `file_rows` rows."""
     partition = lake.features(spec.workflow_version).partition(dt)
-    entries = []
+    attempt, entries = new_attempt(partition), []
     for index, first in enumerate(range(0, len(rows), file_rows)):
         part = rows.part(first, file_rows)
-        path = Path(partition.path) / f"part-{index:05d}.parquet"
+        name = f"{attempt}/part-{index:05d}.parquet"
+        path = Path(partition.file(name))
         write_file(path, spec, part)
-        entries.append(FileEntry(path.name, len(part), path.stat().st_size, (len(part),)))
+        entries.append(FileEntry(name, len(part), path.stat().st_size, (len(part),)))
     schema = tuple((name, "any") for name in spec.table_columns)
     manifest = Manifest(partition.table, dt, tuple(entries), schema, {"raw": digest or dt}, rows_in=len(rows))
     replace_manifest(partition, manifest)

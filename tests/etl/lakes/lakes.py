@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Mapping
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def publish_in_a_process(root: str, generation: int, dies: str | None) -> int:
 
 
 def _publish(root: str, generation: int, dies: str | None) -> None:
-    partition, attempt = partition_of(root), new_attempt()
+    partition = partition_of(root)
+    attempt = new_attempt(partition)
     names = [f"{attempt}/part-{place}.parquet" for place in range(FILES)]
     for name in names:
         files, inner = storage.filesystem(partition.file(name))
@@ -125,6 +127,25 @@ def _publish(root: str, generation: int, dies: str | None) -> None:
     if dies is not None:
         setattr(storage, "replace_text", replace_and_die)  # noqa: B010  mypy refuses the plain assignment
     publish_files(partition, dict.fromkeys(names), inputs={"generation": str(generation)})
+
+
+def publish_day(root: str, day: str, generation: int, more: object = None) -> None:
+    """Publishes files of a day whose rows all carry `generation` and, where given, `more` in a column of that name."""
+    partition = Lake(root).features("w1").partition(day)
+    attempt = new_attempt(partition)
+    names = [f"{attempt}/part-{place}.parquet" for place in range(FILES)]
+    columns = {"generation": generation, **({} if more is None else {"more": more})}
+    for name in names:
+        files, inner = storage.filesystem(partition.file(name))
+        table = pa.table({column: [value] * ROWS_A_FILE for column, value in columns.items()})
+        pq.write_table(table, inner, filesystem=files)
+    publish_files(partition, dict.fromkeys(names), inputs={"generation": str(generation)})
+
+
+def publish_together(root: str, day: str, generation: int, barrier: Barrier) -> None:
+    """Publishes a day when all others are ready to."""
+    barrier.wait(60)
+    publish_day(root, day, generation)
 
 
 def read_generation(root: str) -> int:

@@ -25,6 +25,7 @@ from setup.console import cache_folder
 
 ROOT = Path(__file__).parents[3]
 LOCK = ROOT / "requirements/test-s3.txt"
+READERS_LOCK = ROOT / "requirements/test-readers.txt"
 _PATIENCE_S = 60
 
 
