@@ -160,8 +160,8 @@ def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
 
 
 def is_whole(partition: Partition, manifest: Manifest) -> bool:
-    """Whether each file is there."""
-    return all(storage.exists(path) for path in data_files(partition, manifest))
+    """Whether each file is there with the bytes that the manifest says."""
+    return storage.sizes(data_files(partition, manifest)) == [each.bytes for each in manifest.files]
 
 
 def replace_manifest(partition: Partition, manifest: Manifest) -> None:

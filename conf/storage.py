@@ -88,6 +88,35 @@ def exists(path: str) -> bool:
     return bool(files.get_file_info(inner).type != fs.FileType.NotFound)
 
 
+def sizes(paths: Sequence[str]) -> list[int | None]:
+    """Bytes of each file, all on one file system; None where there is no such file."""
+    if not paths:
+        return []
+    files = filesystem(paths[0])[0]
+    found = files.get_file_info([filesystem(path)[1] for path in paths])
+    return [info.size if info.is_file else None for info in found]
+
+
+def make_durable(paths: Iterable[str], root: str) -> None:
+    """Flushes local files, and the folders that lead to them from `root`, to disk: they survive a power cut.
+
+    Files of an object store are durable once they are there.
+
+    Raises:
+        InfrastructureError: one cannot be flushed.
+    """
+    top = Path(filesystem(root)[1])
+    files = [Path(filesystem(path)[1]) for path in paths if is_local(path)]
+    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(top)}
+    try:
+        for each in [*files, *sorted(folders, reverse=True)]:
+            flush(each)
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot flush {error.filename or top} to disk: {error}", "check the disk, then rerun"
+        ) from error
+
+
 def flush(path: Path) -> None:
     """Flushes a file's bytes, or a folder's names, to disk. Raises OSError."""
     opened = os.open(path, os.O_RDONLY)

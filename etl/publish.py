@@ -133,6 +133,7 @@ def publish_files(
         created_at=storage.utc_now(),
     )
     previous = read_manifest(partition) if is_published(partition) else None
+    storage.make_durable(data_files(partition, manifest), partition.root)
     replace_manifest(partition, manifest)
     sweep(partition, [manifest, previous], grace_hours)
     return manifest

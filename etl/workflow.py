@@ -15,7 +15,7 @@ from conf import feature_spec, format_versions, lineage, storage
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.feature_spec import Feature, FeatureSpec
 from conf.lake import Lake
-from conf.manifest import data_files, read_manifest
+from conf.manifest import data_files, is_published, is_whole, read_manifest
 from etl.chains import FittedChain, apply_chains, as_number, compute_features, one_row
 from etl.engine import Engine, choose_engine
 from etl.ops import OPERATORS
@@ -186,7 +186,11 @@ def save_workflow(
 
 
 def workflow_exists(lake: Lake, version: str) -> bool:
-    return storage.exists(f"{lake.workflow(version)}/{FILE_NAME}")
+    """Whether a version is there and whole: the files of its tables are what their manifests say."""
+    if not storage.exists(f"{lake.workflow(version)}/{FILE_NAME}"):
+        return False
+    tables = [workflow_table(lake, version, name) for name in _read(lake, version)["tables"]]
+    return all(is_published(table) and is_whole(table, read_manifest(table)) for table in tables)
 
 
 def _read(lake: Lake, version: str) -> dict[str, Any]:

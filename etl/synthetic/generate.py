@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from conf import storage
 from conf.errors import ConfigError
 from conf.lake import Lake, Partition
-from conf.manifest import FileEntry, Manifest, digest_of, replace_manifest
+from conf.manifest import FileEntry, Manifest, data_files, digest_of, replace_manifest
 from conf.types import Config, Generate
 from etl.synthetic.files import PREFIX, WrittenFile, write_file
 from etl.synthetic.kinds import kind_of
@@ -74,6 +74,7 @@ def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -
         facts={"layout": config.layout, "seed": config.seed, **kind.facts(config, day, summary)},
         created_at=storage.utc_now(),
     )
+    storage.make_durable(data_files(partition, manifest), partition.root)
     replace_manifest(partition, manifest)
     _delete_superseded(partition, manifest)
     return manifest

@@ -12,6 +12,7 @@ from conf.manifest import (
     FileEntry,
     Manifest,
     current_manifest,
+    data_files,
     is_published,
     read_manifest,
     replace_manifest,
@@ -102,6 +103,7 @@ def _publish(
         created_at=storage.utc_now(),
     )
     previous = read_manifest(partition) if is_published(partition) else None
+    storage.make_durable(data_files(partition, manifest), partition.root)
     replace_manifest(partition, manifest)
     sweep(partition, [manifest, previous], grace_hours)
     return manifest

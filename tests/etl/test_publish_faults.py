@@ -22,6 +22,8 @@ STEPS = [
     ("etl.publish", "write_files", 1, False, False),
     ("etl.publish", "verify", 1, False, False),
     ("etl.publish", "read_manifest", 1, False, False),
+    ("os", "fsync", 2, False, False),
+    ("conf.storage", "make_durable", 1, False, False),
     ("etl.publish", "replace_manifest", 1, False, True),
     ("os", "replace", 1, False, True),
     ("conf.links", "show", 1, True, True),
