@@ -62,7 +62,8 @@ class Format:
         return {key: value for key, value in values.items() if key != KEY}
 
 
-MANIFEST = Format("manifest")
+# 2: data files lie outside the partition's folder, which readers list.
+MANIFEST = Format("manifest", 2)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")
 FEATURE_SPEC = Format("feature spec")
