@@ -26,7 +26,7 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
     """Every row of a day's raw log, good or bad, once.
 
-    Columns: row_id (position of the row in the day's files), _file, _line_number, _line, _reason (null for a row that
+    Columns: row_id (position of the row in the day's files; `negatives` multiplies it later), _file, _line_number, _line, _reason (null for a row that
     goes on; otherwise why it does not parse, or which operator of `prepare` filters it out), the raw columns, label (float 0/1), user_key, item_key and group_key (strings,
     where the config names them), event_time (µs UTC, where the config names it).
     """

@@ -59,7 +59,10 @@ class FittedHashBucket(RowWise):
 
 @dataclass(frozen=True)
 class HashBucket(Operator):
-    """3 + XXH64(value's UTF-8 text, seed 42) modulo `buckets`; null gets NULL_ID. Lists are hashed element by element.
+    """3 + floorMod(XXH64(value's UTF-8 text, seed 42), `buckets`); null gets NULL_ID. Lists are hashed element by element.
+
+    The hash is read as a signed 64-bit integer, as Spark's `xxhash64` gives it, and the modulo has the sign of `buckets`
+    (Spark's `pmod`, Python's `%`). A reader that takes the hash as unsigned gets other ids for the negative half of them.
 
     Nothing is fitted and nothing grows, but values collide: with n values in b buckets, a value shares its bucket with
     about n / b others.

@@ -42,10 +42,11 @@ class FittedHashedCross(RowWise):
 
 @dataclass(frozen=True)
 class HashedCross(Operator):
-    """One id for the combination of two or more columns: 3 + XXH64 of their joined texts modulo `buckets`.
+    """One id for the combination of two or more columns: 3 + floorMod(XXH64(their joined texts, seed 42), `buckets`).
 
-    `output` names the column it makes (default: the inputs' names joined by `_x_`). A null counts as a value of its own;
-    where all are null the id is NULL_ID.
+    The texts are joined in the order of `columns` by the byte 0x1F (unit separator); a null is the byte 0x00. Hash and
+    modulo are those of hash_bucket: a signed 64-bit integer, and the result is never negative. `output` names the column
+    it makes (default: the inputs' names joined by `_x_`). Where all values are null the id is NULL_ID.
 
     | C1   | C2   | out (buckets=1000)     |
     |------|------|------------------------|

@@ -83,9 +83,12 @@ class TargetEncoding(Operator):
     """The mean of `target` among the training rows with the same key: (sum + smoothing * prior) / (count + smoothing).
 
     After Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes" (2001), with a constant
-    weight of the prior, which is the mean over all training rows. No leak: a training row is encoded from the other
-    folds' rows and their prior alone; its fold is a hash of its row_id. Every other row, and a single raw row outside a
-    table, is encoded from all training rows. Null and unseen keys get the prior.
+    weight of the prior, which is the mean over all training rows. A training row is encoded from the training rows
+    of the other folds and the mean of these alone. Its fold is floorMod(XXH64(row_id as 8 bytes, little endian, seed 42),
+    `folds`): row_id is the position in the day's log, so rows of different days with one row_id share a fold, and under
+    `negatives` a drawn row has a row_id, and so a fold, of its own. Every other row, and a single raw row outside a table,
+    is encoded from all training rows. A training row whose key is null, or has no row in the other folds, gets their
+    mean; elsewhere null and unseen keys get the prior.
 
     Each column is a key (`joint`: all together are one); outputs are named `<key>_te`.
 
