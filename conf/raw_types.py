@@ -143,8 +143,9 @@ class JoinedTable(RawTable):
 class Negatives(Strict):
     """Unobserved items added as negatives to logs that record only what users chose.
 
-    For each positive row, `per_positive` items are drawn from the log's items by a hash of (row, draw, seed); a draw
-    the user has a row with is skipped. The added rows keep the user, the time and the split of their positive.
+    For each positive row, `per_positive` items are drawn by a hash of (row, draw, seed) from the items of its own split
+    and of earlier splits; a draw that the user has a row with in these splits is skipped. In a log kept by day
+    (split.by=day) a row sees its own day alone. The added rows keep the user, the time and the split of their positive.
     """
 
     per_positive: PositiveInt

@@ -27,7 +27,7 @@ from etl.quality.counts import feature_columns
 from etl.quality.report import DataReport, report_quality
 from etl.quarantine import DayCounts, check_day, layout_digest, quarantine_day
 from etl.raw_files import RawFiles, find_raw, require_raw
-from etl.rows import prepared_rows
+from etl.rows import preparation, prepared_rows
 from etl.split import SPLIT, plan_days
 from etl.workflow import FittedWorkflow, load_workflow
 
@@ -234,7 +234,12 @@ def _publish_features(
     found: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
     for raw in days:
-        inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow.version}
+        inputs = {
+            "raw": raw.digest,
+            "layout": layout_digest(config),
+            "workflow": workflow.version,
+            **preparation(config),
+        }
         known = current_manifest(table.partition(raw.dt), inputs)
         if known:
             log.info("features of %s are up to date", raw.dt)

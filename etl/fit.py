@@ -24,6 +24,7 @@ from etl.ops.join_external import JoinExternal
 from etl.plan import Chain, Plan, plan
 from etl.quarantine import layout_digest
 from etl.raw_files import RawFiles, require_raw
+from etl.rows import preparation
 from etl.split import SPLIT
 from etl.workflow import FittedWorkflow, load_workflow, save_workflow, workflow_exists
 
@@ -133,6 +134,7 @@ def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days:
             "parent": parent.version if parent else "",
             "days": {day.dt: day.digest for day in days},
             "external": external,
+            **preparation(config),
         }
     )
 

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import Config
-from etl.negatives import add_negatives
+from etl.negatives import DRAW, add_negatives
 from etl.plan import plan
 from etl.raw_files import RawFiles
 from etl.read import good_rows, read_attributes, read_log
@@ -32,3 +32,12 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
     for changer in plan(config).changers:
         rows = changer.apply(rows)
     return rows
+
+
+def preparation(config: Config) -> dict[str, str]:
+    """Name → how rows are drawn or cut, for the logs where an earlier release did it otherwise.
+
+    Part of what identifies workflows, profiles and feature partitions, so that those of that release are made again. It
+    is empty for all other logs, whose partitions stay.
+    """
+    return {"negatives": DRAW} if config.negatives else {}

@@ -21,6 +21,7 @@ from etl.quality.facts import Number
 from etl.quality.summary import Summary, summarise_counts
 from etl.quarantine import layout_digest
 from etl.raw_files import RawFiles, require_raw
+from etl.rows import preparation
 from etl.split import SPLIT
 
 log = logging.getLogger("nightrank.etl")
@@ -139,6 +140,7 @@ def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bo
         "raw": piece.raw.digest,
         "layout": layout_digest(config),
         "profile": digest_of([FORMAT, kinds, config_digest(config, "negatives"), split, counted]),
+        **preparation(config),
     }
     for section, table in (("users", config.users), ("items", config.items)):
         if table:

@@ -147,6 +147,33 @@ def split_leave_last_out(rows: pd.DataFrame) -> pd.Series:
     return split
 
 
+def add_negatives(
+    log: pd.DataFrame, per_positive: int, hash_of: Mapping[tuple[int, int], int]
+) -> pd.DataFrame:
+    """The log and the drawn rows, by row_id: a row sees the rows of its split and of earlier ones, and nothing later.
+
+    Args:
+        log: row_id, user_key, item_key, item, label and, where it is cut inside one partition, split.
+        hash_of: (row_id, draw from 1 on) → hash.
+    """
+    order = ["train", "validation", "test"]
+    splits = log["split"] if "split" in log else pd.Series("train", log.index)
+    made = [log.assign(row_id=log["row_id"] * (per_positive + 1))]
+    for split in order:
+        visible = log[splits.isin(order[: order.index(split) + 1])]
+        first_seen = splits[visible.index].map(order.index).groupby(visible["item_key"]).min()
+        items = sorted(first_seen.index, key=lambda item: (first_seen[item], item.encode()))
+        known = set(zip(visible["user_key"], visible["item_key"], strict=True))
+        for _, row in log[(splits == split) & (log["label"] == 1)].iterrows():
+            for draw in range(1, per_positive + 1):
+                item = items[hash_of[row["row_id"], draw] % len(items)]
+                if (row["user_key"], item) not in known:
+                    row_id = row["row_id"] * (per_positive + 1) + draw
+                    changed = {"item_key": item, "item": item, "label": 0.0, "row_id": row_id}
+                    made.append(pd.DataFrame([{**row, **changed}]))
+    return pd.concat(made).sort_values("row_id", ignore_index=True)[log.columns]
+
+
 @dataclass(frozen=True)
 class Fitted:
     """(column, place in its chain) → (mean, std); column → value → id; column → value → cumulative count."""

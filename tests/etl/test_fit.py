@@ -14,9 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
-from conf.types import Negatives, SplitConfig
+from conf.types import SplitConfig
 from etl.moments import measure_moments
-from etl.negatives import add_negatives
 from etl.ops import Statistics, operator_from_config
 from etl.split import assign_split, plan_days
 from etl.vocabulary import IdRule, add_counts, assign_ids, count_values
@@ -169,33 +168,3 @@ def test_days_of_a_run_date() -> None:
         plan_days(config, "2026-03-03", (logs - {"2026-03-02"}).__contains__)
     with pytest.raises(DataError, match=r"only 1 of the train days 2026-02-27\.\.2026-03-01"):
         plan_days(config, "2026-03-03", (logs - {"2026-03-01"}).__contains__)
-
-
-def test_negatives_are_items_the_user_has_no_row_with(spark: SparkSession) -> None:
-    draws = [(t, f"u{t % 7}", f"i{t * t % 23}", float(t % 3 == 0)) for t in range(90)]
-    log = _log(draws).assign(split=["train" if t < 60 else "test" for t, *_ in draws])
-    log["item"] = log["item_key"]
-    config = Negatives(per_positive=4, seed=5)
-    frames = [
-        spark.createDataFrame(log.sample(frac=1, random_state=seed)).repartition(seed) for seed in (1, 3)
-    ]
-    found, again = (
-        add_negatives(frame, config, "item").toPandas().sort_values("row_id", ignore_index=True)
-        for frame in frames
-    )
-    pd.testing.assert_frame_equal(found, again)
-    assert found["row_id"].is_unique
-    logged = found[found["row_id"] % 5 == 0].assign(row_id=lambda rows: rows["row_id"] // 5)
-    pd.testing.assert_frame_equal(logged.reset_index(drop=True), log[logged.columns], check_dtype=False)
-    drawn = found[found["row_id"] % 5 != 0]
-    seen = set(zip(log["user_key"], log["item_key"], strict=True))
-    assert not seen & set(zip(drawn["user_key"], drawn["item_key"], strict=True))
-    assert set(drawn["item_key"]) <= set(log["item_key"])
-    assert (drawn["label"] == 0).all()
-    assert (drawn["item"] == drawn["item_key"]).all()
-    positives = log.loc[drawn["row_id"] // 5].reset_index(drop=True)
-    assert (positives["label"] == 1).all()
-    for kept in ("user_key", "event_time", "split"):
-        assert drawn[kept].tolist() == positives[kept].tolist()
-    assert drawn.groupby(drawn["row_id"] // 5).size().max() <= 4
-    assert len(drawn) > len(positives) / 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from conf.dataset import read_dataset
 from conf.errors import DataError
 from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import read_manifest
+from conf.manifest import read_manifest, replace_manifest
 from conf.types import SPLITS, Config
 from etl.build import Built
 from tests.etl import cases, oracle
@@ -183,12 +184,32 @@ def test_negatives_stay_in_the_split_of_their_positive(spark: SparkSession, tmp_
     drawn = every[every["row_id"] % 3 != 0]
     assert len(every) - len(drawn) == len(rows)
     assert len(drawn)
-    assert not set(zip(drawn["user_key"], drawn["item_key"], strict=True)) & set(
-        zip(rows["user_key"], rows["item_key"], strict=True)
-    )
+    for place, name in enumerate(SPLITS):
+        visible = rows[oracle.split_leave_last_out(rows).isin(SPLITS[: place + 1])]
+        mine = drawn[drawn["row_id"].isin(found[name]["row_id"])]
+        assert not set(zip(mine["user_key"], mine["item_key"], strict=True)) & set(
+            zip(visible["user_key"], visible["item_key"], strict=True)
+        )
+        assert set(mine["item_key"]) <= set(visible["item_key"])
     # A drawn item brings its own attributes, not those of the positive it stands beside.
     assert every.groupby(every["item_key"].map(kinds).fillna("none"))["kind"].nunique().max() == 1
     assert read_manifest(partition).rows == len(every)
+
+
+def test_features_with_negatives_of_an_earlier_release_are_made_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config = cases.write_config(tmp_path, JOINED, {"negatives": {"per_positive": 2}})
+    _write_joined(tmp_path / "raw")
+    built = cases.run_build(spark, config, RUN_DATE)
+    partition = Lake(config.lake).features(built.workflow.version).partition(RUN_DATE)
+    made = read_manifest(partition)
+    # That release did not say how negatives are drawn.
+    inputs = {name: digest for name, digest in made.inputs.items() if name != "negatives"}
+    assert inputs != dict(made.inputs)
+    replace_manifest(partition, replace(made, inputs=inputs))
+    again = cases.run_build(spark, config, RUN_DATE, built.workflow.version)
+    assert again.features[RUN_DATE].digest == made.digest == read_manifest(partition).digest
 
 
 def test_normalizing_a_column_without_any_value_says_what_to_do(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Drawn negatives: whatever the order of rows and partitions, the oracle's; and nothing of a held-out row in train."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from conf.types import SPLITS, Negatives
+from etl.negatives import add_negatives, is_drawn
+from tests.etl import oracle
+
+FEW = settings(max_examples=4, deadline=None, derandomize=True, database=None)
+PER_POSITIVE, SEED = 3, 5
+CONFIG = Negatives(per_positive=PER_POSITIVE, seed=SEED)
+LOG_ROW = st.tuples(
+    st.sampled_from("uvwxyz"),
+    st.sampled_from("abcdefghijklm"),
+    st.sampled_from([0.0, 1.0]),
+    st.sampled_from(SPLITS),
+)
+
+
+def _log(rows: list[tuple]) -> pd.DataFrame:
+    log = pd.DataFrame(rows, columns=["user_key", "item_key", "label", "split"])
+    return log.assign(item=log["item_key"], row_id=range(len(log)), event_time=range(len(log)))
+
+
+def _drawn(spark: SparkSession, log: pd.DataFrame, seed: int = 1) -> pd.DataFrame:
+    frame = spark.createDataFrame(log.sample(frac=1, random_state=seed)).repartition(1 + seed)
+    return add_negatives(frame, CONFIG, "item").toPandas().sort_values("row_id", ignore_index=True)
+
+
+def _hashes(spark: SparkSession, rows: int) -> dict[tuple[int, int], int]:
+    """(row_id, draw) → what Spark's xxhash64 gives; the hash itself is not what is tested here."""
+    pairs = spark.range(rows).withColumn("draw", F.explode(F.sequence(F.lit(1), F.lit(PER_POSITIVE))))
+    hashed = pairs.select("id", "draw", F.xxhash64("id", "draw", F.lit(SEED)))
+    return {(row[0], row[1]): row[2] for row in hashed.collect()}
+
+
+@FEW
+@given(rows=st.lists(LOG_ROW, min_size=20, max_size=80), cut=st.booleans())
+def test_negatives_are_the_oracles(spark: SparkSession, rows: list[tuple], cut: bool) -> None:
+    log = _log(rows) if cut else _log(rows).drop(columns="split")
+    expected = oracle.add_negatives(log, PER_POSITIVE, _hashes(spark, len(log)))
+    for seed in (1, 2):
+        pd.testing.assert_frame_equal(_drawn(spark, log, seed), expected, check_dtype=False)
+
+
+@FEW
+@given(rows=st.lists(LOG_ROW, min_size=30, max_size=80), later=st.sampled_from(["validation", "test"]))
+def test_later_rows_change_nothing_of_earlier_splits(
+    spark: SparkSession, rows: list[tuple], later: str
+) -> None:
+    log = _log([("u", "a", 1.0, "train"), *rows])
+    earlier = list(SPLITS[: SPLITS.index(later)])  # type: ignore[arg-type]
+    found = [_drawn(spark, each) for each in (log, log[log["split"].isin(earlier)])]
+    before, after = (each[each["split"].isin(earlier)].reset_index(drop=True) for each in found)
+    pd.testing.assert_frame_equal(before, after)
+
+
+def test_held_out_items_are_drawn_for_train_rows_as_often_as_any_other(spark: SparkSession) -> None:
+    """Of 150 users, 50 items and one held-out item a user; the number of hits is a sum of independent draws."""
+    draw = random.Random(3)
+    rows = []
+    for user in range(150):
+        *train, validation, test = draw.sample(range(50), 12)
+        rows += [(f"u{user}", f"i{item:02}", 1.0, "train") for item in train]
+        rows += [
+            (f"u{user}", f"i{validation:02}", 1.0, "validation"),
+            (f"u{user}", f"i{test:02}", 1.0, "test"),
+        ]
+    found = _drawn(spark, _log(rows))
+    drawn = found[(found["split"] == "train") & (found["label"] == 0)]
+    for held_out in ("validation", "test"):
+        wanted = {(user, item) for user, item, _, split in rows if split == held_out}
+        hits = sum(pair in wanted for pair in zip(drawn["user_key"], drawn["item_key"], strict=True))
+        draws = 150 * 10 * PER_POSITIVE
+        assert abs(hits - draws / 50) < 4 * math.sqrt(draws / 50 * 49 / 50), held_out
+
+
+def test_drawn_rows_are_told_from_those_of_the_log(spark: SparkSession) -> None:
+    log = _log([("u", "a", 1.0, "train"), ("u", "b", 0.0, "train"), ("v", "c", 1.0, "train")])
+    rows = (
+        add_negatives(spark.createDataFrame(log), CONFIG, "item")
+        .withColumn("drawn", is_drawn(CONFIG))
+        .toPandas()
+    )
+    kept = rows[~rows["drawn"]].sort_values("row_id")
+    assert kept["item_key"].tolist() == ["a", "b", "c"]
+    assert (rows[rows["drawn"]]["label"] == 0).all()
+    assert len(rows) > len(kept)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_a_user_who_knows_every_item_gets_no_negative(spark: SparkSession, label: float) -> None:
+    log = _log([("u", "a", 1.0, "train"), ("u", "b", label, "train"), ("u", "c", 1.0, "test")])
+    assert len(_drawn(spark, log[log["split"] == "train"])) == 2
+    assert len(_drawn(spark, log)) == 3
