@@ -39,7 +39,7 @@ class SplitConfig(Strict):
 
     `day`: for run date D the test days end on D, before them lie the validation days, before those the train days;
     days without a log are left out as long as `min_train_days` remain. `fraction`: one partition is cut by event
-    order. `leave_last_out`: per user, rows from the latest positive on are test, from the one before it on
+    time, or by the order of its good rows where the log has no time. `leave_last_out`: per user, rows from the latest positive on are test, from the one before it on
     validation.
     """
 

@@ -10,7 +10,7 @@ from etl.negatives import DRAW, add_negatives
 from etl.plan import plan
 from etl.raw_files import RawFiles
 from etl.read import good_rows, read_attributes, read_log
-from etl.split import DAY, assign_split
+from etl.split import CUT, DAY, assign_split
 
 
 def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
@@ -40,4 +40,8 @@ def preparation(config: Config) -> dict[str, str]:
     Part of what identifies workflows, profiles and feature partitions, so that those of that release are made again. It
     is empty for all other logs, whose partitions stay.
     """
-    return {"negatives": DRAW} if config.negatives else {}
+    by_position = config.split.by == "fraction" and config.log.event_time is None
+    return {
+        **({"negatives": DRAW} if config.negatives else {}),
+        **({"split": CUT} if by_position else {}),
+    }

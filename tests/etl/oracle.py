@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,13 +123,14 @@ def _text(value: Any) -> str | None:
 
 
 def split_by_fraction(rows: pd.DataFrame, train: float, validation: float) -> pd.Series:
-    """Cut by event time (rows of one instant stay together) where there is one, otherwise by position."""
+    """Cut by event time (rows of one instant stay together) where there is one, otherwise by rank among the rows."""
     if "event_time" in rows:
         order = rows["event_time"].astype(np.int64)
         first, second = np.quantile(order, [train, train + validation])
     else:
-        order = rows["row_id"].astype(np.int64)
-        first, second = order.max() * train, order.max() * (train + validation)
+        order = rows["row_id"].rank().astype(np.int64) - 1
+        shares = [Fraction(str(train)), Fraction(str(train)) + Fraction(str(validation))]
+        first, second = (math.floor((len(rows) - 1) * share) for share in shares)
     return pd.Series(
         np.select([order <= first, order <= second], ["train", "validation"], "test"), rows.index
     )

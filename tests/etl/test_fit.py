@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
-from conf.types import SplitConfig
+from conf.types import SPLITS, SplitConfig
 from etl.moments import measure_moments
 from etl.ops import Statistics, operator_from_config
 from etl.split import assign_split, plan_days
@@ -149,7 +149,8 @@ def test_splits_are_the_oracles(spark: SparkSession, rows: list[tuple]) -> None:
     log = _log(rows)
     fraction = SplitConfig(by="fraction", train=0.7, validation=0.2)
     assert _split_of(spark, log, fraction) == oracle.split_by_fraction(log, 0.7, 0.2).tolist()
-    untimed = log.drop(columns="event_time")
+    # Rows that were quarantined leave gaps between positions.
+    untimed = log.drop(columns="event_time")[log["label"].cumsum() % 3 != 1]
     assert _split_of(spark, untimed, fraction) == oracle.split_by_fraction(untimed, 0.7, 0.2).tolist()
     last_out = SplitConfig(by="leave_last_out")
     assert _split_of(spark, log, last_out) == oracle.split_leave_last_out(log).tolist()
@@ -168,3 +169,28 @@ def test_days_of_a_run_date() -> None:
         plan_days(config, "2026-03-03", (logs - {"2026-03-02"}).__contains__)
     with pytest.raises(DataError, match=r"only 1 of the train days 2026-02-27\.\.2026-03-01"):
         plan_days(config, "2026-03-03", (logs - {"2026-03-01"}).__contains__)
+
+
+def _sizes(spark: SparkSession, rows: DataFrame, **shares: float) -> list[int]:
+    split = assign_split(rows, SplitConfig(by="fraction", **shares))  # type: ignore[arg-type]
+    assert split.where(F.col("split") == "train").agg(F.max("row_id")).first()[0] < min(  # type: ignore[index]
+        split.where(F.col("split") == "test").agg(F.min("row_id")).first()  # type: ignore[arg-type]
+    )
+    counted = {row["split"]: row["count"] for row in split.groupBy("split").count().collect()}
+    return [counted.get(name, 0) for name in SPLITS]
+
+
+def test_a_log_without_times_is_cut_by_the_rows_that_are_kept(spark: SparkSession) -> None:
+    positions = spark.range(1000).withColumnRenamed("id", "row_id")
+    # 502 rows, most of them late.
+    good = positions.where("row_id >= 506 or (row_id > 0 and row_id % 63 = 0)")
+    assert _sizes(spark, good, train=0.8, validation=0.1) == [401, 50, 51]
+    assert _sizes(spark, positions.limit(11), train=0.7, validation=0.2) == [8, 2, 1]
+
+
+@pytest.mark.parametrize("kept", ["row_id % 7 != 0", "row_id < 190000 or row_id % 3 = 0", "row_id >= 70000"])
+def test_cuts_are_exact_over_many_blocks_of_positions(spark: SparkSession, kept: str) -> None:
+    rows = spark.range(300_000).withColumnRenamed("id", "row_id").where(kept)
+    total = rows.count()
+    train, both = (total - 1) * 8 // 10 + 1, (total - 1) * 9 // 10 + 1
+    assert _sizes(spark, rows, train=0.8, validation=0.1) == [train, both - train, total - both]

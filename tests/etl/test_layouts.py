@@ -169,6 +169,25 @@ def _assert_attributes(config: Config, built: Built, folder: Path, fitted: oracl
         )
 
 
+@pytest.mark.parametrize("engine", ["sql", "arrow"])
+def test_quarantined_rows_do_not_move_the_cuts(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    log = {**JOINED["log"], "columns": JOINED["log"]["columns"][:3], "event_time": None}
+    sections = {"log": log, "users": None, "items": None, "scopes": {}, "workflow": {"engine": engine}}
+    features = [{"columns": ["who", "what"], "kind": "categorical", "ops": ["categorify"]}]
+    config = cases.write_config(
+        tmp_path, JOINED, sections, {"features": features, "split": {"by": "fraction"}}
+    )
+    (tmp_path / "raw").mkdir()
+    lines = ["who;what;stars"]
+    for place in range(1000):  # 502 good rows, most of them late
+        good = place >= 506 or (place > 0 and place % 63 == 0)
+        lines.append(f"{place % 9 if good else 'x'};film {place % 5};{1 + place % 5}")
+    (tmp_path / "raw/ratings.csv").write_text("\n".join(lines) + "\n")
+    built = cases.run_build(spark, config, RUN_DATE)
+    made = built.features[RUN_DATE]
+    assert [sum(each.rows for each in made.split_files(split)) for split in SPLITS] == [401, 50, 51]
+
+
 def test_negatives_stay_in_the_split_of_their_positive(spark: SparkSession, tmp_path: Path) -> None:
     config = cases.write_config(tmp_path, JOINED, {"negatives": {"per_positive": 2}})
     _write_joined(tmp_path / "raw")
