@@ -5,6 +5,7 @@ Published as `datasets/dt=<run date>`; training, evaluation and scoring find eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf import feature_spec, format_versions, storage
@@ -23,14 +24,20 @@ from conf.manifest import (
 )
 from conf.types import Split
 
+_NAMED_DAYS = 7
+
 
 @dataclass(frozen=True)
 class Member:
-    """One feature partition's part in a split. `label` picks its files of that split; None takes all of them."""
+    """One feature partition's part in a split. `label` picks its files of that split; None takes all of them.
+
+    `clicks` counts its rows with label 1; None where a release before this count published the dataset.
+    """
 
     dt: str
     digest: str
     label: str | None
+    clicks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Dataset:
 def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
     """Writes `datasets/dt=<run date>`, unless it says the same already: the last step of build_features."""
     splits = {
-        split: [{"dt": m.dt, "digest": m.digest, "label": m.label} for m in found]
+        split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in found]
         for split, found in dataset.splits.items()
     }
     manifest = Manifest(
@@ -113,6 +120,30 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
         facts["mode"],
         facts["parent_workflow"],
         tuple(facts.get("changed_days", ())),
+    )
+
+
+def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
+    """Refuses rows that all have one label: a model trained on them is a constant.
+
+    Args:
+        days: (day, rows, clicks) of what a model is to be trained on.
+
+    Raises:
+        DataError: there are rows, and none of them, or every one, is a click.
+    """
+    rows, clicks = sum(each[1] for each in days), sum(each[2] for each in days)
+    if not rows or 0 < clicks < rows:
+        return
+    named = ", ".join(f"{day}: {count} of {of} rows" for day, of, count in days[:_NAMED_DAYS])
+    more = f", and {len(days) - _NAMED_DAYS} more days" if len(days) > _NAMED_DAYS else ""
+    held = "no click" if not clicks else "clicks alone"
+    raise DataError(
+        f"the training rows hold {held} ({named}{more}; {clicks} of {rows} rows in all), and a model cannot learn from rows "
+        "of one label",
+        "look into the quarantine of these days and at log.label, and deliver the days again"
+        if not clicks
+        else "look at log.label; a log of choices alone needs the section negatives",
     )
 
 

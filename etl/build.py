@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf import storage
-from conf.dataset import Dataset, Member, publish_dataset
+from conf.dataset import Dataset, Member, publish_dataset, require_both_labels
 from conf.errors import ConfigError
 from conf.lake import Lake, Partition
 from conf.manifest import Manifest, current_manifest
@@ -24,6 +24,7 @@ from etl.latest import publish_latest
 from etl.plan import plan
 from etl.publish import Rules, publish
 from etl.quality.counts import feature_columns
+from etl.quality.facts import Comparison
 from etl.quality.report import DataReport, report_quality
 from etl.quarantine import DayCounts, check_day, layout_digest, quarantine_day
 from etl.raw_files import RawFiles, find_raw, require_raw
@@ -109,15 +110,21 @@ def build(
     found = inspect(spark, config, lake, run_date, phase)
     splits, in_order, rows_of, flow = found.splits, found.in_order, found.rows_of, found.flow
     with phase("workflow"):
-        workflow, mode = _workflow(spark, config, lake, splits["train"], rows_of, parent_version, flow)
+        workflow, mode = _workflow(
+            spark, config, lake, splits["train"], rows_of, parent_version, flow, found.quality.compared
+        )
     with phase("features"):
         features = _publish_features(config, lake, workflow, in_order, rows_of, found.counts, flow)
     rows_of.release()
     with phase("users and items"):
         publish_latest(spark, config, lake, workflow, run_date, list(features.values()))
     label = config.split.by != "day"
+    clicks = {(piece.dt, piece.split): piece.clicks for piece in found.quality.compared.pieces}
     members: dict[str, tuple[Member, ...]] = {
-        split: tuple(Member(day.dt, features[day.dt].digest, split if label else None) for day in raws)
+        split: tuple(
+            Member(day.dt, features[day.dt].digest, split if label else None, clicks[day.dt, split])
+            for day in raws
+        )
         for split, raws in splits.items()
     }
     changed = _changed_since_counted(workflow, in_order)
@@ -183,6 +190,7 @@ def _workflow(
     rows_of: _PreparedRows,
     parent_version: str | None,
     flow: FileFlow | None,
+    compared: Comparison,
 ) -> tuple[FittedWorkflow, str]:
     mode = config.workflow.mode
     if mode in ("extend", "apply") and parent_version is None:
@@ -198,6 +206,8 @@ def _workflow(
         parent = load_workflow(lake, parent_version, config.output.broadcast_max_rows, config.workflow.engine)
     if parent and mode == "apply":
         return parent, mode
+    # Whoever fits is about to train. Lists of a champion can be made without a click in the window.
+    require_both_labels([(piece.dt, piece.rows, piece.clicks) for piece in compared.train])
     counts_of = flow.counts_of if flow else None
     workflow = fit_workflow(spark, config, lake, train, rows_of, parent, counts_of)
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)

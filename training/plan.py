@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf import storage
-from conf.dataset import Dataset, read_spec, split_partitions
+from conf.dataset import Dataset, read_spec, require_both_labels, split_partitions
 from conf.errors import DataError
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake
@@ -56,7 +56,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
 
     Raises:
         ConfigError: the model's settings are not those of its architecture.
-        DataError: a partition is missing or was replaced, or the train split holds no rows.
+        DataError: a partition is missing or was replaced, or the train split holds no rows, or rows of one label.
     """
     from training.models import complete
 
@@ -73,6 +73,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
             f"the train split of dataset {dataset.run_date} holds no rows",
             "run build_features over days that have rows",
         )
+    _require_both_labels(lake, dataset, seen)
     description = {
         "name": config.name,
         "version": version,
@@ -100,6 +101,20 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
         if parent_version
         else None,
     )
+
+
+def _require_both_labels(lake: Lake, dataset: Dataset, seen: Set[str]) -> None:
+    """Holds the days that this training learns from to having clicks and others; days of older datasets are not counted."""
+    days = []
+    members = dataset.splits.get("train", ())
+    for member, (partition, manifest, label) in zip(
+        members, split_partitions(lake, dataset, "train"), strict=True
+    ):
+        if day_name(partition.dt, label) not in seen:
+            if member.clicks is None:
+                return
+            days.append((partition.dt, sum(each.rows for each in manifest.split_files(label)), member.clicks))
+    require_both_labels(days)
 
 
 def _resolved(path: str) -> str:

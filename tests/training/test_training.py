@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conf import storage
-from conf.dataset import Dataset
+from conf.dataset import Dataset, split_partitions
 from conf.errors import ConfigError, DataError
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake
@@ -282,6 +282,29 @@ def test_a_plan_names_what_is_missing(tmp_path: Path) -> None:
     dataset = publish_random(lake)
     with pytest.raises(DataError, match="the train split of dataset 2026-01-04 holds no rows"):
         make_plan(make_config(lake, model=MODEL), lake, replace(dataset, splits={}))
+
+
+@pytest.mark.parametrize("share, said", [(0, "hold no click"), (1, "hold clicks alone")])
+def test_a_plan_refuses_training_days_of_one_label(tmp_path: Path, share: int, said: str) -> None:
+    lake = Lake(str(tmp_path))
+    dataset, config = publish_random(lake), make_config(lake, model=MODEL)
+    train = dataset.splits["train"]
+    rows = [
+        sum(each.rows for each in manifest.files)
+        for _, manifest, _ in split_partitions(lake, dataset, "train")
+    ]
+
+    def with_clicks(clicks: list[int]) -> Dataset:
+        counted = (replace(member, clicks=count) for member, count in zip(train, clicks, strict=True))
+        return replace(dataset, splits={**dataset.splits, "train": tuple(counted)})
+
+    with pytest.raises(
+        DataError, match=rf"{said} \({train[0].dt}: {share * rows[0]} of {rows[0]} rows"
+    ) as caught:
+        make_plan(config, lake, with_clicks([share * count for count in rows]))
+    assert caught.value.exit_code == 3
+    assert make_plan(config, lake, with_clicks([1, *rows[1:]])).train_files
+    assert make_plan(config, lake, dataset).train_files  # of a release that did not count clicks
 
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
