@@ -137,13 +137,19 @@ class OutOfStock(RawTable):
 Filter = Annotated[NotAllowed | OutOfStock, Field(discriminator="filter")]
 
 
+# Which items that a user has a row of may be offered again: none, those without a click, or all.
+Repeats = Literal["none", "unclicked", "all"]
+
+
 class Candidates(Strict):
     """Which items each user is scored against: those of `sources` in order, an item that several give counted for the first.
 
     Each source gives at most its `n` after what is excluded, all together at most `max`. `splits`: whose clicks the sources count,
     and whose rows `active_days` looks at. `active_days`: an item without a row (shown or clicked) in so many days up to the run date
-    is no candidate. `exclude_clicked`: a user is not offered what they clicked in these splits. `filters`: further exclusions by
-    tables; `user_attributes`: what these and segments know of users.
+    is no candidate. `exclude_clicked`: a user is not offered what they clicked in these splits. `repeats`: what of their rows in
+    these splits may be offered again; `unclicked`, items without a click, such as impressions; `none`, nothing; `all`, everything, for
+    logs where users choose the same items again; `auto`, none for a log of choices (with `negatives` or `label.positive_at_least`) and
+    unclicked for all others. `filters`: further exclusions by tables; `user_attributes`: what these and segments know of users.
     """
 
     sources: Annotated[list[Source], Field(min_length=1)] = [AllItems(source="all_items")]
@@ -151,6 +157,7 @@ class Candidates(Strict):
     splits: Annotated[list[Split], Field(min_length=1)] = ["train"]
     active_days: PositiveInt | None = None
     exclude_clicked: list[Split] = list(SPLITS)
+    repeats: Literal["auto", "none", "unclicked", "all"] = "auto"
     user_attributes: UserAttributes | None = None
     filters: list[Filter] = []
 

@@ -14,6 +14,7 @@ from conf.candidate_types import (
     NotAllowed,
     OutOfStock,
     Popular,
+    Repeats,
     Retrieval,
     UserAttributes,
 )
@@ -187,6 +188,14 @@ class Config(Strict):
             raise ValueError(f"split.by=day needs {{date}} in log.path={self.log.path!r}")
         self._check_candidates()
         return self
+
+    @property
+    def repeats(self) -> Repeats:
+        """Which items of a user's rows may be offered again; `candidates.repeats`, with auto decided by the kind of log."""
+        if self.candidates.repeats != "auto":
+            return self.candidates.repeats
+        of_choices = self.negatives is not None or self.log.label.positive_at_least is not None
+        return "none" if of_choices else "unclicked"
 
     def _check_candidates(self) -> None:
         dated = self.split.by == "day" or self.log.event_time is not None

@@ -9,16 +9,17 @@ from pyspark.sql import functions as F
 
 from conf.dataset import Dataset, read_spec
 from conf.errors import ConfigError, DataError
-from conf.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
+from conf.feature_spec import EVENT_TIME, ITEM_KEY, ROW_ID, USER_KEY
 from conf.manifest import Manifest, data_files, read_manifest
 from conf.types import NotAllowed, Popular, RawTable, Split
+from etl.negatives import is_drawn
 from etl.publish import rows_of
 from etl.raw_files import require_raw
 from etl.read import read_attributes
 from jobs.runner import Job
 from jobs.score_daily import encoded_context
-from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items
-from scoring.candidates.filters import Exclusions, Rule, exclude
+from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items, observed_items
+from scoring.candidates.filters import CLICKED, OBSERVED, Exclusions, Rule, exclude
 from scoring.candidates.popular import SEGMENT
 from scoring.candidates.retrieval import RetrievalRequest, retrieved_items
 from scoring.features import read_split
@@ -86,19 +87,27 @@ def users_of(job: Job, version: str, users: Manifest, columns: list[str] | None 
 
 
 def exclusions(job: Job, dataset: Dataset, version: str, items: DataFrame, beside: Beside) -> Exclusions:
-    """What the config excludes for each user: past clicks, and items not allowed for their attributes.
+    """What the config excludes for each user: items of past rows, and items not allowed for their attributes.
 
     Args:
         version: workflow version of the users table.
     """
-    exclude_clicked = job.config.candidates.exclude_clicked
-    clicked = None
-    if exclude_clicked:
-        clicked = clicked_items(
-            read_split(job.spark, job.lake, dataset, exclude_clicked, CLICK_COLUMNS), items
-        )
+    known, known_as = _known_items(job, dataset, items)
     users = users_of(job, version, beside.users)
-    return exclude(users, items, clicked, beside.rules, beside.attributes)
+    return exclude(users, items, known, beside.rules, beside.attributes, known_as)
+
+
+def _known_items(job: Job, dataset: Dataset, items: DataFrame) -> tuple[DataFrame | None, str]:
+    """(user_key, item_index) of what users are not offered again, None for nothing; and what it is called."""
+    splits, repeats = job.config.candidates.exclude_clicked, job.config.repeats
+    if not splits or repeats == "all":
+        return None, CLICKED
+    rows = read_split(job.spark, job.lake, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
+    if repeats == "unclicked":
+        return clicked_items(rows, items), CLICKED
+    if job.config.negatives is not None:  # of a drawn item the user has no row
+        rows = rows.where(~is_drawn(job.config.negatives))
+    return observed_items(rows, items), OBSERVED
 
 
 def retrieve(

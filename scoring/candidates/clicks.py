@@ -18,8 +18,13 @@ _DAY_US = 86_400_000_000
 
 def clicked_items(rows: DataFrame, items: DataFrame) -> DataFrame:
     """Who clicked what: distinct (user_key, item_index) of the rows with label 1 whose item is one of `items`."""
-    clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY)
-    return clicks.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY).select(USER_KEY, ITEM_INDEX).distinct()
+    return observed_items(rows.where(F.col(LABEL) == 1), items)
+
+
+def observed_items(rows: DataFrame, items: DataFrame) -> DataFrame:
+    """Who has a row of what, clicked or not: distinct (user_key, item_index) of the rows whose item is one of `items`."""
+    pairs = rows.select(USER_KEY, ITEM_KEY).join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
+    return pairs.select(USER_KEY, ITEM_INDEX).distinct()
 
 
 def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:

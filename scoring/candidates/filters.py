@@ -1,4 +1,4 @@
-"""What single users are not offered: items they clicked, and items not allowed for their attributes."""
+"""What single users are not offered: items they clicked or have any row of, and items not allowed for their attributes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from conf.feature_spec import ITEM_KEY, USER_KEY
 from scoring.contract import EXCLUDED, ITEM_INDEX
 
-CLICKED = "clicked"
+CLICKED, OBSERVED = "clicked", "observed"
 _VALUE, _NEEDED = "_value", "_needed"
 
 
@@ -49,30 +49,32 @@ class Exclusions:
 def exclude(
     users: DataFrame,
     items: DataFrame,
-    clicked: DataFrame | None,
+    known: DataFrame | None,
     rules: list[Rule],
     attributes: DataFrame | None = None,
+    known_as: str = CLICKED,
 ) -> Exclusions:
     """The exclusions of every user.
 
     Args:
         users: user_key.
         items: numbered, with item_key.
-        clicked: (user_key, item_index), distinct; None excludes nothing.
+        known: (user_key, item_index), distinct: what users are not offered again; None excludes nothing.
         attributes: user_key and the rules' attributes, one row a user; a user without a row has null ones.
+        known_as: the name under which the pairs of `known` are counted.
     """
     lists: dict[str, Column] = {}
     frame = users.select(USER_KEY)
-    if clicked is not None:
-        own = clicked.groupBy(USER_KEY).agg(F.sort_array(F.collect_list(ITEM_INDEX)).alias("_clicked"))
-        frame, lists[CLICKED] = frame.join(own, USER_KEY, "left"), F.col("_clicked")
+    if known is not None:
+        own = known.groupBy(USER_KEY).agg(F.sort_array(F.collect_list(ITEM_INDEX)).alias("_known"))
+        frame, lists[known_as] = frame.join(own, USER_KEY, "left"), F.col("_known")
     if rules and attributes is not None:
         wanted = {rule.attribute: F.col(rule.attribute) for rule in rules}
         frame = frame.join(attributes.select(USER_KEY, *wanted.values()), USER_KEY, "left")
-    known = frame
+    wanting = frame
     for number, rule in enumerate(rules):
         column = f"_barred_{number}"
-        values = known.select(_typed(rule, F.col(rule.attribute)).alias(_VALUE)).distinct()
+        values = wanting.select(_typed(rule, F.col(rule.attribute)).alias(_VALUE)).distinct()
         barred = barred_items(rule, values, items).withColumnsRenamed(
             {EXCLUDED: column, _VALUE: f"{column}_of"}
         )

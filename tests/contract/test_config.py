@@ -193,6 +193,7 @@ BY_COUNTRY = {
         ({"sources": [{"source": "popular", "m": 3}]}, r"unknown key candidates\.sources\.0\.popular\.m=3"),
         ({"sources": [{"source": "all_items"}, {"source": "popular"}]}, r"all_items gives every item"),
         ({"max": 5}, r"all_items gives every item"),
+        ({"repeats": "some"}, r"candidates\.repeats='some'"),
         ({"sources": [{"source": "popular"}] * 2}, r"sources names \['popular'\] twice"),
         (
             {"sources": [{"source": "popular", "window_days": 3}]},
@@ -222,6 +223,23 @@ def test_candidates_that_do_not_fit_together_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         load_config(_write(tmp_path, {**SMALL, "candidates": candidates}))
+
+
+@pytest.mark.parametrize(
+    "changes, repeats",
+    [
+        ({}, "unclicked"),
+        ({"log": {**SMALL["log"], "label": {"column": "label", "positive_at_least": 4}}}, "none"),
+        ({"negatives": {"per_positive": 2}}, "none"),
+        ({"negatives": {"per_positive": 2}, "candidates": {"repeats": "unclicked"}}, "unclicked"),
+        ({"candidates": {"repeats": "all"}}, "all"),
+        ({"candidates": {"repeats": "none"}}, "none"),
+    ],
+)
+def test_a_log_of_choices_repeats_nothing_unless_it_says_so(
+    tmp_path: Path, changes: dict[str, Any], repeats: str
+) -> None:
+    assert load_config(_write(tmp_path, {**SMALL, **changes})).repeats == repeats
 
 
 def test_lists_are_not_measured_on_the_clicks_that_made_them(tmp_path: Path) -> None:

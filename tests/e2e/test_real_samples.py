@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -17,8 +18,9 @@ from pyspark.sql import SparkSession
 from conf.dataset import read_dataset
 from conf.feature_spec import FeatureSpec
 from conf.lake import Lake
-from conf.manifest import read_manifest
+from conf.manifest import data_files, read_manifest
 from tests.e2e.test_nights import ROOT, night_in_process, rows
+from tests.etl import oracle
 from training.checkpoint import load_model
 from training.registry import champion_as_of
 
@@ -104,6 +106,10 @@ def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSessi
     liked_films = dict(list(log[log.rating >= 4].groupby("user")))
     by_user = dict(list(lists.sort_values(["user_id", "position"]).groupby("user_id")))
     hits = 0
+    log["split"] = oracle.split_leave_last_out(
+        log.assign(user_key=log.user, event_time=log["at"], row_id=log.index, label=log.rating >= 4)
+    )
+    rated = log[log.split != "test"].groupby("user")["item"].agg(list)
     for user in users.to_dict("records"):
         liked = liked_films[user["user_key"]] if user["user_key"] in liked_films else log[:0]
         pairs = items.assign(
@@ -113,13 +119,35 @@ def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSessi
         own = by_user[user["user_key"]]
         assert list(own["position"]) == list(range(1, 11))
         np.testing.assert_allclose(own["score"], scores[own["item_id"]], atol=1e-5)
-        # A user's latest liked film is the test, of equal times the last in the file; the others were clicked before.
+        # A user's latest liked film is the test; films that they rated before are not offered again.
         test = liked.sort_values("at", kind="stable")["item"].tail(1)
-        best = scores.drop(list(set(liked["item"]) - set(test))).nlargest(10)
+        best = scores.drop(rated.get(user["user_key"], [])).nlargest(10)
+        assert not set(own["item_id"]) & set(rated.get(user["user_key"], []))
         np.testing.assert_allclose(own["score"], best, atol=1e-5)
         hits += len(set(own["item_id"]) & set(test))
     assert measured["hit_rate"] * measured["users"] == pytest.approx(hits, abs=0.5)
     assert set(lists["model_version"]) == {model.version}
+    features = lake.features(workflow).partition(MOVIELENS)
+    drawn = pd.concat(
+        [pq.read_table(path).to_pandas() for path in data_files(features, read_manifest(features), "train")]
+    )
+    _assert_held_out_films_are_drawn(drawn[drawn.row_id % 2 == 1], log)
+
+
+def _assert_held_out_films_are_drawn(drawn: pd.DataFrame, log: pd.DataFrame) -> None:
+    """For train rows and with one draw a positive, as often as chance says: one in the number of films in train.
+
+    Args:
+        drawn: user_key, item_key.
+        log: in the order of the file, with its split.
+    """
+    train, test = log[log.split == "train"], log[(log.split == "test") & (log.rating >= 4)]
+    held_out = test.set_index("user")["item"]
+    positives = train[train.rating >= 4].groupby("user").size()
+    films = set(train.item)
+    expected = sum(positives.get(user, 0) / len(films) for user, film in held_out.items() if film in films)
+    hits = (drawn.item_key == drawn.user_key.map(held_out)).sum()
+    assert abs(hits - expected) < 4 * expected**0.5, (hits, expected)
 
 
 @pytest.mark.timeout(600)

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
-from conf.types import Config
+from conf.types import Config, Label, Negatives
 from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
@@ -266,6 +266,38 @@ def test_a_rerun_gives_the_same_candidates_and_another_table_others(
     write_tables(night.lake.root, attributes, denied=DENIED_ROWS[:2])
     build_candidates(night.job())
     assert read_manifest(partition).digest != before.digest
+
+
+@pytest.mark.parametrize(
+    "candidates, sections, rule",
+    [
+        ({"repeats": "none"}, {}, lambda rows: rows.row_id >= 0),
+        ({}, {"label": {"column": "clicked", "positive_at_least": 1}}, lambda rows: rows.row_id >= 0),
+        # Every second row was drawn and is no row of the log.
+        ({}, {"negatives": {"per_positive": 1}}, lambda rows: rows.row_id % 2 == 0),
+        ({"repeats": "unclicked"}, {"negatives": {"per_positive": 1}}, lambda rows: rows.label == 1),
+        ({"repeats": "all"}, {"negatives": {"per_positive": 1}}, lambda rows: rows.row_id < 0),
+    ],
+    ids=["none", "ratings", "choices", "unclicked", "all"],
+)
+def test_repeats_say_which_rows_keep_an_item_from_a_user(
+    night: Night, log: pd.DataFrame, candidates: dict[str, Any], sections: dict[str, Any], rule: Any
+) -> None:
+    """Of train and validation; an item of a test row stays a candidate, however it is labelled."""
+    section = {"sources": [{"source": "all_items"}], "exclude_clicked": ["train", "validation"], **candidates}
+    config = make_config(Path(night.lake.root), candidates=section)
+    changed = {"negatives": sections.get("negatives") and Negatives(**sections["negatives"])}
+    if "label" in sections:
+        changed["log"] = config.log.model_copy(update={"label": Label(**sections["label"])})
+    build_candidates(Job("test", config.model_copy(update=changed), RUN_DATE, _spark=night.spark))
+    keys = read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
+    found = read_rows(night.lake.candidates(WORKFLOW).partition(RUN_DATE)).set_index("user_key").excluded
+    past = log[log.dt < RUN_DATE]
+    gone = past[rule(past)].groupby("user_key").item_key.agg(set)
+    for user, excluded in found.items():
+        assert {keys[index] for index in (() if excluded is None else excluded)} == gone.get(
+            user, set()
+        ) & set(keys)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
 from conf.types import Candidates, Covisitation
-from scoring.candidates.clicks import clicked_items, within
+from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.covisitation import covisited_items, latest_items, similarities
 from scoring.candidates.filters import Exclusions, Rule, exclude
 from scoring.candidates.items import available_items, number_items
@@ -350,6 +350,15 @@ def test_a_log_without_clicks_gives_empty_lists_but_for_popular_items(
     popular = Candidates.model_validate({"sources": [{"source": "popular", "n": 2}]})
     made = make_candidates(popular, Tables(free, items, shown, RUN_DATE)).collect()
     assert {tuple(row.candidates) for row in made} == {(0, 1)}
+
+
+def test_observed_items_are_those_of_every_row(tables: Frames, log: pd.DataFrame) -> None:
+    users, items, rows = tables
+    found = exclude(users, items, observed_items(rows, items), [], known_as="observed")
+    rated = log[log.item_key.isin(ITEMS)].groupby("user_key").item_key.agg(set)
+    expected = {user: sorted(map(ITEMS.index, rated.get(user, ()))) or None for user in USERS}
+    assert {row.user_key: row.excluded for row in found.users.collect()} == expected
+    assert found.counts == {"observed": rated.map(len).sum()}
 
 
 def test_a_user_who_clicked_everything_and_a_catalogue_of_one_item(
