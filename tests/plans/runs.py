@@ -137,7 +137,7 @@ PARQUET: dict[str, Any] = {
 
 
 def _parquet(spark: SparkSession, folder: Path) -> None:
-    """A Parquet log that is cut by time inside its one partition."""
+    """A Parquet log that is cut inside its one partition: by time, then by position, with rows in quarantine."""
     config = cases.write_config(folder, {"workflow": {"engine": "sql"}}, PARQUET)
     rows = pd.DataFrame(
         [(n % 2, f"u{n % 5}", f"i{n % 7}", n / 2, n) for n in range(60)],
@@ -146,6 +146,11 @@ def _parquet(spark: SparkSession, folder: Path) -> None:
     (folder / "raw").mkdir()
     pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), folder / "raw/log.parquet")
     cases.run_build(spark, config, DAYS[0])
+    rows.loc[rows["at"] % 9 == 1, "label"] = 2
+    (folder / "untimed/raw").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), folder / "untimed/raw/log.parquet")
+    untimed = {"workflow": {"engine": "sql"}, "log": {**PARQUET["log"], "event_time": None}}
+    cases.run_build(spark, cases.write_config(folder / "untimed", PARQUET, untimed), DAYS[0])
 
 
 def operators_config(folder: Path) -> Config:

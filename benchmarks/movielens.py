@@ -1,0 +1,243 @@
+"""HR@10 and NDCG@10 of the shipped MovieLens configuration beside the most popular films and EASE.
+
+    .venv/bin/python benchmarks/movielens.py --data /path/to/ml-100k [--quick] [--set a.b=c …]
+
+The protocol is leave-last-out with full ranking: of each user the latest film rated 4 or more is the test, the one before
+it the validation, and all films but the excluded ones are ranked. The jobs of the product make the splits, the lists and
+the excluded films (those that the user has rated before the test); the peers rank the same films for the same users without
+the same films, and all of them learn from the train split alone. Equal scores are ordered by film. EASE takes the penalty
+with the best NDCG@10 on the validation films, where the films rated in train are excluded; ours trains as its configuration
+says. The figures of ours must equal those that measure_recommendations published, or the script fails. Ratios are ours
+divided by the peer's NDCG@10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from benchmarks.peers.ease import ease_weights
+from benchmarks.report import closing_line, machine, table
+from conf.dataset import read_dataset, split_files
+from conf.lake import Lake, Partition
+from conf.load import load_config
+from conf.manifest import data_files, read_manifest
+from conf.types import Config, Split
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "conf/datasets/movielens.yaml"
+CACHE = Path.home() / ".cache/nightrank/benchmarks/movielens"
+RUN_DATE = "1998-04-23"
+PENALTIES = (10.0, 30.0, 100.0, 200.0, 300.0, 500.0, 1000.0, 2000.0)
+QUICK = ("train.epochs=1", "negatives.per_positive=1")
+
+Scores = NDArray[np.float64]
+Lists = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Means over users with one held-out film each; `hit_rate_error` is the standard error of the hit rate."""
+
+    hit_rate: float
+    ndcg: float
+    hit_rate_error: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """Who is asked for what, by number of user and film, films in the order of their keys.
+
+    Attributes:
+        train: (U, I) 1 where the user liked the film in train.
+        rated: (U, I) whether the user has a row of the film in train.
+        excluded: (U, I) whether the film may not be in the user's list.
+        validation, test: (U,) the held-out film, -1 for none; only films liked.
+        warm: (U,) whether the user has a row in train.
+    """
+
+    train: Scores
+    rated: NDArray[np.bool_]
+    excluded: NDArray[np.bool_]
+    validation: Lists
+    test: Lists
+    warm: NDArray[np.bool_]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--data", default="data/ml-100k", help="folder of ml-100k.inter, .user and .item")
+    parser.add_argument("--quick", action="store_true", help=f"a smaller training: {' '.join(QUICK)}")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", help="as --set of nightly")
+    options = parser.parse_args(arguments)
+    data = Path(options.data).resolve()
+    if not (data / "ml-100k.inter").is_file():
+        parser.error(f"--data={options.data}: there is no ml-100k.inter; name the folder of MovieLens 100k")
+    settings = [
+        f"data={data}",
+        f"lake={CACHE / 'lake'}",
+        *(QUICK if options.quick else ()),
+        *options.overrides,
+    ]
+    config = load_config(str(CONFIG), settings)
+    lake, k = Lake(config.lake), config.score.k
+    seconds = run_night(settings)
+    task, people, films = read_task(lake, config)
+    started = time.monotonic()
+    scores = {"most_popular": np.broadcast_to(task.train.sum(0), task.train.shape)}
+    penalty = tuned_penalty(task, k)
+    scores["ease"] = task.train @ ease_weights(task.train, penalty)
+    peers = {name: of_lists(top(each, task.excluded, k), task) for name, each in scores.items()}
+    ours = of_lists(published_lists(lake, people, films, k), task)
+    users = int((task.warm & (task.test >= 0)).sum())
+    require_published(lake, ours, peers["most_popular"], users)
+    found = {"ours": ours, **peers}
+    print(table(["lists", "HR@10", "standard error", "NDCG@10", "ours is"], _rows(found)))
+    facts = {name: asdict(each) for name, each in peers.items()}
+    facts["ease"] |= {"penalty": penalty, "seconds": round(time.monotonic() - started, 1)}
+    ratios = {name: ours.ndcg / each.ndcg for name, each in peers.items()}
+    own = {**asdict(ours), "night_seconds": round(seconds, 1)}
+    more = {"quick": options.quick, "overrides": options.overrides, "users": users}
+    of_machine = machine(len(os.sched_getaffinity(0)), ("torch", "numpy"))
+    print(closing_line("movielens", of_machine, own, facts, ratios, **more))
+    return 0
+
+
+def run_night(settings: Sequence[str]) -> float:
+    """Runs the whole chain on a new lake; seconds."""
+    shutil.rmtree(CACHE / "lake", ignore_errors=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(ROOT / "jobs/nightly.py"), "--config", str(CONFIG), "--retrain"]
+    command += ["--run-date", RUN_DATE, *(part for each in settings for part in ("--set", each))]
+    print("movielens: the night …", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    return time.monotonic() - started
+
+
+def read_task(lake: Lake, config: Config) -> tuple[Task, pd.Index, pd.Index]:
+    """The task as the product's tables state it, and the keys of users and films."""
+    dataset = read_dataset(lake, RUN_DATE)
+    version = dataset.workflow_version
+    numbered = read_rows(lake.candidate_items(version).partition(RUN_DATE)).sort_values("item_index")
+    candidates = read_rows(lake.candidates(version).partition(RUN_DATE)).sort_values("user_key")
+    films, users = pd.Index(numbered["item_key"]), pd.Index(candidates["user_key"])
+    assert config.negatives is not None
+    stride = config.negatives.per_positive + 1
+
+    def logged(split: Split) -> pd.DataFrame:
+        columns = ["row_id", "user_key", "item_key", "label"]
+        files = split_files(lake, dataset, split)
+        rows = pa.concat_tables(pq.read_table(each, columns=columns, partitioning=None) for each in files)
+        frame = rows.to_pandas()
+        frame = frame[frame["row_id"] % stride == 0]  # the others were drawn
+        return frame.assign(
+            user=users.get_indexer(frame["user_key"]), film=films.get_indexer(frame["item_key"])
+        )
+
+    train = logged("train")
+    rated = np.zeros((len(users), len(films)), np.bool_)
+    rated[train["user"], train["film"]] = True
+    liked = np.zeros_like(rated)
+    liked[train[train["label"] == 1]["user"], train[train["label"] == 1]["film"]] = True
+    excluded = np.zeros_like(rated)
+    for user, gone in enumerate(candidates["excluded"]):
+        if gone is not None:
+            excluded[user, gone] = True
+
+    def held_out(split: Split) -> Lists:
+        rows = logged(split)
+        rows = rows[rows["label"] == 1]
+        assert rows["user"].is_unique
+        film_of = np.full(len(users), -1, np.int64)
+        film_of[rows["user"]] = rows["film"]
+        return film_of
+
+    task = Task(
+        liked.astype(np.float64), rated, excluded, held_out("validation"), held_out("test"), rated.any(1)
+    )
+    return task, users, films
+
+
+def read_rows(partition: Partition) -> pd.DataFrame:
+    files = data_files(partition, read_manifest(partition))
+    return pa.concat_tables(pq.read_table(each, partitioning=None) for each in files).to_pandas()
+
+
+def published_lists(lake: Lake, users: pd.Index, films: pd.Index, k: int) -> Lists:
+    """(U, k) films of the published lists; -1 where a list is shorter."""
+    rows = read_rows(lake.recommendations.partition(RUN_DATE))
+    lists = np.full((len(users), k), -1, np.int64)
+    user, film = (
+        index.get_indexer(pd.Index(rows[key])) for index, key in ((users, "user_id"), (films, "item_id"))
+    )
+    lists[user, rows["position"] - 1] = film
+    return lists
+
+
+def top(scores: Scores, excluded: NDArray[np.bool_], k: int) -> Lists:
+    """(U, k) best films of each user without the excluded ones, equal scores by film."""
+    return np.argsort(np.where(excluded, np.inf, -scores), axis=1, kind="stable")[:, :k]
+
+
+def measure(lists: Lists, wanted: Lists) -> Figures:
+    """Of users with a held-out film. NDCG with one relevant film is 1 / log2(1 + its position)."""
+    asked = wanted >= 0
+    hits = lists[asked] == wanted[asked][:, None]
+    gains = hits / np.log2(np.arange(2, lists.shape[1] + 2))
+    rate = float(hits.any(1).mean())
+    return Figures(rate, float(gains.sum(1).mean()), float(np.sqrt(rate * (1 - rate) / asked.sum())))
+
+
+def of_lists(lists: Lists, task: Task) -> Figures:
+    """Of the users that measure_recommendations calls warm: those with a row in train."""
+    return measure(lists, np.where(task.warm, task.test, -1))
+
+
+def tuned_penalty(task: Task, k: int) -> float:
+    """The penalty of EASE with the best NDCG on the validation films."""
+    found: dict[float, float] = {}
+    for penalty in PENALTIES:
+        lists = top(task.train @ ease_weights(task.train, penalty), task.rated, k)
+        found[penalty] = measure(lists, task.validation).ndcg
+        print(f"movielens: EASE, λ={penalty:g}: validation {found[penalty]:.4f}", file=sys.stderr, flush=True)
+    return max(found, key=found.__getitem__)
+
+
+def require_published(lake: Lake, ours: Figures, popular: Figures, users: int) -> None:
+    """Fails unless the product measured the same for its lists and for the most popular films."""
+    facts = read_manifest(lake.measures.partition(RUN_DATE)).facts
+    published = [
+        facts["users"],
+        *(each[key] for each in (facts, facts["popular"]) for key in ("hit_rate", "ndcg")),
+    ]
+    counted = [users, ours.hit_rate, ours.ndcg, popular.hit_rate, popular.ndcg]
+    if not np.allclose(published, counted, rtol=0, atol=1e-9):
+        raise SystemExit(f"movielens: measure_recommendations published {published}, here it is {counted}")
+
+
+def _rows(found: Mapping[str, Figures]) -> list[list[str]]:
+    rows = []
+    for name, each in found.items():
+        ratio = "" if name == "ours" else f"{found['ours'].ndcg / each.ndcg:.2f} ×"
+        rows.append([name, f"{each.hit_rate:.4f}", f"{each.hit_rate_error:.4f}", f"{each.ndcg:.4f}", ratio])
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
