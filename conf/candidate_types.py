@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from conf.raw_types import PositiveInt, RawTable, Strict
+from conf.raw_types import Days, PositiveInt, RawTable, Strict
 from conf.split_types import SPLITS, Split
 from conf.train_types import ModelConfig
 
@@ -31,7 +31,7 @@ class Popular(Strict):
     source: Literal["popular"]
     n: PositiveInt = 500
     segment: str | None = None
-    window_days: PositiveInt | None = None
+    window_days: Days | None = None
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Covisitation(Strict):
 
     source: Literal["covisitation"]
     n: PositiveInt = 100
-    window_days: PositiveInt | None = None
+    window_days: Days | None = None
     clicks_per_user: PositiveInt = 50
     neighbours: PositiveInt = 100
 
@@ -155,7 +155,7 @@ class Candidates(Strict):
     sources: Annotated[list[Source], Field(min_length=1)] = [AllItems(source="all_items")]
     max: PositiveInt | None = None
     splits: Annotated[list[Split], Field(min_length=1)] = ["train"]
-    active_days: PositiveInt | None = None
+    active_days: Days | None = None
     exclude_clicked: list[Split] = list(SPLITS)
     repeats: Literal["auto", "none", "unclicked", "all"] = "auto"
     user_attributes: UserAttributes | None = None

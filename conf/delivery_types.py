@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from conf.raw_types import PositiveInt, Share, Strict
+from conf.names import LakeRoot, PlainText, RawLocation
+from conf.raw_types import PositiveInt, Seed, Share, Strict
 
 # Leaves room for what the tables beside it add to the name; PostgreSQL cuts names at 63 bytes without a word.
 _TABLE = re.compile(r"([a-z_][a-z0-9_]{0,39}\.)?[a-z_][a-z0-9_]{0,29}")
@@ -22,10 +23,10 @@ class Attribute(Strict):
     that the table does not have, or whose value is null, has no value of the attribute, and no rule on it applies.
     """
 
-    path: str
+    path: RawLocation
     format: Literal["parquet", "csv"]
-    key: str
-    column: str
+    key: PlainText
+    column: PlainText
 
 
 class Boost(Strict):
@@ -64,7 +65,7 @@ class Exploration(Strict):
     """
 
     share: Annotated[float, Field(gt=0.0, le=1.0)]
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
 
 
 class ListRules(Strict):
@@ -130,7 +131,7 @@ class JdbcSink(Strict):
     """
 
     kind: Literal["jdbc"]
-    name: str
+    name: PlainText
     url: str
     table: str
     user: Secret
@@ -162,8 +163,8 @@ class JsonLinesSink(Strict):
     """
 
     kind: Literal["json_lines"]
-    name: str
-    path: str
+    name: PlainText
+    path: LakeRoot
     compression: Literal["none", "gzip"] = "gzip"
     users_per_file: PositiveInt = 1_000_000
 

@@ -7,7 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+from conf.names import ColumnName, PlainText, RawLocation
+
+_RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
+_MOST_NAMES = 10_000  # of one range
+# Characters that occur as separators in practice. Letters, digits, signs and quotes are parts of values.
+SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
 
 
 def expand_range(name: str) -> list[str]:
@@ -16,6 +21,8 @@ def expand_range(name: str) -> list[str]:
     if match is None:
         return [name]
     first, last = int(match[1]), int(match[2])
+    if not 0 <= last - first < _MOST_NAMES:
+        raise ValueError(f"{name!r}: a range ascends, as in {{1..13}}, and has at most {_MOST_NAMES} numbers")
     return [f"{name[: match.start()]}{i}{name[match.end() :]}" for i in range(first, last + 1)]
 
 
@@ -24,22 +31,25 @@ def _expand_names(names: list[str]) -> list[str]:
 
 
 Names = Annotated[list[str], AfterValidator(_expand_names)]
-PositiveInt = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
+PositiveLong = Annotated[int, Field(gt=0, lt=2**63)]
+Days = Annotated[int, Field(gt=0, le=36_500)]  # 100 years: every date reckoned with it exists
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Strict(BaseModel):
-    """A frozen section that rejects unknown keys."""
+    """A frozen section that rejects unknown keys, infinity and NaN."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Column(Strict):
     """One raw column. `source` is its name in a CSV header or Parquet schema (default: `name`)."""
 
-    name: str
+    name: ColumnName
     type: Literal["int", "float", "string"]
-    source: str | None = None
+    source: PlainText | None = None
 
     @property
     def source_name(self) -> str:
@@ -54,9 +64,9 @@ class RawTable(Strict):
     cannot span lines); `parquet` is matched by column name. Files ending in .gz are decompressed.
     """
 
-    path: str
+    path: RawLocation
     format: Literal["tsv", "csv", "parquet"]
-    separator: Annotated[str, Field(min_length=1, max_length=1)] = "\t"
+    separator: str = "\t"
     columns: list[Column]
 
     @model_validator(mode="before")
@@ -82,11 +92,9 @@ class RawTable(Strict):
 
     @field_validator("separator")
     @classmethod
-    def _is_one_byte(cls, separator: str) -> str:
-        if not separator.isascii() or separator in '\r\n"':
-            raise ValueError(
-                f"separator={separator!r} must be an ASCII character that ends no line and quotes nothing"
-            )
+    def _is_known(cls, separator: str) -> str:
+        if separator not in SEPARATORS:
+            raise ValueError(f"a separator is one of {list(SEPARATORS)}")
         return separator
 
     @property
@@ -130,6 +138,14 @@ class Keys(Strict):
     item: str
     group: str | None = None
 
+    @model_validator(mode="after")
+    def _differ(self) -> Keys:
+        if self.item == self.user:
+            raise ValueError(
+                f"item={self.item!r} is the column of user too: users and items need columns of their own"
+            )
+        return self
+
     @property
     def columns(self) -> list[str]:
         """The columns that are named."""
@@ -149,4 +165,4 @@ class Negatives(Strict):
     """
 
     per_positive: PositiveInt
-    seed: int = 0
+    seed: Seed = 0

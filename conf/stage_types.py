@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from conf.dates import IsoDate
 from conf.delivery_types import ListRules, Stop
-from conf.raw_types import Names, PositiveInt, Share, Strict
+from conf.raw_types import Days, Names, PositiveInt, Seed, Share, Strict
 from conf.split_types import Split
 from conf.train_types import Kernels
 
@@ -21,7 +22,7 @@ class FeatureGroup(Strict):
     An operator is `name` or `{name: {parameter: value}}`; docs/operators shows all of them.
     """
 
-    columns: Names
+    columns: Annotated[Names, Field(min_length=1)]
     kind: Literal["dense", "categorical", "multi_hot"]
     ops: list[OperatorEntry]
 
@@ -44,10 +45,10 @@ class SplitConfig(Strict):
     """
 
     by: Literal["day", "fraction", "leave_last_out"]
-    train_days: PositiveInt = 7
-    validation_days: PositiveInt = 1
-    test_days: PositiveInt = 1
-    min_train_days: PositiveInt = 1
+    train_days: Days = 7
+    validation_days: Days = 1
+    test_days: Days = 1
+    min_train_days: Days = 1
     train: Share = 0.8
     validation: Share = 0.1
 
@@ -178,12 +179,12 @@ class Generate(Strict):
     several ads, which are its items; its days have about `rows_per_day` rows.
     """
 
-    days: PositiveInt = 11
-    first_date: str = "2026-01-01"
+    days: Days = 11
+    first_date: IsoDate = "2026-01-01"
     rows_per_day: PositiveInt = 60_000
     users: PositiveInt = 4_000
     items: PositiveInt = 800
-    seed: Annotated[int, Field(ge=0)] = 42
+    seed: Seed = 42
     layout: Literal["criteo", "named", "outbrain"] = "criteo"
     files_per_day: PositiveInt = 2
     compression: Literal["none", "gzip"] = "none"

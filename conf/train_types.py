@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from conf.raw_types import PositiveInt, Share, Strict
+from conf.raw_types import Days, PositiveInt, PositiveLong, Seed, Share, Strict
 
 EmbeddingStorage = Literal["fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "triton", "torch"]
@@ -101,9 +101,9 @@ class Embeddings(Strict):
 
     optimizer: Literal["row_wise_adagrad", "sgd", "lazy_adam"] = "row_wise_adagrad"
     placement: Literal["auto", "replicated", "table_wise", "row_wise"] = "auto"
-    replicated_max_bytes: Annotated[int, Field(ge=0)] = 4 * 2**20
+    replicated_max_bytes: Annotated[int, Field(ge=0, lt=2**63)] = 4 * 2**20
     row_wise_share: Annotated[float, Field(gt=0)] = 0.5
-    rank_max_bytes: PositiveInt | None = None
+    rank_max_bytes: PositiveLong | None = None
 
 
 class Reading(Strict):
@@ -131,7 +131,7 @@ class Retrain(Strict):
     """
 
     start: Literal["auto", "warm", "fresh"] = "auto"
-    fresh_every_days: PositiveInt | None = None
+    fresh_every_days: Days | None = None
 
     @model_validator(mode="after")
     def _only_auto_has_a_period(self) -> Retrain:
@@ -177,13 +177,13 @@ class Train(Strict):
     compile: bool = False
     cuda_graphs: bool = False
     kernels: Kernels = "auto"
-    evaluate_every_steps: Annotated[int, Field(ge=0)] = 0
+    evaluate_every_steps: Annotated[int, Field(ge=0, lt=2**31)] = 0
     stop_at: StopAt | None = None
     profile: Profile | None = None
     checkpoint_every_steps: PositiveInt = 500
     keep_checkpoints: PositiveInt = 2
     log_every_steps: PositiveInt = 20
-    seed: int = 0
+    seed: Seed = 0
     baselines: list[str] = []
     retrain: Retrain = Retrain()
     reading: Reading = Reading()
@@ -269,8 +269,8 @@ class Gate(Strict):
     margin: Annotated[float, Field(ge=0)] = 0.002
     log_loss_margin: Limit = None
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    replicates: Annotated[int, Field(ge=100)] = 1000
-    seed: Annotated[int, Field(ge=0)] = 0
+    replicates: Annotated[int, Field(ge=100, lt=2**31)] = 1000
+    seed: Seed = 0
     min_rows: PositiveInt = 1000
     min_users: PositiveInt = 50
     calibration_low: Positive = 0.8

@@ -5,7 +5,9 @@ Unknown keys are an error. One file configures all jobs of one log; a job reads 
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from typing import Annotated
+
+from pydantic import Field, model_validator
 
 from conf.candidate_types import (
     AllItems,
@@ -19,6 +21,7 @@ from conf.candidate_types import (
     UserAttributes,
 )
 from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, ListRules, Secret, Stop
+from conf.names import FolderName, LakeRoot, RawLocation
 from conf.raw_types import (
     Column,
     EventTime,
@@ -48,7 +51,6 @@ from conf.stage_types import (
     SplitConfig,
     WorkflowConfig,
 )
-from conf.storage import scheme_of
 from conf.train_types import (
     Embeddings,
     EmbeddingStorage,
@@ -124,16 +126,16 @@ class Config(Strict):
     their place, and see the log's own columns alone.
     """
 
-    name: str
-    lake: str = "lake"
-    data: str = "data"
+    name: FolderName
+    lake: LakeRoot = "lake"
+    data: RawLocation = "data"
     log: Log
     users: JoinedTable | None = None
     items: JoinedTable | None = None
     negatives: Negatives | None = None
     keys: Keys | None = None
     prepare: list[OperatorEntry] = []
-    features: list[FeatureGroup]
+    features: Annotated[list[FeatureGroup], Field(min_length=1)]
     scopes: Scopes = Scopes()
     split: SplitConfig
     workflow: WorkflowConfig = WorkflowConfig()
@@ -151,11 +153,6 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _known_columns(self) -> Config:
-        if scheme_of(self.lake) == "hdfs":
-            raise ValueError(
-                f"lake={self.lake!r}: a lake cannot lie on HDFS, where its manifests would not be replaced in one step; "
-                "keep it on s3a:// or a path that every node mounts, and name hdfs:// in log.path or data"
-            )
         known = set(self.log.names)
         for table in (self.users, self.items):
             known |= set(table.names) if table else set()

@@ -8,6 +8,7 @@ from typing import Any
 
 from conf.errors import ConfigError
 from conf.feature_spec import LABEL
+from conf.names import column_name
 from conf.types import Config, FeatureGroup
 from etl.ops import (
     FrameOperator,
@@ -86,12 +87,25 @@ def plan(config: Config) -> Plan:
     _require_keys(config, changers, columns)
     chains = tuple(chain for group in config.features for chain in _chains(group, columns))
     features = tuple(name for group in config.features for name in _outputs(group, columns))
+    _require_names(columns, chains)
     _require_unique(features, chains)
     _require_tables(chains)
     _require_reads(chains, columns)
     _require_no_label(config, chains)
     _require_scopes(config, features, chains)
     return Plan(filters, changers, columns, chains, features)
+
+
+def _require_names(columns: Mapping[str, Type], chains: tuple[Chain, ...]) -> None:
+    """Names that operators make become columns and parts of file names too."""
+    made = [name for chain in chains for step in chain.steps for name in step.outputs]
+    for name in (*columns, *made):
+        try:
+            column_name(name)
+        except ValueError as error:
+            raise ConfigError(
+                f"an operator makes a column {name!r}: {error}", "give it another name"
+            ) from error
 
 
 def _require_keys(config: Config, changers: tuple[FrameOperator, ...], columns: Mapping[str, Type]) -> None:

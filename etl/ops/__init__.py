@@ -113,6 +113,7 @@ __all__ = [
 
 Entry = str | Mapping[str, Mapping[str, Any] | None]
 Made = TypeVar("Made", Operator, FrameOperator)
+_SCALARS = (str, int, float)
 
 
 def operator_from_config(entry: Entry) -> Operator:
@@ -158,16 +159,29 @@ def _fits(value: Any, annotation: str) -> bool:
     checks = {
         "None": value is None,
         "bool": isinstance(value, bool),
-        "int": number and isinstance(value, int),
+        "int": isinstance(value, int) and number and abs(value) < 2**31,
         "float": number and abs(value) < float("inf"),
         "str": isinstance(value, str),
         "tuple[float, ...]": isinstance(value, tuple) and all(_fits(each, "float") for each in value),
-        "tuple[str, ...]": isinstance(value, tuple),
+        "tuple[str, ...]": isinstance(value, tuple) and all(isinstance(each, _SCALARS) for each in value),
     }
     return any(
-        checks.get(each, isinstance(value, Mapping) if each.startswith("Mapping") else True)
+        _fits_mapping(value, each) if each.startswith("Mapping") else checks.get(each, True)
         for each in annotation.split(" | ")
     )
+
+
+def _fits_mapping(value: Any, annotation: str) -> bool:
+    """Whether a value is a mapping of texts to what the annotation says; a Type is a text, which the constructor checks."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        return False
+    kind = annotation.removeprefix("Mapping[str, ").removesuffix("]")
+    if kind.startswith("Sequence"):
+        return all(
+            isinstance(many, list | tuple) and all(isinstance(each, str) for each in many)
+            for many in value.values()
+        )
+    return all(_fits(each, "str" if kind == "Type" else kind) for each in value.values())
 
 
 def _said(annotation: str) -> str:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 
 from conf.errors import ConfigError
-from conf.types import Column as RawColumn
+from conf.load import read_section
 from conf.types import JoinedTable
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name
@@ -83,14 +83,18 @@ class JoinExternal(Operator):
             raise ConfigError(
                 f"join_external joins by one column, not {list(columns)}", "name one in columns"
             )
-        return bind_keys(self, columns, False, lambda key: dict(self.columns))
+        steps = bind_keys(self, columns, False, lambda key: dict(self.columns))
+        for step in steps:
+            self.source(step)
+        return steps
 
     def source(self, step: Step) -> tuple[JoinedTable, str]:
-        """(the table as raw data, the name of its key column)."""
+        """(the table as raw data, the name of its key column); ConfigError where a parameter breaks the rules of a table."""
         key = self.key or step.inputs[0]
-        columns = [RawColumn(name=key, type="string")]
-        columns += [RawColumn(name=name, type=_raw_type(kind)) for name, kind in self.columns.items()]
-        return JoinedTable(path=self.path, format=self.format, separator=self.separator, columns=columns), key
+        columns = [{"name": key, "type": "string"}]
+        columns += [{"name": name, "type": _raw_type(kind)} for name, kind in self.columns.items()]
+        values = {"path": self.path, "format": self.format, "separator": self.separator, "columns": columns}
+        return read_section(JoinedTable, values, "join_external ", "correct these parameters"), key
 
     def fit(self, step: Step, found: Statistics) -> FittedJoinExternal:
         kinds = tuple(step.types[name] for name in step.outputs)

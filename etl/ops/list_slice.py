@@ -18,6 +18,8 @@ from etl.ops.base import LISTS, Fitted, Operator, Statistics, Step, Type
 from etl.ops.texts import over_elements
 from etl.tables import LocalTables, Tables
 
+_LONGEST = 10_000
+
 
 @dataclass(frozen=True)
 class FittedListSlice(Fitted):
@@ -98,9 +100,9 @@ class ListSlice(Operator):
     columns: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.length, int) or self.length < 1:
+        if not isinstance(self.length, int) or not 1 <= self.length <= _LONGEST:
             raise ConfigError(
-                f"list_slice length={self.length!r} must be an integer of at least 1", "correct it"
+                f"list_slice length={self.length!r} must be an integer from 1 to {_LONGEST}", "correct it"
             )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:

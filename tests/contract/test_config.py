@@ -118,8 +118,58 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("split", "by", to="day"), r"split\.by=day needs \{date\} in log\.path"),
         (_changed("split", to={"by": "fraction", "train_days": 2, "min_train_days": 3}), r"min_train_days=3"),
         (_changed("log", "separator", to="||"), r"log\.separator='\|\|'"),
-        (_changed("log", "separator", to="\n"), r"log\.separator=.*must be an ASCII character"),
-        (_changed("log", "separator", to="§"), r"log\.separator=.*must be an ASCII character"),
+        (
+            _changed("log", "separator", to="\n"),
+            r"log\.separator=.*: a separator is one of",
+        ),
+        (
+            _changed("log", "separator", to="§"),
+            r"log\.separator=.*: a separator is one of",
+        ),
+        *(
+            (_changed("log", "separator", to=each), r"log\.separator=.*: a separator is one of")
+            for each in ("x", "7", "-", "+", ".", "e", "_", '"', "'", "\\", "/", "\r", "\0", " ", "", "\x7f")
+        ),
+        *(
+            (_changed("name", to=each), r"name=.*: it becomes a folder of the lake: write 1 to 100 letters")
+            for each in ("../../x", "..", ".x", "a/b", "a\\b", "", "a b", "a\x1b[2J", "é", "x" * 101, "a\n")
+        ),
+        *(
+            (
+                _changed("log", "columns", 1, "name", to=each),
+                r"log\.columns\.1\.name=.*a column name has 1 to 128",
+            )
+            for each in ("../x", "a\\b", "", "a\x1bb", "x" * 129, "a\nb", "\u202eb")
+        ),
+        (_changed("lake", to="http://a/b"), r"lake='http://a/b': http:// is not supported"),
+        (_changed("lake", to="hdfs://a/b"), r"lake='hdfs://a/b': a lake cannot lie on HDFS"),
+        (_changed("lake", to=""), r"lake='': it must not be empty"),
+        (_changed("data", to="ftp://a/b"), r"data='ftp://a/b': ftp:// is not supported"),
+        (_changed("log", "path", to="https://a/b.tsv"), r"log\.path='https://a/b\.tsv': https:// is not"),
+        (_changed("keys", "item", to="user"), r"keys: item='user' is the column of user too"),
+        (_changed("log", "columns", 1, "name", to="I{3..1}"), r"'I\{3\.\.1\}': a range ascends"),
+        (_changed("log", "columns", 1, "name", to="I{1..99999999}"), r"at most 10000 numbers"),
+        (_changed("train", to={"learning_rate": float("inf")}), r"train\.learning_rate=inf"),
+        (_changed("train", to={"learning_rate": float("nan")}), r"train\.learning_rate=nan"),
+        (_changed("train", to={"decay_power": float("inf")}), r"train\.decay_power=inf"),
+        (_changed("train", to={"embeddings": {"row_wise_share": float("inf")}}), r"row_wise_share=inf"),
+        (_changed("train", to={"stop_at": {"value": float("inf")}}), r"train\.stop_at\.value=inf"),
+        (_changed("gate", to={"margin": float("inf")}), r"gate\.margin=inf"),
+        (_changed("gate", to={"drift": {"score_psi_hold": float("inf")}}), r"drift\.score_psi_hold=inf"),
+        (_changed("output", to={"grace_hours": float("inf")}), r"output\.grace_hours=inf"),
+        (_changed("quality", to={"psi_stop": float("inf")}), r"quality\.psi_stop=inf"),
+        (_changed("score", to={"context": {"I1": float("inf")}}), r"score\.context\.I1.*=inf"),
+        (_changed("score", to={"stop": {"max_score_psi": float("inf")}}), r"stop\.max_score_psi=inf"),
+        (_changed("log", "label", "positive_at_least", to=float("inf")), r"positive_at_least=inf"),
+        (_changed("train", to={"seed": 10**30}), r"train\.seed=10{30}"),
+        (_changed("train", to={"epochs": 10**30}), r"train\.epochs=10{30}"),
+        (_changed("split", to={"by": "fraction", "train_days": 10**7}), r"split\.train_days=10000000"),
+        (
+            _changed("generate", to={"first_date": "2026-02-30"}),
+            r"generate\.first_date='2026-02-30': day is out of",
+        ),
+        (_changed("generate", to={"first_date": "20260203"}), r"generate\.first_date=.*write 2026-02-03"),
+        (_changed("generate", to={"first_date": "9999-12-31"}), r"its year is not one from 1970 to 2199"),
         (_changed("log", "columns", 1, "name", to="label"), r"columns appear twice: \['label'\]"),
         (_changed("log", "columns", 0, "type", to="integer"), r"log\.columns\.0\.type='integer'"),
         (

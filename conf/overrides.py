@@ -1,0 +1,78 @@
+"""One `--set a.b=value`: the value is text where the key holds text, and YAML everywhere else."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+
+from conf.errors import ConfigError
+from conf.raw_types import Strict
+from conf.yaml_files import NOT_YAML, yaml_problem
+
+_QUOTES = ("'", '"')
+
+
+def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> None:
+    """Sets one key of the values of a section, and makes the sections above it where they are missing.
+
+    A key of type text takes the value as it stands: `log.path={data}/*.gz` needs no quotes for YAML. It may have YAML's quotes
+    all the same, and `null` is no text where the key may be null.
+
+    Args:
+        kind: the type of the section.
+
+    Raises:
+        ConfigError: the override is not of the form a.b=value, the value is not YAML, or a key above is no section.
+    """
+    key, separator, text = override.partition("=")
+    if not separator or not all(key.split(".")):
+        raise ConfigError(f"--set {override!r} is not of the form a.b=value", "write --set section.key=value")
+    parents, last = key.split(".")[:-1], key.split(".")[-1]
+    value = _value(override, text, _types_of(kind, key.split(".")))
+    target = values
+    for parent in parents:
+        if target.get(parent) is None:
+            target[parent] = {}
+        target = target[parent]
+        if not isinstance(target, dict):
+            raise ConfigError(
+                f"--set {override!r}: {parent} is {target!r}, not a section",
+                "name a key of an existing section",
+            )
+    target[last] = value
+
+
+def _value(override: str, text: str, types: tuple[Any, ...]) -> Any:
+    if str in types and set(types) <= {str, type(None)} and not text.startswith(_QUOTES):
+        return None if text == "null" and type(None) in types else text
+    try:
+        return yaml.safe_load(text)
+    except NOT_YAML as error:
+        raise ConfigError(
+            f"--set {override!r}: the value is not YAML: {yaml_problem(error)}", "quote the value"
+        ) from error
+
+
+def _types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
+    """The types that the value of a key may have; none where the key is unknown."""
+    types = _members(kind)
+    for key in keys:
+        found: list[Any] = []
+        for each in types:
+            if get_origin(each) is dict:
+                found += _members(get_args(each)[1])
+            elif isinstance(each, type) and issubclass(each, Strict) and key in each.model_fields:
+                found += _members(each.model_fields[key].annotation)
+        types = tuple(found)
+    return types
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type; without what Annotated adds."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(member for each in get_args(annotation) for member in _members(each))
+    return (annotation,)

@@ -1,0 +1,51 @@
+"""Text from data made safe for a terminal: control characters are shown as escapes instead of being sent.
+
+A terminal acts on control characters. An id that holds them could clear the screen, change what stands above it, set the
+window's title, or (bidirectional overrides) show another order of characters than the text has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any
+
+# C0 controls, DEL, C1 controls, the Arabic letter mark, directional marks, line and paragraph separators,
+# bidirectional embeddings, overrides and isolates, and lone surrogates, which cannot be encoded.
+_UNSAFE = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_ANY = re.compile(f"[{_UNSAFE}]")
+_ANY_BUT_NEWLINE = re.compile(f"(?!\n)[{_UNSAFE}]")
+
+
+def is_printable(text: str) -> bool:
+    """Whether `printable` returns the text as it is."""
+    return _ANY.search(text) is None
+
+
+def printable(value: object) -> str:
+    r"""A value from data as text for a terminal: every control character as an escape, such as \x1b or \u202e."""
+    return _ANY.sub(_escaped, str(value))
+
+
+def printable_lines(text: str) -> str:
+    """A text of several lines: as `printable`, except that line feeds stay and tabs become four spaces."""
+    return _ANY_BUT_NEWLINE.sub(_escaped, text.replace("\t", "    "))
+
+
+def json_line(value: Any) -> str:
+    """JSON on one line, of printable ASCII alone; ValueError for NaN and infinity, which JSON does not have."""
+    return json.dumps(value, allow_nan=False).replace(
+        "\x7f", "\\u007f"
+    )  # the one control that json.dumps leaves
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]  # Python's own notation; none of these characters is printable for it
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats log records: control characters in messages and tracebacks are escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))

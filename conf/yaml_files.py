@@ -1,0 +1,125 @@
+"""Reads YAML files of configurations, with `extends` and files of models. Whatever a file holds: a mapping or ConfigError."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from conf.errors import ConfigError
+
+# What PyYAML's constructors raise beside YAMLError: a month 13, an integer `0x_`, a key that is a list, an alias in itself.
+NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The mapping of a file, merged key by key over that of the file it `extends`.
+
+    Raises:
+        ConfigError: as `read_yaml`, or a file extends itself, directly or through others.
+    """
+    return _read(path, ())
+
+
+def read_models(values: dict[str, Any], path: Path) -> None:
+    """Replaces a `model` that names a file, relative to `path`, by what that file holds; likewise in candidates.sources."""
+    for section in _with_models(values):
+        if isinstance(section.get("model"), str):
+            section["model"] = read_yaml(_beside(path, section["model"], "model"))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping of one file.
+
+    Raises:
+        ConfigError: the file cannot be read, is not UTF-8 or not YAML, has a key twice, or holds no mapping.
+    """
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"cannot read {path}: {reason}", "give the path of a YAML file that exists"
+        ) from error
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} in line {line}", "save the file as UTF-8"
+        ) from error
+    try:
+        values = yaml.load(text, Loader=_Loader)
+    except NOT_YAML as error:
+        raise ConfigError(
+            f"{path} is not YAML: {yaml_problem(error)}", "correct the file's syntax"
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds {type(values).__name__}, not a mapping", "start it with `name: …`")
+    return values
+
+
+def yaml_problem(error: BaseException) -> str:
+    """What PyYAML refused."""
+    return (
+        "an alias stands in its own value, or values are nested too deeply"
+        if isinstance(error, RecursionError)
+        else str(error)
+    )
+
+
+def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    whole = path.resolve()
+    if whole in children:
+        chain = " extends ".join(str(each) for each in (*children[children.index(whole) :], whole))
+        raise ConfigError(f"`extends` goes round in a circle: {chain}", "remove one of these `extends`")
+    values = read_yaml(path)
+    parent = values.pop("extends", None)
+    if parent is None:
+        return values
+    base_path = _beside(path, parent, "extends")
+    base = _read(base_path, (*children, whole))
+    for section in _with_models(base):
+        if isinstance(section.get("model"), str):  # relative to the file that says it
+            section["model"] = str((base_path.parent / section["model"]).resolve())
+    return _merge(base, values)
+
+
+def _beside(path: Path, named: Any, key: str) -> Path:
+    """The file that a key of another file names, relative to that one."""
+    if not isinstance(named, str) or not named or "\0" in named:
+        raise ConfigError(f"{path}: {key}={named!r} does not name a file", f"write {key}: other.yaml")
+    return path.parent / named
+
+
+def _with_models(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The mappings whose key `model` may name a file."""
+    candidates = values.get("candidates")
+    sources = candidates.get("sources") if isinstance(candidates, dict) else None
+    listed = sources if isinstance(sources, list) else []
+    return [values, *(each for each in listed if isinstance(each, dict))]
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML, where a key that is given twice is an error: otherwise the last one wins in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.YAMLError(f"the key {key!r} is no text{key_node.start_mark}")
+            if key in seen:
+                raise yaml.YAMLError(f"the key {key!r} stands twice{key_node.start_mark}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)

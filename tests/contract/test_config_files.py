@@ -1,0 +1,120 @@
+"""Files that are no configuration, and `extends` that never ends: each is a ConfigError that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.errors import ConfigError
+from conf.load import load_config, parse_date
+
+GOOD = Path("conf/datasets/criteo.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "content, problem",
+    [
+        (
+            GOOD.replace("criteo", "crité").encode("latin-1", "replace"),
+            r"is not UTF-8: byte 0xe9 in line \d+",
+        ),
+        (GOOD.encode("utf-16"), r"is not UTF-8: byte 0xff in line 1"),
+        (bytes(range(256)) * 8, r"is not UTF-8"),
+        (b"\x1f\x8b\x08\x00garbage", r"is not UTF-8: byte 0x8b in line 1"),
+        (b"name: a\0b\n", r"is not YAML: .*special characters are not allowed"),
+        (b"name:\n\t- x\n", r"is not YAML: (.|\n)*cannot start any token"),
+        (b"", r"holds NoneType, not a mapping"),
+        (b"# only a comment\n", r"holds NoneType, not a mapping"),
+        (b"just words", r"holds str, not a mapping"),
+        (b"a: 1\na: 2\n", r"'a' stands twice"),
+        (b"a: {b: 1, b: 2}\n", r"'b' stands twice"),
+        (b"? [a]\n: 1\n", r"the key \['a'\] is no text"),
+        (b"? {a: 1}\n: 1\n", r"the key \{'a': 1\} is no text"),
+        (b"day: 2026-13-45\n", r"is not YAML: month must be in 1\.\.12"),
+        (b"n: 0x_\n", r"is not YAML"),
+        (b"n: " + b"1" * 5000 + b"\n", r"is not YAML: Exceeds the limit"),
+        (b"a: " + b"[" * 5000 + b"]" * 5000, r"nested too deeply"),
+        (b"a: !!python/object/apply:os.system [id]\n", r"is not YAML: could not determine a constructor"),
+        (b"a: *b\n", r"undefined alias"),
+        (b"a: &b [*b]\n", r"unknown key a"),
+        (b"a: 1\n---\na: 2\n", r"expected a single document"),
+        (b"1: 2\n", r"log is missing"),
+        (b"model: ''\n", r"model='' does not name a file"),
+        (b'model: "a\\0b"\n', r"model='a\\x00b' does not name a file"),
+        (b"extends: [a]\n", r"extends=\['a'\] does not name a file"),
+        (b"extends: 3\n", r"extends=3 does not name a file"),
+        (b"extends: ''\n", r"extends='' does not name a file"),
+        (b"extends: .\n", r"cannot read .*: Is a directory"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        load_config(str(path))
+    assert str(path.parent) in caught.value.problem
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+        load_config(str(tmp_path))
+
+
+def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "marked.yaml"
+    path.write_bytes(
+        b"\xef\xbb\xbf" + GOOD.replace("../models/dlrm_small.yaml", "{architecture: deepfm}").encode()
+    )
+    assert load_config(str(path)).name == "criteo"
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_an_extends_that_goes_round_in_a_circle_is_refused(tmp_path: Path, length: int) -> None:
+    for number in range(length):
+        (tmp_path / f"c{number}.yaml").write_text(f"extends: ./c{(number + 1) % length}.yaml\n")
+    with pytest.raises(ConfigError, match="`extends` goes round in a circle") as caught:
+        load_config(str(tmp_path / "c0.yaml"))
+    assert caught.value.problem.count("c0.yaml") == 2
+    assert all(f"c{number}.yaml" in caught.value.problem for number in range(length))
+
+
+def test_a_file_may_be_extended_by_several(tmp_path: Path) -> None:
+    """The same file twice on the way up is no circle unless it comes back to itself."""
+    (tmp_path / "base.yaml").write_text(GOOD.replace("../models/dlrm_small.yaml", "{architecture: deepfm}"))
+    (tmp_path / "middle.yaml").write_text("extends: base.yaml\n")
+    (tmp_path / "top.yaml").write_text("extends: middle.yaml\nname: top\n")
+    assert load_config(str(tmp_path / "top.yaml")).name == "top"
+
+
+def test_a_date_that_yaml_reads_as_one_is_a_date(tmp_path: Path) -> None:
+    made = load_config("conf/datasets/generated.yaml", ["generate.first_date=2026-03-04"]).generate
+    assert made is not None
+    assert made.first_date == "2026-03-04"
+    path = tmp_path / "dated.yaml"
+    path.write_text(
+        f"extends: {Path('conf/datasets/generated.yaml').resolve()}\ngenerate: {{first_date: 2026-03-05}}\n"
+    )
+    dated = load_config(str(path)).generate
+    assert dated is not None
+    assert dated.first_date == "2026-03-05"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "../../x",
+        "2026-1-1",
+        "2026-01-01T00:00",
+        "20260101",
+        "9999-12-31",
+        "1969-12-31",
+        "",
+        "2026-W01-1",
+        "\x1b[2J",
+    ],
+)
+def test_a_run_date_is_an_iso_date(text: str) -> None:
+    with pytest.raises(ConfigError, match="--run-date"):
+        parse_date(text)
+    assert parse_date("2026-01-31") == "2026-01-31"
