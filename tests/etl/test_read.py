@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
+from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.raw_files import require_raw
 from etl.read import bad_rows, good_rows, read_attributes, read_log
@@ -248,3 +249,30 @@ def test_attributes_must_be_one_row_a_key(
     assert config.users is not None
     with pytest.raises(DataError, match=r"users\.csv: " + problem):
         read_attributes(spark, config, config.users, "who", "users", DAY)
+
+
+@pytest.mark.parametrize("engine", ["sql", "arrow"])
+@pytest.mark.parametrize("layout", ["csv", "tsv"])
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_every_separator_that_is_allowed(
+    spark: SparkSession, tmp_path: Path, separator: str, layout: str, engine: str
+) -> None:
+    log = {**SMALL["log"], "format": layout, "separator": separator}
+    config = cases.write_config(tmp_path, SMALL, {"log": log, "workflow": {"engine": engine}})
+    (tmp_path / "raw").mkdir()
+    others = "".join(each for each in SEPARATORS if each != separator)
+    rows = [
+        ["3", "1000", "7", f"a {others} b", "1.5"],
+        ["1", "1001", "-8", "", ".5"],
+        ["5", "", "9", "no time", "1"],
+    ]
+    rows += [["2", "1002", "9", "too", "few"][:4], ["2", "1003", "x", "no number", "1"]]
+    header = [[column.source_name for column in config.log.columns]] if layout == "csv" else []
+    lines = [separator.join(row) for row in (*header, *rows)]
+    if layout == "csv":
+        lines.append(separator.join(["4", "1004", "10", f'"quoted {separator} and ""more"""', "2"]))
+    (tmp_path / "raw/a.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    read, paths = _read(spark, config)
+    kept = _assert_equals_oracle(read, config, paths)
+    more = [f'quoted {separator} and "more"'] if layout == "csv" else []
+    assert kept["what"].tolist() == [f"a {others} b", *more]  # the row without an item is bad

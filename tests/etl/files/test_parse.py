@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.files.layout import FileLayout, file_layout
 from etl.files.parse import parse_block, plain, unify
@@ -114,3 +115,10 @@ def test_bytes_that_are_no_utf8_cost_their_line_alone(config: Config) -> None:
     found, reasons = _rows(config, good + good.replace(b"u", b"\xff") + good)
     assert [row["line_number"] for row in found] == [1, 3]
     assert reasons == [(2, "not_utf8")]
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_every_separator_that_is_allowed(config: Config, separator: str) -> None:
+    by_tab = "1\t1\t-2\t3\t4\t5\t0.5\tu\ti\ta b\tb\t\t9\n1\tx\n"
+    other = config.model_copy(update={"log": config.log.model_copy(update={"separator": separator})})
+    assert _rows(other, by_tab.replace("\t", separator).encode()) == _rows(config, by_tab.encode())
