@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -90,12 +91,7 @@ class FeatureSpec:
             ConfigError: `lengths` names a feature that is no list of ids.
         """
         names = [each.name for each in self.multi_hot]
-        unknown = sorted(set(multi_hot.lengths) - set(names))
-        if unknown:
-            raise ConfigError(
-                f"model.multi_hot.lengths names {unknown}; the features that are lists of ids are {names}",
-                "name these, or give the feature kind: multi_hot",
-            )
+        require_lists(multi_hot, names)
         return [multi_hot.lengths.get(name, multi_hot.max_length) for name in names]
 
     def scoped(self, scope: Scope) -> tuple[Feature, ...]:
@@ -147,3 +143,17 @@ def loads(text: str, path: str) -> FeatureSpec:
         DataError: a newer release wrote it.
     """
     return FeatureSpec.from_json(format_versions.FEATURE_SPEC.check(json.loads(text), path))
+
+
+def require_lists(multi_hot: MultiHot, names: Sequence[str]) -> None:
+    """Raises ConfigError where `lengths` names a feature that is no list of ids.
+
+    Args:
+        names: the features that are.
+    """
+    unknown = sorted(set(multi_hot.lengths) - set(names))
+    if unknown:
+        raise ConfigError(
+            f"model.multi_hot.lengths names {unknown}; the features that are lists of ids are {list(names)}",
+            "name these, or give the feature kind: multi_hot",
+        )

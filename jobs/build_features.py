@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 
 from etl.build import build, window
+from jobs.checks import check_training
 from jobs.runner import Job, Result, run
 from training.description import read_description
 from training.parent import fresh_start
@@ -16,6 +17,8 @@ log = logging.getLogger("nightrank.build_features")
 
 def build_features(job: Job) -> Result:
     """Reads the window of raw days that ends on the run date and publishes what training and scoring read."""
+    if job.config.workflow.mode == "retrain":  # the features are made for a training
+        check_training(job.config)
     window(job.config, job.run_date)  # what can be refused without a session is refused before one starts
     champion = champion_as_of(job.lake, job.config.name, job.run_date, before=True)
     parent = None

@@ -15,6 +15,7 @@ from conf.errors import EXIT_OK, ConfigError, NightrankError
 from conf.lake import Lake
 from conf.load import load_config
 from conf.types import Config
+from jobs.checks import check_config, check_lists, check_training
 from jobs.night.plan import Night
 from jobs.night.submit import Interruptions, Outcome, Stage, Submission
 from jobs.night.terminal import Progress, text_table
@@ -49,6 +50,9 @@ def demo(arguments: argparse.Namespace, interruptions: Interruptions, progress: 
     overrides = (*arguments.overrides, f"lake={arguments.out}/lake")
     config = load_config(arguments.config, list(overrides))
     submission = Submission(arguments.profile, arguments.config, overrides)
+    check_config(config)
+    check_training(config)
+    check_lists(config)
     days = calendar(config, arguments.nights)
     make_fresh(Path(arguments.out))
     lake, last = Lake(config.lake), days.nights[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from contextlib import suppress
@@ -15,7 +14,8 @@ from conf import storage
 from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, NightrankError
 from conf.lake import Lake
 from conf.load import load_config, parse_date
-from conf.types import Config
+from conf.printable import json_line
+from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from jobs.night.highlights import remark
 from jobs.night.plan import Night, Step
 from jobs.night.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
@@ -159,30 +159,25 @@ def main(argv: list[str] | None = None) -> int:
     progress = Progress()
     try:
         config = load_config(arguments.config, arguments.overrides)
+        check_config(config)
         if arguments.retrain:
-            _check_model(config)
+            check_training(config)
+            check_lists(config)
         night = Night(config, parse_date(arguments.run_date), arguments.retrain)
         log_path(
             night.lake, night.run_date, "nightly"
         )  # a lake that cannot hold logs is refused before it is read
         submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
+        check_tables(config, night.run_date)
+        check_sinks(config, arguments.profile)
         with Interruptions() as interruptions:
             outcomes = run_night(night, submission, interruptions, progress)
     except NightrankError as error:
         return fail(error, "nightly")
     closing = closing_of(night, outcomes)
     closing["seconds"]["total"] = round(time.monotonic() - start, 2)
-    progress.say(json.dumps(closing, allow_nan=False))
+    progress.say(json_line(closing))
     return EXIT_OK
-
-
-def _check_model(config: Config) -> None:
-    """Raises ConfigError for a wrong model before the night begins: train_model would find it hours later."""
-    from training.models import complete  # torch: seconds that a night without training need not spend
-
-    complete(config.model)
-    if config.candidates.retrieval is not None:
-        complete(config.candidates.retrieval.model)
 
 
 def _parser() -> argparse.ArgumentParser:

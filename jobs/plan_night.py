@@ -9,6 +9,7 @@ from typing import Any
 
 from conf.manifest import is_published
 from etl.raw_files import find_raw, raw_path
+from jobs.checks import check_tables
 from jobs.night.plan import Night, Step
 from jobs.runner import Job, Result, run
 
@@ -18,6 +19,8 @@ def plan_night(job: Job) -> Result:
     config, run_date = job.config, job.run_date
     with job.phase("raw log"):
         found = find_raw(config, config.log, run_date)
+    if found is not None:  # until then the day is waited for, and tables may come with it
+        check_tables(config, run_date)
     night, training = (Night(config, run_date, retrain) for retrain in (False, True))
     lists = job.lake.recommendations if config.keys else job.lake.scores
     path = raw_path(config, config.log, run_date)

@@ -27,13 +27,15 @@ from conf.errors import (
 )
 from conf.lake import Lake
 from conf.load import load_config, parse_date
+from conf.printable import PrintableFormatter, json_line
 from conf.types import Config
 from etl.hadoop_files import hdfs
-from etl.plan import plan
+from jobs.checks import check_config
 from jobs.session import build_session
 from jobs.watch.observer import Observer
 
 log = logging.getLogger("nightrank")
+_LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 
 @dataclass
@@ -126,13 +128,9 @@ def parser(name: str, description: str, date_option: str = "--run-date") -> argp
 
 def run(name: str, description: str, body: Callable[[Job], Result], argv: list[str] | None = None) -> None:
     """Runs a job and ends the process with the exit code its outcome asks for."""
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
     for noisy in ("py4j", "petastorm", "alembic", "mlflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     sys.exit(_run(name, body, parser(name, description).parse_args(argv)))
@@ -150,7 +148,7 @@ def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace
     exit_code, closing = EXIT_CRASHED, dict[str, Any]()
     failure: BaseException | None = None
     try:
-        plan(config)  # a wrong operator is refused by every job, before any of them has worked on it
+        check_config(config)  # refused by every job, before any of them has worked on it
         storage.read_hdfs_through(lambda: hdfs(job.spark))
         result = body(job)
         told = closing_object(job, result, time.monotonic() - start)
@@ -167,7 +165,7 @@ def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace
         job.stop()
     if exit_code == EXIT_OK:
         closing["seconds"]["total"] = round(time.monotonic() - start, 2)
-        print(json.dumps(closing, allow_nan=False), flush=True)
+        print(json_line(closing), flush=True)
     return exit_code
 
 
@@ -201,7 +199,7 @@ def closing_object(job: Job, result: Result, seconds: float) -> dict[str, Any]:
 
 def closing_line(job: Job, result: Result, seconds: float) -> str:
     """The JSON object that ends standard output."""
-    return json.dumps(closing_object(job, result, seconds), allow_nan=False)
+    return json_line(closing_object(job, result, seconds))
 
 
 def require(config: Config, *sections: str) -> None:

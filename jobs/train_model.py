@@ -7,6 +7,7 @@ import logging
 from conf import lineage
 from conf.dataset import read_dataset
 from conf.types import Config
+from jobs.checks import check_training
 from jobs.runner import Job, Result, run
 from jobs.training_bar import TrainingBar
 from training import tracking
@@ -33,6 +34,7 @@ def train(job: Job, config: Config) -> Result:
     tracking.prepare(job.lake)
     with job.phase("plan"):
         plan = make_plan(config, job.lake, read_dataset(job.lake, job.run_date))
+        check_training(config)
     if is_complete(plan.model_path, checksums=True):
         log.info(
             "version %s was trained before: same configuration, data, code and parent",

@@ -69,10 +69,14 @@ class ListRequest:
 
 def require_listable(spec: FeatureSpec) -> None:
     """Raises ConfigError where a feature belongs to a pair alone: lists are assembled from users, items and context."""
-    pairs = [each.name for each in spec.scoped("pair")]
+    require_no_pairs([each.name for each in spec.scoped("pair")])
+
+
+def require_no_pairs(pairs: Sequence[str]) -> None:
+    """Raises ConfigError where there are features of scope `pair`."""
     if pairs:
         raise ConfigError(
-            f"top-k lists cannot be scored with features of scope pair: {pairs}",
+            f"top-k lists cannot be scored with features of scope pair: {list(pairs)}",
             "give each of them a scope under `scopes`, or leave it out of `features` and train again; "
             "score_rows scores rows that hold such features",
         )

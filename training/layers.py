@@ -8,19 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import pairwise
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from conf.types import PositiveInt
 from training.inputs import Inputs
-from training.optimizers.ftrl import FtrlSettings
+from training.settings.ftrl import FtrlSettings
 from training.split import Part, Sides
-
-HiddenWidths = Annotated[list[PositiveInt], Field(min_length=1)]
-DropShare = Annotated[float, Field(ge=0, lt=1)]
 
 
 def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:

@@ -36,7 +36,7 @@ def read_attribute(table: AttributeTable) -> pa.Table:
         ConfigError: the table is not there, or lacks a column.
         DataError: a file cannot be read, or an item stands in it twice.
     """
-    parts = [_columns(table, path) for path in _files(table)]
+    parts = [_columns(table, path) for path in files_of(table)]
     rows = pa.concat_tables(parts).drop_null().combine_chunks()
     counts = pc.value_counts(rows.column("key").combine_chunks())
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
@@ -73,7 +73,8 @@ def digest_of_table(rows: pa.Table) -> str:
     return digest_of([ordered.column("key").to_pylist(), ordered.column("value").to_pylist()])
 
 
-def _files(table: AttributeTable) -> list[str]:
+def files_of(table: AttributeTable) -> list[str]:
+    """The files of a table; ConfigError where there is none."""
     source, inner = storage.filesystem(table.path)
     info = source.get_file_info(inner)
     if info.type == fs.FileType.File:

@@ -1,8 +1,7 @@
 """Architectures by name: `training/models/<name>.py` is the architecture `<name>`, found without a list to maintain.
 
-Such a module offers its settings and the model made of them, and no other file knows of it:
+Such a module offers the model made of its settings (training/settings/<name>.py), and no other file knows of it:
 
-    class Settings(Strict)                                          every key its YAML may hold beside architecture and multi_hot
     build(settings: Settings, inputs: Inputs) -> nn.Module
 
 The model takes
@@ -20,7 +19,6 @@ lists are scored with each side computed once (docs/scoring.md). Without it they
 
 from __future__ import annotations
 
-import pkgutil
 from importlib import import_module
 from types import ModuleType
 
@@ -29,42 +27,13 @@ from torch import nn
 
 from conf.errors import ConfigError
 from conf.feature_spec import FeatureSpec
-from conf.load import read_section
-from conf.types import Embeddings, ModelConfig, Strict
+from conf.types import Embeddings, ModelConfig
 from training.collectives import ALONE, Collectives
 from training.embedding.keeping import Keeping
 from training.inputs import Inputs
+from training.settings import complete, known_architectures, read_settings
 
-
-def known_architectures() -> list[str]:
-    return sorted(each.name for each in pkgutil.iter_modules(__path__))
-
-
-def complete(config: ModelConfig) -> ModelConfig:
-    """The configuration with every setting of its architecture, defaults included: what a model's description keeps.
-
-    Raises:
-        ConfigError: there is no such architecture, a key is none of its settings, or a value breaks its rule.
-    """
-    values = read_settings(config).model_dump(mode="json")
-    return ModelConfig(
-        architecture=config.architecture,
-        multi_hot=config.multi_hot,
-        embedding_storage=config.embedding_storage,
-        **values,
-    )
-
-
-def read_settings(config: ModelConfig) -> Strict:
-    """The typed settings of a configuration; raises as `complete` does."""
-    kind: type[Strict] = _module(config).Settings
-    return read_section(
-        kind,
-        config.settings,
-        f"architecture {config.architecture}: ",
-        f"its settings are {sorted(kind.model_fields)}; correct these keys in the model's file or in --set",
-        ("model",),
-    )
+__all__ = ["build_model", "complete", "known_architectures", "read_settings"]
 
 
 def build_model(
@@ -102,10 +71,4 @@ def build_model(
 
 
 def _module(config: ModelConfig) -> ModuleType:
-    known = known_architectures()
-    if config.architecture not in known:
-        raise ConfigError(
-            f"model.architecture={config.architecture!r} does not exist; known: {known}",
-            "name one of these, or add a module of that name to training/models",
-        )
     return import_module(f"{__name__}.{config.architecture}")

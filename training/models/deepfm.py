@@ -18,21 +18,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from conf.types import PositiveInt, Strict
 from training.inputs import Inputs
-from training.layers import DropShare, HiddenWidths, LinearPart, in_float32, linear, mlp
+from training.layers import LinearPart, in_float32, linear, mlp
+from training.settings.deepfm import Settings
 from training.split import Part, Sides, SplitMLP, products
 
 # Standard deviation of the second-order term before training. Tables initialised as DLRM's would start it at several.
 _FIRST_DEVIATION = 0.1
-
-
-class Settings(Strict):
-    """`deep` names the hidden widths in order; the layer to one logit is implied. `dropout`: share of their outputs dropped."""
-
-    embedding_dim: PositiveInt = 10
-    deep: HiddenWidths = [400, 400, 400]
-    dropout: DropShare = 0.0
 
 
 class DeepFM(nn.Module):

@@ -11,21 +11,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from conf.errors import ConfigError
-from conf.types import PositiveInt, Strict
 from training.embedding import kernels
 from training.inputs import Inputs
 from training.interaction import PairDots, interact
 from training.layers import in_float32, mlp
+from training.settings.dlrm import Settings, require_bottom
 from training.split import Part, Sides, SplitMLP, products
-
-
-class Settings(Strict):
-    """Layer lists name widths in order. `bottom_mlp` ends in `embedding_dim`; of `top_mlp` the layer to one logit is implied."""
-
-    embedding_dim: PositiveInt = 16
-    bottom_mlp: list[PositiveInt] = []
-    top_mlp: list[PositiveInt] = []
 
 
 class DLRM(nn.Module):
@@ -156,13 +147,7 @@ def _with_items(bottom: Tensor, items: Tensor) -> Tensor:
 
 def build(settings: Settings, inputs: Inputs) -> DLRM:
     """The DLRM of a configuration; ConfigError unless the bottom MLP ends in embedding_dim."""
-    bottom, dim = settings.bottom_mlp, settings.embedding_dim
-    if inputs.num_dense and (not bottom or bottom[-1] != dim):
-        raise ConfigError(
-            f"model.bottom_mlp={bottom} must end in embedding_dim={dim}: "
-            "the dense features' vector meets the embeddings in dot products",
-            "set the last number of bottom_mlp to embedding_dim",
-        )
+    require_bottom(settings, inputs.num_dense)
     return DLRM(settings, inputs)
 
 

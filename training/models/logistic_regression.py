@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from conf.types import Strict
 from training.inputs import Inputs
 from training.layers import LinearPart
-
-
-class Settings(Strict):
-    """It has none."""
+from training.settings.logistic_regression import Settings
 
 
 def build(settings: Settings, inputs: Inputs) -> LinearPart:

@@ -21,25 +21,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from conf.errors import ConfigError
-from conf.types import PositiveInt, Strict
 from training.inputs import Inputs
-from training.layers import DropShare, HiddenWidths, in_float32, linear, mlp
+from training.layers import in_float32, linear, mlp
+from training.settings.two_tower import Settings, require_sides
 
 _USER_SIDE = ("user", "context")
-
-
-class Settings(Strict):
-    """`user_tower`, `item_tower` name the hidden widths in order; the layer to `output_dim` is implied.
-
-    `dropout`: share of the hidden layers' outputs dropped.
-    """
-
-    embedding_dim: PositiveInt = 16
-    user_tower: HiddenWidths = [64]
-    item_tower: HiddenWidths = [64]
-    output_dim: PositiveInt = 32
-    dropout: DropShare = 0.0
 
 
 class Tower(nn.Module):
@@ -102,12 +88,7 @@ class TwoTower(nn.Module):
 
 def build(settings: Settings, inputs: Inputs) -> TwoTower:
     """The model of a configuration; ConfigError where a feature belongs to neither side."""
-    pairs = _places([*inputs.dense_scopes, *inputs.embedded_scopes], ("pair",))
-    if pairs:
-        raise ConfigError(
-            f"architecture two_tower has no place for features of scope pair; there are {len(pairs)}",
-            "give each feature a scope under `scopes`, or leave it out of `features`",
-        )
+    require_sides(len(_places([*inputs.dense_scopes, *inputs.embedded_scopes], ("pair",))))
     return TwoTower(settings, inputs)
 
 

@@ -18,41 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conf.errors import ConfigError
-from conf.types import Names, PositiveInt, Strict
 from training.embedding.counters import scattered
 from training.inputs import Inputs
-from training.layers import DropShare, HiddenWidths, LinearPart, LinearSplit, in_float32, linear, mlp
-from training.optimizers.ftrl import FtrlSettings
+from training.layers import LinearPart, LinearSplit, in_float32, linear, mlp
+from training.settings.ftrl import FtrlSettings
+from training.settings.wide_and_deep import Crosses, Settings, require_known
 from training.split import Part, Sides, SplitMLP
 
 _ALL = slice(None)
-
-
-class Crosses(Strict):
-    """The products of every feature of `left` with every one of `right`: features of one id, by name.
-
-    `buckets`: weights of a product. The weight of a pair of ids is found by a hash of both, so that an id keeps its weights
-    when its vocabulary grows.
-    """
-
-    left: Names
-    right: Names
-    buckets: PositiveInt = 2048
-
-
-class Settings(Strict):
-    """`deep` names the hidden widths in order; the layer to one logit is implied. `dropout`: share of their outputs dropped.
-
-    `wide_ftrl` trains the wide part by FTRL, as the paper does (section 3.3), at rates of its own; null trains it by the
-    optimisers of the deep part, at the rates of the section `train`. `crosses` are the products of features that it has.
-    """
-
-    embedding_dim: PositiveInt = 16
-    deep: HiddenWidths = [1024, 1024, 1024, 1024, 1024]
-    dropout: DropShare = 0.0
-    wide_ftrl: FtrlSettings | None = FtrlSettings()
-    crosses: list[Crosses] = []
 
 
 class WidePart(LinearPart):
@@ -62,12 +35,7 @@ class WidePart(LinearPart):
         super().__init__(inputs, ftrl)
         pairs = [(each, left, right) for each in crosses for left in each.left for right in each.right]
         single = list(inputs.names)[: inputs.num_embedded - len(inputs.list_lengths)]
-        unknown = sorted({name for _, *names in pairs for name in names} - set(single))
-        if unknown:
-            raise ConfigError(
-                f"model.crosses names {unknown}; the features of one id are {single}",
-                "name some of these, or leave out the crosses",
-            )
+        require_known(crosses, single)
         self.num_dense = inputs.num_dense
         self.reads_ids = bool(pairs)
         sizes = [each.buckets for each, _, _ in pairs]

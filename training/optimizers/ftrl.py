@@ -12,28 +12,12 @@ The rate of each coordinate falls with its own gradients: the training's schedul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from conf.types import Strict
 from training.embedding.table import RowGradient, StackedEmbedding
-
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-
-
-class FtrlSettings(Strict):
-    """`learning_rate` is α, `beta` β, `l1` λ₁ and `l2` λ₂ of the paper. It found β = 1 good for gradients of single examples;
-    those of a batch's mean are smaller by as much as the batch is larger, and so should β be.
-    """
-
-    learning_rate: Positive = 0.1
-    beta: Positive = 1.0
-    l1: NotNegative = 0.0
-    l2: NotNegative = 0.0
+from training.settings.ftrl import FtrlSettings
 
 
 class FtrlRows:

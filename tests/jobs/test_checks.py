@@ -1,0 +1,337 @@
+"""What a configuration is refused for before any job works: models, features and candidates that do not fit together, by every
+job; tables, secrets and lists, before a whole run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conf.errors import ConfigError, DataError
+from conf.load import load_config
+from conf.types import Config, ModelConfig
+from jobs.build_features import build_features
+from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
+from jobs.plan_night import plan_night
+from jobs.runner import Job
+from training.settings import Features, check_model, known_architectures
+
+ROOT = Path(__file__).parents[2]
+RUN_DATE = "2026-01-08"
+LOCAL = "conf/spark/local.conf"
+
+
+def write(folder: Path, **sections: Any) -> Path:
+    """The generated log with other sections."""
+    path = folder / "changed.yaml"
+    base = {"extends": str(ROOT / "conf/datasets/generated.yaml"), "lake": str(folder / "lake")}
+    path.write_text(yaml.safe_dump({**base, **sections}), encoding="utf-8")
+    return path
+
+
+def table(path: str, names: str, **more: Any) -> dict[str, Any]:
+    columns = [{"name": name, "type": "string"} for name in names.split()]
+    return {"path": path, "format": "csv", "separator": ",", "columns": columns, **more}
+
+
+def towers(**settings: Any) -> dict[str, Any]:
+    return {"sources": [{"source": "retrieval", "model": {"architecture": "two_tower", **settings}}]}
+
+
+DLRM = {"architecture": "dlrm", "bottom_mlp": [32, 16]}
+WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
+    ({"model": {**DLRM, "top_mpl": [8]}}, r"architecture dlrm: unknown key model\.top_mpl=\[8\]"),
+    ({"model": {**DLRM, "top_mlp": ["wide"]}}, r"model\.top_mlp\.0='wide'"),
+    ({"model": {**DLRM, "top_mlp": [10**30]}}, r"model\.top_mlp\.0=10{30}"),
+    ({"model": {"architecture": "dlmr"}}, r"model\.architecture='dlmr' does not exist; known: \['dcn_v2'"),
+    ({"model": {"architecture": "__init__"}}, r"model\.architecture='__init__' does not exist"),
+    ({"model": {"architecture": "../dlrm"}}, r"model\.architecture='\.\./dlrm' does not exist"),
+    ({"train": {"baselines": ["logistic"]}}, r"train\.baselines names 'logistic': .*does not exist"),
+    (
+        {"candidates": towers(outptu_dim=3)},
+        r"candidates\.sources, retrieval: .*unknown key model\.outptu_dim=3",
+    ),
+    ({"candidates": towers(output_dim=0)}, r"model\.output_dim=0"),
+    (
+        {"candidates": {"sources": [{"source": "popular", "segment": "land"}]}},
+        r"segment='land' is neither a feature of scope user nor a column of candidates\.user_attributes",
+    ),
+    ({"scopes": {"user": ["I99"]}}, r"scopes names \['I99'\], which are no features"),
+    ({"prepare": ["sqrt"]}, r"prepare names an unknown operator 'sqrt'"),
+    ({"prepare": [{"filter": {"keep": "I99 > 0"}}]}, r"I99"),
+    ({"prepare": [{"groupby": {"by": ["C3"], "aggregates": {"I1": ["sum"]}}}]}, r"prepare loses the keys"),
+    (
+        {"features": [{"columns": ["I1"], "kind": "dense", "ops": [{"clip": {"mim": 0}}]}]},
+        r"clip does not take \{'mim': 0\}",
+    ),
+    (
+        {"features": [{"columns": ["C1"], "kind": "dense", "ops": ["log1p"]}]},
+        r"log1p takes .*, and C1 is string",
+    ),
+    (
+        {
+            "features": [
+                {
+                    "columns": ["C1"],
+                    "kind": "categorical",
+                    "ops": [{"rename": {"names": {"C1": "../x"}}}, "categorify"],
+                }
+            ]
+        },
+        r"an operator makes a column '\.\./x': a column name has",
+    ),
+    (
+        {
+            "features": [
+                {
+                    "columns": ["C2"],
+                    "kind": "dense",
+                    "ops": [{"join_external": {"path": "http://a/b", "columns": {"price": "float"}}}],
+                }
+            ]
+        },
+        r"join_external path='http://a/b': http:// is not supported",
+    ),
+]
+
+
+@pytest.mark.parametrize("sections, problem", WRONG_FOR_EVERY_JOB)
+def test_every_job_refuses(tmp_path: Path, sections: dict[str, Any], problem: str) -> None:
+    config = load_config(str(write(tmp_path, **sections)))
+    with pytest.raises(ConfigError, match=problem):
+        check_config(config)
+
+
+WRONG_FOR_A_TRAINING: list[tuple[dict[str, Any], str]] = [
+    ({"model": {**DLRM, "bottom_mlp": [8]}}, r"^model\.bottom_mlp=\[8\] must end in embedding_dim=16"),
+    ({"model": {**DLRM, "multi_hot": {"lengths": {"C1": 3}}}}, r"^model\.multi_hot\.lengths names \['C1'\]"),
+    (
+        {"train": {"baselines": ["dlrm"]}},
+        r"^train\.baselines names 'dlrm': model\.bottom_mlp=\[\] must end in",
+    ),
+    ({"candidates": towers(), "scopes": {"user": []}}, r"two_tower has no place for features of scope pair"),
+    (
+        {"model": {"architecture": "wide_and_deep", "crosses": [{"left": ["C1"], "right": ["I1"]}]}},
+        r"^model\.crosses names \['I1'\]",
+    ),
+]
+
+
+@pytest.mark.parametrize("sections, problem", WRONG_FOR_A_TRAINING)
+def test_a_model_that_does_not_fit_the_features_is_refused_before_features_are_made_for_it(
+    tmp_path: Path, sections: dict[str, Any], problem: str
+) -> None:
+    config = load_config(str(write(tmp_path, **sections)), ["workflow.mode=retrain"])
+    check_config(config)
+    with pytest.raises(ConfigError, match=problem):
+        check_training(config)
+    with pytest.raises(ConfigError, match=problem):
+        build_features(Job("build_features", config, RUN_DATE))
+
+
+@pytest.mark.parametrize("job", ["build_features", "generate_clicks", "plan_night", "nightly"])
+def test_a_misspelt_key_of_the_model_ends_a_job_before_it_works(tmp_path: Path, job: str) -> None:
+    path = write(tmp_path, model={**DLRM, "top_mpl": [8]})
+    command = [sys.executable, f"jobs/{job}.py", "--config", str(path), "--run-date", RUN_DATE]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert ended.returncode == 2, ended.stderr
+    assert "unknown key model.top_mpl=[8]" in ended.stderr
+    assert "its settings are ['bottom_mlp', 'embedding_dim', 'top_mlp']" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "session" not in ended.stderr
+    assert ended.stdout == ""
+    written = {each.name for each in (tmp_path / "lake").iterdir()} if (tmp_path / "lake").exists() else set()
+    assert written <= {"runs"}
+
+
+def test_the_settings_are_checked_without_torch() -> None:
+    """Each job checks them; importing torch costs a second and 200 MB that most jobs need not spend."""
+    program = (
+        "import sys; from conf.load import load_config; from jobs.checks import check_config; import jobs.build_features\n"
+        "for name in ('criteo', 'generated', 'outbrain'): check_config(load_config(f'conf/datasets/{name}.yaml'))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=120)
+
+
+def test_every_architecture_of_ours_has_settings_apart_from_its_module() -> None:
+    apart = {path.stem for path in (ROOT / "training/settings").glob("*.py")}
+    assert set(known_architectures()) <= apart
+
+
+def test_products_name_features_of_one_id() -> None:
+    config = ModelConfig.model_validate(
+        {"architecture": "wide_and_deep", "crosses": [{"left": ["C1"], "right": ["C9"]}]}
+    )
+    check_model(config, Features(ids=["C1", "C9"]))
+    with pytest.raises(ConfigError, match=r"model\.crosses names \['C9'\]"):
+        check_model(config, Features(ids=["C1"], lists=["C9"]))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf/datasets").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_shipped_configurations_pass(path: Path) -> None:
+    config = load_config(str(path))
+    check_config(config)
+    check_training(config)
+    if path.stem != "outbrain":  # whose features of pairs make no lists, as its first lines say
+        check_lists(config)
+
+
+@pytest.mark.parametrize(
+    "sections, problem",
+    [
+        ({"scopes": {"item": []}}, r"top-k lists cannot be scored with features of scope pair: \['I6'"),
+        (
+            {"score": {"context": {"I1": 3}}},
+            r"score\.context must give a value .* of another scope or unknown \['I1'\]",
+        ),
+        ({"scopes": {"context": [], "item": ["I{6..13}", "C2", "C{12..26}"]}}, r"unknown \['C21', 'C22'"),
+    ],
+)
+def test_lists_that_could_not_be_made_are_refused(
+    tmp_path: Path, sections: dict[str, Any], problem: str
+) -> None:
+    config = load_config(str(write(tmp_path, **sections)))
+    with pytest.raises(ConfigError, match=problem):
+        check_lists(config)
+
+
+def test_a_missing_value_of_the_context_is_refused_unless_its_feature_may_be_left_out(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "features": [
+            {"columns": ["I1", "I11"], "kind": "dense", "ops": ["log1p"]},
+            {"columns": ["C1", "C2"], "kind": "categorical", "ops": ["categorify"]},
+            {"columns": ["C21"], "kind": "categorical", "ops": ["categorify", "drop_low_cardinality"]},
+        ],
+        "scopes": {"user": ["I1", "C1"], "item": ["C2"], "context": ["I11", "C21"]},
+    }
+    base = yaml.safe_load((ROOT / "conf/datasets/generated.yaml").read_text())
+    path = tmp_path / "whole.yaml"
+    for context, accepted in (({"I11": 1, "C21": "x"}, True), ({"I11": 1}, True), ({"C21": "x"}, False)):
+        model = {"architecture": "logistic_regression"}
+        path.write_text(yaml.safe_dump({**base, **sections, "model": model, "score": {"context": context}}))
+        config = load_config(str(path))
+        if accepted:
+            check_lists(config)
+        else:
+            with pytest.raises(ConfigError, match=r"missing \['I11'\]"):
+                check_lists(config)
+
+
+FILTER = {"filter": "out_of_stock", "item": "item"}
+ATTRIBUTE = {"format": "csv", "key": "item", "column": "brand"}
+SINK = {"kind": "jdbc", "name": "shop", "url": "jdbc:postgresql://h/db", "table": "lists"}
+SECRET = {"env": "NIGHTRANK_TEST_NOT_SET"}
+SOURCES = {"sources": [{"source": "popular"}]}
+
+
+def check_before_a_run(config: Config) -> None:
+    check_tables(config, RUN_DATE)
+    check_sinks(config, LOCAL)
+
+
+def ruled(path: str) -> dict[str, Any]:
+    rules = {
+        "attributes": {"brand": {"path": path, **ATTRIBUTE}},
+        "max_per_category": {"attribute": "brand", "max": 2},
+    }
+    return {"score": {"rules": rules}}
+
+
+@pytest.mark.parametrize(
+    "sections, kind, problem",
+    [
+        (
+            {"candidates": {**SOURCES, "filters": [table("{data}/stock.csv", "item", **FILTER)]}},
+            DataError,
+            r"no raw file at .*stock\.csv \(from candidates\.filters\.0\.path\)",
+        ),
+        (
+            {"candidates": {**SOURCES, "user_attributes": table("{data}/who.csv", "user land", key="user")}},
+            DataError,
+            r"no raw file at .*who\.csv \(from candidates\.user_attributes\.path\)",
+        ),
+        (
+            ruled("{data}/brands.csv"),
+            ConfigError,
+            r"score\.rules\.attributes: there is no file at .*brands\.csv",
+        ),
+        (
+            {"deliver": {"sinks": [{**SINK, "user": SECRET, "password": SECRET}]}},
+            ConfigError,
+            r"user of shop should be in the environment variable NIGHTRANK_TEST_NOT_SET, which is not set",
+        ),
+        (
+            {"deliver": {"sinks": [{**SINK, "user": {"file": "no/such"}, "password": SECRET}]}},
+            ConfigError,
+            r"user of shop cannot be read from no/such",
+        ),
+        (
+            {
+                "deliver": {
+                    "sinks": [
+                        {**SINK, "user": {"env": "PATH"}, "password": {"env": "PATH"}, "driver_jar": "no.jar"}
+                    ]
+                }
+            },
+            ConfigError,
+            r"driver_jar=no\.jar of shop does not exist",
+        ),
+    ],
+)
+def test_a_run_is_refused_for_what_its_last_stages_would_miss(
+    tmp_path: Path, sections: dict[str, Any], kind: type[Exception], problem: str
+) -> None:
+    path = write(tmp_path, data=str(tmp_path / "data"), **sections)
+    config = load_config(str(path))
+    check_config(config)
+    with pytest.raises(kind, match=problem):
+        check_before_a_run(config)
+    command = [sys.executable, "jobs/nightly.py", "--config", str(path), "--run-date", RUN_DATE]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert ended.returncode == (2 if kind is ConfigError else 3), ended.stderr
+    assert "what to do: " in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "lake").exists()
+
+
+def test_a_table_that_comes_by_day_may_arrive_later_and_one_that_is_there_passes(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/stock.csv").write_text("item\ni1\n")
+    filters = [table("{data}/stock.csv", "item", **FILTER)]
+    for sections in (
+        {"candidates": {**SOURCES, "filters": filters}},
+        {"candidates": {**SOURCES, "user_attributes": table("{data}/{date}.csv", "user", key="user")}},
+        ruled("{data}/{date}/brands.csv"),
+        ruled("hdfs://name:9000/brands.csv"),
+        ruled("{data}/stock.csv"),
+    ):
+        check_tables(load_config(str(write(tmp_path, data=str(tmp_path / "data"), **sections))), RUN_DATE)
+
+
+def test_secrets_of_a_driver_in_the_cluster_are_not_looked_for_here(tmp_path: Path) -> None:
+    config = load_config(
+        str(write(tmp_path, deliver={"sinks": [{**SINK, "user": SECRET, "password": SECRET}]}))
+    )
+    profile = tmp_path / "cluster.conf"
+    profile.write_text("spark.submit.deployMode cluster\n")
+    check_sinks(config, str(profile))
+    with pytest.raises(ConfigError, match="NIGHTRANK_TEST_NOT_SET"):
+        check_sinks(config, LOCAL)
+
+
+def test_a_plan_waits_for_the_log_before_it_looks_for_tables(tmp_path: Path) -> None:
+    filters = [table("{data}/stock.csv", "item", **FILTER)]
+    path = write(tmp_path, candidates={**SOURCES, "filters": filters}, data=str(tmp_path / "data"))
+    job = Job("plan_night", load_config(str(path)), RUN_DATE)
+    assert plan_night(job).facts["raw_log"]["files"] == 0
+    log = tmp_path / f"lake/raw/dt={RUN_DATE}/a.tsv"
+    log.parent.mkdir(parents=True)
+    log.write_text("1\n")
+    with pytest.raises(DataError, match=r"no raw file at .*stock\.csv \(from candidates\.filters\.0\.path\)"):
+        plan_night(job)
