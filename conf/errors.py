@@ -2,6 +2,8 @@
 
 import re
 
+from conf.printable import printable_lines
+
 EXIT_OK = 0
 EXIT_CRASHED = 1  # Python's own, of an error that nobody expected
 EXIT_CONFIG = 2
@@ -10,7 +12,7 @@ EXIT_INFRASTRUCTURE = 4
 
 
 class NightrankError(Exception):
-    """Base of our errors: says what is wrong and, on its own line, what to do about it.
+    """Base of our errors: says what is wrong and, on its own line, what to do about it. As text it is safe for a terminal.
 
     Args:
         problem: what is wrong, naming the file, column and value.
@@ -25,7 +27,7 @@ class NightrankError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.problem}\n  what to do: {self.remedy}"
+        return printable_lines(f"{self.problem}\n  what to do: {self.remedy}")
 
 
 class ConfigError(NightrankError):

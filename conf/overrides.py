@@ -30,7 +30,7 @@ def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> N
     if not separator or not all(key.split(".")):
         raise ConfigError(f"--set {override!r} is not of the form a.b=value", "write --set section.key=value")
     parents, last = key.split(".")[:-1], key.split(".")[-1]
-    value = _value(override, text, _types_of(kind, key.split(".")))
+    value = _value(override, text, types_of(kind, key.split(".")))
     target = values
     for parent in parents:
         if target.get(parent) is None:
@@ -55,7 +55,7 @@ def _value(override: str, text: str, types: tuple[Any, ...]) -> Any:
         ) from error
 
 
-def _types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
+def types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
     """The types that the value of a key may have; none where the key is unknown."""
     types = _members(kind)
     for key in keys:

@@ -10,6 +10,7 @@ import time
 
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
 from conf.load import load_config, parse_date
+from conf.printable import printable, printable_lines
 from jobs.gate.history import history_table, told
 from jobs.runner import Job, Result, closing_line, parser
 from training.history import Intervention, standing_as_of
@@ -34,15 +35,15 @@ def main(argv: list[str] | None = None) -> int:
         job = Job("champion", config, parse_date(arguments.run_date))
         asked = arguments.rollback or arguments.pin is not None or arguments.release
         done = _act(job, arguments)
-        print(history_table(job.lake, config.name, job.run_date))
+        print(printable_lines(history_table(job.lake, config.name, job.run_date)))
         if asked:
-            print(told(done))
+            print(printable_lines(told(done)))
     except NightrankError as error:
         print(f"champion failed: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
         remedy = "see that the lake can be reached; a retry may help"
-        print(f"champion failed: {error}\n  what to do: {remedy}", file=sys.stderr)
+        print(f"champion failed: {printable(error)}\n  what to do: {remedy}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
     standing = standing_as_of(job.lake, config.name, job.run_date)
     facts = {

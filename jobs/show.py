@@ -8,6 +8,7 @@ import time
 
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
 from conf.load import load_config, parse_date
+from conf.printable import printable
 from jobs.look_up.find import find
 from jobs.look_up.page import decoded_names, page
 from jobs.runner import Job, Result, closing_line, parser
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     except OSError as error:
         remedy = "see that the lake can be reached; a retry may help"
-        print(f"show failed: {error}\n  what to do: {remedy}", file=sys.stderr)
+        print(f"show failed: {printable(error)}\n  what to do: {remedy}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
     print(page(found, names))
     told = ("model_version", "workflow_version", "scored_at")

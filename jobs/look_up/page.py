@@ -8,6 +8,7 @@ from typing import Any
 from conf.errors import ConfigError, DataError
 from conf.feature_spec import NULL_ID, OOV_ID, PAD_ID
 from conf.lake import Lake
+from conf.printable import printable
 from etl.workflow import load_local
 from jobs.look_up.find import Found
 from jobs.night.terminal import text_table
@@ -44,7 +45,7 @@ def page(found: Found, names: Names) -> str:
     """Everything about the list, in the order in which it is asked for."""
     facts = found.facts
     parts = [
-        f"User {found.user}, lists of {found.run_date}",
+        f"User {printable(found.user)}, lists of {found.run_date}",
         f"  model {facts['model_version']}, workflow {facts['workflow_version']}, scored {facts['scored_at']}",
         f"\nUser features\n  {described(found.user_features, names) or 'none'}",
         f"\nList ({len(found.entries)} of {facts['k']})\n{_list_table(found)}",
@@ -56,7 +57,9 @@ def page(found: Found, names: Names) -> str:
 
 def described(features: Mapping[str, Any], names: Names) -> str:
     """`name=value, …`: raw values where ids have one, encoded numbers otherwise, as the model takes them."""
-    return ", ".join(f"{name}={_value(value, names.get(name))}" for name, value in features.items())
+    return ", ".join(
+        f"{printable(name)}={printable(_value(value, names.get(name)))}" for name, value in features.items()
+    )
 
 
 def _value(value: Any, names: Mapping[int, str] | None) -> str:
@@ -88,7 +91,7 @@ def _item_lines(found: Found, names: Names) -> str:
     for entry in found.entries:
         features = found.item_features.get(entry["item_id"])
         told = "not among the items any more" if features is None else described(features, names) or "none"
-        lines.append(f"  {entry['item_id']}: {told}")
+        lines.append(f"  {printable(entry['item_id'])}: {told}")
     return "\n".join(lines)
 
 

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from conf.printable import printable, printable_lines
+
 _JOB_WIDTH = 23  # measure_recommendations
 
 
@@ -18,8 +20,9 @@ class Progress:
         self._shown = -1
 
     def say(self, text: str = "") -> None:
+        """Writes lines that may hold values from data."""
         self._clear()
-        print(text, file=self._stream, flush=True)
+        print(printable_lines(text), file=self._stream, flush=True)
 
     def tick(self, job: str, seconds: float) -> None:
         """Called several times a second while a stage runs."""
@@ -29,7 +32,7 @@ class Progress:
             self._stream.flush()
 
     def finished(self, job: str, state: str, seconds: float, remark: str) -> None:
-        self.say(_line(job, state, seconds, remark))
+        self.say(_line(job, state, seconds, printable(remark)))
 
     def _clear(self) -> None:
         if self._live and self._shown >= 0:
@@ -44,7 +47,8 @@ def _line(job: str, state: str, seconds: float, remark: str) -> str:
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """An aligned table, indented by two; `right` holds the indices of right-aligned columns."""
+    """An aligned table, indented by two; `right` holds the indices of right-aligned columns. Cells may come from data."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[index]) for row in (headers, *rows)) for index in range(len(headers))]
 
     def aligned(row: Sequence[str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from conf.printable import printable_lines
+
 
 class Html(str):
     """Markup that stands as it is. Made by the functions below, never from data."""
@@ -31,15 +33,18 @@ def _attribute(key: str, value: str | int | float | bool | None) -> str:
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{escape(str(value), quote=True)}"'
+    return f" {name}" if value is True else f' {name}="{_text(value)}"'
+
+
+def _text(value: str | int | float) -> str:
+    """A value as text of a page: markup escaped, and control characters, which HTML does not allow, shown as escapes."""
+    return escape(printable_lines(str(value)), quote=True)
 
 
 def join(children: Iterable[Child]) -> Html:
     """Children one after another, escaped unless they are markup."""
     present = (child for child in children if child is not None)
-    return Html(
-        "".join(child if isinstance(child, Html) else escape(str(child), quote=True) for child in present)
-    )
+    return Html("".join(child if isinstance(child, Html) else _text(child) for child in present))
 
 
 def section(name: str, title: str, *children: Child) -> Html:

@@ -129,3 +129,13 @@ def test_to_belongs_to_a_rollback(lake: Lake, capsys: pytest.CaptureFixture[str]
         call(lake, "2026-01-08", "--to", "v1aaaa")
     assert ended.value.code == 2
     assert "--to belongs to --rollback" in capsys.readouterr().err
+
+
+def test_reasons_and_names_reach_the_terminal_without_control_characters(
+    lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(lake, "2026-01-07", "--rollback", "--why", "bad \x1b[2Jlists") == 0
+    assert call(lake, "2026-01-07") == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert r"bad \x1b[2Jlists" in text

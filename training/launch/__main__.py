@@ -6,7 +6,6 @@ python -m training.launch --config my.yaml --run-date 2026-01-08
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from typing import Any
@@ -15,6 +14,7 @@ from conf.dataset import read_dataset
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
 from conf.lake import Lake
 from conf.load import load_config, parse_date
+from conf.printable import json_line
 from training.description import is_complete, read_description
 from training.plan import make_plan
 from training.run import train_in_process
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, MemoryError):
         log.exception("training failed in the system around it")
         return EXIT_INFRASTRUCTURE
-    print(json.dumps(facts, allow_nan=False), flush=True)
+    print(json_line(facts), flush=True)
     return EXIT_OK
 
 
