@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from conf.load import load_config
 from conf.manifest import read_manifest, replace_manifest
 from conf.types import SPLITS, Config
 from etl.build import Built
+from tests.contract.test_overrides import documented_overrides
 from tests.etl import cases, oracle
 
 ROOT = Path(__file__).parents[2]
@@ -239,3 +241,32 @@ def test_normalizing_a_column_without_any_value_says_what_to_do(spark: SparkSess
     with pytest.raises(DataError, match="normalize cannot be fitted on age") as caught:
         cases.run_build(spark, config, RUN_DATE)
     assert "add fill before normalize" in caught.value.remedy
+
+
+def test_the_terabyte_log_by_day_as_the_configuration_documents_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """With the very `--set` values that stand in conf/datasets/criteo.yaml."""
+    documented = dict(documented_overrides())["conf/datasets/criteo.yaml"]
+    draw, days = random.Random(3), ["2014-05-12", "2014-05-13", "2014-05-14"]
+    for day in days:
+        folder = tmp_path / f"data/day={day}"
+        folder.mkdir(parents=True)
+        rows = [
+            [
+                draw.randrange(2),
+                *(draw.randrange(9) for _ in range(13)),
+                *(f"{draw.randrange(20):08x}" for _ in range(26)),
+            ]
+            for _ in range(200)
+        ]
+        text = "".join("\t".join(map(str, row)) + "\n" for row in rows)
+        (folder / "part-0.gz").write_bytes(gzip.compress(text.encode()))
+    places = [f"lake={tmp_path}/lake", f"data={tmp_path}/data", "split.train_days=1"]
+    config = load_config(str(ROOT / "conf/datasets/criteo.yaml"), [*places, *documented])
+    built = cases.run_build(spark, config, days[-1])
+    assert {day: counts.rows_in for day, counts in built.counts.items()} == dict.fromkeys(days, 200)
+    dataset = read_dataset(Lake(config.lake), days[-1])
+    assert {split: [each.dt for each in members] for split, members in dataset.splits.items()} == {
+        split: [day] for split, day in zip(SPLITS, days, strict=True)
+    }
