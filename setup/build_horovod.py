@@ -1,8 +1,15 @@
 """Builds Horovod from its PyPI sdist against the torch in .venv, and keeps the wheel outside the checkout.
 
-Horovod's last release predates torch 2.1, which asks for C++17; PATCHES says what else in it needs a change. With a CUDA
-build of torch, its CMake wants a whole CUDA toolkit: the Python packages that torch and requirements/build.in bring are
-one once they are laid out as the compiler expects. No GPU and no CUDA installation is needed to build or to import it.
+Horovod's last release predates torch 2.1, which needs C++17, and its rendezvous server runs code for whoever reaches its port
+(CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod change both; each begins with what it changes and why. In short:
+
+    torch.patch             builds against a current torch, into a wheel that works in any environment
+    interface.patch         process sets use the network interface that the launcher gives
+    signed-requests.patch   servers take requests signed with the job's key alone, and listen on one address
+    command-lifetime.patch  horovod.spark.run does not sleep for 3 s at its end
+
+With a CUDA build of torch, Horovod's CMake wants a whole CUDA toolkit: the Python packages that torch and requirements/build.in
+bring are one once they are laid out as the compiler expects. No GPU and no CUDA installation is needed to build or to import it.
 """
 
 from __future__ import annotations
@@ -18,36 +25,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from setup import horovod_patches
 from setup.console import SetupError, cache_folder, capture, run, say
 from setup.preflight import python_headers
-
-# file -> (text in the sdist, what replaces it)
-PATCHES = {
-    "CMakeLists.txt": (
-        "set(CMAKE_CXX_STANDARD 14)\n",
-        "set(CMAKE_CXX_STANDARD 17)\n"
-        # By default the library remembers the absolute paths of the environment it was built in, but the wheel is
-        # installed into others: look for torch's and NVIDIA's libraries beside it instead.
-        "set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)\n"
-        'set(CMAKE_INSTALL_RPATH "$ORIGIN/../../torch/lib;$ORIGIN/../../nvidia/nccl/lib;$ORIGIN/../../nvidia/cu13/lib")\n'
-        # Debug information of torch's headers is most of the wheel and a good part of the compiler's time and memory.
-        'set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -DNDEBUG")\n',
-    ),
-    "horovod/torch/CMakeLists.txt": ("set(CMAKE_CXX_STANDARD 14)\n", "set(CMAKE_CXX_STANDARD 17)\n"),
-    # A process set's connections ignored HOROVOD_GLOO_IFACE, which the launcher sets, and took whatever address the
-    # host's name resolves to: on Debian 127.0.1.1, which no other host can reach, and a crash where it does not resolve.
-    "horovod/common/gloo/gloo_context.cc": (
-        "  device_attr.iface = gloo_iface_;\n"
-        "  device_attr.ai_family = AF_UNSPEC;\n"
-        "  auto dev = CreateDevice(device_attr);\n\n"
-        "  global_ctx = global_context.ctx;\n",
-        "  gloo_iface_ = global_context.gloo_iface_;\n"
-        "  device_attr.iface = gloo_iface_;\n"
-        "  device_attr.ai_family = AF_UNSPEC;\n"
-        "  auto dev = CreateDevice(device_attr);\n\n"
-        "  global_ctx = global_context.ctx;\n",
-    ),
-}
 
 # The variables that Horovod's build reads, whatever the torch.
 OPTIONS = {
@@ -115,7 +95,7 @@ class BuildInputs:
     python_abi: str
     platform: str
     compiler: str
-    recipe: str  # digest of PATCHES and the options
+    recipe: str  # digest of the patches and the options
 
     def digest(self) -> str:
         return digest_of(asdict(self))
@@ -124,10 +104,11 @@ class BuildInputs:
 def inputs_of(venv: Path, requirement_file: Path) -> BuildInputs:
     found = json.loads(capture([venv / "bin/python", "-c", _DESCRIBE]))
     lines = requirement_file.read_text().splitlines()
+    changes = [asdict(change) for change in horovod_patches.read_changes()]
     return BuildInputs(
         requirement=" ".join(line.strip(" \\") for line in lines if not line.lstrip().startswith("#")),
         compiler=capture([compiler(), "-dumpfullversion", "-dumpmachine"]).strip(),
-        recipe=digest_of([PATCHES, OPTIONS, CUDA_OPTIONS]),
+        recipe=digest_of([changes, OPTIONS, CUDA_OPTIONS]),
         **found,
     )
 
@@ -171,7 +152,7 @@ def _build(
     scratch: Path, venv: Path, bootstrap: Path, requirement_file: Path, inputs: BuildInputs, log: Path
 ) -> Path:
     source = fetch_source(scratch, bootstrap, requirement_file)
-    patch(source)
+    horovod_patches.apply(source, horovod_patches.read_changes())
     environment = build_environment(scratch, venv, inputs)
     out = scratch / "wheel"
     pip = [*pip_of(bootstrap), "--python", str(venv / "bin/python")]
@@ -195,18 +176,6 @@ def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path
     (archive,) = scratch.glob("horovod-*.tar.gz")
     shutil.unpack_archive(archive, scratch)
     return scratch / archive.name.removesuffix(".tar.gz")
-
-
-def patch(source: Path) -> None:
-    """Applies PATCHES. Raises SetupError where a file is not the one they were written for."""
-    for name, (old, new) in PATCHES.items():
-        path = source / name
-        text = path.read_text()
-        if text.count(old) != 1:
-            raise SetupError(
-                f"{path.name} of this Horovod is not the one to patch: {old.strip()!r} is in it {text.count(old)} times"
-            )
-        path.write_text(text.replace(old, new))
 
 
 def build_environment(scratch: Path, venv: Path, inputs: BuildInputs) -> dict[str, str]:

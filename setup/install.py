@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from setup import build_horovod, build_native, class_archive, compiled_archive, preflight
+from setup import build_horovod, build_native, class_archive, compiled_archive, horovod_patches, preflight
 from setup.console import SetupError, capture, fail, locked, run, say, step
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,8 @@ def fingerprint(root: Path) -> str:
     """
     digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
     scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
-    for path in [*sorted(scripts), *build_native.all_sources(root)]:
+    patches = horovod_patches.patch_files(root / "setup/horovod")
+    for path in [*sorted(scripts), *patches, *build_native.all_sources(root)]:
         digest.update(f"{path.name}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -21,28 +21,6 @@ INPUTS = build_horovod.BuildInputs(
 )
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A tree that has in it what PATCHES replace, among other lines."""
-    for name, (old, _) in build_horovod.PATCHES.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"line before\n{old}line after\n")
-    return tmp_path
-
-
-def test_patch_replaces_and_leaves_the_rest(source: Path) -> None:
-    build_horovod.patch(source)
-    for name, (_, new) in build_horovod.PATCHES.items():
-        assert (source / name).read_text() == f"line before\n{new}line after\n"
-
-
-def test_patch_refuses_another_source(source: Path) -> None:
-    (source / "horovod/torch/CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)\n")
-    with pytest.raises(SetupError, match="is not the one to patch"):
-        build_horovod.patch(source)
-
-
 @pytest.mark.parametrize("field", list(INPUTS.__dataclass_fields__))
 def test_every_input_names_another_wheel(field: str) -> None:
     assert replace(INPUTS, **{field: "another"}).digest() != INPUTS.digest()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import horovod.spark
+from horovod.runner.util.network import get_local_intfs
 from pyspark.sql import SparkSession
 
 from conf.errors import InfrastructureError
@@ -29,6 +30,7 @@ _ONE_AT_A_TIME = threading.Lock()
 # How long a rank waits in a collective for one that has left it, because a third was lost; and for one that Spark has just
 # started, which may be importing torch from a cold disk. Gloo's own 30 s were too few for that.
 _PATIENCE_S = 60
+_LOOPBACK = "127.0.0.1"
 
 
 def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = None) -> dict[str, Any]:
@@ -71,6 +73,8 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(train.start_timeout_s, _PATIENCE_S)),
         },
         "verbose": 0,
+        # Where all ranks are on this host, nothing listens where another host could reach it.
+        "nics": get_local_intfs() if is_local(spark) else None,
     }
     if train.elastic is None:
         return horovod.spark.run(_rank, use_gloo=True, executable=python, **common)
@@ -92,9 +96,11 @@ def _rank(plan: TrainPlan, threads: int, channel: Channel | None, quiet: bool) -
 
 
 def _listening(spark: SparkSession, show: Report | None) -> Listener | nullcontext[None]:
-    """A listener where the executors look for the driver."""
+    """A listener where the executors look for the driver; on the loopback interface where there are none."""
     if show is None:
         return nullcontext()
+    if is_local(spark):
+        return Listener(_LOOPBACK, _LOOPBACK, show)
     known = spark.sparkContext.getConf()
     host = known.get("spark.driver.host", "127.0.0.1") or ""
     return Listener(host, known.get("spark.driver.bindAddress", host) or "", show)

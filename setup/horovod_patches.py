@@ -1,0 +1,91 @@
+"""What is changed in Horovod's sources before they are compiled: the patch files of setup/horovod.
+
+Each begins with what it changes and why. They are unified diffs, applied here without the program `patch`, which a bare container
+lacks, and without its tolerance: the lines of each hunk must be in the file exactly once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from setup.console import SetupError
+
+FOLDER = Path(__file__).with_name("horovod")
+_NO_FILE = "/dev/null"
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One hunk of a diff: in this file `old` is replaced by `new`. An empty `old` makes the file."""
+
+    file: str
+    old: str
+    new: str
+
+
+def patch_files(folder: Path = FOLDER) -> list[Path]:
+    """The patches, in the order in which they are applied."""
+    return sorted(folder.glob("*.patch"))
+
+
+def read_changes(folder: Path = FOLDER) -> list[Change]:
+    """The hunks of all patches."""
+    return [change for path in patch_files(folder) for change in _changes(path)]
+
+
+def _changes(path: Path) -> list[Change]:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    found: list[Change] = []
+    source, target, at = "", "", 0
+    while at < len(lines):
+        line, at = lines[at], at + 1
+        if line.startswith("--- "):
+            source = _name(line)
+        elif line.startswith("+++ "):
+            target = _name(line)
+        elif header := _HUNK.match(line):
+            counts = [int(count) if count is not None else 1 for count in header.groups()]
+            old, new, at = _hunk(lines, at, counts)
+            found.append(Change(target, "" if source == _NO_FILE else old, new))
+    return found
+
+
+def _name(line: str) -> str:
+    """The path of a header line, without the a/ or b/ in front."""
+    name = line.split()[1]
+    return name if name == _NO_FILE else name.split("/", 1)[1]
+
+
+def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
+    """Old text, new text and where the hunk ends; `counts` are the lines of both."""
+    old: list[str] = []
+    new: list[str] = []
+    while len(old) < counts[0] or len(new) < counts[1]:
+        line = lines[at] if lines[at] != "\n" else " \n"  # editors remove the space of an empty line
+        mark, text = line[0], line[1:]
+        if mark in " -":
+            old.append(text)
+        if mark in " +":
+            new.append(text)
+        at += 1
+    return "".join(old), "".join(new), at
+
+
+def apply(source: Path, changes: list[Change]) -> None:
+    """Changes the sources in this folder. Raises SetupError where a file is not the one that the patches were written for."""
+    for change in changes:
+        path = source / change.file
+        if not change.old:
+            if path.exists():
+                raise SetupError(f"{change.file} of this Horovod is there already, and a patch adds it")
+            path.write_text(change.new, encoding="utf-8")
+            continue
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if (count := text.count(change.old)) != 1:
+            raise SetupError(
+                f"{change.file} of this Horovod is not the one to patch: {change.old.strip()!r} is in it {count} times"
+            )
+        path.write_text(text.replace(change.old, change.new), encoding="utf-8")
