@@ -1,4 +1,4 @@
-"""What every job shares: arguments, phases with their seconds, the closing JSON line, exit codes."""
+"""What every job shares: arguments, phases with their seconds, the job summary on standard output, exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from pyspark.sql import SparkSession
 
 from conf import storage
 from conf.errors import (
+    EXIT_CONFIG,
     EXIT_CRASHED,
+    EXIT_DATA,
     EXIT_INFRASTRUCTURE,
     EXIT_OK,
     ConfigError,
@@ -32,6 +34,8 @@ from conf.types import Config
 from etl.hadoop_files import hdfs
 from jobs.checks import check_config
 from jobs.session import build_session
+from jobs.spark_log import SparkLog, root_cause, without_frames
+from jobs.standard_output import separate_output
 from jobs.watch.observer import Observer
 
 log = logging.getLogger("nightrank")
@@ -47,6 +51,7 @@ class Job:
     run_date: str
     phases: dict[str, float] = field(default_factory=dict)
     _spark: SparkSession | None = None
+    spark_log: SparkLog = field(default_factory=SparkLog)
 
     @property
     def lake(self) -> Lake:
@@ -58,7 +63,9 @@ class Job:
         if self._spark is None:
             with self.phase("session"):
                 name = f"nightrank {self.name} {self.run_date}"
+                self.spark_log.attach()  # where spark-submit has started the JVM, before the session can fail
                 self._spark = build_session(name, event_logs=self.lake.event_logs)
+                self.spark_log.attach()
         return self._spark
 
     @contextmanager
@@ -76,6 +83,10 @@ class Job:
     def started_spark(self) -> SparkSession | None:
         """The session if it was ever asked for."""
         return self._spark
+
+    def keep_stacks(self, error: BaseException | None = None) -> str | None:
+        """The path of the file with the stacks that Spark has logged, and that of this error; None if there are none."""
+        return self.spark_log.end(self.lake.logs, self.run_date, self.name, error)
 
     def stop(self) -> None:
         if self._spark is not None:
@@ -128,15 +139,22 @@ def parser(name: str, description: str, date_option: str = "--run-date") -> argp
 
 def run(name: str, description: str, body: Callable[[Job], Result], argv: list[str] | None = None) -> None:
     """Runs a job and ends the process with the exit code its outcome asks for."""
+    given = sys.argv[1:] if argv is None else argv
+    write_summary = print if {"-h", "--help"} & {*given} else separate_output()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
     for noisy in ("py4j", "petastorm", "alembic", "mlflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    sys.exit(_run(name, body, parser(name, description).parse_args(argv)))
+    sys.exit(_run(name, body, parser(name, description).parse_args(given), write_summary))
 
 
-def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace) -> int:
+def _run(
+    name: str,
+    body: Callable[[Job], Result],
+    arguments: argparse.Namespace,
+    write_summary: Callable[[str], None],
+) -> int:
     start = time.monotonic()
     try:
         config = load_config(arguments.config, arguments.overrides)
@@ -154,10 +172,14 @@ def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace
         told = closing_object(job, result, time.monotonic() - start)
         json.dumps(told, allow_nan=False)  # what is no JSON fails before the run counts as done
         exit_code, closing = EXIT_OK, told
+        if stacks := job.keep_stacks():
+            log.info("Spark logged errors that did not end the job; their stacks are in %s", stacks)
     except (NightrankError, PySparkException, Py4JError, OSError, MemoryError) as error:
-        failure, exit_code = _told(name, error)
+        failure, exit_code = _told(job, error)
     except BaseException as error:  # a defect of ours, or an interruption: it ends the process as ever
         failure = error
+        if stacks := job.keep_stacks():
+            log.error("%s failed; what Spark logged is in %s", name, stacks)
         raise
     finally:
         observer.look_at(job.started_spark)
@@ -165,21 +187,33 @@ def _run(name: str, body: Callable[[Job], Result], arguments: argparse.Namespace
         job.stop()
     if exit_code == EXIT_OK:
         closing["seconds"]["total"] = round(time.monotonic() - start, 2)
-        print(json_line(closing), flush=True)
+        write_summary(json_line(closing))
     return exit_code
 
 
-def _told(name: str, error: Exception) -> tuple[Exception, int]:
+def _told(job: Job, error: Exception) -> tuple[Exception, int]:
     """Says in the log what ended the job; the error that is at the bottom of it, and the exit code it asks for."""
     raised = raised_in(str(error)) if isinstance(error, PySparkException | Py4JError) else None
+    # Where the configuration or the data are wrong, the message has it all; Spark may have logged stacks all the same.
+    told_in_full = isinstance(error, NightrankError) and (
+        error.exit_code in (EXIT_CONFIG, EXIT_DATA) or not error.__cause__
+    )
+    stacks = job.keep_stacks(None if told_in_full else error)
+    where = f"\n  stacks: {stacks}" if stacks else ""
     if isinstance(error, NightrankError):
-        log.error("%s failed: %s", name, error)
+        log.error("%s failed: %s%s", job.name, without_frames(str(error)), where)
         return error, error.exit_code
     if raised is not None:
-        log.error("%s failed in a Spark worker: %s", name, raised)
+        log.error("%s failed in a Spark worker: %s%s", job.name, without_frames(str(raised)), where)
         return raised, raised.exit_code
-    log.error("%s failed in Spark or the system around it", name, exc_info=error)
-    log.error("what to do: read the cause above; a retry may help. %s", type(error).__name__)
+    advice = "correct the cause if it is one of yours, such as a full disk; otherwise run the job again"
+    log.error(
+        "%s failed in Spark or the system around it: %s\n  what to do: %s%s",
+        job.name,
+        root_cause(error),
+        advice,
+        where,
+    )
     return error, EXIT_INFRASTRUCTURE
 
 
