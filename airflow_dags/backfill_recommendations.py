@@ -20,6 +20,8 @@ from airflow.sdk import DAG, Param, task
 
 from airflow_dags.alerts import task_failed
 from airflow_dags.dates import days_between
+from airflow_dags.settings import read_settings
+from airflow_dags.submit import asked_overrides
 
 _LOOK_EVERY_S = 10
 
@@ -27,7 +29,8 @@ _LOOK_EVERY_S = 10
 @task
 def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
     """One run of the daily DAG a day: its id and what it is given."""
-    given = {"when_published": params["when_published"], "set": params["set"]}
+    asked = asked_overrides(params, read_settings())  # before the first day, not in each
+    given = {"when_published": params["when_published"], "set": list(asked)}
     return [
         {"trigger_run_id": f"{run_id}__{day}", "conf": {"run_date": day, **given}}
         for day in days_between(params["from"], params["to"])

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_dags.dates import run_date_of
 from airflow_dags.settings import read_settings
-from airflow_dags.submit import PLAN, Call, application, failure, hook_for
+from airflow_dags.submit import PLAN, Call, application, asked_overrides, failure, hook_for
 
 # A task in one of these has not begun, or waits.
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
@@ -37,7 +37,9 @@ class RawLogSensor(BaseSensorOperator):
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
         params, settings = context["params"], read_settings()
-        call = Call("plan_night", run_date_of(context, self.days_before_key), tuple(params.get("set") or ()))
+        call = Call(
+            "plan_night", run_date_of(context, self.days_before_key), asked_overrides(params, settings)
+        )
         self._hook = hook_for(
             call, settings, deploy_mode="client"
         )  # elsewhere its closing line would be lost

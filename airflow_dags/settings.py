@@ -14,10 +14,12 @@ from airflow.sdk import Variable
 from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_dags.overrides import DEFAULT_KEYS
+
 VARIABLE = "nightrank"
 SPARK_CONNECTION = "spark_default"
 POOL = "nightrank_spark"
-_KEYS = {"home", "config", "profiles", "set", "spark_submit", "environment"}
+_KEYS = {"home", "config", "profiles", "set", "spark_submit", "environment", "param_keys"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Settings:
         overrides: `--set` values of every job (`set` in the Variable).
         spark_submit: the spark-submit that starts jobs.
         environment: what its process gets beside Airflow's own environment.
+        param_keys: what the Param `set` of a run may change (airflow_dags/overrides.py).
     """
 
     home: str
@@ -39,6 +42,7 @@ class Settings:
     overrides: tuple[str, ...]
     spark_submit: str
     environment: Mapping[str, str]
+    param_keys: tuple[str, ...] = DEFAULT_KEYS
 
     def profile(self, job: str) -> str:
         return self.profiles.get(job, self.profiles["default"])
@@ -73,8 +77,11 @@ def settings_of(values: Any) -> Settings:
     )
     if not isinstance(profiles, dict) or "default" not in profiles:
         raise _wrong(f'needs profiles={{"default": "conf/spark/….conf"}}, and has {profiles!r}')
-    if not isinstance(overrides, list) or not all(isinstance(each, str) for each in overrides):
+    if not _are_texts(overrides):
         raise _wrong(f'needs set=["a.b=value", …], and has {overrides!r}')
+    param_keys = values.get("param_keys", list(DEFAULT_KEYS))
+    if not _are_texts(param_keys):
+        raise _wrong(f'needs param_keys=["a.b", "a.", …], and has {param_keys!r}')
     if not isinstance(environment, dict):
         raise _wrong(f"needs environment={{name: value}}, and has {environment!r}")
     home = str(values["home"])
@@ -84,7 +91,11 @@ def settings_of(values: Any) -> Settings:
     if which(submit) is None:
         raise _wrong(f"names spark_submit={submit}, which is no program on this worker")
     named = {name: str(value) for name, value in environment.items()}
-    return Settings(home, str(values["config"]), profiles, tuple(overrides), submit, named)
+    return Settings(home, str(values["config"]), profiles, tuple(overrides), submit, named, tuple(param_keys))
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, str) for each in values)
 
 
 def require_spark_connection() -> None:

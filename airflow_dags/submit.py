@@ -13,6 +13,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from airflow_dags.job_hook import JobHook
+from airflow_dags.overrides import refusal
 from airflow_dags.settings import POOL, SPARK_CONNECTION, Settings, read_settings, require_spark_connection
 
 PLAN = "raw_log"  # the task whose XCom is the night's plan
@@ -52,6 +53,18 @@ def hook_for(call: Call, settings: Settings, deploy_mode: str | None = None) -> 
         env_vars=dict(settings.environment) or None,
         deploy_mode=deploy_mode,
     )
+
+
+def asked_overrides(params: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
+    """The `--set` values of a run, from its Param `set`.
+
+    Raises:
+        AirflowFailException: one names a key that the Param must not change.
+    """
+    asked = tuple(params.get("set") or ())
+    if refused := refusal(asked, settings.param_keys):
+        raise AirflowFailException(refused)
+    return asked
 
 
 def application(call: Call, settings: Settings) -> str:
@@ -102,9 +115,9 @@ class JobOperator(SparkSubmitOperator):
         if found is None:
             raise AirflowSkipException(f"the plan has no step {self.step}")
         overrides = tuple(found["overrides"] if self.overrides is None else self.overrides)
-        asked = tuple(context["params"].get("set") or ())
-        self._call = Call(self.job or found["job"], found["run_date"], (*overrides, *asked))
         self._settings = read_settings()
+        asked = asked_overrides(context["params"], self._settings)
+        self._call = Call(self.job or found["job"], found["run_date"], (*overrides, *asked))
         self.application = application(self._call, self._settings)
         self._hook = None  # a retry in this process would find the last one's
         try:

@@ -115,6 +115,7 @@ REFUSED = [
     ("unknown key", {"profile": "x"}, "unknown keys ['profile']"),
     ("no default profile", {"profiles": {"train_model": "x"}}, 'needs profiles={"default"'),
     ("no list", {"set": "lake=/x"}, "needs set="),
+    ("no list of keys", {"param_keys": "gate."}, "needs param_keys="),
     ("no jobs", {"home": "/nowhere"}, "no folder jobs"),
     ("no program", {"spark_submit": "/nowhere/spark-submit"}, "no program on this worker"),
 ]
@@ -141,6 +142,74 @@ def test_what_is_not_set_up_is_a_clear_failure_and_never_yarn(
     assert kind == HOPELESS
     assert said in text
     assert "what to do" in text
+
+
+# name → the Param `set`, the Variable's param_keys, what refuses it
+NOT_ALLOWED: dict[str, tuple[list[str], list[str] | None, str]] = {
+    "a foreign URL": (
+        ["deliver.sinks=[{kind: jdbc, url: 'jdbc:postgresql://evil/x'}]"],
+        None,
+        "deliver.sinks",
+    ),
+    "a remote jar": (
+        ["score.k=3", "deliver.sinks.0.driver_jar=s3a://evil/x.jar"],
+        None,
+        "deliver.sinks.0.driver_jar",
+    ),
+    "a web address": (["watch.push_gateway=http://evil:9091"], None, "watch.push_gateway"),
+    "another lake": (["lake=s3a://evil/lake"], None, "lake"),
+    "another log": (["log.path=/etc/*"], None, "log.path"),
+    "another name": (["name=../../x"], None, "name"),
+    "a file as the model": (["model=/tmp/model.yaml"], None, "model"),
+    "a whole section": (["train={reading: {staging_folder: /home}}"], None, "train"),
+    "a folder": (["train.reading.staging_folder=/home"], None, "train.reading.staging_folder"),
+    "a section below a prefix": (["score.stop.x={y: 1}"], None, "a mapping or a nested list"),
+    "a section in a list": (["quality.exempt=[{path: /x}]"], None, "a mapping or a nested list"),
+    "a section in block style": (["gate.drift=path: /x"], None, "a mapping or a nested list"),
+    "a section with a tag": (["gate.drift=!!map {path: /x}"], None, "a mapping or a nested list"),
+    "a likely name": (["gated=1"], None, "gated"),
+    "no key": (["=1"], None, "not of the form a.b=value"),
+    "an option": (["--config=/tmp/x.yaml"], None, "--config"),
+    "what the deployer took away": (["score.k=3"], ["gate."], "score.k"),
+    "anything, where nothing is allowed": (["score.k=3"], [], "it may name nothing"),
+}
+ALLOWED: dict[str, tuple[list[str], list[str] | None]] = {
+    "nothing": ([], None),
+    "limits and counts": (
+        ["quality.psi_stop=0.5", "score.k=3", "train.retrain.start=fresh", "model.top_mlp=[8, 1]"],
+        None,
+    ),
+    "what the deployer added": (["deliver.sinks=[{kind: json_lines}]"], ["deliver.sinks"]),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(world: World, inside: Callable[..., Any]) -> dict[str, Any]:
+    """Name → what a stage, the sensor and a back-fill made of a Param `set`: class and text of what they raised."""
+    cases = {name: (asked, keys) for name, (asked, keys, _) in NOT_ALLOWED.items()} | ALLOWED
+    found: dict[str, Any] = inside("ask", json.dumps(cases), FATES=str(world.folder / "fates"))
+    return found
+
+
+@pytest.mark.parametrize("name", NOT_ALLOWED)
+def test_who_triggers_a_run_cannot_send_it_elsewhere(answers: dict[str, Any], name: str) -> None:
+    """Before any job is started, and also where only one task is cleared and runs again."""
+    said = NOT_ALLOWED[name][2]
+    for place in ("stage", "sensor", "backfill"):
+        kind, text = answers[name][place]
+        assert kind == HOPELESS, (place, text)
+        assert said in text, place
+        assert "what to do" in text, place
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_who_triggers_a_run_can_change_how_it_computes(answers: dict[str, Any], name: str) -> None:
+    words = [f"--set {each}" for each in ALLOWED[name][0]]
+    for place in ("stage", "sensor"):
+        kind, text = answers[name][place]
+        assert (kind, "ended with exit code 4" in text) == (RETRIED, True), (place, text)
+        assert all(word in text for word in words), place
+    assert answers[name]["backfill"][0] == ""
 
 
 @pytest.mark.timeout(600)

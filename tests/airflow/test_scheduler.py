@@ -132,7 +132,7 @@ def test_a_wrong_setting_fails_at_once_and_a_run_without_a_day_says_what_it_need
     api: Api, backfilled: dict[str, Any]
 ) -> None:
     for conf, said in (
-        ({"run_date": TRAINED, "set": ["score.kk=3"]}, "unknown key score.kk=3"),
+        ({"run_date": TRAINED, "set": ["gate.kk=3"]}, "unknown key gate.kk=3"),
         ({}, "neither a Param run_date nor a partition key"),
     ):
         run = api.trigger(DAILY, conf)

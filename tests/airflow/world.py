@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from airflow_dags.overrides import DEFAULT_KEYS
 from conf.load import load_config
 from jobs.generate_clicks import generate_clicks
 from jobs.runner import Job
@@ -99,6 +100,7 @@ def make_world(spark: SparkSession, folder: Path, alerts: str, cluster: Cluster)
     executors = {"spark.executor.cores": "2"}
     profile = write_profile(folder / "cluster.conf", cluster, sys.executable, executors)
     variable["profiles"] = {"default": str(profile)}
+    variable["param_keys"] = [*DEFAULT_KEYS, "candidates.sources", "deliver.sinks"]  # those of one day only
     variable["environment"]["SPARK_LOCAL_IP"] = "127.0.0.1"
     submit = folder / "spark-submit"
     submit.write_text(_FATEFUL.format(folder=folder / "fates", real=variable["spark_submit"]))

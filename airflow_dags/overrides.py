@@ -1,0 +1,105 @@
+"""Which keys of the configuration the Param `set` may change.
+
+Whoever may trigger a run gives this Param, and need not be one who may read the lake or the credentials of its jobs. A key that
+names a place could send data and passwords there (deliver.sinks, watch.push_gateway), read from there (log.path, lake) or load
+code from there (driver_jar). So only keys that change how a run computes are allowed. The deployer gives another list by the key
+`param_keys` of the Variable. Overrides of the Variable itself are not restricted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+# A name that ends with a dot allows all keys below it, with plain values; any other name allows this very key.
+DEFAULT_KEYS = (
+    "candidates.active_days",
+    "candidates.exclude_clicked",
+    "candidates.max",
+    "candidates.splits",
+    "gate.",
+    "measure.",
+    "model.",
+    "quality.",
+    "score.context.",
+    "score.device",
+    "score.embeddings",
+    "score.k",
+    "score.precision",
+    "score.rows_per_step",
+    "score.rows_split",
+    "score.rules.boost.",
+    "score.rules.exploration.",
+    "score.rules.max_per_category.",
+    "score.stop.",
+    "split.",
+    "train.baselines",
+    "train.checkpoint_every_steps",
+    "train.clip_norm",
+    "train.compile",
+    "train.cuda_graphs",
+    "train.decay_end_factor",
+    "train.decay_power",
+    "train.decay_start_share",
+    "train.device",
+    "train.elastic.",
+    "train.embedding_learning_rate",
+    "train.embeddings.",
+    "train.epochs",
+    "train.evaluate_every_steps",
+    "train.global_batch_size",
+    "train.keep_checkpoints",
+    "train.learning_rate",
+    "train.log_every_steps",
+    "train.num_ranks",
+    "train.num_shards",
+    "train.precision",
+    "train.profile.",
+    "train.reading.pool_rows",
+    "train.reading.read_ahead_mib",
+    "train.reading.staging_mib",
+    "train.retrain.",
+    "train.seed",
+    "train.start_timeout_s",
+    "train.stop_at.",
+    "train.warmup_share",
+    "workflow.",
+)
+
+
+def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
+    """Why an override of the Param `set` is refused, for the first that is; None if all are allowed."""
+    for override in overrides:
+        key, separator, text = str(override).partition("=")
+        if not separator or not key:
+            return f"the Param set holds {override!r}, which is not of the form a.b=value\n  what to do: write section.key=value"
+        if not is_allowed(key, allowed):
+            return (
+                f"the Param set must not change {key}: it may name {', '.join(allowed) or 'nothing'}\n"
+                f"  what to do: have {key} set in the configuration's file or in the Variable nightrank (keys set and param_keys)"
+            )
+        if key not in allowed and (problem := _not_plain(text)):
+            return (
+                f"the Param set gives {key} {problem}, and only plain values and lists of them are allowed\n"
+                "  what to do: name the single keys, as in a.b=value"
+            )
+    return None
+
+
+def is_allowed(key: str, allowed: Sequence[str]) -> bool:
+    """Whether the key is one of these names, or lies below one that ends with a dot."""
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in allowed)
+
+
+def _not_plain(text: str) -> str | None:
+    """What a value is that could hold keys of its own; None for a plain value or a list of such."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        return f"a value that is not YAML ({error})"
+    values = value if isinstance(value, list) else [value]
+    return (
+        "a mapping or a nested list" if any(isinstance(each, dict | list | set) for each in values) else None
+    )

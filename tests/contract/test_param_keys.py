@@ -1,0 +1,69 @@
+"""What the Param `set` of the DAGs may change by default: keys that exist, and none that can name a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from airflow_dags.overrides import DEFAULT_KEYS, is_allowed, refusal
+from conf.types import Config
+
+# Texts without a fixed set of values, that name columns, attributes, architectures or values: looked at one by one. A new one is looked at,
+# and is put here if it can name no file, host or code.
+_HARMLESS = {
+    "model.architecture",  # one of those in training/models
+    "quality.exempt",
+    "score.context.",
+    "score.rules.boost.attribute",
+    "score.rules.max_per_category.attribute",
+    "train.baselines",  # likewise
+}
+
+
+def test_each_key_exists() -> None:
+    known = {key for key, _ in _leaves()}
+    for name in DEFAULT_KEYS:
+        assert name in known or any(key.startswith(name) for key in known if name.endswith(".")), name
+
+
+def test_no_allowed_key_is_a_text_that_nobody_has_looked_at() -> None:
+    texts = {key for key, schema in _leaves() if is_allowed(key, DEFAULT_KEYS) and _holds_text(schema)}
+    assert texts <= _HARMLESS, texts - _HARMLESS
+
+
+def test_places_are_refused() -> None:
+    for key in ("lake", "data", "name", "log.path", "users.path", "deliver.sinks", "watch.textfile_folder"):
+        assert refusal([f"{key}=x"], DEFAULT_KEYS), key
+    assert refusal(["quality.psi_stop=0.5", "score.k=3"], DEFAULT_KEYS) is None
+
+
+def _leaves() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every key of the configuration with its JSON schema; free keys below a mapping end with a dot."""
+    schema = Config.model_json_schema()
+    yield from _below("", schema, schema["$defs"])
+
+
+def _below(
+    prefix: str, schema: dict[str, Any], known: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for each in _choices(schema, known):
+        if "properties" in each:
+            for name, value in each["properties"].items():
+                yield from _below(f"{prefix}.{name}" if prefix else name, value, known)
+        elif isinstance(each.get("additionalProperties"), dict):
+            for choice in _choices(each["additionalProperties"], known):
+                yield f"{prefix}.", choice
+        else:
+            yield prefix, each
+
+
+def _choices(schema: dict[str, Any], known: dict[str, Any]) -> list[dict[str, Any]]:
+    """A schema as its alternatives, references followed."""
+    if "$ref" in schema:
+        return _choices(known[schema["$ref"].rpartition("/")[2]], known)
+    return [choice for each in schema.get("anyOf", []) for choice in _choices(each, known)] or [schema]
+
+
+def _holds_text(schema: dict[str, Any]) -> bool:
+    items = schema.get("items", schema)
+    return items.get("type") == "string" and "enum" not in items and "const" not in items
