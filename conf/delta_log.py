@@ -150,7 +150,7 @@ def _paths(table: DeltaTable | None, dt: str) -> set[str]:
     """The files of a date, below the table."""
     if table is None:
         return set()
-    paths: list[str] = table.get_add_actions().column("path").to_pylist()
+    paths = (str(path) for path in table.get_add_actions().column("path").to_pylist())
     return {path for path in paths if path.startswith(f"{DATE}={dt}/")}
 
 

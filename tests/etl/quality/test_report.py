@@ -316,6 +316,7 @@ def test_a_stop_publishes_the_report_and_nothing_else_and_its_remedy_lets_the_da
     assert RUN_DATE in caught.value.problem
     lake = Lake(config.lake)
     assert {path.name for path in Path(lake.root).iterdir()} == {
+        "_data",
         "quarantine",
         "value_counts",
         "profiles",
