@@ -30,6 +30,7 @@ from etl.verify import Rules, WrittenFile, verify
 __all__ = [
     "Rules",
     "new_attempt",
+    "own_path",
     "publish",
     "publish_facts",
     "publish_files",
@@ -95,6 +96,16 @@ def publish(
 def new_attempt(partition: Partition) -> str:
     """A folder for data files of a partition that no other attempt has, named as its manifest names files."""
     return f"{partition.data}/a{uuid.uuid4().hex[:12]}"
+
+
+def own_path(path: str) -> str:
+    """`…/part-00000.parquet` → `…/part-00000.<16 hex digits>.parquet`, a path that no other attempt at a task has.
+
+    Spark may run a task again, or twice at once. Each attempt writes to a path of its own and returns it, so that a
+    second attempt never replaces the file that the first one reported.
+    """
+    stem, _, suffix = path.rpartition(".")
+    return f"{stem}.{uuid.uuid4().hex[:16]}.{suffix}"
 
 
 def publish_files(

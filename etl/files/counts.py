@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from conf import storage
 from etl.files.sums import buckets_of
+from etl.publish import own_path
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
 _GROUPS = b"nightrank.groups"  # footer: JSON of (column, bucket, buckets) by row group
@@ -53,10 +54,11 @@ def buckets_for(size: int, most: int) -> int:
 
 def write_counts(
     path: str, counts: Mapping[str, tuple[pa.StringArray, np.ndarray]], buckets: int
-) -> dict[str, int]:
-    """Writes one file; column → rows.
+) -> tuple[str, dict[str, int]]:
+    """Writes one file; (its path, column → rows).
 
     Args:
+        path: to whose last part each call adds a part of its own (etl.publish.own_path).
         counts: column → (n different values, their (n,) counts), null last where it occurs.
         buckets: into which each column is cut.
     """
@@ -66,6 +68,7 @@ def write_counts(
         groups += [(name, bucket, *part) for bucket, part in _cut(values, found, buckets)]
     labels = [(name, bucket.index, bucket.of) for name, bucket, *_ in groups]
     schema = COUNTS_SCHEMA.with_metadata({_GROUPS: json.dumps(labels).encode()})
+    path = own_path(path)
     files, inner = storage.filesystem(path)
     if storage.is_local(path):
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
@@ -81,7 +84,7 @@ def write_counts(
                 pa.Table.from_arrays([column, values, pa.array(found, pa.int64())], schema=schema),
                 row_group_size=len(values),
             )
-    return {name: len(values) for name, (values, _) in counts.items()}
+    return path, {name: len(values) for name, (values, _) in counts.items()}
 
 
 def _cut(

@@ -18,6 +18,7 @@ from etl.files.layout import FileLayout
 from etl.files.parse import Block, parse_block, unify
 from etl.files.slices import SLICE_BYTES, Slice, blocks
 from etl.files.survey import starts_file, wanted
+from etl.publish import own_path
 from etl.tables import LocalTables
 from etl.verify import null_column
 
@@ -27,7 +28,10 @@ _KEY_TYPES = {ROW_ID: pa.int64(), **dict.fromkeys(_RAW_KEYS, pa.string()), EVENT
 
 @dataclass(frozen=True)
 class Task:
-    """A slice, the row_id of its first line, the file its features go to, and the name of its scratch, if it may have one."""
+    """A slice, the row_id of its first line, and the name of its scratch, if it may have one.
+
+    `features_file`: where its features go. Each attempt at the task adds a part of its own to that name (etl.publish.own_path).
+    """
 
     part: Slice
     first_row: int
@@ -59,15 +63,15 @@ class Encoding:
         )
 
 
-def encode(spark: SparkSession, tasks: Sequence[Task], encoding: Encoding) -> list[int]:
-    """Writes one Parquet file a task and returns the rows of each. Nothing is published.
+def encode(spark: SparkSession, tasks: Sequence[Task], encoding: Encoding) -> list[str]:
+    """Writes one Parquet file a task and returns the path of each. Nothing is published.
 
     Rows are dealt round-robin over the row groups of a slice, so that each group is a fair sample of it.
     """
     function = _worker(tuple(tasks), encoding)
-    done = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(function, "task int, rows bigint")
-    rows = {row["task"]: row["rows"] for row in done.collect()}  # one row a slice
-    return [rows[index] for index in range(len(tasks))]
+    done = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(function, "task int, file string")
+    files = {row["task"]: row["file"] for row in done.collect()}  # one row a slice
+    return [files[index] for index in range(len(tasks))]
 
 
 def _worker(
@@ -76,21 +80,23 @@ def _worker(
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                rows = _encode_slice(tasks[index], encoding)
+                file = encode_slice(tasks[index], encoding)
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array([index], pa.int32()), pa.array([rows], pa.int64())], ["task", "rows"]
+                    [pa.array([index], pa.int32()), pa.array([file], pa.string())], ["task", "file"]
                 )
 
     return run
 
 
-def _encode_slice(task: Task, encoding: Encoding) -> int:
-    files, inner = storage.filesystem(task.features_file)
-    if storage.is_local(task.features_file):
+def encode_slice(task: Task, encoding: Encoding) -> str:
+    """Writes the features of a slice to a file of this attempt's own, and returns its path."""
+    path = own_path(task.features_file)
+    files, inner = storage.filesystem(path)
+    if storage.is_local(path):
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
     names = [name for chain in encoding.chains for name in chain.inputs]
     needed = wanted(encoding.layout, names)
-    rows, held = 0, 0
+    held = 0
     waiting: list[tuple[int, Block]] = []
     with (
         files.open_output_stream(inner) as sink,
@@ -100,10 +106,10 @@ def _encode_slice(task: Task, encoding: Encoding) -> int:
             waiting.append((first_row, parsed))
             held += parsed.bytes
             if held >= SLICE_BYTES:
-                rows += _write(writer, waiting, encoding, task.part.path)
+                _write(writer, waiting, encoding, task.part.path)
                 waiting, held = [], 0
-        rows += _write(writer, waiting, encoding, task.part.path)
-    return rows
+        _write(writer, waiting, encoding, task.part.path)
+    return path
 
 
 def _blocks(task: Task, layout: FileLayout, needed: Sequence[str]) -> Iterator[tuple[int, Block]]:
@@ -121,7 +127,7 @@ def _blocks(task: Task, layout: FileLayout, needed: Sequence[str]) -> Iterator[t
 
 def _write(
     writer: pq.ParquetWriter, waiting: Sequence[tuple[int, Block]], encoding: Encoding, path: str
-) -> int:
+) -> None:
     """Writes the rows of some blocks of the raw file `path`, as row groups of equal size.
 
     Raises:
@@ -129,7 +135,7 @@ def _write(
     """
     rows = sum(len(block.places) for _, block in waiting)
     if not rows:
-        return 0
+        return
     columns = _columns(waiting, encoding)
     schema = encoding.schema
     for field in schema:
@@ -140,7 +146,6 @@ def _write(
     for group in range(groups):
         part = table.take(pa.array(np.arange(group, rows, groups))) if groups > 1 else table
         writer.write_table(part.cast(schema), row_group_size=len(part))
-    return rows
 
 
 def _columns(waiting: Sequence[tuple[int, Block]], encoding: Encoding) -> Mapping[str, pa.Array]:

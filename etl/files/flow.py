@@ -153,13 +153,13 @@ class FileFlow:
             days: day → its raw files, counts, and the inputs of its manifest.
         """
         tasks: list[EncodeTask] = []
-        of_day: dict[str, list[str]] = {}
+        of_day: dict[str, list[int]] = {}
         for dt in days:
             partition = self._lake.features(workflow.version).partition(dt)
             attempt, first = new_attempt(partition), 0
             for index, surveyed in enumerate(self._slices[dt]):
                 name = f"{attempt}/part-{index:05d}.parquet"
-                of_day.setdefault(dt, []).append(name)
+                of_day.setdefault(dt, []).append(len(tasks))
                 scratch = self._scratch.get(surveyed.part)
                 tasks.append(EncodeTask(surveyed.part, first, partition.file(name), scratch))
                 first += surveyed.lines
@@ -170,11 +170,11 @@ class FileFlow:
             tables=workflow.local,
             row_group_rows=self._config.output.row_group_rows,
         )
-        encode(self._spark, tasks, encoding)
+        written = encode(self._spark, tasks, encoding)
         return {
             dt: publish_files(
                 self._lake.features(workflow.version).partition(dt),
-                dict.fromkeys(of_day[dt]),
+                dict.fromkeys(f"{attempt}/{_name(written[index])}" for index in of_day[dt]),
                 inputs=inputs,
                 expected_rows=counts.good,
                 rows_in=counts.rows_in,
@@ -213,31 +213,28 @@ class FileFlow:
         run = uuid.uuid4().hex[:12]
         tasks: list[SurveyTask] = []
         of_day: dict[str, list[int]] = {raw.dt: [] for raw in days}
-        names: dict[int, str] = {}
         for raw in days:
             partition = self._lake.value_counts.partition(raw.dt)
             attempt = new_attempt(partition)
             parts = cut(raw.paths)
             buckets = buckets_for(sum(part.bytes for part in parts), BUCKET_BYTES)
             for index, part in enumerate(parts):
-                names[len(tasks)] = f"{attempt}/part-{index:05d}.parquet"
+                name = f"{attempt}/part-{index:05d}.parquet"
                 of_day[raw.dt].append(len(tasks))
                 scratch = f"{run}-{len(tasks)}"
                 self._scratch[part] = scratch
-                tasks.append(SurveyTask(part, partition.file(names[len(tasks)]), buckets, scratch))
+                tasks.append(SurveyTask(part, partition.file(name), buckets, scratch))
         surveyed = survey(self._spark, tasks, self._layout(days), self._counted()).persist()
         try:
             found = summaries(surveyed)
             for raw in days:
                 mine = of_day[raw.dt]
                 self._publish_quarantine(raw, surveyed, {index: tasks[index].part for index in mine}, found)
-            # After the last look at `surveyed`: where an executor was lost, a look writes its files of counts again, which
-            # nobody may be reading by then.
+            # Where an executor was lost, another look at `surveyed` writes files of counts again, under other names: those that
+            # are published stay as they are.
             for raw in days:
-                mine = of_day[raw.dt]
-                self._publish_counts(
-                    raw, {names[index]: tasks[index].part for index in mine}, [found[i] for i in mine]
-                )
+                counted = {f"{attempt}/{_name(found[i].file)}": tasks[i].part for i in of_day[raw.dt]}
+                self._publish_counts(raw, counted, [found[i] for i in of_day[raw.dt]])
         finally:
             surveyed.unpersist()
 
@@ -304,6 +301,10 @@ class FileFlow:
             facts={"slices": slices, "values": _added([summary.values for summary in found])},
             grace_hours=self._config.output.grace_hours,
         )
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[1]
 
 
 def _added(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:

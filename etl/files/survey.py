@@ -30,7 +30,10 @@ _MERGE_EVERY = 8
 
 @dataclass(frozen=True)
 class Task:
-    """A slice, the file its value counts go to, the hash buckets these are cut into, and the name of the parsed slice's scratch."""
+    """A slice, the hash buckets its value counts are cut into, and the name of the parsed slice's scratch.
+
+    `counts_file`: where its value counts go. Each attempt at the task adds a part of its own to that name.
+    """
 
     part: Slice
     counts_file: str
@@ -46,12 +49,14 @@ class Summary:
         lines, good: its lines, and those that are good rows.
         dropped: reason → other lines.
         values: column → rows of its counts, as many as it has different values.
+        file: path of its value counts.
     """
 
     lines: int
     good: int
     dropped: Mapping[str, int]
     values: Mapping[str, int]
+    file: str
 
 
 _SCHEMA = "task int, summary string, line bigint, reason string, text string"
@@ -71,7 +76,8 @@ def survey(
 ) -> DataFrame:
     """Frame of (task, summary) once a task and (task, line in the slice, reason, text) once a bad line.
 
-    Counts files are written as a side effect: evaluate it once, and persist it for more.
+    Counts files are written as a side effect, under new names whenever it is evaluated: persist it for more than one look,
+    and publish the files that the summaries name.
 
     Args:
         counted: raw columns whose values are counted; the labels are too, under the name LABEL_CELLS.
@@ -120,8 +126,8 @@ def _survey_slice(
             else:
                 count.add(parsed.columns[name], parsed.counts.get(name))
     found = {name: count.result() for name, count in counts.items()}
-    values = write_counts(task.counts_file, found, task.buckets)
-    summary = json.dumps({"lines": lines, "good": good, "dropped": dropped, "values": values})
+    file, values = write_counts(task.counts_file, found, task.buckets)
+    summary = json.dumps({"lines": lines, "good": good, "dropped": dropped, "values": values, "file": file})
     yield pa.RecordBatch.from_arrays(
         [
             pa.array([each], field.type)

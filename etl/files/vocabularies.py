@@ -15,6 +15,7 @@ from conf import storage
 from etl.files.counts import ALL, Bucket
 from etl.files.questions import Counts, Question, measured_texts
 from etl.files.sums import Sums
+from etl.publish import own_path
 from etl.vocabulary import IdRule
 
 VOCABULARY_SCHEMA = pa.schema(
@@ -91,9 +92,9 @@ def complete(
     whole = entries if question.given is not None else _with_ids(entries, _rule(question))
     has_id = pc.is_valid(whole["id"])
     known = whole.filter(has_id).sort_by("id")
-    name = f"part-{index:05d}.parquet"
-    _write(f"{folders.known}/{name}", question, known, VOCABULARY_SCHEMA, folders)
-    written = [*rare, _write_rare(name, question, whole.filter(pc.invert(has_id)), folders)]
+    part = f"part-{index:05d}.parquet"
+    name = _write(part, folders.known, question, known, VOCABULARY_SCHEMA, folders)
+    written = [*rare, _write_rare(part, question, whole.filter(pc.invert(has_id)), folders)]
     return {
         "files": {"known": [name], "rare": [each["rare"] for each in written]},
         "facts": {
@@ -161,11 +162,15 @@ def _with_ids(entries: pa.Table, rule: IdRule) -> pa.Table:
 
 def _write_rare(name: str, question: Question, rare: pa.Table, folders: Folders) -> dict[str, Any]:
     ordered = rare.drop_columns(["id"]).sort_by("value")
-    _write(f"{folders.rare}/{name}", question, ordered, RARE_SCHEMA, folders)
-    return {"rare": name, "values": len(rare), "occurrences": pc.sum(rare["count"]).as_py() or 0}
+    written = _write(name, folders.rare, question, ordered, RARE_SCHEMA, folders)
+    return {"rare": written, "values": len(rare), "occurrences": pc.sum(rare["count"]).as_py() or 0}
 
 
-def _write(path: str, question: Question, part: pa.Table, schema: pa.Schema, folders: Folders) -> None:
+def _write(
+    name: str, folder: str, question: Question, part: pa.Table, schema: pa.Schema, folders: Folders
+) -> str:
+    """Writes one file of a vocabulary; its name, to which each call adds a part of its own."""
+    path = own_path(f"{folder}/{name}")
     column = pa.array([question.key]).take(pa.array(np.zeros(len(part), np.int64)))
     files, inner = storage.filesystem(path)
     if storage.is_local(path):
@@ -178,3 +183,4 @@ def _write(path: str, question: Question, part: pa.Table, schema: pa.Schema, fol
             row_group_size=folders.row_group_rows,
             use_dictionary=["column"],
         )
+    return path.rsplit("/", 1)[1]

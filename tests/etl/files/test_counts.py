@@ -42,7 +42,7 @@ def test_every_cell_is_in_one_bucket_whatever_the_file_was_cut_into(
 ) -> None:
     path = str(tmp_path_factory.mktemp("counts") / "part.parquet")
     arrays = {name: _arrays(counted, nulls) for name, (counted, nulls) in columns.items()}
-    rows = write_counts(path, arrays, written)
+    path, rows = write_counts(path, arrays, written)
     for name, (counted, nulls) in columns.items():
         assert rows[name] == len(counted) + bool(nulls)
         found: Counter[str] = Counter()
