@@ -23,6 +23,9 @@ ITEM_KEY = "item_key"
 GROUP_KEY = "group_key"
 EVENT_TIME = "event_time"
 
+# The largest finite float32: dense features, and raw numbers, are within it on either side.
+FLOAT32_MAX = 3.4028234663852886e38
+
 FILE_NAME = "feature_spec.json"
 
 

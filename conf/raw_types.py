@@ -60,8 +60,10 @@ class RawTable(Strict):
     """Where raw rows lie and how they are laid out.
 
     `path` may hold `{lake}`, `{data}` and, for a log kept by day, `{date}` (YYYY-MM-DD); globs are allowed.
-    `tsv` is headerless and knows no quotes (Criteo's layout); `csv` has a header line and double quotes (a value
-    cannot span lines); `parquet` is matched by column name. Files ending in .gz are decompressed.
+    `tsv` is headerless, and a double quote in it is an ordinary character (Criteo's layout). `csv` has a header line. A
+    field of csv that holds a double quote must begin and end with one and double those in between (RFC 4180), and no value
+    spans lines: a line that breaks this is quarantined as `quote`. `parquet` is matched by column name. Files ending in
+    .gz are decompressed.
     """
 
     path: RawLocation

@@ -5,7 +5,6 @@ It gives the rows and reasons the expressions of the `sql` engine (etl/parse.py)
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -14,7 +13,9 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
+from conf.feature_spec import FLOAT32_MAX
 from conf.raw_types import Column, RawTable
+from etl import quotes
 
 # Integers of up to 18 digits fit 64 bits whatever they are; the few longer ones are looked at one by one.
 _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
@@ -47,10 +48,9 @@ def _parser(
     def parse(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             text = batch.column(batch.schema.get_field_index(line))
-            fields, whole = split_fields(text, table.separator, width, quoted)
+            fields, unsplit = split_fields(text, table.separator, width, quoted)
             at = batch.schema.get_field_index(reason)
-            split = pc.if_else(whole, pa.scalar(None, pa.string()), "field_count")
-            reasons = pc.coalesce(batch.column(at), split)
+            reasons = pc.coalesce(batch.column(at), unsplit)
             columns = []
             for column, position in zip(table.columns, positions, strict=True):
                 values, why = typed_column(fields[position], column)
@@ -64,30 +64,26 @@ def _parser(
 
 
 def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tuple[list[pa.Array], pa.Array]:
-    """(`width` arrays of n strings, n booleans): the fields of each line, null where it has another number of them."""
+    """(`width` arrays of n strings, n reasons): the fields of each line; null, with a reason, where it has no such fields."""
     lists = pc.split_pattern(text, separator)
     if quoted and pc.any(pc.match_substring(text, '"')).as_py():
         lists = _split_quoted(text, separator)
-    whole = pc.equal(pc.list_value_length(lists), width)
+    whole = pc.fill_null(pc.equal(pc.list_value_length(lists), width), False)
+    nothing = pa.scalar(None, pa.string())
+    why = pc.if_else(pc.is_null(lists), quotes.REASON, pc.if_else(whole, nothing, "field_count"))
     flat = pc.list_flatten(pc.filter(lists, whole))
     count = len(flat) // width
     # Lines that are not whole take the null behind the last field.
     of_line = np.where(np.asarray(whole), np.cumsum(np.asarray(whole)) - 1, -1)
     base = pa.array(np.where(of_line >= 0, of_line * width, 0), mask=of_line < 0) if count else None
     if base is None:
-        return [pa.nulls(len(text), pa.string()) for _ in range(width)], whole
-    return [pc.take(flat, pc.add(base, index)) for index in range(width)], whole
+        return [pa.nulls(len(text), pa.string()) for _ in range(width)], why
+    return [pc.take(flat, pc.add(base, index)) for index in range(width)], why
 
 
 def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
-    """Lines with quotes go through a CSV reader one by one; a line that is no CSV has no fields."""
-    found = []
-    for value in text.to_pylist():
-        try:
-            found.append(next(csv.reader([value], delimiter=separator, strict=True), []))
-        except csv.Error:
-            found.append([])
-    return pa.array(found, pa.list_(pa.string()))
+    """Lines one by one; a line that breaks the rule of quotes is null."""
+    return pa.array([quotes.split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
 
 
 def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
@@ -96,7 +92,7 @@ def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | No
     text = pc.if_else(pc.equal(raw, ""), nothing, raw)
     if column.type == "string":
         return text, None
-    values = _integers(text) if column.type == "int" else _floats(text)
+    values = _integers(text) if column.type == "int" else floats(text)
     bad = pc.and_(pc.is_valid(text), pc.is_null(values))
     if not pc.any(bad).as_py():
         return values, None
@@ -117,8 +113,9 @@ def _integers(text: pa.Array) -> pa.Array:
     return pa.array(found, pa.int64())
 
 
-def _floats(text: pa.Array) -> pa.Array:
+def floats(text: pa.Array) -> pa.Array:
+    """Doubles of texts; null where a text is no number within float32's range."""
     fits = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
     plain = pc.if_else(fits, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
     values = plain.cast(pa.float64())
-    return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
+    return pc.if_else(pc.less_equal(pc.abs(values), FLOAT32_MAX), values, pa.scalar(None, pa.float64()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,7 +10,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
+from conf.feature_spec import FLOAT32_MAX
 from conf.types import RawTable
+from etl import quotes
 from etl.arrow_parse import parse_lines
 from etl.compressed import first_bytes
 from etl.ops.texts import literal_pattern
@@ -21,6 +23,9 @@ _INTEGER = r"^[+-]?[0-9]{1,19}$"
 # [.] and not \.: the accelerator does not repeat an escaped character.
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
 
+_LONGEST_HEADER_BYTES = 1 << 20
+_SHOWN = 200  # bytes of a broken header in an error
+
 # Names of our own beside the table's columns; a leading underscore keeps them apart.
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 
@@ -30,8 +35,8 @@ def read_text_rows(
 ) -> DataFrame:
     """tsv and csv: every line once, as row_id, _file, _line_number, _line, the table's columns typed, and `_reason`.
 
-    An empty field is null. Reasons: `not_utf8` (`_line` then has U+FFFD in place of each broken byte), `field_count`,
-    `integer:<column>`, `number:<column>`; the first counts.
+    An empty field is null. Reasons: `not_utf8` (`_line` then has U+FFFD in place of each broken byte), `quote` (of csv, see
+    etl/quotes.py), `field_count`, `integer:<column>`, `number:<column>` (malformed, or beyond float32); the first counts.
 
     Raises:
         DataError: a csv file's header lacks a column or differs from the others; a compressed file is damaged.
@@ -54,17 +59,23 @@ def read_text_rows(
 
 
 def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
-    """Adds `_fields`: the table's fields as strings, null where the line does not split into `width` of them."""
+    """Adds `_fields`: the table's fields as strings, null where the line does not split into `width` of them.
+
+    Lines of csv with quotes that break the rule get their reason.
+    """
+    fields = F.split(LINE, literal_pattern(table.separator), -1)
     if table.format == "tsv":
-        fields = F.split(LINE, literal_pattern(table.separator), -1)
         return lines.withColumn("_fields", F.when(F.size(fields) == width, fields))
-    schema = ", ".join([*(f"f{i} string" for i in range(width)), "broken string"])
-    options = {"sep": table.separator, "quote": '"', "escape": '"', "columnNameOfCorruptRecord": "broken"}
-    chosen = F.array(*(F.col(f"_row.f{position}") for position in positions))
+    line = F.col(LINE)
+    broken = F.when(quotes.is_broken(line, table.separator), F.lit(quotes.REASON))
+    plain = ~F.contains(line, F.lit('"'))
+    every = F.when(plain, fields).otherwise(quotes.quoted_fields(line, table.separator))
+    chosen = F.array(*(F.col("_every")[position] for position in positions))
     return (
-        lines.withColumn("_row", F.from_csv(LINE, schema, options))
-        .withColumn("_fields", F.when(F.col("_row.broken").isNull(), chosen))
-        .drop("_row")
+        lines.withColumn(REASON, F.coalesce(REASON, broken))
+        .withColumn("_every", F.when(F.col(REASON).isNull(), every))
+        .withColumn("_fields", F.when(F.size("_every") == width, chosen))
+        .drop("_every")
     )
 
 
@@ -72,13 +83,19 @@ def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -
     """(place of each of the table's columns in a line, fields a line must have).
 
     Raises:
-        DataError: the header lacks a column.
+        DataError: the header lacks a column, or has it more than once.
     """
     missing = [column.source_name for column in table.columns if column.source_name not in header]
     if missing:
         raise DataError(
             f"{paths[0]} has no columns {missing}; its header is {header}",
             "correct log.columns (source) or the file",
+        )
+    repeated = [column.source_name for column in table.columns if header.count(column.source_name) > 1]
+    if repeated:
+        raise DataError(
+            f"{paths[0]} has more than one column named {repeated[0]!r}; its header is {header}",
+            "deliver the file with each column named once",
         )
     return [header.index(column.source_name) for column in table.columns], len(header)
 
@@ -87,7 +104,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     """The header all csv files share.
 
     Raises:
-        DataError: a file is empty or damaged, or its header differs from the first one's.
+        DataError: a file is empty or damaged, or its header differs from the first one's, is too long, is not UTF-8, or has
+            an unmatched quote.
     """
     headers = {path: _first_line(path) for path in paths}
     first = next(iter(headers.values()))
@@ -96,12 +114,31 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
             raise DataError(
                 f"{path} has the header {header!r}, {paths[0]} has {first!r}", "deliver files of one layout"
             )
-    return next(csv.reader([first], delimiter=table.separator), [])
+    fields = quotes.split_line(first, table.separator)
+    if fields is None:
+        raise DataError(
+            f"{paths[0]}: the header has an unmatched quote: {first[:_SHOWN]!r}",
+            "correct the first line of the file",
+        )
+    return fields
 
 
 def _first_line(path: str) -> str:
-    first = first_bytes(path, 1 << 16).split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", errors="replace")
-    return first.removeprefix("\ufeff")  # the byte order mark some spreadsheets begin a file with
+    """The header of a csv file, which ends at LF, CR LF or CR, as every line does."""
+    start = first_bytes(path, _LONGEST_HEADER_BYTES)
+    first = re.split(b"[\r\n]", start, maxsplit=1)[0]
+    if len(first) == _LONGEST_HEADER_BYTES:
+        raise DataError(
+            f"{path}: the first line, its header, is longer than {_LONGEST_HEADER_BYTES} bytes",
+            "deliver a csv file whose first line names its columns, or declare log.format otherwise",
+        )
+    try:
+        # The byte order mark is what some spreadsheets begin a file with.
+        return first.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: the header is not UTF-8: {first[:_SHOWN]!r}", "deliver the file as UTF-8 text"
+        ) from error
 
 
 def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
@@ -119,14 +156,19 @@ def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
                 F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"integer:{column.name}"))
             )
         elif column.type == "float":
-            number = F.when(raw.rlike(_NUMBER), raw.cast("double"))
-            columns[column.name] = F.when(F.abs(number) < float("inf"), number)
+            columns[column.name] = number_of(raw)
             reasons.append(
                 F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"number:{column.name}"))
             )
         else:
             columns[column.name] = raw
     return _evaluated_once(fields, columns, reasons)
+
+
+def number_of(text: Column) -> Column:
+    """The double of a text; null where it is no number within float32's range."""
+    number = F.when(text.rlike(_NUMBER), text.cast("double"))
+    return F.when(F.abs(number) <= FLOAT32_MAX, number)
 
 
 def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column]) -> DataFrame:
@@ -144,6 +186,11 @@ def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequen
 
 def _empty_to_null(text: Column) -> Column:
     return F.when(text != "", text)
+
+
+def _literal_name(column: str) -> str:
+    """A column's name as Spark takes it literally: a dot would otherwise name a field of a structure."""
+    return "`" + column.replace("`", "``") + "`"
 
 
 def read_parquet_rows(
@@ -167,18 +214,18 @@ def read_parquet_rows(
     reasons: list[Column] = [F.lit(None).cast("string")]
     kinds = {"int": ("bigint", "integer"), "float": ("double", "number"), "string": ("string", "")}
     for column in table.columns:
-        value = F.col(f"_raw.{column.source_name}")
+        value = F.col("_raw").getField(column.source_name)
         spark_type, reason = kinds[column.type]
         columns[column.name] = value.cast(spark_type)
         if reason:
             number = value.cast("double")
-            same = (columns[column.name].cast("double") == number) & (F.abs(number) < float("inf"))
+            same = (columns[column.name].cast("double") == number) & (F.abs(number) <= FLOAT32_MAX)
             fits = F.coalesce(same, F.lit(False))
             reasons.append(F.when(value.isNotNull() & ~fits, F.lit(f"{reason}:{column.name}")))
         else:
             columns[column.name] = _empty_to_null(columns[column.name])
     wrapped = raw.select(
-        F.struct(*(F.col(name) for name in raw.columns)).alias("_raw"),
+        F.struct(*(F.col(_literal_name(name)) for name in raw.columns)).alias("_raw"),
         F.col("_metadata.file_path").alias("_name"),
         F.col("_metadata.row_index").alias("_index"),
     )

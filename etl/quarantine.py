@@ -35,12 +35,18 @@ class DayCounts:
     dropped: dict[str, int]
 
 
+# Raised when other lines become rows than before: what is stored of a day is then made again.
+_RULES = 2
+
+
 def layout_digest(config: Config) -> str:
-    """Identifies how raw lines become rows: everything about the log but where it lies."""
+    """Identifies how raw lines become rows: the rules of the parse, and everything about the log but where it lies."""
     tables: list[RawTable | None] = [config.log, config.users, config.items]
     keys = config.keys.model_dump() if config.keys else None
     prepare = [config.prepare] if config.prepare else []
-    return digest_of([*(table and table.model_dump(exclude={"path"}) for table in tables), keys, *prepare])
+    return digest_of(
+        [_RULES, *(table and table.model_dump(exclude={"path"}) for table in tables), keys, *prepare]
+    )
 
 
 def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:

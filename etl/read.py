@@ -14,9 +14,10 @@ from conf import storage
 from conf.errors import DataError
 from conf.feature_spec import EVENT_TIME, LABEL, ROW_ID, raw_keys
 from conf.types import Config, RawTable
+from etl import ids
 from etl.engine import choose_engine
 from etl.ops.base import Type
-from etl.parse import FILE, LINE, LINE_NUMBER, REASON, read_parquet_rows, read_text_rows
+from etl.parse import FILE, LINE, LINE_NUMBER, REASON, number_of, read_parquet_rows, read_text_rows
 from etl.plan import plan
 from etl.raw_files import RawFiles, require_raw
 
@@ -37,6 +38,7 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
     for key, name in raw_keys(config.keys).items():
         columns[key] = F.col(name).cast("string")
         reasons.append(F.when(F.col(name).isNull(), F.lit(f"missing_key:{name}")))
+        reasons.append(_bad_key(config.log, name))
     if config.log.event_time:
         time = config.log.event_time
         instant, scale = F.col(time.column).cast("bigint"), _MICROSECONDS[time.unit]
@@ -48,6 +50,14 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
     reasons += [F.when(~each.keeps(known), F.lit(each.reason)) for each in plan(config).filters]
     # Reasons first: a raw column may have the name of one of ours, and is replaced by it.
     return rows.withColumn(REASON, F.coalesce(*reasons)).withColumns(columns)
+
+
+def _bad_key(table: RawTable, name: str) -> Column:
+    """The reason of rows whose id in a column breaks the rule, null for the others; numbers always obey it."""
+    kinds = {column.name: column.type for column in table.columns}
+    if kinds[name] != "string":
+        return F.lit(None).cast("string")
+    return F.when(ids.is_bad_key(F.col(name)), F.lit(ids.reason(name)))
 
 
 def good_rows(rows: DataFrame) -> DataFrame:
@@ -67,19 +77,29 @@ def bad_rows(rows: DataFrame) -> DataFrame:
 
 
 def read_attributes(
-    spark: SparkSession, config: Config, table: RawTable, key: str | Sequence[str], section: str, dt: str
+    spark: SparkSession,
+    config: Config,
+    table: RawTable,
+    key: str | Sequence[str],
+    section: str,
+    dt: str,
+    id_column: str | None = None,
 ) -> DataFrame:
     """A table from beside the log, such as attributes of users or items: its columns typed, one row a key.
 
     Args:
         key: the column, or the columns together, that must tell rows apart.
         section: of the configuration, for what an error advises.
+        id_column: the column that holds ids of users or items, if there is one.
 
     Raises:
-        DataError: there is no file, rows do not parse, keys are null or occur twice (a join would multiply rows).
+        DataError: there is no file, rows do not parse, ids break the rule of etl/ids.py, keys are null or occur twice (a
+            join would multiply rows).
     """
     raw = require_raw(config, table, dt, f"{section}.path")
     rows = _rows(spark, config, table, raw)
+    if id_column is not None:
+        rows = rows.withColumn(REASON, F.coalesce(REASON, _bad_key(table, id_column)))
     keys = [key] if isinstance(key, str) else list(key)
     checked = rows.agg(
         F.count(F.lit(1)).alias("rows"),
@@ -89,8 +109,9 @@ def read_attributes(
     ).first()
     if checked is None or checked["bad"]:
         first = tuple(checked["first_bad"]) if checked else ()
+        rule = f" ({ids.RULE})" if id_column and first and first[1] == ids.reason(id_column) else ""
         raise DataError(
-            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse, first (line, reason): {first}",
+            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse, first (line, reason): {first}{rule}",
             f"correct the file or {section}.columns",
         )
     if checked["keys"] != checked["rows"]:
@@ -125,7 +146,9 @@ def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -
 
 
 def _label(config: Config) -> tuple[Column, Column]:
-    value = F.col(config.log.label.column).cast("double")
+    raw = F.col(config.log.label.column)
+    kinds = {column.name: column.type for column in config.log.columns}
+    value = number_of(raw) if kinds[config.log.label.column] == "string" else raw.cast("double")
     least = config.log.label.positive_at_least
     if least is None:
         return value.cast("float"), F.coalesce(value.isin(0.0, 1.0), F.lit(False))

@@ -61,14 +61,18 @@ def read_beside(job: Job, version: str) -> Beside:
     attributes = None
     if config.user_attributes is not None:
         table = config.user_attributes
-        rows = read_attributes(job.spark, job.config, table, table.key, USER_ATTRIBUTES, job.run_date)
+        rows = read_attributes(
+            job.spark, job.config, table, table.key, USER_ATTRIBUTES, job.run_date, table.key
+        )
         attributes = rows.withColumn(USER_KEY, F.col(table.key).cast("string"))
     rules, out_of_stock = [], None
     for number, each in enumerate(config.filters):
         if isinstance(each, NotAllowed):
             rules.append(_rule(job, number, each))
         else:
-            found = read_attributes(job.spark, job.config, each, each.item, _section(number), job.run_date)
+            found = read_attributes(
+                job.spark, job.config, each, each.item, _section(number), job.run_date, each.item
+            )
             out_of_stock = found.select(F.col(each.item).cast("string").alias(ITEM_KEY))
     segments = _segments(job, version, users, attributes)
     return Beside(users, rules, out_of_stock, segments, attributes, _retriever(job, version))
@@ -173,7 +177,7 @@ def _retriever(job: Job, version: str) -> ModelInfo | None:
 def _rule(job: Job, number: int, table: NotAllowed) -> Rule:
     """A filter with its table."""
     key = [table.item] if table.rule == "at_least" else [table.item, table.value]
-    rows = read_attributes(job.spark, job.config, table, key, _section(number), job.run_date)
+    rows = read_attributes(job.spark, job.config, table, key, _section(number), job.run_date, table.item)
     if table.rule == "at_least":
         missing = rows.where(F.col(table.value).isNull()).orderBy(table.item).first()
         if missing is not None:

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.feature_spec import EVENT_TIME, LABEL, raw_keys
-from etl.arrow_parse import split_fields, typed_column
+from etl import ids
+from etl.arrow_parse import floats, split_fields, typed_column
 from etl.files.layout import FileLayout
 from etl.files.scan import scan
 from etl.ops.texts import text_array
@@ -80,7 +81,7 @@ def parse_block(block: bytes | memoryview, layout: FileLayout, wanted: Sequence[
         lambda lines: split_fields(lines, layout.separator, layout.width, quoted=True),
     )
     reasons = _Reasons(len(found.places))
-    reasons.add(found.unsplit, "field_count")
+    reasons.of |= found.unsplit
     columns: dict[str, pa.Array] = {}
     for column in named:
         coded = found.columns[position[column.name]]
@@ -165,6 +166,9 @@ def _ours(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _Reasons
         texts = text_array(coded.dictionary)
         found[key] = pa.DictionaryArray.from_arrays(coded.indices, texts)
         reasons.add(np.flatnonzero(_nulls(coded)), f"missing_key:{column}")
+        if pa.types.is_string(coded.dictionary.type):  # numbers always obey the rule of ids
+            bad = np.flatnonzero(np.asarray(ids.are_bad_keys(texts)))
+            reasons.add(_rows_with(coded, bad), ids.reason(column))
     if layout.event_time:
         column, scale = layout.event_time.column, _MICROSECONDS[layout.event_time.unit]
         coded = columns[column]
@@ -182,16 +186,7 @@ def _ours(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _Reasons
 
 def _numbers(values: pa.Array) -> pa.Array:
     """Doubles of a label column's distinct values; a text that is no number is null."""
-    if not pa.types.is_string(values.type):
-        return values.cast(pa.float64(), safe=False)
-    return pa.array([_number(text) for text in values.to_pylist()], pa.float64())
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
+    return floats(values) if pa.types.is_string(values.type) else values.cast(pa.float64(), safe=False)
 
 
 def _filter(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _Reasons) -> None:

@@ -16,7 +16,7 @@ from etl.files.library import Handle, library, string_addresses
 MAX_BLOCK_BYTES = 2**31 - 1
 _REASONS = {1: "field_count", 2: "not_utf8"}
 
-# (texts of n lines) → (arrays of their fields, n booleans: whether a line could be split)
+# (texts of n lines) → (arrays of their fields, n reasons: why a line could not be split, null where it could)
 Split = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 
@@ -30,7 +30,7 @@ class Scanned:
         columns: place of a field in its line → dictionary array of n strings; an empty field is null.
         counts: place of a field → (values,) int64, the rows of each value of the dictionary.
         broken: line → why it is no row.
-        unsplit: rows that were to be split by the caller and could not be.
+        unsplit: row that was to be split by the caller and could not be → why.
     """
 
     lines: int
@@ -38,7 +38,7 @@ class Scanned:
     columns: Mapping[int, pa.DictionaryArray]
     counts: Mapping[int, np.ndarray]
     broken: Mapping[int, str]
-    unsplit: np.ndarray
+    unsplit: Mapping[int, str]
 
 
 def scan(
@@ -67,7 +67,7 @@ def scan(
         raise _no_memory(text.size)
     found = Handle(address, "free")
     (lines, rows, broken, hard), at = found.describe("rows")
-    unsplit = np.zeros(0, np.int64)
+    unsplit: Mapping[int, str] = {}
     if hard:
         quotes = found.numbers(at[3], 3 * hard, np.int64).reshape(hard, 3)
         unsplit = _give(found, text, quotes, fields, split)
@@ -88,15 +88,16 @@ def scan(
 
 def _give(
     found: Handle, text: pa.Buffer, quotes: np.ndarray, fields: Sequence[int], split: Split
-) -> np.ndarray:
-    """Splits the lines with quotes and hands their values to the scanner; the rows that could not be split.
+) -> dict[int, str]:
+    """Splits the lines with quotes and hands their values to the scanner; row that could not be split → why.
 
     Args:
         quotes: (n, 3) row, start and end of each such line.
     """
     lines = memoryview(text)
     texts = pa.array([str(lines[start:end], "utf-8") for _, start, end in quotes.tolist()], pa.string())
-    values, whole = split(texts)
+    values, why = split(texts)
+    whole = why.is_null()
     good = np.asarray(whole)
     rows = np.ascontiguousarray(quotes[good, 0])
     for index, field in enumerate(fields):
@@ -107,7 +108,7 @@ def _give(
         taken = library().nightrank_give(found.address, index, len(rows), rows.ctypes.data, offsets, data)
         if not taken:
             raise _no_memory(text.size)
-    return quotes[~good, 0]
+    return dict(zip(quotes[~good, 0].tolist(), why.drop_null().to_pylist(), strict=True))
 
 
 def _column(found: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray, np.ndarray]:

@@ -17,6 +17,7 @@ SLICE_BYTES = 64 * 2**20
 BLOCK_BYTES = 2 * SLICE_BYTES
 _LONGEST_LINE_BYTES = 64 * 2**20
 _BEYOND = 1 << 14
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
@@ -60,17 +61,21 @@ def blocks(part: Slice, block_bytes: int | None = None) -> Iterator[bytes | memo
     Args:
         block_bytes: read at a time; by default a slice of a file is one block, and a compressed file is cut into several.
 
-    CR LF and CR alone end lines too, as for Spark's reader of text.
+    CR LF and CR alone end lines too, as for Spark's reader of text. The byte order mark that a file may begin with is left out.
 
     Raises:
         DataError: a line is longer than 64 MiB, or a compressed file is damaged.
     """
     size = block_bytes or (SLICE_BYTES if part.end is None else BLOCK_BYTES)
-    for data, stop in _raw_blocks(part, size):
-        if data.find(b"\r", 0, stop) >= 0:
-            yield data[:stop].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        else:
-            yield data if stop == len(data) else memoryview(data)[:stop]  # a slice of bytes would be a copy
+    for index, (data, stop) in enumerate(_raw_blocks(part, size)):
+        marked = index == 0 and part.start == 0 and data.startswith(_BYTE_ORDER_MARK)
+        start = len(_BYTE_ORDER_MARK) if marked else 0
+        if data.find(b"\r", start, stop) >= 0:
+            yield data[start:stop].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        elif (start, stop) == (0, len(data)):
+            yield data
+        elif start < stop:
+            yield memoryview(data)[start:stop]  # a slice of bytes would be a copy
 
 
 def _raw_blocks(part: Slice, block_bytes: int) -> Iterator[tuple[bytes, int]]:

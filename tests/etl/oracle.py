@@ -10,6 +10,7 @@ import csv
 import gzip
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,14 @@ from conf.types import Config, FeatureGroup, RawTable
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 
 
-def lines_of(path: Path) -> list[str]:
-    """Lines of a text file, plain or gzipped, ended by LF or CR LF; the last one may lack its end."""
+def lines_of(path: Path) -> list[bytes]:
+    """Lines of a text file, plain or gzipped, ended by LF, CR LF or CR; the last one may lack its end.
+
+    The byte order mark at its start is no part of the first.
+    """
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]
-    return [line.decode("utf-8") for line in (lines[:-1] if lines[-1] == b"" else lines)]
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    return data.splitlines()  # of bytes: at these three ends alone
 
 
 def parse_table(table: RawTable, paths: Sequence[Path]) -> pd.DataFrame:
@@ -39,13 +43,19 @@ def parse_table(table: RawTable, paths: Sequence[Path]) -> pd.DataFrame:
     row_id = 0
     for path in sorted(paths):
         header: list[str] | None = None
-        for number, line in enumerate(lines_of(path), start=1):
+        for number, data in enumerate(lines_of(path), start=1):
+            line = data.decode("utf-8", errors="replace")
             place = {"row_id": row_id, "file": path.name, "line_number": number, "line": line}
             row_id += 1
             if table.format == "csv" and header is None:
-                header = next(csv.reader([line.removeprefix("\ufeff")], delimiter=table.separator))
+                header = next(csv.reader([line], delimiter=table.separator))
                 continue
-            rows.append(place | _typed(table, _fields(table, line, header)))
+            if line.encode() != data:
+                rows.append(place | {"reason": "not_utf8"})
+            elif header and csv_fields(line, table.separator) is None:
+                rows.append(place | {"reason": "quote"})
+            else:
+                rows.append(place | _typed(table, _fields(table, line, header)))
     names = ["row_id", "file", "line_number", "line", "reason", *table.names]
     return pd.DataFrame(rows, columns=names, dtype=object)
 
@@ -55,11 +65,39 @@ def _fields(table: RawTable, line: str, header: list[str] | None) -> list[str] |
     if header is None:
         fields = line.split(table.separator)
         return fields if len(fields) == len(table.columns) else None
-    fields = next(csv.reader([line], delimiter=table.separator), [])
-    if len(fields) != len(header):
+    fields = csv_fields(line, table.separator)
+    if fields is None or len(fields) != len(header):
         return None
     named = dict(zip(header, fields, strict=True))
     return [named[column.source_name] for column in table.columns]
+
+
+def csv_fields(line: str, separator: str) -> list[str] | None:
+    """The fields of a line of csv, character by character; None where a quote stands where none may."""
+    fields, rest = [], line
+    while True:
+        field = ""
+        if rest.startswith('"'):
+            rest = rest[1:]
+            while True:
+                before, quote, rest = rest.partition('"')
+                field += before
+                if not quote:
+                    return None
+                if not rest.startswith('"'):
+                    break
+                field, rest = field + '"', rest[1:]
+            if rest and not rest.startswith(separator):
+                return None
+        else:
+            place = rest.find(separator)
+            field, rest = (rest, "") if place < 0 else (rest[:place], rest[place:])
+            if '"' in field:
+                return None
+        fields.append(field)
+        if not rest:
+            return fields
+        rest = rest[1:]
 
 
 def _typed(table: RawTable, fields: list[str] | None) -> dict[str, Any]:
@@ -83,7 +121,7 @@ def _integer(text: str) -> int | None:
 def _number(text: str) -> float | None:
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
         return None
-    return float(text) if math.isfinite(float(text)) else None
+    return float(text) if abs(float(text)) <= float(np.finfo(np.float32).max) else None
 
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {"int": _integer, "float": _number, "string": str}
@@ -101,7 +139,8 @@ def parse_log(config: Config, paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.D
         clicked = rows[label].map(lambda value: value is not None and value >= least)
     rules = [(bad_label, f"label:{label}")]
     if config.keys:
-        rules += [(rows[name].isna(), f"missing_key:{name}") for name in (config.keys.user, config.keys.item)]
+        for name in (config.keys.user, config.keys.item):
+            rules += [(rows[name].isna(), f"missing_key:{name}"), (rows[name].map(_breaks), f"key:{name}")]
         rows["user_key"] = rows[config.keys.user].map(_text)
         rows["item_key"] = rows[config.keys.item].map(_text)
     if config.log.event_time:
@@ -116,6 +155,12 @@ def parse_log(config: Config, paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.D
     rows["label"] = clicked.astype(np.float32)
     good = rows["reason"].isna()
     return rows[good].drop(columns="reason").reset_index(drop=True), rows[~good].reset_index(drop=True)
+
+
+def _breaks(key: Any) -> bool:
+    """Whether an id holds a control character (C0, DEL, C1) or has more than 256 bytes."""
+    text = _text(key) or ""
+    return len(text.encode()) > 256 or any(unicodedata.category(each) == "Cc" for each in text)
 
 
 def _text(value: Any) -> str | None:

@@ -232,6 +232,7 @@ def test_any_text_is_parsed_or_quarantined(spark: SparkSession, rows: list[list[
         ),
         (["who,age", "1,20", "1,30"], "2 rows hold 1 different values of who"),
         (["who,age", "1,20", ",30"], "2 rows hold 1 different values of who"),
+        (["who,age", "1,20", '2,"30'], r"1 rows do not parse, first \(line, reason\): \(3, 'quote'\)"),
     ],
 )
 def test_attributes_must_be_one_row_a_key(
@@ -276,3 +277,44 @@ def test_every_separator_that_is_allowed(
     kept = _assert_equals_oracle(read, config, paths)
     more = [f'quoted {separator} and "more"'] if layout == "csv" else []
     assert kept["what"].tolist() == [f"a {others} b", *more]  # the row without an item is bad
+
+
+@pytest.mark.parametrize("key", ["a\x1b[31m", "b\u0085", "c" * 257])
+def test_ids_of_attributes_obey_the_rule_of_ids(spark: SparkSession, tmp_path: Path, key: str) -> None:
+    table = {
+        "path": "{data}/items.csv",
+        "format": "csv",
+        "separator": ",",
+        "columns": [{"name": "what", "type": "string"}, {"name": "kind", "type": "string"}],
+    }
+    config = cases.write_config(tmp_path, SMALL, {"items": table})
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/items.csv").write_text(f"what,kind\ngood,x\n{key},y\n", encoding="utf-8")
+    assert config.items is not None
+    with pytest.raises(DataError, match=r"items\.csv: 1 rows .*\(3, 'key:what'\).*256 bytes"):
+        read_attributes(spark, config, config.items, "what", "items", DAY, "what")
+    table_of_texts = read_attributes(spark, config, config.items, "what", "join_external", DAY)
+    assert table_of_texts.count() == 2, "what is no id may be any text"
+
+
+def test_parquet_columns_may_have_dots_in_the_file(spark: SparkSession, tmp_path: Path) -> None:
+    columns = [
+        {**column, "source": f"a.{column['name']}"} if column["name"] != "clicked" else column
+        for column in SMALL["log"]["columns"]
+    ]
+    log = {**SMALL["log"], "format": "parquet", "columns": columns}
+    config = cases.write_config(tmp_path, SMALL, {"log": log})
+    (tmp_path / "raw").mkdir()
+    values = {
+        "Clicked or not": [5.0],
+        "a.when": [1],
+        "a.who": [7],
+        "a.what": ["x"],
+        "a.price": [3.5e38],
+        "a": [1],
+    }
+    pq.write_table(pa.table(values), tmp_path / "raw/a.parquet")
+    read, _ = _read(spark, config)
+    (bad,) = bad_rows(read).collect()
+    assert bad["reason"] == "number:price", "beyond float32"
+    assert json.loads(bad["line"])["a.what"] == "x"

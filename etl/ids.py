@@ -1,0 +1,33 @@
+"""What may be the id of a user, an item or a group: the rule for raw keys, in both engines.
+
+Ids go to terminals, file formats and databases, where one that breaks the rule would stop the delivery for everyone:
+PostgreSQL holds no NUL, and no key of more than 2,704 bytes in an index.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+MAX_KEY_BYTES = 256  # of UTF-8
+RULE = f"an id has no control character (U+0000 to U+001F, U+007F to U+009F) and at most {MAX_KEY_BYTES} bytes of UTF-8"
+_CONTROL = r"[\x00-\x1f\x7f-\x{9f}]"
+
+
+def reason(column: str) -> str:
+    """Why a row whose id in a raw column breaks the rule is quarantined."""
+    return f"key:{column}"
+
+
+def is_bad_key(text: Column) -> Column:
+    """Whether a text breaks the rule; null for null."""
+    return text.rlike(_CONTROL) | (F.octet_length(text) > MAX_KEY_BYTES)
+
+
+def are_bad_keys(texts: pa.StringArray) -> pa.BooleanArray:
+    """(n,) the same for n texts."""
+    return pc.or_(
+        pc.match_substring_regex(texts, _CONTROL), pc.greater(pc.binary_length(texts), MAX_KEY_BYTES)
+    )
