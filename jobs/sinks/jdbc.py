@@ -7,15 +7,18 @@ import re
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
-from conf.errors import InfrastructureError
+from conf.errors import DataError, InfrastructureError
 from conf.types import JdbcSink
 from jobs.sinks.lists import COLUMNS, Delivered, PublishedLists
-from jobs.sinks.postgresql import DRIVER, Connection, connect
+from jobs.sinks.postgresql import CANNOT_HOLD, DRIVER, Connection, connect
 from jobs.sinks.secrets import Credentials, read_credentials
 
 log = logging.getLogger("nightrank")
@@ -52,6 +55,7 @@ def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
 
     Raises:
         ConfigError: no driver, no credentials, or PostgreSQL refuses user, database or table.
+        DataError: the table cannot hold a value of the lists.
         InfrastructureError: it cannot be reached, or rows were lost or doubled on the way.
     """
     credentials = read_credentials(sink)
@@ -110,7 +114,18 @@ def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: s
         "batchsize": _BATCH_ROWS,
         "reWriteBatchedInserts": "true",  # the driver sends many rows in one INSERT
     }
-    rows.write.format("jdbc").options(**options).mode("append").save()
+    try:
+        rows.write.format("jdbc").options(**options).mode("append").save()
+    except Py4JJavaError as error:
+        # What a task raised may be lost on its way: the class of PostgreSQL's errors is not known to all of Spark's threads.
+        texts = [F.col(name) for name, kind in _TYPES.items() if kind == "text"]
+        has_nul = reduce(or_, (F.contains(text, F.lit("\0")) for text in texts))
+        found = rows.where(has_nul).select(*texts).first()
+        if found is None:
+            raise
+        raise DataError(
+            f"sink {sink.name}: {found.asDict()} holds U+0000, which no text of PostgreSQL may", CANNOT_HOLD
+        ) from error
 
 
 def _require_all(database: Connection, sink: JdbcSink, staging: str, expected: int) -> None:

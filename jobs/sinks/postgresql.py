@@ -10,12 +10,17 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from conf.errors import ConfigError, InfrastructureError, NightrankError
+from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
 from conf.types import JdbcSink
 from jobs.sinks.secrets import Credentials
 
 DRIVER = "org.postgresql.Driver"
 _CONNECT_TIMEOUT_S = "20"
+CANNOT_HOLD = (
+    "the lists hold a value that the table cannot, and a retry will not help: look at user_id, item_id and reason. Features made "
+    "before ids were checked may hold such an id: run build_features, build_candidates and score_daily for the date again. "
+    "The rows served before are as they were"
+)
 
 
 class Connection:
@@ -71,6 +76,7 @@ def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> It
 
     Raises:
         ConfigError: the driver is not on the class path, or user and password are refused.
+        DataError: PostgreSQL cannot hold a value.
         InfrastructureError: anything else that PostgreSQL or the network says.
     """
     jvm: Any = spark._jvm
@@ -112,6 +118,8 @@ def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
             where,
             "correct the database and table under deliver.sinks, or let the user create and change tables there",
         )
+    if state.startswith(("22", "54")):  # bad values, and what is too large for PostgreSQL
+        return DataError(where, CANNOT_HOLD)
     return InfrastructureError(
         where,
         "see that the database can be reached; a retry may help. The rows served before are as they were",

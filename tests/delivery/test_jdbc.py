@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError, InfrastructureError
+from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.manifest import read_manifest
 from conf.types import JdbcSink
 from etl.publish import read_published
@@ -287,6 +288,25 @@ def test_what_postgresql_refuses_says_what_to_correct(
     no_jar = sink.model_copy(update={"driver_jar": str(tmp_path / "gone.jar")})
     with pytest.raises(ConfigError, match=r"gone\.jar of app does not exist"):
         jdbc.deliver(no_jar, published)
+
+
+@pytest.mark.parametrize("user, said", [("a\0b", r"U\+0000|22021"), ("incompressible", "SQLSTATE 54000")])
+def test_a_value_that_postgresql_cannot_hold_is_bad_data(
+    published: PublishedLists, sink: JdbcSink, client: Connection, user: str, said: str
+) -> None:
+    """A NUL fails while rows are staged, a key too long for the index in the transaction. A retry helps neither."""
+    if user == "incompressible":  # PostgreSQL compresses repetitions before it measures a key
+        user = "".join(sha256(str(place).encode()).hexdigest() for place in range(200))
+    jdbc.deliver(sink, published)
+    before = served(client, sink)
+    first = published.rows.agg(F.min("user_id")).first()
+    assert first is not None
+    other = F.when(F.col("user_id") == first[0], F.lit(user)).otherwise(F.col("user_id"))
+    with pytest.raises(DataError, match=said) as refused:
+        jdbc.deliver(sink, changed(published, published.rows.withColumn("user_id", other)))
+    assert "a retry will not help" in refused.value.remedy
+    assert served(client, sink) == before
+    assert stagings(client, sink) == []
 
 
 def test_the_password_may_stand_in_a_file(
