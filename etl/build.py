@@ -30,6 +30,7 @@ from etl.quarantine import DayCounts, check_day, layout_digest, quarantine_day
 from etl.raw_files import RawFiles, find_raw, require_raw
 from etl.rows import preparation, prepared_rows
 from etl.split import SPLIT, plan_days
+from etl.verify import FINITE
 from etl.workflow import FittedWorkflow, load_workflow
 
 log = logging.getLogger("nightrank.etl")
@@ -266,11 +267,12 @@ def _publish_features(
 
 def feature_rules(workflow: FittedWorkflow) -> Rules:
     """What must hold for every row of a feature table."""
-    ids: dict[str, tuple[float, float]] = {
+    ranges: dict[str, tuple[float, float]] = {
         each.name: (0, each.cardinality or 0) for each in workflow.spec.categorical
     }
+    ranges |= {each.name: FINITE for each in workflow.spec.dense}
     lists = {each.name for each in workflow.spec.multi_hot}
-    return Rules([name for name in workflow.spec.table_columns if name not in lists], ids)
+    return Rules([name for name in workflow.spec.table_columns if name not in lists], ranges)
 
 
 def _publish_frame(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from conf.feature_spec import Feature
+from conf.feature_spec import FLOAT32_MAX, Feature
 from etl.ops import OPERATORS, Fitted
 from etl.ops.base import LISTS, Type
 from etl.tables import LocalTables, Tables
@@ -249,8 +248,10 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
                 arrays[name] = pa.array([value], types[kind])
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 raise ValueError(f"{name}={value!r} is no {kind}") from error
-            if kind == "float" and value is not None and not math.isfinite(value):  # no row of a log has such
-                raise ValueError(f"{name}={value!r} is no finite number")
+            if (
+                kind == "float" and value is not None and not abs(value) <= FLOAT32_MAX
+            ):  # no row of a log has such
+                raise ValueError(f"{name}={value!r} is no number within float32's range")
     return arrays
 
 

@@ -16,6 +16,7 @@ from etl.publish import Rules, publish, rows_of
 from etl.quarantine import layout_digest
 from etl.raw_files import require_raw
 from etl.read import read_attributes
+from etl.verify import FINITE
 from etl.workflow import FittedWorkflow
 
 
@@ -67,7 +68,10 @@ def publish_latest(
             inputs=made_of,
             row_group_rows=config.output.row_group_rows,
             expected_rows=rows.count(),
-            rules=Rules(not_null=[key, *(name for name in columns if name not in lists)]),
+            rules=Rules(
+                [key, *(name for name in columns if name not in lists)],
+                {each.name: FINITE for each in workflow.spec.dense if each.name in columns},
+            ),
             sort_by=[key],
             grace_hours=config.output.grace_hours,
         )
@@ -86,7 +90,7 @@ def _from_attributes(
     columns: Sequence[str],
     run_date: str,
 ) -> DataFrame:
-    rows = read_attributes(spark, config, table, name, section, run_date)
+    rows = read_attributes(spark, config, table, name, section, run_date, name)
     return workflow.encode(rows.withColumn(key, F.col(name).cast("string")), columns, [key])
 
 

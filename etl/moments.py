@@ -2,8 +2,9 @@
 
 Floating-point sums depend on their order, and statistics enter digests. So values are rounded to multiples of
 2**-24 (6e-8) and summed as whole numbers, which is exact; the division comes last, on whole numbers too. Sums of
-squares need more digits than a decimal has, so all numbers are summed in halves of 31 bits: as long integers within a
-partition, which cannot overflow there, and as decimals over the partitions.
+squares need more digits than a decimal has, so a number is cut into three parts of 31 bits, x = upper * 2**62 + high * 2**31
++ low in units of 2**-24. The sums are of these parts and of halves of their products: as long integers within a partition,
+which cannot overflow there, and as decimals over the partitions. The upper part is 0 below 2**38.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from conf.errors import DataError
 from etl.ops.base import Moments
 
 _UNITS = 2**24
-_LIMIT = 2.0**38  # below it, a value has fewer than 2**62 units
+_LIMIT = 2.0**69  # below it, the upper part of a value has 31 bits; all 64-bit integers are
+_UPPER = 2.0**38  # what the upper part counts: 2**62 units
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
-# Sums that make up one column's: of the units' halves, and of the halves of their three products.
-_SUMS = [
-    f"{part}_{half}" for part in ("unit", "high_high", "high_low", "low_low") for half in ("high", "low")
-]
+_PRODUCTS = ("upper_upper", "upper_high", "upper_low", "high_high", "high_low", "low_low")
+# Sums that make up one column's: of its three parts, and of the halves of their products.
+_SUMS = ["upper", "high", "low", *(f"{product}_{half}" for product in _PRODUCTS for half in ("high", "low"))]
 
 
 def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, Moments]:
@@ -38,26 +39,38 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
         values: name → numeric expression over `rows`; nulls are left out.
 
     Raises:
-        DataError: a value is NaN, infinite or at least 2**38 in size, so that exact sums would overflow.
+        DataError: a value is NaN, infinite or at least 2**69 in size, so that exact sums would overflow.
     """
     if not values:
         return {}
     # In steps, or a value's whole expression would stand in the plan once for each time that it is used: dozens of times.
     reals = rows.select(*(value.cast("double").alias(f"real_{i}") for i, value in enumerate(values.values())))
-    parts = [F.col(f"real_{index}") for index in range(len(values))]
+    # A cast cuts towards zero, so what is left has the sign of the value, and no digit is lost.
+    split = reals.select(
+        "*",
+        *(
+            (F.col(f"real_{index}") / _UPPER).cast("bigint").alias(f"upper_{index}")
+            for index in range(len(values))
+        ),
+    )
+    parts = [F.col(name) for name in split.columns]
     for index in range(len(values)):
-        high, low = _halves(F.rint(F.col(f"real_{index}") * _UNITS).cast("bigint"))
+        rest = F.col(f"real_{index}") - F.col(f"upper_{index}").cast("double") * _UPPER
+        high, low = _halves(F.rint(rest * _UNITS).cast("bigint"))
         parts += [high.alias(f"high_{index}"), low.alias(f"low_{index}")]
     aggregates: list[Column] = []
     for index in range(len(values)):
-        real, high, low = (F.col(f"{name}_{index}") for name in ("real", "high", "low"))
-        halves = [high, low, *_halves(high * high), *_halves(high * low), *_halves(low * low)]
+        part_of = {name: F.col(f"{name}_{index}") for name in ("real", "upper", "high", "low")}
+        real = part_of["real"]
+        products = (part_of[first] * part_of[second] for first, second in (p.split("_") for p in _PRODUCTS))
+        halves = [part_of["upper"], part_of["high"], part_of["low"]]
+        halves += [half for product in products for half in _halves(product)]
         aggregates += [
             F.count(real).alias(f"rows_{index}"),
             F.sum(F.when(F.isnan(real) | (F.abs(real) >= _LIMIT), 1).otherwise(0)).alias(f"unfit_{index}"),
             *(F.sum(half).alias(f"{name}_{index}") for name, half in zip(_SUMS, halves, strict=True)),
         ]
-    of_partitions = reals.select(*parts).groupBy(F.spark_partition_id().alias("partition")).agg(*aggregates)
+    of_partitions = split.select(*parts).groupBy(F.spark_partition_id().alias("partition")).agg(*aggregates)
     sums = [name for name in of_partitions.columns if name != "partition"]
     totals = of_partitions.agg(
         *(F.sum(F.col(name).cast("decimal(20,0)")).alias(name) for name in sums)
@@ -67,12 +80,8 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
         if totals is None or totals[f"unfit_{index}"]:
             raise _unfit(name, totals[f"unfit_{index}"] if totals else 0)
         total = {each: int(totals[f"{each}_{index}"] or 0) for each in _SUMS}
-        part = {
-            name: total[f"{name}_high"] * _HALF + total[f"{name}_low"]
-            for name in ("unit", "high_high", "high_low", "low_low")
-        }
-        squares = part["high_high"] * _HALF**2 + 2 * part["high_low"] * _HALF + part["low_low"]
-        found[name] = _moments(int(totals[f"rows_{index}"] or 0), part["unit"], squares)
+        products = {each: total[f"{each}_high"] * _HALF + total[f"{each}_low"] for each in _PRODUCTS}
+        found[name] = ExactSums(int(totals[f"rows_{index}"] or 0), _sum(total), _squares(products)).moments()
     return found
 
 
@@ -100,26 +109,45 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     unfit = ~(np.abs(values) < _LIMIT)
     if unfit.any():
         raise _unfit(name, int(counts[unfit].sum()))
-    units = np.rint(values * _UNITS).astype(np.int64)
-    high, low = units >> _HALF_BITS, units & (_HALF - 1)
+    upper = np.trunc(values / _UPPER)
+    units = np.rint((values - upper * _UPPER) * _UNITS).astype(np.int64)
+    parts = {"upper": upper.astype(np.int64), "high": units >> _HALF_BITS, "low": units & (_HALF - 1)}
 
     def total(numbers: np.ndarray) -> int:
         """Exact: halves of 31 bits times counts fit 63, and Python's integers take their sum."""
-        upper, lower = numbers >> _HALF_BITS, numbers & (_HALF - 1)
-        return sum((upper * counts).tolist()) * _HALF + sum((lower * counts).tolist())
+        most, least = numbers >> _HALF_BITS, numbers & (_HALF - 1)
+        return sum((most * counts).tolist()) * _HALF + sum((least * counts).tolist())
 
-    squares = total(high * high) * _HALF**2 + 2 * total(high * low) * _HALF + total(low * low)
-    return ExactSums(int(counts.sum()), total(units), squares)
+    products = {name: total(np.multiply(*(parts[each] for each in name.split("_")))) for name in _PRODUCTS}
+    sums = {name: total(part) for name, part in parts.items()}
+    return ExactSums(int(counts.sum()), _sum(sums), _squares(products))
+
+
+def _sum(parts: Mapping[str, int]) -> int:
+    """A sum of values, in units, from those of their parts."""
+    return parts["upper"] * _HALF**2 + parts["high"] * _HALF + parts["low"]
+
+
+def _squares(products: Mapping[str, int]) -> int:
+    """A sum of squares, in units, from those of the products of parts: (u * h**2 + v * h + w)**2 for h = 2**31."""
+    return (
+        products["upper_upper"] * _HALF**4
+        + 2 * products["upper_high"] * _HALF**3
+        + (2 * products["upper_low"] + products["high_high"]) * _HALF**2
+        + 2 * products["high_low"] * _HALF
+        + products["low_low"]
+    )
 
 
 def _unfit(name: str, count: int) -> DataError:
     return DataError(
-        f"{name} holds {count} values that are NaN or at least 2**38", "put clip or log1p before normalize"
+        f"{name} holds {count} values that are NaN or at least 2**69 (5.9e20) in size",
+        "put clip or log1p before normalize",
     )
 
 
 def _halves(number: Column) -> tuple[Column, Column]:
-    """(h, l) with number = h * 2**31 + l, both within 31 bits for a number of 62."""
+    """(h, l) with number = h * 2**31 + l, both within 31 bits (h with a sign) for a number of 62."""
     return F.shiftright(number, _HALF_BITS), number.bitwiseAND(F.lit(_HALF - 1))
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from conf.errors import DataError
+from conf.feature_spec import FLOAT32_MAX
 from conf.lake import Partition
 from conf.manifest import FileEntry
+
+FINITE = (-FLOAT32_MAX, math.inf)  # the range of a dense feature
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ def verify(
         bounds = [each.statistics[column][1:] for each in files if each.entry.rows]
         lowest = min((least for least, _ in bounds if least is not None), default=low)
         highest = max((most for _, most in bounds if most is not None), default=low)
+        if math.isinf(lowest) or math.isinf(highest):
+            raise DataError(
+                f"{partition.path}: {column} is infinite in some rows: it lies in [{lowest}, {highest}]",
+                f"put clip at the end of {column}'s operators in features, or correct the raw log",
+            )
         if lowest < low or highest >= high:
             raise DataError(
                 f"{partition.path}: {column} lies in [{lowest}, {highest}], allowed is [{low}, {high})",

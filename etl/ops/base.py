@@ -14,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.feature_spec import FLOAT32_MAX
 from etl.tables import LocalTables, Tables
 
 # Types a value has on its way through a chain: int is 64 bits, float is double, the last two are lists.
@@ -222,6 +225,27 @@ class Operator(ABC):
             if f.default is MISSING or getattr(self, f.name) != f.default
         }
         return {self.name: given} if given else self.name
+
+
+def bounded_column(value: Column) -> Column:
+    """A double moved into float32's range, so that no feature is infinite; null stays null."""
+    limit = F.lit(FLOAT32_MAX)
+    return F.when(value > limit, limit).when(value < -limit, -limit).otherwise(value)
+
+
+def bounded_array(numbers: Any) -> Any:
+    """(n,) float64 NumPy array moved into float32's range."""
+    return np.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX)
+
+
+def require_float32(operator: str, **parameters: float | str | None) -> None:
+    """Raises ConfigError where a number that becomes a feature is beyond float32's range."""
+    for name, value in parameters.items():
+        if isinstance(value, int | float) and not abs(value) <= FLOAT32_MAX:
+            raise ConfigError(
+                f"{operator} {name}={value} is beyond float32's range, which features have",
+                "use a number within ±3.4e38",
+            )
 
 
 def as_doubles(values: pa.Array) -> Any:

@@ -12,7 +12,15 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import Operator, RowWise, Statistics, Step, as_doubles, from_doubles
+from etl.ops.base import (
+    Operator,
+    RowWise,
+    Statistics,
+    Step,
+    as_doubles,
+    from_doubles,
+    require_float32,
+)
 from etl.tables import LocalTables
 
 
@@ -52,6 +60,7 @@ class Clip(Operator):
     max: float | None = None
 
     def __post_init__(self) -> None:
+        require_float32(self.name, min=self.min, max=self.max)
         if self.min is None and self.max is None:
             raise ConfigError("clip has neither min nor max", "write clip: {min: 0}")
         if self.min is not None and self.max is not None and self.min > self.max:

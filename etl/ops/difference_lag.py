@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.feature_spec import EVENT_TIME, ROW_ID
-from etl.ops.base import KEYS, NUMBERS, Type
+from etl.ops.base import KEYS, NUMBERS, Type, bounded_column
 from etl.ops.frames import RowChanger
 
 
@@ -21,7 +21,7 @@ class DifferenceLag(RowChanger):
 
     A negative `lag` looks ahead. Without such a row, or with a null on either side, the difference is null. Columns are
     named `<column>_difference_lag_<lag>`. Rows with a null key form one group. Rows of one instant follow their
-    position in the log.
+    position in the log. A difference beyond float32's range is moved to its end.
 
     | user | time | I1 | I1_difference_lag_1 (by user) |
     |------|------|----|-------------------------------|
@@ -61,10 +61,12 @@ class DifferenceLag(RowChanger):
     def apply(self, rows: DataFrame) -> DataFrame:
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         by_key = Window.partitionBy(*self.by).orderBy(*order)
-        return rows.withColumns(
-            {
-                self._named(name): F.col(name).cast("double")
-                - F.lag(F.col(name), self.lag).over(by_key).cast("double")
-                for name in self.columns
-            }
+        differences = {
+            self._named(name): F.col(name).cast("double")
+            - F.lag(F.col(name), self.lag).over(by_key).cast("double")
+            for name in self.columns
+        }
+        # In a step of its own, or each window would stand in the plan once for each time that its value is used.
+        return rows.withColumns(differences).withColumns(
+            {name: bounded_column(F.col(name)) for name in differences}
         )

@@ -8,9 +8,12 @@ from functools import cached_property
 from typing import ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.feature_spec import FLOAT32_MAX
 from etl.ops.base import NUMBERS, Operator, RowWise, Statistics, Step, Type
 from etl.ops.formula import Formula, Kind, parse
 from etl.tables import LocalTables
@@ -37,10 +40,15 @@ class FittedExpression(RowWise):
 
     def expression(self, *values: Column) -> Column:
         found = self._parsed.to_column(dict(zip(self.inputs, values, strict=True)))
+        if self._parsed.kind == "number":
+            return F.when(F.abs(found) <= FLOAT32_MAX, found)
         return found.cast("double") if self._parsed.kind == "truth" else found
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
         found = self._parsed.to_array(dict(zip(self.inputs, values, strict=True)), len(values[0]))
+        if self._parsed.kind == "number":
+            inside = pc.less_equal(pc.abs(found), FLOAT32_MAX)
+            return [pc.if_else(inside, found, pa.scalar(None, pa.float64()))]
         return [found.cast(pa.float64()) if self._parsed.kind == "truth" else found]
 
     @classmethod
@@ -56,7 +64,8 @@ class Expression(Operator):
 
     Numbers are doubles, a truth becomes 1.0 or 0.0. Arithmetic (+ - * / **), comparisons, `and or not`, `in [..]`,
     `a if test else b`, and log, log1p, exp, sqrt, abs, floor, ceil, min, max, length, contains, starts_with, ends_with,
-    concat, coalesce, is_null. A null operand gives null; so does what has no finite result.
+    concat, coalesce, is_null. A null operand gives null; so does what has no finite result, or one
+    beyond float32's range (3.4e38): put fill behind.
 
     | I1   | I2   | out (formula="I1 / (I2 + 1)") |
     |------|------|-------------------------------|

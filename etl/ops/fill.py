@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import Fitted, Operator, Statistics, Step, Type
+from etl.ops.base import Fitted, Operator, Statistics, Step, Type, require_float32
 from etl.tables import LocalTables, Tables
 
 
@@ -56,6 +56,9 @@ class Fill(Operator):
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string")
     value: float | str = 0.0
     indicator: bool = False
+
+    def __post_init__(self) -> None:
+        require_float32(self.name, value=self.value)
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         self.require_types(columns)

@@ -6,11 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
 
 from conf.errors import DataError
-from etl.ops.base import Need, Operator, RowWise, Statistics, Step, as_doubles, from_doubles
+from etl.ops.base import (
+    Need,
+    Operator,
+    RowWise,
+    Statistics,
+    Step,
+    as_doubles,
+    bounded_array,
+    bounded_column,
+    from_doubles,
+)
 from etl.tables import LocalTables
 
 
@@ -21,18 +32,22 @@ class FittedNormalize(RowWise):
     std: float = 1.0
 
     def expression(self, *values: Column) -> Column:
-        return (values[0].cast("double") - self.mean) / self.std
+        return bounded_column((values[0].cast("double") - self.mean) / self.std)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
         numbers, nulls = as_doubles(values[0])
-        return [from_doubles((numbers - self.mean) / self.std, nulls)]
+        with np.errstate(over="ignore"):
+            scaled = bounded_array((numbers - self.mean) / self.std)
+        return [from_doubles(scaled, nulls)]
 
 
 @dataclass(frozen=True)
 class Normalize(Operator):
     """(x - mean) / std, with the population standard deviation of the training rows; null stays null.
 
-    A column with a single value has std 0: it is divided by 1, and so becomes 0.
+    A column with a single value has std 0: it is divided by 1, and so becomes 0. The statistics are exact: values of the
+    training rows are rounded to multiples of 2**-24 (6e-8) and must be smaller than 2**69 (5.9e20), as all integers are;
+    otherwise DataError: put clip or log1p before. A result beyond float32's range is moved to its end.
 
     | in   | out (mean 2, std 0.5) |
     |------|-----------------------|

@@ -7,12 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from etl.ops.base import Need, Operator, RowWise, Statistics, Step, Type, as_doubles, from_doubles
+from etl.ops.base import (
+    Need,
+    Operator,
+    RowWise,
+    Statistics,
+    Step,
+    Type,
+    as_doubles,
+    bounded_array,
+    bounded_column,
+    from_doubles,
+)
 from etl.tables import LocalTables
 
 
@@ -23,18 +35,21 @@ class FittedNormalizeMinMax(RowWise):
     span: float = 1.0
 
     def expression(self, *values: Column) -> Column:
-        return (values[0].cast("double") - self.min) / self.span
+        return bounded_column((values[0].cast("double") - self.min) / self.span)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
         numbers, nulls = as_doubles(values[0])
-        return [from_doubles((numbers - self.min) / self.span, nulls)]
+        with np.errstate(over="ignore"):
+            scaled = bounded_array((numbers - self.min) / self.span)
+        return [from_doubles(scaled, nulls)]
 
 
 @dataclass(frozen=True)
 class NormalizeMinMax(Operator):
     """(x - min) / (max - min) of the training rows; null stays null, later values may fall outside 0 to 1.
 
-    A column with a single value has no range: it is divided by 1, and so becomes 0.
+    A column with a single value has no range: it is divided by 1, and so becomes 0. A result beyond float32's range is
+    moved to its end.
 
     | in   | out (training rows 2 to 6) |
     |------|----------------------------|

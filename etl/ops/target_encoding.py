@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.feature_spec import LABEL, ROW_ID
-from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
+from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type, require_float32
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.split import DAY, SPLIT
 from etl.tables import LocalTables, Tables
@@ -112,6 +112,7 @@ class TargetEncoding(Operator):
             raise ConfigError(
                 f"target_encoding folds={self.folds!r} must be an integer from 2 to 64", "correct it"
             )
+        require_float32(self.name, smoothing=self.smoothing)
         if self.smoothing < 0:
             raise ConfigError(f"target_encoding smoothing={self.smoothing} is negative", "use 0 or more")
 

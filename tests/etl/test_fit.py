@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from fractions import Fraction
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.types import SPLITS, SplitConfig
-from etl.moments import measure_moments
+from etl.moments import ExactSums, measure_moments, sums_of_counts
 from etl.ops import Statistics, operator_from_config
 from etl.split import assign_split, plan_days
 from etl.vocabulary import IdRule, add_counts, assign_ids, count_values
@@ -76,7 +77,16 @@ def _exact(values: list[float]) -> tuple[float, float]:
 
 @FEW
 @given(
-    values=st.lists(st.floats(-1e9, 1e9) | st.floats(-2, 2), min_size=30, max_size=200),
+    values=st.lists(
+        st.floats(-1e9, 1e9)
+        | st.floats(-2, 2)
+        | st.floats(-5e20, 5e20)
+        | st.floats(1.7e12, 1.8e12)
+        | st.integers(-(2**63), 2**63 - 1).map(float)
+        | st.sampled_from([2.0**38, -(2.0**38), 2.0**38 - 2.0**-15, math.nextafter(2.0**69, 0), -(2.0**68)]),
+        min_size=30,
+        max_size=200,
+    ),
     partitions=st.integers(1, 6),
 )
 def test_moments_are_exact_in_any_order(spark: SparkSession, values: list[float], partitions: int) -> None:
@@ -89,17 +99,34 @@ def test_moments_are_exact_in_any_order(spark: SparkSession, values: list[float]
     assert found["b"].rows == len(present)
     assert (found["b"].mean, found["b"].std) == (_exact(present) if present else (0.0, 0.0))
     assert found["none"].rows == 0
+    # The arrow engine's sums, of values with their counts, in two parts.
+    counts = np.arange(1, len(values) + 1)
+    half = len(values) // 2
+    parts = [(values[:half], counts[:half]), (values[half:], counts[half:])]
+    summed = sum((sums_of_counts("a", np.array(v), c) for v, c in parts), ExactSums())
+    assert (summed.moments().mean, summed.moments().std) == _exact(
+        [v for v, count in zip(values, counts, strict=True) for _ in range(count)]
+    )
+
+
+def test_normalize_takes_instants_in_milliseconds_and_any_integer(spark: SparkSession) -> None:
+    """1.7e12 was beyond the range of the exact sums."""
+    for values in ([1.7e12, 1.7e12 + 2000], [float(2**63 - 1), -float(2**63)], [1.7e18, 1.8e18]):
+        rows = spark.createDataFrame([(value,) for value in values], "a double")
+        found = measure_moments(rows, {"a": F.col("a")})["a"]
+        assert (found.mean, found.std) == _exact(values)
+        assert sums_of_counts("a", np.array(values), np.array([1, 1])).moments() == found
 
 
 def test_moments_of_many_large_values_do_not_overflow(spark: SparkSession) -> None:
-    largest = 2.0**38 - 1
-    rows = spark.range(50_000).select((F.lit(largest) - F.col("id") % 2).alias("a"))
-    found = measure_moments(rows, {"a": F.col("a"), "minus": -F.col("a")})
-    assert (found["a"].mean, found["a"].std) == (largest - 0.5, 0.5)
-    assert (found["minus"].mean, found["minus"].std) == (0.5 - largest, 0.5)
+    for largest, step in ((2.0**38 - 1, 1.0), (2.0**69 - 2.0**17, 2.0**18)):
+        rows = spark.range(50_000).select((F.lit(largest) - F.col("id") % 2 * step).alias("a"))
+        found = measure_moments(rows, {"a": F.col("a"), "minus": -F.col("a")})
+        assert (found["a"].mean, found["a"].std) == (largest - step / 2, step / 2)
+        assert (found["minus"].mean, found["minus"].std) == (step / 2 - largest, step / 2)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**38])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**69, -(2.0**69)])
 def test_moments_refuse_what_they_cannot_sum_exactly(spark: SparkSession, value: float) -> None:
     rows = spark.createDataFrame([(1.0,), (value,)], "a double")
     with pytest.raises(DataError, match="a holds 1 values"):
