@@ -26,6 +26,11 @@ def expand_range(name: str) -> list[str]:
     return [f"{name[: match.start()]}{i}{name[match.end() :]}" for i in range(first, last + 1)]
 
 
+def fits_column(name: str) -> bool:
+    """Whether a raw column or a feature may have this name. Names of our own begin with an underscore."""
+    return name not in ("", "*") and not name.startswith("_") and "." not in name and "`" not in name
+
+
 def _expand_names(names: list[str]) -> list[str]:
     return [each for name in names for each in expand_range(name)]
 
@@ -90,6 +95,13 @@ class RawTable(Strict):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"columns appear twice: {repeated}")
+        unfit = [name for name in names if not fits_column(name)]
+        if unfit:
+            raise ValueError(
+                f"columns names {unfit}: a name is not empty or '*', holds no dot and no backtick, and begins with no underscore; "
+                f"give another name, and the file's own as source: {{name: {unfit[0].strip('_*').replace('.', '_').replace('`', '') or 'other'}, "
+                f"source: '{unfit[0]}'}}"
+            )
         return self
 
     @field_validator("separator")

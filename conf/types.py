@@ -119,6 +119,10 @@ __all__ = [
 ]
 
 
+# Columns of prepared rows and of feature tables (conf.feature_spec) that raw columns and features must not be named like.
+RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
+
+
 class Config(Strict):
     """Everything that configures the jobs of one log.
 
@@ -153,6 +157,7 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _known_columns(self) -> Config:
+        self._check_reserved()
         known = set(self.log.names)
         for table in (self.users, self.items):
             known |= set(table.names) if table else set()
@@ -193,6 +198,22 @@ class Config(Strict):
             return self.candidates.repeats
         of_choices = self.negatives is not None or self.log.label.positive_at_least is not None
         return "none" if of_choices else "unclicked"
+
+    def _check_reserved(self) -> None:
+        """Raw columns are not named like the columns of a feature table that are ours."""
+        event_time = self.log.event_time.column if self.log.event_time else None
+        for section, table in (("log", self.log), ("users", self.users), ("items", self.items)):
+            allowed = (
+                {"label", "event_time" if event_time == "event_time" else ""} if section == "log" else set()
+            )
+            taken = (
+                [name for name in table.names if name in RESERVED and name not in allowed] if table else []
+            )
+            if taken:
+                raise ValueError(
+                    f"{section}.columns names {taken}, which feature tables have columns of their own for: give another name, and "
+                    f"the file's own as source: {{name: raw_{taken[0]}, source: {taken[0]}}}"
+                )
 
     def _check_candidates(self) -> None:
         dated = self.split.by == "day" or self.log.event_time is not None

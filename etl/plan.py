@@ -9,7 +9,8 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.feature_spec import LABEL
 from conf.names import column_name
-from conf.types import Config, FeatureGroup
+from conf.raw_types import fits_column
+from conf.types import RESERVED, Config, FeatureGroup
 from etl.ops import (
     FrameOperator,
     Operator,
@@ -88,6 +89,7 @@ def plan(config: Config) -> Plan:
     chains = tuple(chain for group in config.features for chain in _chains(group, columns))
     features = tuple(name for group in config.features for name in _outputs(group, columns))
     _require_names(columns, chains)
+    _require_free_names(chains)
     _require_unique(features, chains)
     _require_tables(chains)
     _require_reads(chains, columns)
@@ -245,6 +247,20 @@ def _require_kind(group: FeatureGroup, outputs: Mapping[str, Type], ids: Mapping
             "lists of ids are of kind multi_hot, or end in list_slice: {length: 3, columns: true}"
             if lists and group.kind == "categorical"
             else "write ops: [{categorify: {min_count: 5}}] or another operator that makes ids",
+        )
+
+
+def _require_free_names(chains: tuple[Chain, ...]) -> None:
+    """What operators make is not named like a column that is ours."""
+    made = {
+        name for chain in chains for name in (*chain.outputs, *(n for s in chain.steps for n in s.outputs))
+    }
+    wrong = sorted(name for name in made if name in RESERVED or not fits_column(name))
+    if wrong:
+        raise ConfigError(
+            f"features makes columns named {wrong}: {list(RESERVED)} are columns that feature tables have of their own, and a "
+            "name holds no dot and no backtick and begins with no underscore",
+            "give them another name with rename, or in log.columns (source)",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -385,3 +386,36 @@ def test_the_precision_of_scores_enters_the_digest_and_must_be_a_known_one(tmp_p
     assert config_digest(full, "score") != config_digest(half, "score")
     with pytest.raises(ConfigError, match=r"score\.precision"):
         load_config(path, ["score.precision=int3"])
+
+
+@pytest.mark.parametrize("name", ["user_key", "row_id", "item_key", "group_key", "split", "event_time"])
+@pytest.mark.parametrize("section", ["log", "users"])
+def test_raw_columns_named_like_ours_are_refused(tmp_path: Path, section: str, name: str) -> None:
+    column = {"name": name, "type": "string"}
+    log = {**SMALL["log"], "columns": [*SMALL["log"]["columns"], *([column] if section == "log" else [])]}
+    users = {"path": "u", "format": "csv", "columns": [{"name": "user", "type": "string"}, column]}
+    values = {**SMALL, "log": log, **({"users": users} if section == "users" else {})}
+    with pytest.raises(ConfigError, match=rf"{section}\.columns names \['{name}'\].*source: {name}"):
+        load_config(_write(tmp_path, values))
+
+
+@pytest.mark.parametrize("name", ["a.b", "a`b", "_a", "*", ""])
+def test_names_that_spark_takes_for_something_else_are_refused(tmp_path: Path, name: str) -> None:
+    log = {**SMALL["log"], "columns": [*SMALL["log"]["columns"], {"name": name, "type": "int"}]}
+    with pytest.raises(ConfigError, match="holds no dot and no backtick"):
+        load_config(_write(tmp_path, {**SMALL, "log": log}))
+
+
+def test_the_event_time_may_be_named_so(tmp_path: Path) -> None:
+    column = {"name": "event_time", "type": "int"}
+    log = {**SMALL["log"], "columns": [*SMALL["log"]["columns"], column]}
+    config = load_config(_write(tmp_path, {**SMALL, "log": {**log, "event_time": {"column": "event_time"}}}))
+    assert plan(config).features == ("I1", "I2", "I3")
+
+
+@pytest.mark.parametrize("name", ["label", "user_key", "row_id", "event_time", "split", "_day", "a.b"])
+def test_features_named_like_our_columns_are_refused(tmp_path: Path, name: str) -> None:
+    ops = [{"rename": {"names": {"I1": name}}}]
+    config = load_config(_write(tmp_path, {**SMALL, "features": [{**SMALL["features"][0], "ops": ops}]}))
+    with pytest.raises(ConfigError, match=rf"features makes columns named \['{re.escape(name)}'\]"):
+        plan(config)

@@ -33,7 +33,7 @@ EXTERNAL_COLUMNS = ("item", "price", "stock", "brand", "origin")
 EXTERNAL: tuple[tuple[str, float | None, int | None, str | None, str | None], ...] = (
     ("i0", 1.5, 2**53 + 1, "né", "a"),
     ("i1", None, -7, "b", "né"),
-    ("i2", -1e300, None, None, "b"),
+    ("i2", -3e38, None, None, "b"),
     ("i3", 0.0, 0, "b", None),
     ("never", 9.0, 9, "never", "b"),
 )

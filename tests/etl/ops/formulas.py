@@ -67,6 +67,13 @@ def _compared(op: type, a: Any, b: Any) -> Value:
     return bool(orders[op])
 
 
+def feature(formula: str, row: Mapping[str, Any]) -> Any:
+    """What `expression` makes of a row: the formula's value, null where a number is beyond float32's range."""
+    found = evaluate(formula, row)
+    too_large = isinstance(found, int | float) and abs(found) > 3.4028234663852886e38
+    return None if too_large else found
+
+
 def _finite(function: Callable[..., float], *values: Any) -> float | None:
     if None in values:
         return None

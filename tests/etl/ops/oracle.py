@@ -150,7 +150,7 @@ def _expression(given: Given, train: Table) -> Apply:
         found = []
         for place in range(count):
             row = {name: values[place] for name, values in rows.values.items()}
-            value = formulas.evaluate(given["formula"], row)
+            value = formulas.feature(given["formula"], row)
             found.append(float(value) if isinstance(value, bool) else value)
         return {given["output"]: found}
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
-from etl.ops import operator_from_config
+from etl.ops import Statistics, operator_from_config
 from etl.plan import plan
 from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
 
@@ -211,12 +211,7 @@ def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> N
         (["I5"], ["normalize"], "normalize cannot be fitted on I5: it has no value"),
         (["I5"], ["normalize_min_max"], "normalize_min_max cannot be fitted on I5: it has no value"),
         (["I5"], ["fill_median"], "fill_median cannot be fitted on I5: it has no value"),
-        (["I3"], ["normalize"], "I3 (chain 0 of features) holds"),
-        (
-            ["X"],
-            [{"expression": {"output": "W", "formula": "X * 1.7e8"}}, "normalize_min_max"],
-            "beyond a double",
-        ),
+        (["X"], ["normalize"], "X (chain 0 of features) holds"),
         (["K"], [{"target_encoding": {"target": "X"}}], "X holds values of 5e30 or more"),
     ],
 )
@@ -227,6 +222,13 @@ def test_columns_that_cannot_be_fitted_are_errors_of_data(
     with pytest.raises(DataError) as refused:
         fit_rows(spark, config, by_day(spark, make_rows(DAYS[0], 60, seed=1)))
     assert said in str(refused.value)
+
+
+def test_a_range_beyond_a_double_is_an_error_of_data() -> None:
+    operator = operator_from_config("normalize_min_max")
+    (step,) = operator.bind({"x": "float"})
+    with pytest.raises(DataError, match=r"normalize_min_max cannot be fitted on x: .* beyond a double"):
+        operator.fit(step, Statistics(aggregates={"min": -1.7e308, "max": 1.7e308}))
 
 
 def test_a_workflow_without_a_feature_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _same(mine: Any, theirs: Any) -> bool:
 
 
 def _expected(formula: str, row: dict[str, Any]) -> Any:
-    found = formulas.evaluate(formula, row)
+    found = formulas.feature(formula, row)
     return float(found) if isinstance(found, bool) else found
 
 
