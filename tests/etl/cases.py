@@ -103,10 +103,13 @@ MALFORMED = {
     "field_count": ["", "1\t2", "\t" * 40, "no tabs at all"],
     "integer:I1": ["0\t1.5" + "\t" * 11, "1\tx" + "\t" * 11, "0\t 1" + "\t" * 11],
     "integer:I3": ["0\t\t\t12345678901234567890" + "\t" * 9, f"0\t\t\t{2**63}" + "\t" * 9],
-    "number:X": ["0" + "\t" * 6 + "NaN" + "\t" * 6, "0" + "\t" * 6 + "1d" + "\t" * 6],
+    # The last is a double, and no float32.
+    "number:X": ["0" + "\t" * 6 + text + "\t" * 6 for text in ("NaN", "1d", "1e308")],
     "label:label": ["2" + "\t" * 7 + "u\ti" + "\t" * 4, "\t" * 7 + "u\ti" + "\t" * 4],
     "missing_key:user": ["1" + "\t" * 8 + "i" + "\t" * 4],
     "missing_key:item": ["1" + "\t" * 7 + "u" + "\t" * 5],
+    "key:user": ["1" + "\t" * 7 + "u\x1b[0m\ti" + "\t" * 4],
+    "key:item": ["1" + "\t" * 7 + f"u\t{item}" + "\t" * 4 for item in ("i\0", "é" * 129)],
 }
 
 
