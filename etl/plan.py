@@ -89,11 +89,11 @@ def plan(config: Config) -> Plan:
     chains = tuple(chain for group in config.features for chain in _chains(group, columns))
     features = tuple(name for group in config.features for name in _outputs(group, columns))
     _require_names(columns, chains)
-    _require_free_names(chains)
     _require_unique(features, chains)
     _require_tables(chains)
     _require_reads(chains, columns)
     _require_no_label(config, chains)
+    _require_free_names(chains)
     _require_scopes(config, features, chains)
     return Plan(filters, changers, columns, chains, features)
 

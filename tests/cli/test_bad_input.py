@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,13 @@ def test_a_wrong_override(config: Path) -> None:
 def test_an_unknown_operator(config: Path) -> None:
     features = "features=[{columns: [n], kind: dense, ops: [sqrt]}]"
     _assert_refused(_build(config, "--set", features), 2, "unknown operator 'sqrt'", "'normalize'")
+
+
+@pytest.mark.parametrize("name", ["user_key", "row_id", "a.b"])
+def test_a_column_named_like_ours_or_with_a_dot(config: Path, name: str) -> None:
+    columns = [*CONFIG["log"]["columns"], {"name": name, "type": "string"}]
+    ended = _build(config, "--set", f"log.columns={json.dumps(columns)}")
+    _assert_refused(ended, 2, f"columns names ['{name}']", "source")
 
 
 def test_a_missing_config(tmp_path: Path) -> None:

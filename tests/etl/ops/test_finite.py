@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
 from conf.feature_spec import FLOAT32_MAX
+from conf.lake import Partition
+from conf.manifest import FileEntry
 from etl.chains import FittedChain
 from etl.ops import frame_operator_from_config, operator_from_config
 from etl.ops.base import Fitted, Moments, Statistics
 from etl.ops.normalize import FittedNormalize
 from etl.ops.normalize_min_max import FittedNormalizeMinMax
 from etl.tables import LocalTables, Tables
+from etl.verify import FINITE, Rules, WrittenFile, verify
 
 EXTREME = [0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324, 1e-38, 1e18, -1e18, FLOAT32_MAX, -FLOAT32_MAX, 3e38, -3e38]
 NUMBER = st.none() | st.sampled_from(EXTREME) | st.floats(-FLOAT32_MAX, FLOAT32_MAX)
@@ -109,6 +112,13 @@ def test_differences_are_finite(spark: SparkSession) -> None:
     made = lag.apply(rows).orderBy("row_id").select(F.col("x_difference_lag_1").cast("float")).collect()
     limit = float(np.float32(FLOAT32_MAX))
     assert [row[0] for row in made] == [None, -limit, limit, -limit, None, None]
+
+
+@pytest.mark.parametrize("low, high", [(-math.inf, 1.0), (0.0, math.inf)])
+def test_an_infinite_feature_is_not_published(low: float, high: float) -> None:
+    written = WrittenFile(FileEntry("a.parquet", 2, 1, (2,)), {"x": (0, low, high)})
+    with pytest.raises(DataError, match="x is infinite in some rows"):
+        verify(Partition("t", "d", "/t"), [written], (("x", "float"),), 2, Rules(["x"], {"x": FINITE}))
 
 
 @pytest.mark.parametrize(

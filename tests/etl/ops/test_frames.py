@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from conf.feature_spec import FLOAT32_MAX
 from conf.types import Config
 from etl.ops import RowChanger, RowFilter, frame_operator_from_config
 from etl.plan import plan
@@ -64,7 +65,9 @@ def _differences(given: Mapping[str, Any], rows: list[Row]) -> dict[str, dict[in
             for place, row in enumerate(mine):
                 earlier = mine[place - lag][column] if 0 <= place - lag < len(mine) else None
                 both = row[column] is not None and earlier is not None
-                named[row["row_id"]] = float(row[column]) - float(earlier or 0) if both else None
+                difference = float(row[column]) - float(earlier or 0) if both else None
+                # Within float32's range, as every feature is.
+                named[row["row_id"]] = difference and max(-FLOAT32_MAX, min(difference, FLOAT32_MAX))
     return found
 
 
