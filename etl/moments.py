@@ -62,9 +62,9 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
     for index in range(len(values)):
         part_of = {name: F.col(f"{name}_{index}") for name in ("real", "upper", "high", "low")}
         real = part_of["real"]
-        products = (part_of[first] * part_of[second] for first, second in (p.split("_") for p in _PRODUCTS))
+        pairs = (product.split("_") for product in _PRODUCTS)
         halves = [part_of["upper"], part_of["high"], part_of["low"]]
-        halves += [half for product in products for half in _halves(product)]
+        halves += [half for first, second in pairs for half in _halves(part_of[first] * part_of[second])]
         aggregates += [
             F.count(real).alias(f"rows_{index}"),
             F.sum(F.when(F.isnan(real) | (F.abs(real) >= _LIMIT), 1).otherwise(0)).alias(f"unfit_{index}"),
