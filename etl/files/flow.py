@@ -154,11 +154,12 @@ class FileFlow:
         """
         tasks: list[EncodeTask] = []
         of_day: dict[str, list[int]] = {}
+        attempts: dict[str, str] = {}
         for dt in days:
             partition = self._lake.features(workflow.version).partition(dt)
-            attempt, first = new_attempt(partition), 0
+            attempts[dt], first = new_attempt(partition), 0
             for index, surveyed in enumerate(self._slices[dt]):
-                name = f"{attempt}/part-{index:05d}.parquet"
+                name = f"{attempts[dt]}/part-{index:05d}.parquet"
                 of_day.setdefault(dt, []).append(len(tasks))
                 scratch = self._scratch.get(surveyed.part)
                 tasks.append(EncodeTask(surveyed.part, first, partition.file(name), scratch))
@@ -174,7 +175,7 @@ class FileFlow:
         return {
             dt: publish_files(
                 self._lake.features(workflow.version).partition(dt),
-                dict.fromkeys(f"{attempt}/{_name(written[index])}" for index in of_day[dt]),
+                dict.fromkeys(f"{attempts[dt]}/{_name(written[index])}" for index in of_day[dt]),
                 inputs=inputs,
                 expected_rows=counts.good,
                 rows_in=counts.rows_in,
@@ -213,13 +214,14 @@ class FileFlow:
         run = uuid.uuid4().hex[:12]
         tasks: list[SurveyTask] = []
         of_day: dict[str, list[int]] = {raw.dt: [] for raw in days}
+        attempts: dict[str, str] = {}
         for raw in days:
             partition = self._lake.value_counts.partition(raw.dt)
-            attempt = new_attempt(partition)
+            attempts[raw.dt] = new_attempt(partition)
             parts = cut(raw.paths)
             buckets = buckets_for(sum(part.bytes for part in parts), BUCKET_BYTES)
             for index, part in enumerate(parts):
-                name = f"{attempt}/part-{index:05d}.parquet"
+                name = f"{attempts[raw.dt]}/part-{index:05d}.parquet"
                 of_day[raw.dt].append(len(tasks))
                 scratch = f"{run}-{len(tasks)}"
                 self._scratch[part] = scratch
@@ -233,6 +235,7 @@ class FileFlow:
             # Where an executor was lost, another look at `surveyed` writes files of counts again, under other names: those that
             # are published stay as they are.
             for raw in days:
+                attempt = attempts[raw.dt]
                 counted = {f"{attempt}/{_name(found[i].file)}": tasks[i].part for i in of_day[raw.dt]}
                 self._publish_counts(raw, counted, [found[i] for i in of_day[raw.dt]])
         finally:
