@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,8 @@ def test_a_lake_on_an_object_store(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing can be linked there: files are copied, a listing finds none, and a Delta log names them."""
+    for folder in set(os.listdir(lake.root)) - {"recommendations", "quarantine", "raw", "models"}:
+        shutil.rmtree(Path(lake.root, folder))  # each partition costs a transaction
     before = manifests(lake)
     try:
         with servers.s3(tmp_path) as endpoint:
@@ -177,7 +180,7 @@ def test_a_lake_on_an_object_store(
                 monkeypatch.setenv(key, value)
             remote = Lake("s3a://lakes/old")
             files, inner = storage.filesystem(remote.root)
-            copy_files(lake.root, inner, destination_filesystem=files)
+            copy_files(lake.root, inner, destination_filesystem=files, use_threads=False)
             assert main(["--lake", remote.root, "--apply"]) == 0
             capsys.readouterr()
             for path in ("recommendations/dt=2026-01-04", f"recommendations/dt={SECOND}"):
