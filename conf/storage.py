@@ -248,10 +248,14 @@ def _write_scratch(path: Path, text: str) -> Path:
     """Writes a file of a unique name beside `path`; its bytes are on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    with open(scratch, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(scratch, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        scratch.unlink(missing_ok=True)  # a full disk must not fill up with attempts
+        raise
     return scratch
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -84,3 +85,18 @@ def test_a_repeated_request_of_nfs_is_no_other_file(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "link", repeated)
     assert storage.create_json(str(tmp_path / "x.json"), {"of": 1})
+
+
+def _write_too_much(folder: str) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    for write in (storage.create_json, storage.replace_json):
+        with pytest.raises(InfrastructureError, match="cannot write"):
+            write(f"{folder}/x.json", {"long": "x" * 2000})
+
+
+def test_a_disk_that_is_full_keeps_no_scratch_file(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_write_too_much, args=(str(tmp_path),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert list(tmp_path.iterdir()) == []
