@@ -6,7 +6,7 @@ Published as `datasets/dt=<run date>`; training, evaluation and scoring find eve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conf import feature_spec, format_versions, storage
 from conf.errors import DataError
@@ -177,6 +177,29 @@ def split_partitions(
             )
         found.append((partition, manifest, member.label))
     return found
+
+
+def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]:
+    """The dataset with the rows that its partitions hold now, and the days that were made again since it was published.
+
+    For readers to whom the days matter and not their very rows. A training must not use it.
+
+    Raises:
+        DataError: a partition is missing.
+    """
+    table = lake.features(dataset.workflow_version)
+    digests = {day: read_manifest(table.partition(day)).digest for day in dataset.days}
+    splits = {
+        split: tuple(replace(member, digest=digests[member.dt]) for member in members)
+        for split, members in dataset.splits.items()
+    }
+    changed = {
+        member.dt
+        for members in dataset.splits.values()
+        for member in members
+        if digests[member.dt] != member.digest
+    }
+    return replace(dataset, splits=splits), sorted(changed)
 
 
 def split_files(lake: Lake, dataset: Dataset, split: Split) -> list[str]:

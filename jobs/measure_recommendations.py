@@ -6,6 +6,7 @@ Users without a row in train are measured apart: to the popular items and to the
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.dataset import Dataset, read_dataset
+from conf.dataset import Dataset, read_dataset, with_present_rows
 from conf.errors import DataError
 from conf.feature_spec import ITEM_KEY, LABEL, USER_KEY
 from conf.load import config_digest
@@ -30,13 +31,20 @@ from scoring.contract import CANDIDATES, ITEM_INDEX
 from scoring.features import read_split
 from scoring.measures.relevance import coverage, measure_lists
 
+log = logging.getLogger("nightrank.measure")
+
 
 def measure_recommendations(job: Job) -> Result:
     """Measures the lists of the run date and publishes the facts."""
     require(job.config, "keys")
     lake, run_date, against = job.lake, job.run_date, job.config.measure.against
     published = read_manifest(lake.recommendations.partition(run_date))
-    dataset = read_dataset(lake, run_date)
+    # A file that came late, or an upgrade, may have made its days again in a later run; the lists are those of this date.
+    dataset, changed = with_present_rows(lake, read_dataset(lake, run_date))
+    if changed:
+        log.warning(
+            "days %s were made again after the lists of %s: measured on their present rows", changed, run_date
+        )
     k, items = published.facts["k"], published.facts["items"]
     train = read_split(job.spark, lake, dataset, ["train"], CLICK_COLUMNS)
     # Three measures ask who is warm; the training rows are read once for them.

@@ -109,8 +109,9 @@ def vocabulary(lake: Lake, version: str) -> dict[tuple[str, str], int]:
 @pytest.fixture(scope="module")
 def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
     """A lake after two nights with retraining on a small generated log; the second night's training is destructive."""
-    lake = Lake(str(tmp_path_factory.mktemp("nights") / "lake"))
-    sink = f"{{kind: json_lines, name: files, path: {lake.root}/../files, users_per_file: 100}}"
+    folder = tmp_path_factory.mktemp("nights")
+    lake = Lake(str(folder / "lake"))
+    sink = f"{{kind: json_lines, name: files, path: {folder}/files, users_per_file: 100}}"
     overrides = [*SMALL_LOG, f"lake={lake.root}", f"deliver.sinks=[{sink}]"]
     in_process(spark, generate_clicks, "2026-01-01", overrides)
     night(FIRST, overrides)

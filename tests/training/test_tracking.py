@@ -73,19 +73,8 @@ def empty_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    try:
-        with servers.s3(tmp_path_factory.mktemp("s3")) as endpoint, pytest.MonkeyPatch.context() as patch:
-            servers.make_bucket(endpoint, "tracked")
-            for key, value in {
-                "AWS_ENDPOINT_URL": endpoint,
-                "AWS_REGION": "us-east-1",
-                "AWS_ACCESS_KEY_ID": "someone",
-                "AWS_SECRET_ACCESS_KEY": "something",
-            }.items():
-                patch.setenv(key, value)
-            yield "s3a://tracked"
-    except servers.Unavailable as error:
-        servers.missing(str(error))
+    with servers.bucket(tmp_path_factory.mktemp("s3"), "tracked"):
+        yield "s3a://tracked"
 
 
 def of(name: str, version: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def run_stages(spark: SparkSession, lake: Lake, *, retrain: bool) -> None:
     """The stages of the next run date, as nightly would run them, in the session of this process."""
     overrides = [
         f"lake={lake.root}",
-        f"deliver.sinks=[{{kind: json_lines, name: files, path: {lake.root}/../out}}]",
+        f"deliver.sinks=[{{kind: json_lines, name: files, path: {Path(lake.root).parent}/out}}]",
     ]
     planned = Night(load_config(str(CONFIG), overrides), NEXT, retrain=retrain)
     for steps in (planned.preparing, planned.serving):
@@ -68,6 +68,8 @@ def test_daily_lists_come_from_the_old_champion(spark: SparkSession, lake: Lake)
     assert len(published) == 5 * published["user_id"].nunique()
     pd.testing.assert_frame_equal(rows(lake.recommendations.partition(SECOND)), before)
     assert list(Path(lake.root, "reports").glob(f"{NEXT}.html"))
+    measured = read_manifest(lake.measures.partition(SECOND))
+    assert measured.facts["users"] > 0, "the old release's lists are measured against the next day's clicks"
 
 
 def test_a_training_starts_from_the_old_champion(spark: SparkSession, lake: Lake) -> None:

@@ -103,6 +103,24 @@ def s3(folder: Path) -> Iterator[str]:
         yield endpoint
 
 
+@contextmanager
+def bucket(folder: Path, name: str) -> Iterator[None]:
+    """A bucket on an S3 server of its own, to which this process's environment leads. Skips, or fails on CI, without a server."""
+    try:
+        with s3(folder) as endpoint, pytest.MonkeyPatch.context() as patch:
+            make_bucket(endpoint, name)
+            for key, value in {
+                "AWS_ENDPOINT_URL": endpoint,
+                "AWS_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": "someone",
+                "AWS_SECRET_ACCESS_KEY": "something",
+            }.items():
+                patch.setenv(key, value)
+            yield
+    except Unavailable as error:
+        missing(str(error))
+
+
 def make_bucket(endpoint: str, name: str) -> None:
     request = urllib.request.Request(f"{endpoint}/{name}", method="PUT")
     with urllib.request.urlopen(request, timeout=10) as answer:

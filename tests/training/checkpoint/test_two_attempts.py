@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,21 +190,8 @@ def restored(folder: Path) -> int | None:
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    try:
-        with servers.s3(tmp_path_factory.mktemp("s3")) as endpoint, pytest.MonkeyPatch.context() as patch:
-            servers.make_bucket(endpoint, "attempts")
-            for key, value in {
-                "AWS_ENDPOINT_URL": endpoint,
-                "AWS_REGION": "us-east-1",
-                "AWS_ACCESS_KEY_ID": "someone",
-                "AWS_SECRET_ACCESS_KEY": "something",
-            }.items():
-                patch.setenv(key, value)
-            yield "s3://attempts"
-    except servers.Unavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    with servers.bucket(tmp_path_factory.mktemp("s3"), "attempts"):
+        yield "s3://attempts"
 
 
 def test_on_an_object_store_the_model_stays_whole_wherever_one_attempt_stands(bucket: str) -> None:
