@@ -15,6 +15,7 @@ class FixedVectors(nn.Module):
         self.register_buffer("vectors", vectors, persistent=False)
 
     vectors: Tensor
+    may_use_kernels = True
 
     def forward(self, ids: object) -> Tensor:
         return self.vectors

@@ -28,9 +28,10 @@ from training.reading.batch import Batch
 class _Given(nn.Module):
     """Stands in a model where a table stood, and hands out the vectors that were looked up before."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, may_use_kernels: bool) -> None:
         super().__init__()
         self.index = index
+        self.may_use_kernels = may_use_kernels
 
     def forward(self, vectors: Sequence[Tensor]) -> Tensor:
         return vectors[self.index]
@@ -48,7 +49,10 @@ class DensePart(nn.Module):
         kept: list[object] = [*model.parameters(), *model.buffers()]
         kept += [each for each in model.modules() if isinstance(each, Dropout)]
         memo: dict[int, object] = {id(each): each for each in kept}
-        memo |= {id(each): _Given(index) for index, each in enumerate(tables_of(model).values())}
+        memo |= {
+            id(each): _Given(index, each.may_use_kernels)
+            for index, each in enumerate(tables_of(model).values())
+        }
         self.body = copy.deepcopy(model, memo)  # what is in the memo is not copied
 
     def forward(self, dense: Tensor, *vectors: Tensor) -> Tensor:

@@ -167,4 +167,4 @@ def test_a_third_of_a_day_that_does_not_parse(config: Path, tmp_path: Path) -> N
         "line": "0\tthree\tb",
     }
     written = {path.name for path in (tmp_path / "lake").iterdir()}
-    assert written - {"runs", "spark-events"} == {"quarantine", "value_counts"}
+    assert written - {"runs", "spark-events"} == {"_data", "quarantine", "value_counts"}

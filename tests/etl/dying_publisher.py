@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from conf.lake import Lake, Partition
 from conf.manifest import data_files, read_manifest
@@ -44,18 +45,19 @@ def partition_of(root: str) -> Partition:
 
 def publish_generation(root: str, generation: int, death: Death | None) -> None:
     """Publishes FILES files of rows that all carry `generation`; dies on the way where told to."""
-    setattr(publishing, "write_files", _write_files)  # noqa: B010  a plain assignment would have to take a DataFrame
     if death is not None:
         _arm(death)
     rows: Any = generation
-    publishing.publish(
-        rows,
-        partition_of(root),
-        inputs={"generation": str(generation)},
-        row_group_rows=ROWS_A_FILE,
-        expected_rows=FILES * ROWS_A_FILE,
-        rules=publishing.Rules(not_null=["generation"]),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "write_files", _write_files)
+        publishing.publish(
+            rows,
+            partition_of(root),
+            inputs={"generation": str(generation)},
+            row_group_rows=ROWS_A_FILE,
+            expected_rows=FILES * ROWS_A_FILE,
+            rules=publishing.Rules(not_null=["generation"]),
+        )
 
 
 def _write_files(rows: int, partition: Partition, attempt: str, *_: Any) -> dict[str, str | None]:

@@ -261,7 +261,8 @@ def test_every_separator_that_is_allowed(
     log = {**SMALL["log"], "format": layout, "separator": separator}
     config = cases.write_config(tmp_path, SMALL, {"log": log, "workflow": {"engine": engine}})
     (tmp_path / "raw").mkdir()
-    others = "".join(each for each in SEPARATORS if each != separator)
+    # The value is an id, which holds no control character.
+    others = "".join(each for each in SEPARATORS if each != separator and each.isprintable())
     rows = [
         ["3", "1000", "7", f"a {others} b", "1.5"],
         ["1", "1001", "-8", "", ".5"],
@@ -275,7 +276,8 @@ def test_every_separator_that_is_allowed(
     (tmp_path / "raw/a.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     read, paths = _read(spark, config)
     kept = _assert_equals_oracle(read, config, paths)
-    more = [f'quoted {separator} and "more"'] if layout == "csv" else []
+    # As an id, a value that holds a control character is quarantined.
+    more = [f'quoted {separator} and "more"'] if layout == "csv" and separator.isprintable() else []
     assert kept["what"].tolist() == [f"a {others} b", *more]  # the row without an item is bad
 
 

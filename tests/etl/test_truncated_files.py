@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from conf import format_versions
 from conf.lake import Lake, Partition
 from conf.manifest import MANIFEST_NAME, Manifest, data_files, is_whole
 from tests.etl import cases, oracle
@@ -24,7 +25,8 @@ def partitions(root: Path) -> dict[str, tuple[Partition, Manifest]]:
     """Path below the lake → partition and manifest, of everything that has data files."""
     found = {}
     for path in sorted(root.rglob(MANIFEST_NAME)):
-        manifest = Manifest.from_json(json.loads(path.read_text()))
+        values = format_versions.MANIFEST.check(json.loads(path.read_text()), str(path))
+        manifest = Manifest.from_json(values)
         name = str(path.parent.relative_to(root))
         if manifest.files:
             depth = name.count("/") + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -277,6 +278,7 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
 ) -> None:
     """A DLRM; the reference are probabilities of the same job without int8, for all rows and for all pairs."""
     lake = Lake(fresh.lake)
+    shutil.rmtree(f"{lake.models('toy')}/m1")  # a whole model is never replaced
     write_model(Path(lake.models("toy")) / "m1", "dlrm")
     evaluate_model(job_of(spark, fresh))
     build_candidates(job_of(spark, fresh))
