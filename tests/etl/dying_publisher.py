@@ -45,11 +45,11 @@ def partition_of(root: str) -> Partition:
 
 def publish_generation(root: str, generation: int, death: Death | None) -> None:
     """Publishes FILES files of rows that all carry `generation`; dies on the way where told to."""
-    if death is not None:
-        _arm(death)
     rows: Any = generation
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publishing, "write_files", _write_files)
+        if death is not None:
+            _arm(death)
         publishing.publish(
             rows,
             partition_of(root),

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
+from conf import format_versions
 from conf.manifest import MANIFEST_NAME, Manifest
 from jobs.night.submit import Stage, Submission, environment
 
@@ -182,7 +183,7 @@ def published(lake: Path) -> dict[str, str]:
     found = {}
     for path in sorted(lake.rglob(MANIFEST_NAME)):
         stored = json.loads(path.read_text())
-        manifest = Manifest.from_json(stored)
+        manifest = Manifest.from_json(format_versions.MANIFEST.check(stored, str(path)))
         for entry in manifest.files:
             footer = pq.ParquetFile(path.parent / entry.path).metadata
             groups = tuple(footer.row_group(index).num_rows for index in range(footer.num_row_groups))
