@@ -7,7 +7,7 @@ SHELL := /bin/bash
 # The interpreter the environment is made from.
 PYTHON ?= python3.11
 
-PACKAGES := conf etl training scoring jobs setup local_airflow
+PACKAGES := conf storage metrics spark etl training scoring reporting jobs setup local_airflow
 # airflow_dags imports Airflow, which has an environment of its own: ruff reads it, mypy cannot.
 LINTED := $(PACKAGES) $(wildcard airflow_dags) tests $(wildcard benchmarks)
 IN_ENV := . setup/env.sh &&

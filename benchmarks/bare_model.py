@@ -12,8 +12,8 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from benchmarks.scoring_world import read_inputs
-from scoring.contract import ModelRequest
-from scoring.rows.pieces import RowGroup
+from scoring.inputs.requests import ModelRequest
+from scoring.rows.file_splits import RowGroup
 
 
 def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int, turns: int) -> list[float]:
@@ -41,7 +41,7 @@ def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int
 def _score(
     request: ModelRequest, groups: Sequence[RowGroup], barrier: Barrier, queue: Any, turns: int
 ) -> None:
-    from scoring.predictor import predictor_of_process
+    from scoring.model.predictor import predictor_of_process
 
     predictor = predictor_of_process(request, None, 1)
     dense, ids = read_inputs(groups, predictor.spec)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from conf.feature_spec import NUM_RESERVED_IDS, Feature, FeatureSpec
-from training.reading.batch import Batch
+from storage.feature_spec import NUM_RESERVED_IDS, Feature, FeatureSpec
+from training.data.batch import Batch
 
 NUM_DENSE = 13
 # fmt: off

@@ -2,7 +2,7 @@
 
 13 dense columns, 26 columns of ids and the label, and `row_id`, which no contender reads. Ids are as many as those of Criteo's
 columns that occur often enough to get one, and follow Zipf's law (benchmarks/criteo_log.py); integers are log-normal under
-log(1 + x). Files are written with the settings of the arrow engine (etl/files/encode.py): zstd, one row group each.
+log(1 + x). Files are written with the settings of the arrow engine (etl/text/encode_pass.py): zstd, one row group each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.contender import CATEGORICAL, DENSE, FIRST_ID, LABEL, OOV_ID
 from benchmarks.criteo_log import CARDINALITIES, CLICK_SHARE, zipf_ranks
-from conf.feature_spec import Feature, FeatureSpec
+from storage.feature_spec import Feature, FeatureSpec
 
 FORMAT = 2  # part of a table's name: raise it when the bytes change
 FILES = 4

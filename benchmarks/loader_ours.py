@@ -5,9 +5,9 @@ from __future__ import annotations
 from benchmarks.loader_contender import Batches, LoaderTask
 from benchmarks.loader_data import FeatureTable, spec
 from conf.types import Reading
-from training.reading.loader import Loader
-from training.reading.prefetch import Prefetch
-from training.reading.sharding import DataFile, plan_shards, row_groups
+from training.data.loader import Loader
+from training.data.prefetch import Prefetch
+from training.data.sharding import DataFile, plan_shards, row_groups
 
 NUM_SHARDS = 16
 

@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.ease import ease_weights
 from benchmarks.report import closing_line, machine, table
-from conf.dataset import read_dataset, split_files
-from conf.lake import Lake, Partition
 from conf.load import load_config
-from conf.manifest import data_files, read_manifest
 from conf.types import Config, Split
+from storage.dataset import read_dataset, split_files
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "conf/datasets/movielens.yaml"

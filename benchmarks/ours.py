@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 from benchmarks.contender import START_UP, WORK, Outcome, Task, Timing, run
-from conf import storage
-from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import data_files
 from etl.build import build
-from jobs.session import build_session, read_profile
+from spark.session import build_session, read_profile
+from storage import file_io
+from storage.manifest import data_files
+from storage.paths import Lake
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "benchmarks/etl_criteo.yaml"
@@ -63,7 +63,7 @@ def build_features(task: Task, timing: Timing) -> Outcome:
 
 def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
     """Column → (mean, deviation) of the stored workflow: what undoes the normalisation for the comparison."""
-    stored = storage.read_json(f"{lake.workflow(version)}/workflow.json")
+    stored = file_io.read_json(f"{lake.workflow(version)}/workflow.json")
     return {
         each["outputs"][0]: (each["state"]["mean"], each["state"]["std"])
         for chain in stored["chains"]

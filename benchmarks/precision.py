@@ -23,16 +23,16 @@ import torch
 
 from benchmarks.quality import CONFIG, RUN_DATE, prepare
 from benchmarks.report import closing_line, machine, table
-from conf.dataset import read_dataset
-from conf.lake import Lake
 from conf.load import load_config
-from training.checkpoint import load_model
-from training.metrics import auc
-from training.plan import TrainPlan, make_plan
-from training.precision import mixed_precision
-from training.reading.loader import Loader
-from training.reading.sharding import plan_shards, row_groups
-from training.run import train_in_process
+from metrics import auc
+from storage.dataset import read_dataset
+from storage.paths import Lake
+from training.checkpoints import load_model
+from training.data.loader import Loader
+from training.data.sharding import plan_shards, row_groups
+from training.device.precision import mixed_precision
+from training.loop.run import train_in_process
+from training.loop.training_plan import TrainPlan, make_plan
 
 CPU = torch.device("cpu")
 HALVES = ("bf16", "fp16")

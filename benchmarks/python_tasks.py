@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROOT = Path(__file__).resolve().parent.parent
-DAEMONS = {"ours": "etl.worker_daemon", "spark": "pyspark.daemon"}
+DAEMONS = {"ours": "spark.worker_daemon", "spark": "pyspark.daemon"}
 CORES, TURNS, ROUNDS = 2, 3, 5
 
 
@@ -36,7 +36,7 @@ def same(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 
 def rounds_of(daemon: str, tasks: int) -> list[float]:
     """Milliseconds of a core a task, round by round, in a session of this process."""
-    from jobs.session import build_session, read_profile
+    from spark.session import build_session, read_profile
 
     settings = read_profile(ROOT / "conf/spark/local.conf")
     spark = build_session("python tasks", settings | {"spark.python.daemon.module": daemon})

@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.report import closing_line, machine, table
-from conf.dataset import Dataset, read_dataset
-from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import is_published, read_manifest
-from training.plan import make_plan
-from training.run import train_in_process
+from storage.dataset import Dataset, read_dataset
+from storage.manifest import is_published, read_manifest
+from storage.paths import Lake
+from training.loop.run import train_in_process
+from training.loop.training_plan import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "conf/datasets/generated.yaml"

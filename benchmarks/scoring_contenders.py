@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.peers import joined_map_in_pandas, joined_pandas_udf, joined_predict_batch_udf
 from benchmarks.scoring_world import Data
-from conf.feature_spec import FeatureSpec
-from jobs.session import build_session, read_profile
-from scoring.contract import ListRequest, ModelRequest
-from scoring.rows.pieces import deal
-from scoring.score import score_lists, score_split
+from scoring.inputs.requests import ListRequest, ModelRequest
+from scoring.rows.file_splits import deal
+from scoring.spark.score_frames import score_lists, score_split
+from spark.session import build_session, read_profile
+from storage.feature_spec import FeatureSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 JOINED: Mapping[str, Callable[[DataFrame, FeatureSpec, str, str], DataFrame]] = {

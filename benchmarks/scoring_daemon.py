@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.architectures import make_known
-from etl import worker_daemon
+from spark import worker_daemon
 
 if __name__ == "__main__":
     make_known()

@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.criteo_shapes import NUM_DENSE, capped, draw_ids, spec_of
-from conf.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
 from conf.types import ModelConfig
-from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX
-from scoring.rows.pieces import RowGroup
-from training.checkpoint import save_model
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX
+from scoring.rows.file_splits import RowGroup
+from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
+from training.checkpoints import save_model
 from training.models import build_model
 
 FILES = 8

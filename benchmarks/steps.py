@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from training.reading.batch import Batch
+from training.data.batch import Batch
 
 Step = Callable[[Batch], Any]
 

@@ -37,11 +37,11 @@ from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
 from benchmarks.report import closing_line, machine, table
 from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
-from training.collectives import LocalCollectives
-from training.memory import keep_freed_memory
+from training.data.batch import Batch
+from training.device.memory import keep_freed_memory
+from training.distributed.collectives import LocalCollectives
+from training.loop.train_step import Trainer
 from training.models import build_model
-from training.reading.batch import Batch
-from training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path.home() / ".cache/nightrank/benchmarks/training"
@@ -137,7 +137,7 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
     """`end_to_end`: one rank with all cores; `ranks_N`: N ranks of one thread each."""
     from benchmarks.training_files import write_files
     from benchmarks.training_ranks import Measurement, measure_on_ranks
-    from jobs.session import build_session, read_profile
+    from spark.session import build_session, read_profile
 
     cardinalities = capped(options.most_rows)
     rows = options.batch * 64

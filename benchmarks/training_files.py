@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.criteo_shapes import make_batches, spec_of
-from training.reading.batch import Batch
-from training.reading.sharding import DataFile
+from training.data.batch import Batch
+from training.data.sharding import DataFile
 
 
 def write_files(

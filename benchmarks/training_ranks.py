@@ -19,14 +19,14 @@ from benchmarks.criteo_shapes import spec_of
 from benchmarks.steps import seconds_of
 from benchmarks.training_files import full_batches
 from conf.types import ModelConfig, Reading, Train
-from training.memory import keep_freed_memory
+from training.data.batch import Batch
+from training.data.loader import Loader
+from training.data.prefetch import Prefetch
+from training.data.sharding import DataFile, plan_shards, shards_of_rank
+from training.device.memory import keep_freed_memory
+from training.launch.rank_main import HorovodCollectives
+from training.loop.train_step import Trainer
 from training.models import build_model
-from training.reading.batch import Batch
-from training.reading.loader import Loader
-from training.reading.prefetch import Prefetch
-from training.reading.sharding import DataFile, plan_shards, shards_of_rank
-from training.trainer import Trainer
-from training.worker import HorovodCollectives
 
 ROOT = Path(__file__).resolve().parent.parent
 # Batches that may be read ahead: so many are taken before a clock starts, so that the loader's own speed counts.

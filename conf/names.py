@@ -11,15 +11,19 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from conf.printable import is_printable
-from conf.storage import scheme_of
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_COLUMN = 128
 
-# The schemes a lake may have: those whose files `conf.storage` replaces in one step.
+# The schemes a lake may have: those whose files `storage.file_io` replaces in one step.
 LAKE_SCHEMES = ("", "file", "s3", "s3a")
 # HDFS is read and never written.
 RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs")
+
+
+def scheme_of(path: str) -> str:
+    """`s3a` of s3a://bucket/key; empty for a plain path."""
+    return path.split("://", 1)[0] if "://" in path else ""
 
 
 def folder_name(name: str) -> str:

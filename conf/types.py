@@ -21,6 +21,7 @@ from conf.candidate_types import (
     UserAttributes,
 )
 from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, ListRules, Secret, Stop
+from conf.monitoring_types import Watch
 from conf.names import FolderName, LakeRoot, RawLocation
 from conf.raw_types import (
     Column,
@@ -62,7 +63,6 @@ from conf.train_types import (
     StopAt,
     Train,
 )
-from conf.watch_types import Watch
 
 __all__ = [
     "SPLITS",
@@ -119,7 +119,7 @@ __all__ = [
 ]
 
 
-# Columns of prepared rows and of feature tables (conf.feature_spec) that raw columns and features must not be named like.
+# Columns of prepared rows and of feature tables (storage.feature_spec) that raw columns and features must not be named like.
 RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
 
 

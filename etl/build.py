@@ -12,26 +12,26 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf import storage
-from conf.dataset import Dataset, Member, publish_dataset, require_both_labels
 from conf.errors import ConfigError
-from conf.lake import Lake, Partition
-from conf.manifest import Manifest, current_manifest
 from conf.types import SPLITS, Config, Split
-from etl.files.flow import FileFlow, flow_applies
-from etl.fit import fit_workflow
-from etl.latest import publish_latest
-from etl.plan import plan
-from etl.publish import Rules, publish
+from etl.fit.fit_workflow import fit_workflow
 from etl.quality.counts import feature_columns
-from etl.quality.facts import Comparison
 from etl.quality.report import DataReport, report_quality
-from etl.quarantine import DayCounts, check_day, layout_digest, quarantine_day
-from etl.raw_files import RawFiles, find_raw, require_raw
-from etl.rows import preparation, prepared_rows
-from etl.split import SPLIT, plan_days
-from etl.verify import FINITE
-from etl.workflow import FittedWorkflow, load_workflow
+from etl.quality.report_types import Comparison
+from etl.raw.files import RawFiles, find_raw, require_raw
+from etl.spark.latest_features import publish_latest
+from etl.spark.quarantine import DayCounts, check_day, layout_digest, quarantine_day
+from etl.spark.split_rows import preparation, prepared_rows
+from etl.split.time_split import SPLIT, plan_days
+from etl.text.two_passes import FileFlow, flow_applies
+from etl.workflow.feature_plan import plan
+from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
+from storage import file_io
+from storage.dataset import Dataset, Member, publish_dataset, require_both_labels
+from storage.manifest import Manifest, current_manifest
+from storage.paths import Lake, Partition
+from storage.publish import Rules, publish
+from storage.verify import FINITE
 
 log = logging.getLogger("nightrank.etl")
 
@@ -130,7 +130,7 @@ def build(
     }
     changed = _changed_since_counted(workflow, in_order)
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
-    publish_dataset(lake, dataset, storage.utc_now())
+    publish_dataset(lake, dataset, file_io.utc_now())
     return Built(dataset, workflow, found.counts, features, found.quality)
 
 

@@ -7,34 +7,40 @@ from collections import Counter
 
 from etl.build import build, window
 from jobs.checks import check_training
-from jobs.runner import Job, Result, run
-from training.description import read_description
-from training.parent import fresh_start
-from training.registry import champion_as_of, model_path
+from jobs.runner import run_job
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+from training.registry.model_json import read_description
+from training.registry.parent import fresh_start
+from training.registry.versions import champion_as_of, model_path
 
 log = logging.getLogger("nightrank.build_features")
 
 
-def build_features(job: Job) -> Result:
+def build_features(context: RunContext) -> JobSummary:
     """Reads the window of raw days that ends on the run date and publishes what training and scoring read."""
-    if job.config.workflow.mode == "retrain":  # the features are made for a training
-        check_training(job.config)
-    window(job.config, job.run_date)  # what can be refused without a session is refused before one starts
-    champion = champion_as_of(job.lake, job.config.name, job.run_date, before=True)
+    if context.config.workflow.mode == "retrain":  # the features are made for a training
+        check_training(context.config)
+    window(
+        context.config, context.run_date
+    )  # what can be refused without a session is refused before one starts
+    champion = champion_as_of(context.lake, context.config.name, context.run_date, before=True)
     parent = None
     reason = (
-        fresh_start(job.config, job.lake, job.run_date) if job.config.workflow.mode == "retrain" else None
+        fresh_start(context.config, context.lake, context.run_date)
+        if context.config.workflow.mode == "retrain"
+        else None
     )
     if champion and reason:
         log.info("fitting a workflow and not extending champion %s's: %s", champion, reason)
     elif champion:
-        parent = read_description(model_path(job.lake, job.config.name, champion))["workflow_version"]
-    built = build(job.spark, job.config, job.lake, job.run_date, parent, job.phase)
+        parent = read_description(model_path(context.lake, context.config.name, champion))["workflow_version"]
+    built = build(context.spark, context.config, context.lake, context.run_date, parent, context.phase)
     dropped: Counter[str] = Counter()
     for counts in built.counts.values():
         dropped.update(counts.dropped)
-    return Result(
-        output=job.lake.features(built.workflow.version).path,
+    return JobSummary(
+        output=context.lake.features(built.workflow.version).path,
         rows_in=sum(counts.rows_in for counts in built.counts.values()),
         rows_out=sum(manifest.rows for manifest in built.features.values()),
         dropped=dropped,
@@ -51,4 +57,4 @@ def build_features(job: Job) -> Result:
 
 
 if __name__ == "__main__":
-    run("build_features", __doc__ or "", build_features)
+    run_job("build_features", __doc__ or "", build_features)

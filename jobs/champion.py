@@ -11,10 +11,12 @@ import time
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
 from conf.load import load_config, parse_date
 from conf.printable import printable, printable_lines
-from jobs.gate.history import history_table, told
-from jobs.runner import Job, Result, closing_line, parser
-from training.history import Intervention, standing_as_of
-from training.interventions import Request, pin, release, roll_back
+from jobs.runner import completed, parser
+from reporting.inspect.champion_log import history_table, told
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+from training.registry.champion_history import Intervention, standing_as_of
+from training.registry.overrides import Request, pin, release, roll_back
 
 DESCRIPTION = (
     "Shows which model serves on a run date, since when and why: every decision of the gate and of people up to that date. "
@@ -32,10 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     try:
         config = load_config(arguments.config, arguments.overrides)
-        job = Job("champion", config, parse_date(arguments.run_date))
+        context = RunContext("champion", config, parse_date(arguments.run_date))
         asked = arguments.rollback or arguments.pin is not None or arguments.release
-        done = _act(job, arguments)
-        print(printable_lines(history_table(job.lake, config.name, job.run_date)))
+        done = _act(context, arguments)
+        print(printable_lines(history_table(context.lake, config.name, context.run_date)))
         if asked:
             print(printable_lines(told(done)))
     except NightrankError as error:
@@ -45,26 +47,27 @@ def main(argv: list[str] | None = None) -> int:
         remedy = "see that the lake can be reached; a retry may help"
         print(f"champion failed: {printable(error)}\n  what to do: {remedy}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
-    standing = standing_as_of(job.lake, config.name, job.run_date)
+    standing = standing_as_of(context.lake, config.name, context.run_date)
     facts = {
         "champion": standing.champion,
         "pinned": standing.pinned is not None,
         "withdrawn": sorted(standing.withdrawn),
         "changed": done is not None,
     }
-    print(closing_line(job, Result(job.lake.models(config.name), facts=facts), time.monotonic() - start))
+    summary = JobSummary(context.lake.models(config.name), facts=facts)
+    print(completed(summary, context, time.monotonic() - start).line())
     return EXIT_OK
 
 
-def _act(job: Job, arguments: argparse.Namespace) -> Intervention | None:
+def _act(context: RunContext, arguments: argparse.Namespace) -> Intervention | None:
     """Does what was asked for; None where that was nothing, or nothing new."""
     version = arguments.to if arguments.rollback else arguments.pin
-    request = Request(job.run_date, arguments.by, arguments.why, version)
+    request = Request(context.run_date, arguments.by, arguments.why, version)
     if arguments.rollback:
-        return roll_back(job.lake, job.config.name, request)
+        return roll_back(context.lake, context.config.name, request)
     if arguments.pin is not None:
-        return pin(job.lake, job.config.name, request)
-    return release(job.lake, job.config.name, request) if arguments.release else None
+        return pin(context.lake, context.config.name, request)
+    return release(context.lake, context.config.name, request) if arguments.release else None
 
 
 def _parser() -> argparse.ArgumentParser:

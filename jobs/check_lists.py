@@ -6,33 +6,35 @@ from __future__ import annotations
 
 import pyarrow.parquet as pq
 
-from conf import storage
-from conf.dataset import read_dataset
 from conf.errors import DataError
-from conf.lake import Partition
-from conf.manifest import Manifest, read_manifest
-from jobs.runner import Job, Result, require, run
-from training.registry import champion_as_of
+from jobs.runner import run_job
+from storage import file_io
+from storage.dataset import read_dataset
+from storage.job_summary import JobSummary
+from storage.manifest import Manifest, read_manifest
+from storage.paths import Partition
+from storage.run_context import RunContext, require
+from training.registry.versions import champion_as_of
 
 
-def check_lists(job: Job) -> Result:
+def check_lists(context: RunContext) -> JobSummary:
     """Checks `recommendations` of the run date and repeats what its manifest says of it."""
-    require(job.config, "keys")
-    partition = job.lake.recommendations.partition(job.run_date)
+    require(context.config, "keys")
+    partition = context.lake.recommendations.partition(context.run_date)
     manifest = read_manifest(partition)
     facts = manifest.facts
-    with job.phase("files"):
+    with context.phase("files"):
         check_files(partition, manifest)
-    champion = champion_as_of(job.lake, job.config.name, job.run_date)
+    champion = champion_as_of(context.lake, context.config.name, context.run_date)
     if facts["model_version"] != champion:
         raise DataError(
-            f"the lists of {job.run_date} are of model {facts['model_version']}, the champion is {champion}",
-            f"run the night of {job.run_date} again",
+            f"the lists of {context.run_date} are of model {facts['model_version']}, the champion is {champion}",
+            f"run the night of {context.run_date} again",
         )
-    check_origins(job, manifest)
+    check_origins(context, manifest)
     if not manifest.rows:
         raise DataError(
-            f"the lists of {job.run_date} are empty: none of {facts['users']} users has a candidate",
+            f"the lists of {context.run_date} are empty: none of {facts['users']} users has a candidate",
             "look at the candidates' section of the report",
         )
     told = (
@@ -44,7 +46,7 @@ def check_lists(job: Job) -> Result:
         "model_version",
         "workflow_version",
     )
-    return Result(
+    return JobSummary(
         partition.path,
         rows_in=manifest.rows,
         rows_out=manifest.rows,
@@ -56,7 +58,7 @@ def check_files(partition: Partition, manifest: Manifest) -> None:
     """DataError unless each file that the manifest names is there, with the rows and bytes it says."""
     for entry in manifest.files:
         path = partition.file(entry.path)
-        files, inner = storage.filesystem(path)
+        files, inner = file_io.filesystem(path)
         info = files.get_file_info(inner)
         if not info.is_file or info.size != entry.bytes:
             state = f"has {info.size}" if info.is_file else "is gone"
@@ -73,17 +75,20 @@ def check_files(partition: Partition, manifest: Manifest) -> None:
             )
 
 
-def check_origins(job: Job, lists: Manifest) -> None:
+def check_origins(context: RunContext, lists: Manifest) -> None:
     """DataError where users or candidates were made anew after the lists."""
-    version = read_dataset(job.lake, job.run_date).workflow_version
-    for name, table in (("users", job.lake.users(version)), ("candidates", job.lake.candidates(version))):
-        digest = read_manifest(table.partition(job.run_date)).digest
+    version = read_dataset(context.lake, context.run_date).workflow_version
+    for name, table in (
+        ("users", context.lake.users(version)),
+        ("candidates", context.lake.candidates(version)),
+    ):
+        digest = read_manifest(table.partition(context.run_date)).digest
         if lists.inputs[name] != digest:
             raise DataError(
-                f"the lists of {job.run_date} were made of {name} {lists.inputs[name]}, now they are {digest}",
-                f"run score_daily for {job.run_date} again",
+                f"the lists of {context.run_date} were made of {name} {lists.inputs[name]}, now they are {digest}",
+                f"run score_daily for {context.run_date} again",
             )
 
 
 if __name__ == "__main__":
-    run("check_lists", __doc__ or "", check_lists)
+    run_job("check_lists", __doc__ or "", check_lists)

@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections import Counter
 
 from etl.build import inspect, window
-from jobs.runner import Job, Result, run
+from jobs.runner import run_job
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
 
 
-def check_quality(job: Job) -> Result:
+def check_quality(context: RunContext) -> JobSummary:
     """Inspects the window of raw days that ends on the run date."""
-    window(job.config, job.run_date)  # what can be refused without a session is refused before one starts
-    found = inspect(job.spark, job.config, job.lake, job.run_date, job.phase)
+    window(
+        context.config, context.run_date
+    )  # what can be refused without a session is refused before one starts
+    found = inspect(context.spark, context.config, context.lake, context.run_date, context.phase)
     found.rows_of.release()
     dropped: Counter[str] = Counter()
     for counts in found.counts.values():
         dropped.update(counts.dropped)
-    return Result(
-        output=job.lake.quality(job.config.name).partition(job.run_date).path,
+    return JobSummary(
+        output=context.lake.quality(context.config.name).partition(context.run_date).path,
         rows_in=sum(counts.rows_in for counts in found.counts.values()),
         rows_out=sum(counts.good for counts in found.counts.values()),
         dropped=dropped,
@@ -30,4 +34,4 @@ def check_quality(job: Job) -> Result:
 
 
 if __name__ == "__main__":
-    run("check_quality", __doc__ or "", check_quality)
+    run_job("check_quality", __doc__ or "", check_quality)

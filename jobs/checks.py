@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from conf import storage
 from conf.errors import ConfigError
+from conf.names import scheme_of
 from conf.raw_types import RawTable
 from conf.types import Config, JdbcSink, ModelConfig, Popular
 from etl.ops.drop_low_cardinality import DropLowCardinality
 from etl.ops.join_external import JoinExternal
-from etl.plan import Plan, plan
-from etl.raw_files import require_raw
-from jobs.session import read_profile
-from jobs.sinks.secrets import read_credentials
-from scoring.contract import require_context, require_no_pairs
+from etl.raw.files import require_raw
+from etl.workflow.feature_plan import Plan, plan
+from scoring.delivery.secrets import read_credentials
+from scoring.inputs.requests import require_context, require_no_pairs
 from scoring.rules.attributes import files_of
 from scoring.rules.request import AttributeTable
+from spark.session import read_profile
 from training.settings import Features, check_model, read_settings
 
 
@@ -163,7 +163,7 @@ def _tables(config: Config) -> dict[str, RawTable]:
 
 
 def _is_static(config: Config, path: str) -> bool:
-    return "{date}" not in path and storage.scheme_of(_whole(config, path)) != "hdfs"
+    return "{date}" not in path and scheme_of(_whole(config, path)) != "hdfs"
 
 
 def _whole(config: Config, path: str) -> str:

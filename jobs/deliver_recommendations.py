@@ -8,34 +8,36 @@ from typing import Any
 
 from conf.errors import ConfigError
 from conf.load import config_digest
-from conf.manifest import read_manifest
 from conf.types import JdbcSink, JsonLinesSink
-from etl.publish import publish_facts, rows_of
-from jobs.runner import Job, Result, run
-from jobs.sinks import jdbc, json_lines
-from jobs.sinks.lists import Delivered, PublishedLists
+from jobs.runner import run_job
+from scoring.delivery import jdbc, json_lines
+from scoring.delivery.published_lists import Delivered, PublishedLists
+from storage.job_summary import JobSummary
+from storage.manifest import read_manifest
+from storage.publish import publish_facts, rows_of
+from storage.run_context import RunContext
 
 
-def deliver_recommendations(job: Job) -> Result:
+def deliver_recommendations(context: RunContext) -> JobSummary:
     """Delivers to each sink in order, then publishes `deliveries/dt=…`; lists that were held back are not there to deliver."""
-    sinks = job.config.deliver.sinks
+    sinks = context.config.deliver.sinks
     if not sinks:
         raise ConfigError(
             "deliver.sinks is empty: there is nowhere to deliver to", "name sinks under `deliver`"
         )
-    partition = job.lake.recommendations.partition(job.run_date)
+    partition = context.lake.recommendations.partition(context.run_date)
     manifest = read_manifest(partition)
     if "reason" not in dict(manifest.schema):
         raise ConfigError(
             f"{partition.path} was written by an earlier release, without reasons",
-            f"run score_daily for {job.run_date} again",
+            f"run score_daily for {context.run_date} again",
         )
-    lists = PublishedLists(rows_of(job.spark, partition, manifest), manifest)
+    lists = PublishedLists(rows_of(context.spark, partition, manifest), manifest)
     done = []
     for sink in sinks:
         start = time.monotonic()
-        with job.phase(sink.name):
-            delivered = _deliver(job, sink, lists)
+        with context.phase(sink.name):
+            delivered = _deliver(context, sink, lists)
         seconds = round(time.monotonic() - start, 2)
         done.append({"name": sink.name, "kind": sink.kind, **asdict(delivered), "seconds": seconds})
     facts: dict[str, Any] = {
@@ -43,17 +45,17 @@ def deliver_recommendations(job: Job) -> Result:
         "users": lists.users,
         "model_version": manifest.facts["model_version"],
     }
-    record = job.lake.deliveries.partition(job.run_date)
-    inputs = {"recommendations": manifest.digest, "config": config_digest(job.config, "deliver")}
+    record = context.lake.deliveries.partition(context.run_date)
+    inputs = {"recommendations": manifest.digest, "config": config_digest(context.config, "deliver")}
     publish_facts(record, inputs=inputs, facts=facts)
-    return Result(record.path, rows_in=manifest.rows, rows_out=manifest.rows, facts=facts)
+    return JobSummary(record.path, rows_in=manifest.rows, rows_out=manifest.rows, facts=facts)
 
 
-def _deliver(job: Job, sink: JdbcSink | JsonLinesSink, lists: PublishedLists) -> Delivered:
+def _deliver(context: RunContext, sink: JdbcSink | JsonLinesSink, lists: PublishedLists) -> Delivered:
     if isinstance(sink, JdbcSink):
         return jdbc.deliver(sink, lists)
-    return json_lines.deliver(sink, lists, job.config.output.grace_hours)
+    return json_lines.deliver(sink, lists, context.config.output.grace_hours)
 
 
 if __name__ == "__main__":
-    run("deliver_recommendations", __doc__ or "", deliver_recommendations)
+    run_job("deliver_recommendations", __doc__ or "", deliver_recommendations)

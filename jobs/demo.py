@@ -12,18 +12,18 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from conf.errors import EXIT_OK, ConfigError, NightrankError
-from conf.lake import Lake
 from conf.load import load_config
 from conf.types import Config
+from jobs.chain.demo_targets import verdict, verdict_table
+from jobs.chain.steps import Night
+from jobs.chain.submit import Interruptions, Outcome, Stage, Submission
 from jobs.checks import check_config, check_lists, check_training
-from jobs.night.plan import Night
-from jobs.night.submit import Interruptions, Outcome, Stage, Submission
-from jobs.night.terminal import Progress, text_table
-from jobs.night.verdict import verdict, verdict_table
 from jobs.nightly import DEFAULT_PROFILE, fail, log_path, run_night, run_stages
-from jobs.report_page import numbers
-from jobs.report_page.facts import read_night
-from jobs.report_page.lists import UserList, sample_lists
+from reporting.elements import numbers
+from reporting.facts.list_facts import UserList, sample_lists
+from reporting.facts.run_facts import read_night
+from reporting.terminal.progress import Progress, text_table
+from storage.paths import Lake
 
 DESCRIPTION = (
     "Generates a click log, runs a few nights with retraining on it, measures the last night's recommendations against "

@@ -4,54 +4,58 @@ from __future__ import annotations
 
 import logging
 
-from conf.dataset import read_dataset
 from conf.load import config_digest
-from etl.publish import publish_facts
-from jobs.gate.drift import drift_checks
-from jobs.gate.measure import compare, measure_models
-from jobs.gate.record import Evaluation
-from jobs.runner import Job, Result, run
-from scoring.gate.decision import Check, Verdict, judge
-from scoring.model_info import read_model_info
-from training import tracking
-from training.history import standing_as_of
-from training.registry import barred, challenger_of, model_path, record_decision
+from jobs.runner import run_job
+from scoring.evaluation.gate import Check, Verdict, judge
+from scoring.evaluation.gate_drift import drift_checks
+from scoring.evaluation.gate_measures import compare, measure_models
+from scoring.evaluation.gate_record import Evaluation
+from scoring.model.model_info import read_model_info
+from storage.dataset import read_dataset
+from storage.job_summary import JobSummary
+from storage.publish import publish_facts
+from storage.run_context import RunContext
+from training.registry import mlflow_mirror
+from training.registry.champion_history import standing_as_of
+from training.registry.versions import barred, challenger_of, model_path, record_decision
 
 log = logging.getLogger("nightrank.evaluate_model")
 
 
-def evaluate_model(job: Job) -> Result:
+def evaluate_model(context: RunContext) -> JobSummary:
     """Measures both models, publishes the comparison, and last of all records the decision."""
-    lake, name, run_date = job.lake, job.config.name, job.run_date
+    lake, name, run_date = context.lake, context.config.name, context.run_date
     challenger = read_model_info(model_path(lake, name, challenger_of(lake, name, run_date)))
-    tracking.prepare(lake)
+    mlflow_mirror.prepare(lake)
     standing = standing_as_of(lake, name, run_date, before=True)
     before = standing.champion
     champion = read_model_info(model_path(lake, name, before)) if before else None
     dataset = read_dataset(lake, run_date)
-    measured = measure_models(job.spark, job, dataset, [challenger, *([champion] if champion else [])])
+    measured = measure_models(
+        context.spark, context, dataset, [challenger, *([champion] if champion else [])]
+    )
     ours = measured.models[challenger.version]
     theirs = measured.models[champion.version] if champion else None
-    compared = compare(job.config.gate.confidence, ours, theirs, measured.users) if theirs else None
-    checks, drift = drift_checks(job, ours, theirs)
+    compared = compare(context.config.gate.confidence, ours, theirs, measured.users) if theirs else None
+    checks, drift = drift_checks(context, ours, theirs)
     reason = barred(lake, name, challenger.version, standing)
     if reason:
         checks.insert(0, Check("standing", "hold", reason))
-    verdict = judge(job.config.gate, ours.figures, compared, checks)
+    verdict = judge(context.config.gate, ours.figures, compared, checks)
     _say(verdict)
     evaluation = Evaluation(challenger, ours, theirs, compared, drift, verdict)
-    facts = evaluation.facts(job, dataset)
-    with job.phase("decide"):
+    facts = evaluation.facts(context, dataset)
+    with context.phase("decide"):
         inputs = {
             "challenger": challenger.version,
             "champion": before or "",
             "dataset": dataset.digest,
-            "config": config_digest(job.config, "gate"),
+            "config": config_digest(context.config, "gate"),
         }
         publish_facts(lake.evaluations.partition(run_date), inputs=inputs, facts=facts)
         record_decision(lake, name, run_date, evaluation.decision())
     rows = facts["challenger"]["rows"]
-    return Result(
+    return JobSummary(
         output=lake.evaluations.partition(run_date).path,
         rows_in=rows,
         rows_out=rows,
@@ -79,4 +83,4 @@ def _say(verdict: Verdict) -> None:
 
 
 if __name__ == "__main__":
-    run("evaluate_model", __doc__ or "", evaluate_model)
+    run_job("evaluate_model", __doc__ or "", evaluate_model)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
-from jobs.runner import Job, Result, run
+from jobs.runner import run_job
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
 
 
-def generate_clicks(job: Job) -> Result:
+def generate_clicks(context: RunContext) -> JobSummary:
     """Writes and publishes the days; reports the best AUC each of them allows."""
-    generate = generate_settings(job.config)
-    dates = generated_dates(generate, job.run_date)
-    spark = job.spark
-    with job.phase("generate"):
-        manifests = generate_days(spark, job.lake, generate, dates)
-    return Result(
-        output=job.lake.raw.path,
+    generate = generate_settings(context.config)
+    dates = generated_dates(generate, context.run_date)
+    spark = context.spark
+    with context.phase("generate"):
+        manifests = generate_days(spark, context.lake, generate, dates)
+    return JobSummary(
+        output=context.lake.raw.path,
         rows_out=sum(each.rows for each in manifests),
         facts={
             "days": len(manifests),
@@ -25,4 +27,6 @@ def generate_clicks(job: Job) -> Result:
 
 
 if __name__ == "__main__":
-    run("generate_clicks", "Generates a click log: days of raw files, from the run date on.", generate_clicks)
+    run_job(
+        "generate_clicks", "Generates a click log: days of raw files, from the run date on.", generate_clicks
+    )

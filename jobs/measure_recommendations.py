@@ -14,30 +14,32 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.dataset import Dataset, read_dataset, with_present_rows
 from conf.errors import DataError
-from conf.feature_spec import ITEM_KEY, LABEL, USER_KEY
 from conf.load import config_digest
-from conf.manifest import Manifest, read_manifest
-from etl.publish import publish_facts, rows_of
-from etl.raw_files import require_raw
-from etl.read import good_rows, read_log
-from jobs.candidate_inputs import exclusions, read_beside
-from jobs.runner import Job, Result, require, run
+from etl.raw.files import require_raw
+from etl.spark.read_log import good_rows, read_log
+from jobs.runner import run_job
 from scoring.candidates.clicks import CLICK_COLUMNS
+from scoring.candidates.inputs import exclusions, read_beside
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
-from scoring.contract import CANDIDATES, ITEM_INDEX
-from scoring.features import read_split
-from scoring.measures.relevance import coverage, measure_lists
+from scoring.evaluation.list_relevance import coverage, measure_lists
+from scoring.inputs.feature_rows import read_split
+from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
+from storage.dataset import Dataset, read_dataset, with_present_rows
+from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.job_summary import JobSummary
+from storage.manifest import Manifest, read_manifest
+from storage.publish import publish_facts, rows_of
+from storage.run_context import RunContext, require
 
 log = logging.getLogger("nightrank.measure")
 
 
-def measure_recommendations(job: Job) -> Result:
+def measure_recommendations(context: RunContext) -> JobSummary:
     """Measures the lists of the run date and publishes the facts."""
-    require(job.config, "keys")
-    lake, run_date, against = job.lake, job.run_date, job.config.measure.against
+    require(context.config, "keys")
+    lake, run_date, against = context.lake, context.run_date, context.config.measure.against
     published = read_manifest(lake.recommendations.partition(run_date))
     # A file that came late, or an upgrade, may have made its days again in a later run; the lists are those of this date.
     dataset, changed = with_present_rows(lake, read_dataset(lake, run_date))
@@ -46,25 +48,25 @@ def measure_recommendations(job: Job) -> Result:
             "days %s were made again after the lists of %s: measured on their present rows", changed, run_date
         )
     k, items = published.facts["k"], published.facts["items"]
-    train = read_split(job.spark, lake, dataset, ["train"], CLICK_COLUMNS)
+    train = read_split(context.spark, lake, dataset, ["train"], CLICK_COLUMNS)
     # Three measures ask who is warm; the training rows are read once for them.
     warm = train.select(USER_KEY).distinct().persist()
-    with job.phase("positives"):
-        wanted = positives(job, dataset).persist()
+    with context.phase("positives"):
+        wanted = positives(context, dataset).persist()
         num_wanted = wanted.count()
     if not num_wanted:
         raise DataError(
             f"nobody clicked anything in what the lists of {run_date} are measured against ({against})",
             "measure another date, or set measure.against",
         )
-    with job.phase("lists"):
-        lists = recommended(job, published)
+    with context.phase("lists"):
+        lists = recommended(context, published)
         ours = measure_lists(lists, wanted, warm, k)
-    with job.phase("popular"):
-        lists = most_popular(job, dataset, train, published).persist()
+    with context.phase("popular"):
+        lists = most_popular(context, dataset, train, published).persist()
         popular, popular_coverage = measure_lists(lists, wanted, warm, k), coverage(lists, items)
-    with job.phase("candidates"):
-        recall = candidate_recall(job, wanted, warm, published)
+    with context.phase("candidates"):
+        recall = candidate_recall(context, wanted, warm, published)
     own, base, cold = ours[True], popular[True], ours[False]
     facts = {
         "recommendations_date": run_date,
@@ -81,61 +83,65 @@ def measure_recommendations(job: Job) -> Result:
         else None,
         "candidates": recall,
     }
-    with job.phase("publish"):
+    with context.phase("publish"):
         inputs = {
             "recommendations": published.digest,
             "dataset": dataset.digest,
-            "config": config_digest(job.config, "measure", "candidates"),
+            "config": config_digest(context.config, "measure", "candidates"),
         }
         publish_facts(lake.measures.partition(run_date), inputs=inputs, facts=facts)
-    return Result(lake.measures.partition(run_date).path, rows_in=num_wanted, facts=facts)
+    return JobSummary(lake.measures.partition(run_date).path, rows_in=num_wanted, facts=facts)
 
 
-def positives(job: Job, dataset: Dataset) -> DataFrame:
+def positives(context: RunContext, dataset: Dataset) -> DataFrame:
     """Distinct (user_key, item_key) that were clicked: on the day after the lists, or in the test split.
 
     Raises:
         DataError: the day after has no raw log.
     """
-    if job.config.measure.against == "test_split":
-        rows = read_split(job.spark, job.lake, dataset, ["test"], CLICK_COLUMNS)
+    if context.config.measure.against == "test_split":
+        rows = read_split(context.spark, context.lake, dataset, ["test"], CLICK_COLUMNS)
     else:
-        day_after = (date.fromisoformat(job.run_date) + timedelta(days=1)).isoformat()
-        rows = good_rows(read_log(job.spark, job.config, require_raw(job.config, job.config.log, day_after)))
+        day_after = (date.fromisoformat(context.run_date) + timedelta(days=1)).isoformat()
+        rows = good_rows(
+            read_log(
+                context.spark, context.config, require_raw(context.config, context.config.log, day_after)
+            )
+        )
     return rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY).distinct()
 
 
-def recommended(job: Job, published: Manifest) -> DataFrame:
+def recommended(context: RunContext, published: Manifest) -> DataFrame:
     """The lists of a manifest: (user_key, position, item_key)."""
-    lists = rows_of(job.spark, job.lake.recommendations.partition(job.run_date), published)
+    lists = rows_of(context.spark, context.lake.recommendations.partition(context.run_date), published)
     return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
 
 
-def most_popular(job: Job, dataset: Dataset, train: DataFrame, published: Manifest) -> DataFrame:
+def most_popular(context: RunContext, dataset: Dataset, train: DataFrame, published: Manifest) -> DataFrame:
     """The k items with most clicks in train for every user, under the rules of our own lists: same users, same items,
     without what the config excludes. (user_key, position, item_key)
     """
     version = published.facts["workflow_version"]
-    items = candidate_items(job, version, numbered_items(job, version))
-    excluding = exclusions(job, dataset, version, items, read_beside(job, version))
+    items = candidate_items(context, version, numbered_items(context, version))
+    excluding = exclusions(context, dataset, version, items, read_beside(context, version))
     lists = popular_items(excluding, popularity(train, items), published.facts["k"])
     entries = lists.select(USER_KEY, F.posexplode(CANDIDATES).alias("place", ITEM_INDEX))
     return entries.join(items, ITEM_INDEX).select(USER_KEY, (F.col("place") + 1).alias("position"), ITEM_KEY)
 
 
-def numbered_items(job: Job, version: str) -> Manifest:
+def numbered_items(context: RunContext, version: str) -> Manifest:
     """The manifest of candidate_items."""
-    return read_manifest(job.lake.candidate_items(version).partition(job.run_date))
+    return read_manifest(context.lake.candidate_items(version).partition(context.run_date))
 
 
-def candidate_items(job: Job, version: str, numbered: Manifest) -> DataFrame:
+def candidate_items(context: RunContext, version: str, numbered: Manifest) -> DataFrame:
     """(item_index, item_key) of the items that could be recommended."""
-    partition = job.lake.candidate_items(version).partition(job.run_date)
-    return rows_of(job.spark, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
+    partition = context.lake.candidate_items(version).partition(context.run_date)
+    return rows_of(context.spark, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
 
 
 def candidate_recall(
-    job: Job, wanted: DataFrame, warm: DataFrame, published: Manifest
+    context: RunContext, wanted: DataFrame, warm: DataFrame, published: Manifest
 ) -> dict[str, Any] | None:
     """Recall of the candidates that the lists were chosen from, by source, of warm users and, under `cold_users`, of others.
 
@@ -145,22 +151,22 @@ def candidate_recall(
         DataError: the items were numbered anew since the candidates were built: their numbers mean other items.
     """
     version = published.facts["workflow_version"]
-    partition = job.lake.candidates(version).partition(job.run_date)
+    partition = context.lake.candidates(version).partition(context.run_date)
     candidates = read_manifest(partition)
     sources = candidates.facts.get("sources")
     if sources is None:
         return None
-    numbered = numbered_items(job, version)
+    numbered = numbered_items(context, version)
     if candidates.inputs["candidate_items"] != numbered.digest:
         raise DataError(
-            f"{candidates.table} dt={job.run_date} was built from candidate_items {candidates.inputs['candidate_items']}, "
+            f"{candidates.table} dt={context.run_date} was built from candidate_items {candidates.inputs['candidate_items']}, "
             f"now they are {numbered.digest}",
-            f"run build_candidates for {job.run_date} again",
+            f"run build_candidates for {context.run_date} again",
         )
-    items = candidate_items(job, version, numbered)
-    found = measure_recall(rows_of(job.spark, partition, candidates), items, wanted, warm, sources)
+    items = candidate_items(context, version, numbered)
+    found = measure_recall(rows_of(context.spark, partition, candidates), items, wanted, warm, sources)
     return {**asdict(found[True]), "cold_users": asdict(found[False]) if found[False].users else None}
 
 
 if __name__ == "__main__":
-    run("measure_recommendations", __doc__ or "", measure_recommendations)
+    run_job("measure_recommendations", __doc__ or "", measure_recommendations)

@@ -9,8 +9,8 @@ import time
 from collections import Counter
 
 from conf.errors import EXIT_DATA, EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
-from conf.lake import Lake
-from conf.migration import Survey, migrate, survey
+from storage.migration import Survey, migrate, survey
+from storage.paths import Lake
 
 DESCRIPTION = (
     "Lists the format versions of all files of a lake and says which ones this release would rewrite. It changes nothing without "

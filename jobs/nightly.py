@@ -10,18 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conf import storage
 from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, NightrankError
-from conf.lake import Lake
 from conf.load import load_config, parse_date
 from conf.printable import json_line
+from jobs.chain.stage_remarks import remark
+from jobs.chain.steps import Night, Step
+from jobs.chain.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
-from jobs.night.highlights import remark
-from jobs.night.plan import Night, Step
-from jobs.night.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
-from jobs.night.terminal import Progress
 from jobs.runner import parser
-from jobs.watch.observer import Observer
+from reporting.monitoring.observer import Observer
+from reporting.terminal.progress import Progress
+from storage import file_io
+from storage.paths import Lake
 
 DESCRIPTION = (
     "Runs the stages of one night as spark-submit processes: build_features, build_candidates, score_daily, "
@@ -47,7 +47,7 @@ def log_path(lake: Lake, run_date: str, stage: str) -> Path:
     Raises:
         ConfigError: the lake is not on this machine.
     """
-    if not storage.is_local(lake.logs):
+    if not file_io.is_local(lake.logs):
         raise ConfigError(
             f"lake={lake.root} is not a local folder, where nightly keeps the logs of its stages",
             "run the jobs from a scheduler that keeps logs, or set lake to a local or mounted folder",

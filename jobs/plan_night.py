@@ -7,22 +7,24 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from conf.manifest import is_published
-from etl.raw_files import find_raw, raw_path
+from etl.raw.files import find_raw, raw_path
+from jobs.chain.steps import Night, Step
 from jobs.checks import check_tables
-from jobs.night.plan import Night, Step
-from jobs.runner import Job, Result, run
+from jobs.runner import run_job
+from storage.job_summary import JobSummary
+from storage.manifest import is_published
+from storage.run_context import RunContext
 
 
-def plan_night(job: Job) -> Result:
+def plan_night(context: RunContext) -> JobSummary:
     """Facts: `raw_log` (its path, files and bytes), `published`, and the steps of an ordinary night and of a retraining."""
-    config, run_date = job.config, job.run_date
-    with job.phase("raw log"):
+    config, run_date = context.config, context.run_date
+    with context.phase("raw log"):
         found = find_raw(config, config.log, run_date)
     if found is not None:  # until then the day is waited for, and tables may come with it
         check_tables(config, run_date)
     night, training = (Night(config, run_date, retrain) for retrain in (False, True))
-    lists = job.lake.recommendations if config.keys else job.lake.scores
+    lists = context.lake.recommendations if config.keys else context.lake.scores
     path = raw_path(config, config.log, run_date)
     facts: dict[str, Any] = {
         "raw_log": {
@@ -34,7 +36,7 @@ def plan_night(job: Job) -> Result:
         "night": _steps([*night.preparing(), *night.serving()]),
         "retraining": _steps(training.preparing()),
     }
-    return Result(output=path, facts=facts)
+    return JobSummary(output=path, facts=facts)
 
 
 def _steps(steps: list[Step]) -> list[dict[str, Any]]:
@@ -42,4 +44,4 @@ def _steps(steps: list[Step]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run("plan_night", __doc__ or "", plan_night)
+    run_job("plan_night", __doc__ or "", plan_night)

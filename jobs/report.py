@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from conf import storage
-from jobs.report_page.page import build
-from jobs.runner import Job, Result, run
+from jobs.runner import run_job
+from reporting.html.page import build
+from storage import file_io
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
 
 DESCRIPTION = (
     "Writes <lake>/reports/<run date>.html: key figures, data summary, data quality, training curve, calibration, score distribution, "
@@ -12,14 +14,14 @@ DESCRIPTION = (
 )
 
 
-def report(job: Job) -> Result:
-    with job.phase("read and draw"):
-        _, page = build(job.config, job.run_date)
-    path = job.lake.report(job.run_date)
-    with job.phase("write"):
-        storage.replace_text(path, page)
-    return Result(output=path, facts={"bytes": len(page.encode())})
+def report(context: RunContext) -> JobSummary:
+    with context.phase("read and draw"):
+        _, page = build(context.config, context.run_date)
+    path = context.lake.report(context.run_date)
+    with context.phase("write"):
+        file_io.replace_text(path, page)
+    return JobSummary(output=path, facts={"bytes": len(page.encode())})
 
 
 if __name__ == "__main__":
-    run("report", DESCRIPTION, report)
+    run_job("report", DESCRIPTION, report)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from conf.feature_spec import ROW_ID
 from conf.load import config_digest
-from etl.publish import Rules, new_attempt, publish_files
-from jobs.runner import Job, Result, run
-from jobs.serving import champion_and_dataset
-from scoring.contract import FEATURES_DT, PROBABILITY
-from scoring.int8_change import change_of_rows, sample_of
-from scoring.rows.pieces import deal, row_groups
-from scoring.score import score_split
+from jobs.runner import run_job
+from scoring.inputs.requests import FEATURES_DT, PROBABILITY
+from scoring.model.champion import champion_and_dataset
+from scoring.rows.file_splits import deal, row_groups
+from scoring.spark.int8_change import change_of_rows, sample_of
+from scoring.spark.score_frames import score_split
+from storage.feature_spec import ROW_ID
+from storage.job_summary import JobSummary
+from storage.publish import Rules, new_attempt, publish_files
+from storage.run_context import RunContext
 
 
-def score_rows(job: Job) -> Result:
+def score_rows(context: RunContext) -> JobSummary:
     """Scores the rows of `score.rows_split`, row for row: the workers read and write the files."""
-    model, dataset = champion_and_dataset(job)
-    split = job.config.score.rows_split
-    groups = row_groups(job.lake, dataset, split)
-    partition, request = job.lake.scores.partition(job.run_date), model.request(job.config.score)
-    spark = job.spark
+    model, dataset = champion_and_dataset(context)
+    split = context.config.score.rows_split
+    groups = row_groups(context.lake, dataset, split)
+    partition, request = context.lake.scores.partition(context.run_date), model.request(context.config.score)
+    spark = context.spark
     facts: dict[str, Any] = {
         "split": split,
         "model_version": model.version,
@@ -29,27 +31,27 @@ def score_rows(job: Job) -> Result:
         "precision": request.precision,
     }
     if request.embeddings == "int8":
-        with job.phase("int8"):
+        with context.phase("int8"):
             facts["int8"] = change_of_rows(spark, sample_of(groups), request)
-    with job.phase("score"):
-        tasks = deal(groups, spark.sparkContext.defaultParallelism, job.config.output.row_group_rows)
+    with context.phase("score"):
+        tasks = deal(groups, spark.sparkContext.defaultParallelism, context.config.output.row_group_rows)
         attempt = new_attempt(partition)
         files = score_split(spark, tasks, request, partition.file(attempt))
-    with job.phase("publish"):
+    with context.phase("publish"):
         published = publish_files(
             partition,
             {f"{attempt}/{name}": None for name in files},
             inputs={
                 "model": model.version,
                 "dataset": dataset.digest,
-                "config": config_digest(job.config, "score"),
+                "config": config_digest(context.config, "score"),
             },
             expected_rows=sum(each.rows for each in groups),
             facts=facts,
             rules=Rules(not_null=[ROW_ID, FEATURES_DT], ranges={PROBABILITY: (0.0, 1.0 + 2**-20)}),
-            grace_hours=job.config.output.grace_hours,
+            grace_hours=context.config.output.grace_hours,
         )
-    return Result(
+    return JobSummary(
         output=partition.path,
         rows_in=published.rows_in,
         rows_out=published.rows,
@@ -58,4 +60,4 @@ def score_rows(job: Job) -> Result:
 
 
 if __name__ == "__main__":
-    run("score_rows", __doc__ or "", score_rows)
+    run_job("score_rows", __doc__ or "", score_rows)

@@ -9,9 +9,11 @@ import time
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
 from conf.load import load_config, parse_date
 from conf.printable import printable
-from jobs.look_up.find import find
-from jobs.look_up.page import decoded_names, page
-from jobs.runner import Job, Result, closing_line, parser
+from jobs.runner import completed, parser
+from reporting.inspect.user_list import find
+from reporting.inspect.user_page import decoded_names, page
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
 
 DESCRIPTION = (
     "Shows the published list of one user: position, item, score (the model's probability), reason (ranked, boost:<value> "
@@ -26,11 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     try:
         config = load_config(arguments.config, arguments.overrides)
-        job = Job("show", config, parse_date(arguments.run_date))
-        with job.phase("find"):
-            found = find(job.lake, job.run_date, arguments.user)
-        with job.phase("decode"):
-            names = decoded_names(job.lake, found)
+        context = RunContext("show", config, parse_date(arguments.run_date))
+        with context.phase("find"):
+            found = find(context.lake, context.run_date, arguments.user)
+        with context.phase("decode"):
+            names = decoded_names(context.lake, found)
     except NightrankError as error:
         print(f"show failed: {error}", file=sys.stderr)
         return error.exit_code
@@ -41,10 +43,12 @@ def main(argv: list[str] | None = None) -> int:
     print(page(found, names))
     told = ("model_version", "workflow_version", "scored_at")
     facts = {"user": found.user, **{name: found.facts[name] for name in told}, "list": found.entries}
-    result = Result(
-        job.lake.recommendations.partition(job.run_date).path, rows_out=len(found.entries), facts=facts
+    result = JobSummary(
+        context.lake.recommendations.partition(context.run_date).path,
+        rows_out=len(found.entries),
+        facts=facts,
     )
-    print(closing_line(job, result, time.monotonic() - start))
+    print(completed(result, context, time.monotonic() - start).line())
     return EXIT_OK
 
 

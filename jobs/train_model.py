@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import logging
 
-from conf import lineage
-from conf.dataset import read_dataset
 from conf.types import Config
 from jobs.checks import check_training
-from jobs.runner import Job, Result, run
-from jobs.training_bar import TrainingBar
-from training import tracking
-from training.description import is_complete, read_description
+from jobs.runner import run_job
+from reporting.terminal.training_bar import TrainingBar
+from storage import lineage
+from storage.dataset import read_dataset
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
 from training.launch import train_on_ranks
-from training.leftovers import delete_leftovers
-from training.plan import make_plan
-from training.registry import record_run
+from training.loop.training_plan import make_plan
+from training.registry import mlflow_mirror
+from training.registry.leftovers import delete_leftovers
+from training.registry.model_json import is_complete, read_description
+from training.registry.versions import record_run
 
 log = logging.getLogger("nightrank.train_model")
 
 
-def train_model(job: Job) -> Result:
+def train_model(context: RunContext) -> JobSummary:
     """Trains the model of the section `model`."""
-    return train(job, job.config)
+    return train(context, context.config)
 
 
-def train(job: Job, config: Config) -> Result:
+def train(context: RunContext, config: Config) -> JobSummary:
     """Trains unless the same version is there already, and records it as what was trained for the run date.
 
     Args:
         config: whose name, model and settings count; the job's, or one made of it.
     """
-    tracking.prepare(job.lake)
-    with job.phase("plan"):
-        plan = make_plan(config, job.lake, read_dataset(job.lake, job.run_date))
+    mlflow_mirror.prepare(context.lake)
+    with context.phase("plan"):
+        plan = make_plan(config, context.lake, read_dataset(context.lake, context.run_date))
         check_training(config)
     if is_complete(plan.model_path, checksums=True):
         log.info(
@@ -42,15 +44,15 @@ def train(job: Job, config: Config) -> Result:
         )
         description = read_description(plan.model_path)
     else:
-        spark = job.spark
-        with job.phase("train"), TrainingBar() as bar:
+        spark = context.spark
+        with context.phase("train"), TrainingBar() as bar:
             description = train_on_ranks(spark, plan, bar.show)
     lineage.writes(plan.model_path, description["version"])
-    record_run(job.lake, config.name, job.run_date, description["version"])
-    delete_leftovers(job.lake, config.name, config.output.grace_hours)
-    with job.phase("track"):
-        tracking.track_training(job.lake, description, config.model_dump(include={"model", "train"}))
-    return Result(
+    record_run(context.lake, config.name, context.run_date, description["version"])
+    delete_leftovers(context.lake, config.name, config.output.grace_hours)
+    with context.phase("track"):
+        mlflow_mirror.track_training(context.lake, description, config.model_dump(include={"model", "train"}))
+    return JobSummary(
         output=plan.model_path,
         rows_in=plan.rows,
         facts={
@@ -71,4 +73,4 @@ def train(job: Job, config: Config) -> Result:
 
 
 if __name__ == "__main__":
-    run("train_model", __doc__ or "", train_model)
+    run_job("train_model", __doc__ or "", train_model)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from jobs.runner import Job, Result, run
+from jobs.runner import run_job
 from jobs.train_model import train
-from training.retriever import retriever_config
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+from training.registry.retriever import retriever_config
 
 
-def train_retriever(job: Job) -> Result:
+def train_retriever(context: RunContext) -> JobSummary:
     """Trains it as train_model trains the ranker, from fresh weights on all train days."""
-    return train(job, retriever_config(job.config))
+    return train(context, retriever_config(context.config))
 
 
 if __name__ == "__main__":
-    run("train_retriever", __doc__ or "", train_retriever)
+    run_job("train_retriever", __doc__ or "", train_retriever)

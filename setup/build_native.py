@@ -17,10 +17,10 @@ from setup.console import SetupError, cache_folder
 FLAGS = ("-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden")
 # Folder of sources → where the library goes, below the environment.
 LIBRARIES = {
-    "etl/files/native": Path("lib/nightrank/libnightrank.so"),  # etl/files/library.py looks there
-    "training/reading/native": Path(
+    "etl/native": Path("lib/nightrank/libnightrank.so"),  # etl/native/library.py looks there
+    "training/data/native": Path(
         "lib/nightrank/libnightrank_reading.so"
-    ),  # training/reading/compiled.py looks there
+    ),  # training/data/native_library.py looks there
 }
 
 

@@ -22,8 +22,8 @@ LOCKS = ("runtime.txt", "horovod.txt")
 _OFFLINE = ("--quiet", "--no-deps", "--no-index", "--offline", "--compile-bytecode")
 # The packages that only tests, benchmarks and builds use are not in it, so that it is smaller than .venv.
 CHECK_IMPORTS = (
-    "import jobs.build_features, scoring.score, training.worker, horovod.torch;"
-    "from etl.files.library import library; library()"
+    "import jobs.build_features, scoring.spark.score_frames, training.launch.rank_main, horovod.torch;"
+    "from etl.native.library import library; library()"
 )
 
 
@@ -31,7 +31,7 @@ def build_wheel(root: Path, out: Path) -> Path:
     """Our packages with their data files as a wheel in this folder. The same sources give the same bytes."""
     scratch = out / "wheel-build"
     shutil.rmtree(scratch, ignore_errors=True)
-    for name in ("conf", "etl", "training", "scoring", "jobs"):
+    for name in ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting", "jobs"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(root / name, scratch / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):

@@ -28,7 +28,7 @@ ENVIRONMENT_BYTES = 9 * 1024**3
 # `setup` is this package: where it imports from another folder, our other packages do too.
 CHECK_IMPORTS = (
     "import pyspark, petastorm, pyarrow, pandas, mlflow, pydantic, safetensors, matplotlib, setup.install;"
-    "from etl.files.library import library; library()"
+    "from etl.native.library import library; library()"
 )
 
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from jobs.session import build_session, read_profile
+from spark.session import build_session, read_profile
 from tests.spark_settings import set_meanwhile
 from tests.standalone import Cluster, standalone_cluster
 

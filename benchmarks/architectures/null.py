@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.types import Strict
-from training.inputs import Inputs
+from training.models.inputs import Inputs
 
 # Coprime to the modulus, so that neighbouring ids get distant logits.
 FIRST_FACTOR, LAST_FACTOR, MODULUS = 7_919, 40_503, 65_537

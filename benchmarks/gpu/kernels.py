@@ -91,7 +91,7 @@ def milliseconds(work: Work, setting: Setting) -> float:
 
 def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
     """(ours, torch's, bytes that must be read and written)."""
-    from training.embedding.kernels.lookup import Features, gather
+    from training.kernels.lookup import Features, gather
 
     starts = _first_rows(setting)
     features = Features.of(starts, [], False)
@@ -109,7 +109,7 @@ def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
 
 def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
     """As `gathers`. In 16 bits torch's counterpart rounds to the nearest, which is less work than ours does."""
-    from training.embedding.kernels.row_update import update_rows
+    from training.kernels.row_update import update_rows
 
     rows = (ids + _first_rows(setting)).flatten()
     gradient = torch.randn(len(rows), setting.dim, device=setting.device).to(half(setting))
@@ -138,7 +138,7 @@ def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
 
 def interactions(setting: Setting) -> tuple[Work, Work, int]:
     """As `gathers`; a call is forward and backward."""
-    from training.embedding.kernels.interaction import interact
+    from training.kernels.interaction import interact
 
     count = len(setting.cardinalities) + 1
     shape = (setting.batch, count, setting.dim)

@@ -23,9 +23,9 @@ from benchmarks.report import closing_line, table
 from benchmarks.steps import seconds_of, wait_for
 from benchmarks.training_files import full_batches, write_files
 from conf.types import Train
-from training.reading.loader import Loader
-from training.reading.prefetch import Prefetch
-from training.reading.sharding import plan_shards, shards_of_rank
+from training.data.loader import Loader
+from training.data.prefetch import Prefetch
+from training.data.sharding import plan_shards, shards_of_rank
 
 _BATCHES_A_FILE, _FILES = 32, 4
 # More than are ever taken: what is measured must not end. Tiny files are read ahead by the thousand, so that there it may.

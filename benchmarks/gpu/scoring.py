@@ -36,13 +36,13 @@ from benchmarks.scoring_world import Data
 from benchmarks.steps import alternate
 from benchmarks.training_files import write_files
 from conf.types import ModelConfig
-from scoring.rows.pieces import RowGroup
-from training.checkpoint import save_model
-from training.embedding.int8 import to_int8
-from training.embedding.table import tables_of
-from training.forward import DensePart
+from scoring.rows.file_splits import RowGroup
+from training.checkpoints import save_model
+from training.data.batch import Batch
+from training.embeddings.int8 import to_int8
+from training.embeddings.table import tables_of
+from training.loop.forward import DensePart
 from training.models import build_model
-from training.reading.batch import Batch
 
 PUBLISHED = {"a100": 14.8e6, "v100": 6.7e6}
 AIM, AIM_IN_SPARK = 30e6, 0.8

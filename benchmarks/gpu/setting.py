@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.criteo_shapes import capped
 from benchmarks.report import machine
-from training.embedding import kernels
+from training import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache/nightrank/benchmarks/gpu"

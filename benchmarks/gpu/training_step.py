@@ -28,9 +28,9 @@ from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
 from benchmarks.report import closing_line, table
 from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
-from training.collectives import LocalCollectives
+from training.distributed.collectives import LocalCollectives
+from training.loop.train_step import Trainer
 from training.models import build_model
-from training.trainer import Trainer
 
 PUBLISHED = {"a100_pytorch": 4.02e6, "a100_tensorflow2": 4.55e6}
 AIM = 12e6

@@ -11,7 +11,7 @@ import pandas as pd
 from pyspark.sql import DataFrame
 
 from benchmarks.peers.joined_pandas_udf import load, predict
-from conf.feature_spec import FeatureSpec
+from storage.feature_spec import FeatureSpec
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:

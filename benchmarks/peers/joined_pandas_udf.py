@@ -16,14 +16,14 @@ import torch
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.functions import pandas_udf
 
-from conf.feature_spec import FeatureSpec
+from storage.feature_spec import FeatureSpec
 
 STEP_ROWS = 2_048
 
 
 @lru_cache(maxsize=1)
 def load(path: str) -> torch.nn.Module:
-    from training.checkpoint import load_model
+    from training.checkpoints import load_model
 
     torch.set_num_threads(1)
     return load_model(path, torch.device("cpu")).model

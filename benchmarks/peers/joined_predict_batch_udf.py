@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from benchmarks.peers.joined_pandas_udf import STEP_ROWS, load, predict
-from conf.feature_spec import FeatureSpec
+from storage.feature_spec import FeatureSpec
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:

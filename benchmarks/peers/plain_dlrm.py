@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.reading.batch import Batch
+from training.data.batch import Batch
 
 
 class PlainDLRM(nn.Module):

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from conf.errors import ConfigError
-from etl.ops.base import Fitted, Moments, Operator, RowWise, Statistics, Step, Type
+from etl.ops.base import Fitted, Moments, Operator, Pipeline, RowWise, Statistics, Step, Type
 from etl.ops.bucketize import Bucketize, FittedBucketize
 from etl.ops.categorify import Categorify, FittedCategorify
 from etl.ops.clip import Clip, FittedClip
@@ -30,7 +30,6 @@ from etl.ops.list_slice import FittedListSlice, ListSlice
 from etl.ops.log1p import FittedLog1p, Log1p
 from etl.ops.normalize import FittedNormalize, Normalize
 from etl.ops.normalize_min_max import FittedNormalizeMinMax, NormalizeMinMax
-from etl.ops.pipeline import Pipeline
 from etl.ops.rename import FittedRename, Rename
 from etl.ops.split_list import FittedSplitList, SplitList
 from etl.ops.target_encoding import FittedTargetEncoding, TargetEncoding

@@ -20,8 +20,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import FLOAT32_MAX
-from etl.tables import LocalTables, Tables
+from conf.types import FeatureGroup, OperatorEntry
+from etl.ops.tables import LocalTables, Tables
+from storage.feature_spec import FLOAT32_MAX
 
 # Types a value has on its way through a chain: int is 64 bits, float is double, the last two are lists.
 Type = Literal["int", "float", "string", "ints", "strings"]
@@ -191,7 +192,7 @@ class Operator(ABC):
 
         Args:
             rows: the training rows with `reads()`, once for each step, under its number and the row's key in `GROUP`
-                (etl/keyed_tables.py).
+                (etl/statistics/keyed_tables.py).
         """
         raise NotImplementedError(f"{self.name} makes no keyed table")
 
@@ -211,10 +212,8 @@ class Operator(ABC):
                     f"declare {column} otherwise in columns, or put an operator before that makes it so",
                 )
 
-    def __rrshift__(self, columns: Sequence[str]) -> Any:
-        """`["C1", "C2"] >> Categorify(min_count=15)` is a Pipeline (etl.ops.pipeline)."""
-        from etl.ops.pipeline import Pipeline  # a Pipeline holds operators: imported late
-
+    def __rrshift__(self, columns: Sequence[str]) -> Pipeline:
+        """`["C1", "C2"] >> Categorify(min_count=15)` is a Pipeline."""
         return Pipeline(tuple(columns), (self,))
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
@@ -257,3 +256,22 @@ def as_doubles(values: pa.Array) -> Any:
 def from_doubles(values: Any, nulls: Any) -> pa.Array:
     """float64 Arrow array of NumPy values; null where `nulls` says so."""
     return pa.array(values, pa.float64(), mask=nulls)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Columns and the operators they go through, in order.
+
+    `feature` makes it a group of the configuration, so both ways of writing give the same workflow version.
+    """
+
+    columns: tuple[str, ...]
+    operators: tuple[Operator, ...]
+
+    def __rshift__(self, following: Operator) -> Pipeline:
+        return Pipeline(self.columns, (*self.operators, following))
+
+    def feature(self, kind: Literal["dense", "categorical", "multi_hot"]) -> FeatureGroup:
+        """The configuration's group: its outputs become features of this kind."""
+        entries: list[OperatorEntry] = [each.config() for each in self.operators]
+        return FeatureGroup(columns=list(self.columns), kind=kind, ops=entries)

@@ -13,9 +13,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import NULL_ID, NUM_RESERVED_IDS
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type, as_doubles
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
+from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 
 @dataclass(frozen=True)

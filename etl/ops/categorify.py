@@ -13,11 +13,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, InfrastructureError
-from conf.feature_spec import NULL_ID, NUM_RESERVED_IDS, OOV_ID
 from etl.ops.base import LISTS, Fitted, Need, Operator, Statistics, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
-from etl.ops.texts import SEPARATOR, over_elements, text_array, text_column
-from etl.tables import LocalTables, Tables
+from etl.ops.tables import LocalTables, Tables
+from etl.raw.value_text import SEPARATOR, over_elements, text_array, text_column
+from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS, OOV_ID
 
 
 @dataclass(frozen=True)

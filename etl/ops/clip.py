@@ -12,16 +12,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import (
-    Operator,
-    RowWise,
-    Statistics,
-    Step,
-    as_doubles,
-    from_doubles,
-    require_float32,
-)
-from etl.tables import LocalTables
+from etl.ops.base import Operator, RowWise, Statistics, Step, as_doubles, from_doubles, require_float32
+from etl.ops.tables import LocalTables
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from etl.ops.base import LISTS, NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
 
 
 @dataclass(frozen=True)

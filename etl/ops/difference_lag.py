@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import EVENT_TIME, ROW_ID
 from etl.ops.base import KEYS, NUMBERS, Type, bounded_column
 from etl.ops.frames import RowChanger
+from storage.feature_spec import EVENT_TIME, ROW_ID
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
 
 
 @dataclass(frozen=True)

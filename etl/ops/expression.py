@@ -13,10 +13,10 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import FLOAT32_MAX
 from etl.ops.base import NUMBERS, Operator, RowWise, Statistics, Step, Type
 from etl.ops.formula import Formula, Kind, parse
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
+from storage.feature_spec import FLOAT32_MAX
 
 
 def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import Fitted, Operator, Statistics, Step, Type, require_float32
-from etl.tables import LocalTables, Tables
+from etl.ops.tables import LocalTables, Tables
 
 
 @dataclass(frozen=True)

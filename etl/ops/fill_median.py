@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from etl.ops.base import Need, Operator, RowWise, Statistics, Step
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from etl.ops.base import KEYS, NUMBERS, Type
 from etl.ops.frames import RowChanger
 from etl.ops.keyed import exact_sum
-from etl.split import SPLIT
+from etl.split.time_split import SPLIT
+from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
 _OF_NUMBERS = ("sum", "mean", "min", "max")
 _OF_ANY = ("count", "first", "last", "list")

@@ -13,11 +13,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import NULL_ID, NUM_RESERVED_IDS
 from etl.ops.base import LISTS, Operator, RowWise, Statistics, Step, Type
-from etl.ops.texts import over_elements, text_array, text_column
+from etl.ops.tables import LocalTables
 from etl.ops.xxhash64 import xxhash64
-from etl.tables import LocalTables
+from etl.raw.value_text import over_elements, text_array, text_column
+from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 
 def bucket_column(text: Column, buckets: int, first: int) -> Column:

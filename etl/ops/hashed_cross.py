@@ -12,11 +12,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import NULL_ID, NUM_RESERVED_IDS
 from etl.ops.base import KEYS, Operator, RowWise, Statistics, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
-from etl.ops.texts import joined_array, joined_column
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
+from etl.raw.value_text import joined_array, joined_column
+from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from conf.load import read_section
 from conf.types import JoinedTable
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name
-from etl.tables import LocalTables, Tables
+from etl.ops.tables import LocalTables, Tables
 
 _ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 

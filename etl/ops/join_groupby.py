@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
-from etl.tables import LocalTables, Tables
+from etl.ops.tables import LocalTables, Tables
 
 STATISTICS = ("count", "sum", "mean", "var", "std", "min", "max")
 

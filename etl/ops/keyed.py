@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import KEYS, Fitted, Operator, Step, Type
-from etl.ops.texts import joined_array, joined_column
-from etl.tables import LocalTables, Tables
+from etl.ops.tables import LocalTables, Tables
+from etl.raw.value_text import joined_array, joined_column
 
 KEY = "key"
 # What statistics are grouped by: the number of a table, and the key in it.

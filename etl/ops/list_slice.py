@@ -13,10 +13,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import PAD_ID
 from etl.ops.base import LISTS, Fitted, Operator, Statistics, Step, Type
-from etl.ops.texts import over_elements
-from etl.tables import LocalTables, Tables
+from etl.ops.tables import LocalTables, Tables
+from etl.raw.value_text import over_elements
+from storage.feature_spec import PAD_ID
 
 _LONGEST = 10_000
 

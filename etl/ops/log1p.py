@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from etl.ops.base import Operator, RowWise, Statistics, Step, as_doubles, from_doubles
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
 
 
 @dataclass(frozen=True)

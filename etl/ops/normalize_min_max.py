@@ -25,7 +25,7 @@ from etl.ops.base import (
     bounded_column,
     from_doubles,
 )
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
 
 
 @dataclass(frozen=True)

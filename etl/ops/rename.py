@@ -11,7 +11,7 @@ from pyspark.sql import Column
 
 from conf.errors import ConfigError
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type
-from etl.ops.texts import literal_pattern, over_elements
-from etl.tables import LocalTables
+from etl.ops.tables import LocalTables
+from etl.raw.value_text import literal_pattern, over_elements
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
-from conf.feature_spec import LABEL, ROW_ID
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type, require_float32
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
-from etl.split import DAY, SPLIT
-from etl.tables import LocalTables, Tables
+from etl.ops.tables import LocalTables, Tables
+from etl.split.time_split import DAY, SPLIT
+from storage.feature_spec import LABEL, ROW_ID
 
 
 def fold_of(folds: int) -> Column:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from conf.errors import DataError
 from conf.types import Quality, SplitConfig
-from etl.quality.facts import ColumnReport, Comparison, PieceRows
+from etl.quality.report_types import ColumnReport, Comparison, PieceRows
 
 Level = Literal["warn", "stop"]
 

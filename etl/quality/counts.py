@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.feature_spec import LABEL
 from conf.types import Config
 from etl.ops.base import Type
-from etl.plan import plan
+from etl.workflow.feature_plan import plan
+from storage.feature_spec import LABEL
 
 Kind = Literal["string", "int", "float"]
 

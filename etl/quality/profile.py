@@ -10,19 +10,19 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.lake import Lake, Partition
 from conf.load import config_digest
-from conf.manifest import Manifest, current_manifest, digest_of
 from conf.types import Config, Split
-from etl.publish import Rules, publish, publish_facts
-from etl.quality.compare import Values
+from etl.quality.column_summary import Summary, summarise_counts
 from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
-from etl.quality.facts import Number
-from etl.quality.summary import Summary, summarise_counts
-from etl.quarantine import layout_digest
-from etl.raw_files import RawFiles, require_raw
-from etl.rows import preparation
-from etl.split import SPLIT
+from etl.quality.day_values import Values
+from etl.quality.report_types import Number
+from etl.raw.files import RawFiles, require_raw
+from etl.spark.quarantine import layout_digest
+from etl.spark.split_rows import preparation
+from etl.split.time_split import SPLIT
+from storage.manifest import Manifest, current_manifest, digest_of
+from storage.paths import Lake, Partition
+from storage.publish import Rules, publish, publish_facts
 
 log = logging.getLogger("nightrank.etl")
 
@@ -55,9 +55,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """One raw feature column; see etl.quality.summary for the meaning. `mean`, `low`, `high` and `bins` are of numbers.
+    """One raw feature column; see etl.quality.column_summary for the meaning. `mean`, `low`, `high` and `bins` are of numbers.
 
-    Every figure is exact. `top` shows the first 200 characters of a value; `bins` has (key, cells), see etl.quality.bins.
+    Every figure is exact. `top` shows the first 200 characters of a value; `bins` has (key, cells), see metrics.histogram.
     """
 
     kind: str
@@ -96,7 +96,7 @@ def profiles_of(
     the values of other days are held against. What is up to date costs no Spark job, all the rest one pass together.
 
     Args:
-        rows_of: the prepared rows of a day (etl.rows).
+        rows_of: the prepared rows of a day (etl.spark.split_rows).
         counted: days whose values are counted already: their rows are not read, and the partitions hold facts alone.
     """
     columns = feature_columns(config)

@@ -11,17 +11,17 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.lake import Lake
-from conf.manifest import combined_digest, is_published, read_manifest
 from conf.types import SPLITS, Config, Split
-from etl.publish import publish_facts
 from etl.quality.checks import Finding, enforce, find
-from etl.quality.compare import Values, compare_values
 from etl.quality.counts import feature_columns
-from etl.quality.drift import bin_names, bin_numbers, drift_of
-from etl.quality.facts import ColumnReport, Comparison, PieceRows
+from etl.quality.day_values import Values, compare_values
 from etl.quality.profile import ColumnProfile, CountedDays, Piece, Profile, profiles_of, shown
-from etl.raw_files import RawFiles
+from etl.quality.report_types import ColumnReport, Comparison, PieceRows
+from etl.raw.files import RawFiles
+from metrics.psi import bin_names, bin_numbers, drift_of
+from storage.manifest import combined_digest, is_published, read_manifest
+from storage.paths import Lake
+from storage.publish import publish_facts
 
 log = logging.getLogger("nightrank.etl")
 
@@ -57,11 +57,11 @@ def report_quality(
 
     Args:
         splits: the raw days of each split; for a log that is cut inside one partition, all hold that one.
-        rows_of: the prepared rows of a day (etl.rows).
+        rows_of: the prepared rows of a day (etl.spark.split_rows).
         counted: the days, where their values are counted already.
 
     Raises:
-        DataError: a figure is above a `_stop` limit; or see `etl.publish`.
+        DataError: a figure is above a `_stop` limit; or see `storage.publish`.
     """
     cut = config.split.by != "day"
     pieces = [Piece(raw, split, cut) for split in SPLITS for raw in splits[split]]

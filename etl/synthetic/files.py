@@ -9,12 +9,12 @@ from datetime import date
 from hashlib import sha256
 from typing import Any
 
-from conf import storage
 from conf.errors import InfrastructureError
-from conf.lake import Partition
 from conf.types import Generate
+from etl.synthetic.clicks.summary import total
 from etl.synthetic.kinds import kind_of
-from etl.synthetic.summary import total
+from storage import file_io
+from storage.paths import Partition
 
 PREFIX = "clicks-"
 _GZIP_LEVEL = 3
@@ -43,7 +43,7 @@ def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile
     ending = ".gz" if config.compression == "gzip" else ""
     name = f"{PREFIX}{file:05d}-{uuid.uuid4().hex[:12]}.{kind.layout.format}{ending}"
     digest, size, summaries = sha256(), 0, []
-    files, inner = storage.filesystem(partition.file(name))
+    files, inner = file_io.filesystem(partition.file(name))
     try:
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
         # compression=None: the default compresses once more whatever is called .gz

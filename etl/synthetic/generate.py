@@ -6,15 +6,15 @@ from datetime import date, timedelta
 
 from pyspark.sql import SparkSession
 
-from conf import storage
 from conf.errors import ConfigError
-from conf.lake import Lake, Partition
-from conf.manifest import FileEntry, Manifest, data_files, digest_of, replace_manifest
 from conf.types import Config, Generate
+from etl.synthetic.clicks.summary import total
 from etl.synthetic.files import PREFIX, WrittenFile, write_file
 from etl.synthetic.kinds import kind_of
 from etl.synthetic.progress import task_progress
-from etl.synthetic.summary import total
+from storage import file_io
+from storage.manifest import FileEntry, Manifest, data_files, digest_of, replace_manifest
+from storage.paths import Lake, Partition
 
 
 def generated_dates(config: Generate, first_day: str) -> list[str]:
@@ -72,9 +72,9 @@ def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -
         inputs={"content": digest_of([file.sha256 for file in files])},
         rows_in=summary.rows,
         facts={"layout": config.layout, "seed": config.seed, **kind.facts(config, day, summary)},
-        created_at=storage.utc_now(),
+        created_at=file_io.utc_now(),
     )
-    storage.make_durable(data_files(partition, manifest), partition.root)
+    file_io.make_durable(data_files(partition, manifest), partition.root)
     replace_manifest(partition, manifest)
     _delete_superseded(partition, manifest)
     return manifest
@@ -83,6 +83,6 @@ def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -
 def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
     """Deletes our files that the manifest does not name: whoever lists the folder must not see two generations."""
     named = {each.path for each in manifest.files}
-    for info in storage.list_files(partition.path):
+    for info in file_io.list_files(partition.path):
         if info.is_file and info.base_name.startswith(PREFIX) and info.base_name not in named:
-            storage.delete_file(partition.file(info.base_name))
+            file_io.delete_file(partition.file(info.base_name))

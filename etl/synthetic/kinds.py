@@ -8,8 +8,8 @@ from datetime import date
 from typing import Any
 
 from conf.types import Generate
-from etl.synthetic.blocks import impression_blocks, impression_facts
-from etl.synthetic.layout import CRITEO, NAMED, Layout
+from etl.synthetic.clicks.blocks import impression_blocks, impression_facts
+from etl.synthetic.clicks.layout import CRITEO, NAMED, Layout
 from etl.synthetic.outbrain.columns import OUTBRAIN
 from etl.synthetic.outbrain.rows import display_blocks
 from etl.synthetic.outbrain.summary import display_facts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.feature_spec import USER_KEY
 from scoring.candidates.filters import Exclusions
-from scoring.contract import CANDIDATES, EXCLUDED, SOURCES
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, SOURCES
+from storage.feature_spec import USER_KEY
 
 
 def all_items(excluding: Exclusions) -> DataFrame:

@@ -7,8 +7,8 @@ from datetime import date, timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from conf.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
-from scoring.contract import FEATURES_DT, ITEM_INDEX
+from scoring.inputs.requests import FEATURES_DT, ITEM_INDEX
+from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
 
 # What of a feature table retrieval reads; EVENT_TIME beside it where the log has one.
 CLICK_COLUMNS = (USER_KEY, ITEM_KEY, LABEL)

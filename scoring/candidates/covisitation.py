@@ -19,12 +19,12 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from conf.feature_spec import ITEM_KEY, LABEL, USER_KEY
 from conf.types import Covisitation
 from scoring.candidates.clicks import recency
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.popular import allowed
-from scoring.contract import CANDIDATES, ITEM_INDEX
+from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
+from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
 
 WEIGHT_UNITS = 1 << 24
 SIMILARITY_UNITS = 1 << 30

@@ -9,8 +9,8 @@ from typing import Literal
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from conf.feature_spec import ITEM_KEY, USER_KEY
-from scoring.contract import EXCLUDED, ITEM_INDEX
+from scoring.inputs.requests import EXCLUDED, ITEM_INDEX
+from storage.feature_spec import ITEM_KEY, USER_KEY
 
 CLICKED, OBSERVED = "clicked", "observed"
 _VALUE, _NEEDED = "_value", "_needed"

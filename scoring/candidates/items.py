@@ -6,8 +6,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from conf.feature_spec import ITEM_KEY
-from scoring.contract import ITEM_INDEX
+from scoring.inputs.requests import ITEM_INDEX
+from storage.feature_spec import ITEM_KEY
 
 OUT_OF_STOCK, INACTIVE = "out_of_stock", "inactive"
 _REASON = "_reason"

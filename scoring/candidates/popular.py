@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from conf.feature_spec import ITEM_KEY, LABEL, USER_KEY
 from scoring.candidates.filters import Exclusions
-from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX
+from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
 
 SEGMENT = "segment"
 

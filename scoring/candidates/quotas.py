@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.feature_spec import USER_KEY
-from scoring.contract import CANDIDATES, EXCLUDED, SOURCES
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, SOURCES
+from storage.feature_spec import USER_KEY
 
 
 def unite(users: DataFrame, lists: Sequence[DataFrame], most: int | None) -> DataFrame:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from conf.feature_spec import ITEM_KEY, USER_KEY
-from scoring.contract import CANDIDATES, EXCLUDED, ITEM_INDEX, SOURCES
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SOURCES
+from storage.feature_spec import ITEM_KEY, USER_KEY
 
 # Decimals add up to the same sum in any order.
 _EXACT = "decimal(18,15)"

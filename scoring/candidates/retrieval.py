@@ -6,39 +6,21 @@ The driver's part; what happens in a Python worker stands in vectors.py, which n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from conf.feature_spec import USER_KEY
-from scoring.contract import CANDIDATES, EXCLUDED, Encoded, ModelRequest
-from scoring.score import task_slot
-from scoring.workers import scoring_workers
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
+from scoring.spark.score_frames import task_slot
+from scoring.spark.scoring_workers import scoring_workers
+from storage.feature_spec import USER_KEY
 
 Batches = Iterable[pa.RecordBatch]
 
 LISTED = T.StructType(
     [T.StructField(USER_KEY, T.StringType()), T.StructField(CANDIDATES, T.ArrayType(T.IntegerType()))]
 )
-
-
-@dataclass(frozen=True)
-class RetrievalRequest:
-    """What a worker needs to retrieve items.
-
-    Attributes:
-        model: a two-tower model.
-        item_files: Parquet files of candidate_items, in the order of their manifest.
-        context: encoded value of each feature of scope `context`, by name.
-        n: how many items a user gets at most.
-    """
-
-    model: ModelRequest
-    item_files: tuple[str, ...]
-    context: tuple[tuple[str, Encoded], ...]
-    n: int
 
 
 def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from conf.errors import ConfigError, DataError
-from conf.feature_spec import USER_KEY
-from scoring.candidates.retrieval import RetrievalRequest
-from scoring.contract import CANDIDATES, EXCLUDED
-from scoring.lists.pairs import Side, context_side, side_of
-from scoring.lists.recommender import read_items
-from scoring.lists.topk import NO_CANDIDATE, ranking_keys, split_keys, top_keys
-from scoring.predictor import Predictor, predictor_of_process
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
+from scoring.model.predictor import Predictor, predictor_of_process
+from scoring.ranking.pairs import Side, context_side, side_of
+from scoring.ranking.recommender import read_items
+from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
+from storage.feature_spec import USER_KEY
 from training.models.two_tower import TwoTower
 
 LISTED = pa.schema([(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32()))])

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from conf.errors import DataError
-from conf.feature_spec import FeatureSpec
 from conf.types import MultiHot
-from scoring.contract import PROBABILITY
-from scoring.predictor import Predictor, model_inputs
-from training.inputs import id_columns, pad_lists
+from scoring.inputs.requests import PROBABILITY
+from scoring.model.predictor import Predictor, model_inputs
+from storage.feature_spec import FeatureSpec
+from training.models.inputs import id_columns, pad_lists
 
 
 @torch.inference_mode()

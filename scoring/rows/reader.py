@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf import storage
 from conf.errors import DataError, InfrastructureError
-from conf.feature_spec import Feature, FeatureSpec
-from scoring.rows.pieces import Piece, RowGroup
+from scoring.rows.file_splits import Piece, RowGroup
+from storage import file_io
+from storage.feature_spec import Feature, FeatureSpec
 
 _TYPES = {"float32": "float", "int32": "int32"}
 _REBUILD = "run build_features again for the day of this file"
@@ -35,7 +35,7 @@ def read_piece(
     """
     group = piece.group
     names = [*keep, *(each.name for each in spec.features)]
-    files, inner = storage.filesystem(group.path)
+    files, inner = file_io.filesystem(group.path)
     done = 0
     try:
         with files.open_input_file(inner) as source, pq.ParquetFile(source, pre_buffer=True) as parquet:

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf import storage
 from conf.errors import InfrastructureError
-from conf.feature_spec import ROW_ID
-from scoring.contract import FEATURES_DT, PROBABILITY
-from scoring.predictor import Predictor
+from scoring.inputs.requests import FEATURES_DT, PROBABILITY
+from scoring.model.predictor import Predictor
 from scoring.rows.batch import score_batch
-from scoring.rows.pieces import Piece
+from scoring.rows.file_splits import Piece
 from scoring.rows.reader import read_ahead, read_piece
+from storage import file_io
+from storage.feature_spec import ROW_ID
 
 SCORES = pa.schema([(ROW_ID, pa.int64()), (FEATURES_DT, pa.string()), (PROBABILITY, pa.float32())])
 
@@ -51,9 +51,9 @@ def write_scores(predictor: Predictor, pieces: Sequence[Piece], folder: str, thr
     name = f"part-{uuid.uuid4().hex[:16]}.parquet"
     scored = pa.Table.from_batches(score_pieces(predictor, pieces, threads), SCORES)
     path = f"{folder}/{name}"
-    files, inner = storage.filesystem(path)
+    files, inner = file_io.filesystem(path)
     try:
-        if storage.is_local(path):
+        if file_io.is_local(path):
             files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
         with files.open_output_stream(inner) as sink:
             # Dictionaries of numbers that hardly repeat would cost two thirds of the writing.

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import fs
 
-from conf import storage
 from conf.errors import ConfigError, DataError
-from conf.manifest import digest_of
 from scoring.rules.request import AttributeTable
+from storage import file_io
+from storage.manifest import digest_of
 
 # The code of an item without a value.
 NO_VALUE = -1
@@ -75,11 +75,11 @@ def digest_of_table(rows: pa.Table) -> str:
 
 def files_of(table: AttributeTable) -> list[str]:
     """The files of a table; ConfigError where there is none."""
-    source, inner = storage.filesystem(table.path)
+    source, inner = file_io.filesystem(table.path)
     info = source.get_file_info(inner)
     if info.type == fs.FileType.File:
         return [inner]
-    found = [each.path for each in storage.list_files(table.path) if each.is_file and not _hidden(each.path)]
+    found = [each.path for each in file_io.list_files(table.path) if each.is_file and not _hidden(each.path)]
     if not found:
         raise ConfigError(f"score.rules.attributes: there is no file at {table.path}", "correct the path")
     return found
@@ -90,7 +90,7 @@ def _hidden(path: str) -> bool:
 
 
 def _columns(table: AttributeTable, path: str) -> pa.Table:
-    source = storage.filesystem(table.path)[0]
+    source = file_io.filesystem(table.path)[0]
     wanted = [table.key, table.column]
     try:
         if table.format == "parquet":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conf.load import load_config
-from jobs.night.plan import Night
+from jobs.chain.steps import Night
 from tests.airflow.world import CONFIG, TRAINED, World
 
 NAMES = {"daily_recommendations", "weekly_training", "backfill_recommendations"}

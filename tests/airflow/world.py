@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from airflow_dags.overrides import DEFAULT_KEYS
 from conf.load import load_config
 from jobs.generate_clicks import generate_clicks
-from jobs.runner import Job
 from local_airflow.home import Home, free_port, local_variable
+from storage.run_context import RunContext
 from tests.cluster.chain import write_profile
 from tests.standalone import Cluster
 
@@ -124,7 +124,7 @@ def make_world(spark: SparkSession, folder: Path, alerts: str, cluster: Cluster)
     )
     home.prepare()
     generate = load_config(str(ROOT / CONFIG), variable["set"])
-    generate_clicks(Job("generate_clicks", generate, FIRST, _spark=spark))
+    generate_clicks(RunContext("generate_clicks", generate, FIRST, _spark=spark))
     return World(folder, home, cluster)
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.movielens import Figures, Task, main, measure, of_lists, require_published, top, tuned_penalty
 from benchmarks.peers.ease import ease_weights
-from conf.lake import Lake
-from conf.manifest import Manifest, replace_manifest
+from storage.manifest import Manifest, replace_manifest
+from storage.paths import Lake
 
 ROOT = Path(__file__).parents[2]
 

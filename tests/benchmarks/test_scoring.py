@@ -31,8 +31,8 @@ from benchmarks.scoring_contenders import (
 from benchmarks.scoring_scaling import growth
 from benchmarks.scoring_topk import pair_files, probability, scored_pairs, window
 from benchmarks.scoring_world import Data, make_data, make_items, make_model, make_spec, read_inputs
-from conf.feature_spec import FeatureSpec
-from scoring.predictor import predictor_of_process
+from scoring.model.predictor import predictor_of_process
+from storage.feature_spec import FeatureSpec
 
 ROOT = Path(__file__).parents[2]
 USERS, CANDIDATES, ITEMS = 9, 20, 40

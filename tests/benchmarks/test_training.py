@@ -20,9 +20,9 @@ from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
 from benchmarks.steps import alternate
 from benchmarks.training import ratios_of, verdict
 from conf.types import ModelConfig, Train
-from training.collectives import LocalCollectives
+from training.distributed.collectives import LocalCollectives
+from training.loop.train_step import Trainer
 from training.models import build_model
-from training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from conf.lake import Lake
-from conf.manifest import data_files, read_manifest
-from jobs.night.submit import environment
+from jobs.chain.submit import environment
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake
 from tests.faults.jobs_that_die import DAYS, RUN_DATE, run_job
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pandas as pd
 from pyspark.sql import SparkSession
 
-from conf.lake import Lake
 from conf.load import load_config
-from jobs.runner import Job
-from jobs.session import read_profile
+from spark.session import read_profile
+from storage.paths import Lake
+from storage.run_context import RunContext
 from tests.etl.cases import read_rows
 from tests.processes import ROOT
 from tests.standalone import Cluster
@@ -77,7 +77,7 @@ def run_in_process(spark: SparkSession, lake: Path) -> None:
     """The chain in the session of this process."""
     config = load_config(str(ROOT / CONFIG), overrides(lake))
     for name, run_date in CHAIN:
-        getattr(import_module(f"jobs.{name}"), name)(Job(name, config, run_date, _spark=spark))
+        getattr(import_module(f"jobs.{name}"), name)(RunContext(name, config, run_date, _spark=spark))
 
 
 def write_profile(

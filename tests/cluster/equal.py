@@ -7,13 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from conf.dataset import read_dataset
-from conf.lake import Lake, Partition
-from etl.tables import RARE, VOCABULARY, workflow_table
+from etl.ops.tables import RARE, VOCABULARY, workflow_table
+from storage.dataset import read_dataset
+from storage.paths import Lake, Partition
 from tests.cluster.chain import RUN_DATE
 from tests.etl.cases import read_rows
-from training.description import read_description
-from training.registry import challenger_of, model_path
+from training.registry.model_json import read_description
+from training.registry.versions import challenger_of, model_path
 
 
 def require_equal_features(first: Path, second: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.lake import Lake
-from conf.manifest import read_manifest
+from storage.manifest import read_manifest
+from storage.paths import Lake
 from tests.cluster.chain import CHAIN, RUN_DATE, STARTED, Lakes, lists
 from tests.cluster.equal import require_equal_features, require_equal_lists, require_equal_models
 from tests.cluster.node import Node

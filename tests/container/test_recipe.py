@@ -16,9 +16,9 @@ import pyspark
 import pytest
 import yaml
 
-from jobs.session import read_profile
 from setup import jars, java_home
 from setup.install import ROOT
+from spark.session import read_profile
 from tests.etl.lakes.servers import Unavailable, locked_environment, missing
 
 DOCKERFILE = ROOT / "container/Dockerfile"
@@ -105,7 +105,19 @@ def test_packages_come_from_the_lock_files_alone() -> None:
     assert not [each for each in runs if re.search(r"\b(pip|uv|curl|wget|conda)\b", each)]
     assert "://" not in DOCKERFILE.read_text()
     copied = {word for each in instructions("COPY") for word in each.split()[:-1]}
-    packages = ("setup", "conf", "etl", "training", "scoring", "jobs", "pyproject.toml")
+    packages = (
+        "setup",
+        "conf",
+        "storage",
+        "metrics",
+        "spark",
+        "etl",
+        "training",
+        "scoring",
+        "reporting",
+        "jobs",
+        "pyproject.toml",
+    )
     assert copied >= {"requirements", *packages}
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     of_context = {

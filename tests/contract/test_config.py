@@ -12,7 +12,7 @@ import yaml
 from conf.errors import ConfigError
 from conf.load import config_digest, load_config
 from conf.types import expand_range
-from etl.plan import plan
+from etl.workflow.feature_plan import plan
 
 ROOT = Path(__file__).parents[2]
 

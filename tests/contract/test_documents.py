@@ -137,8 +137,6 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_files_that_a_document_names_are_there(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    folders = (
-        "conf|etl|training|scoring|jobs|setup|airflow_dags|local_airflow|benchmarks|tests|docs|requirements"
-    )
+    folders = "conf|storage|metrics|spark|etl|training|scoring|reporting|jobs|setup|airflow_dags|local_airflow|benchmarks|tests|docs|requirements"
     named = re.findall(rf"`((?:{folders})/[\w/.-]+)`", text)
     assert [each for each in named if not (ROOT / each).exists()] == []

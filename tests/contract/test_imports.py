@@ -32,16 +32,16 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "scoring": (
         "conf",
         "training.models",
-        "training.inputs",
-        "training.checkpoint",
-        "training.memory",
-        "training.metrics",
-        "training.precision",
-        "training.split",
-        "etl.workflow",
-        "etl.publish",
-        "etl.quality.bins",
-        "etl.worker_imports",
+        "training.models.inputs",
+        "training.checkpoints",
+        "training.device.memory",
+        "metrics",
+        "training.device.precision",
+        "training.models.factorization",
+        "etl.workflow.fitted_workflow",
+        "storage.publish",
+        "metrics.histogram",
+        "spark.worker_imports",
     ),
     "jobs": ("conf", "etl", "training", "scoring"),
     "airflow_dags": (),
@@ -53,13 +53,13 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("etl", "scoring", "jobs", "training.launch"),
     "torch": ("training", "scoring"),
-    "triton": ("training.embedding.kernels",),
-    "horovod": ("training.launch", "training.worker"),
+    "triton": ("training.kernels",),
+    "horovod": ("training.launch", "training.launch.rank_main"),
     "petastorm": ("training",),
     "mlflow": ("training",),
     "airflow": ("airflow_dags",),
 }
-NOT_IN: Mapping[str, tuple[str, ...]] = {"pyspark": ("scoring.predictor",)}
+NOT_IN: Mapping[str, tuple[str, ...]] = {"pyspark": ("scoring.model.predictor",)}
 
 
 def imports_of(source: str) -> Iterator[str]:
@@ -115,7 +115,7 @@ def test_every_import_keeps_the_rules() -> None:
 
 def test_the_walk_sees_the_packages() -> None:
     modules = {module for module, _ in sources()}
-    assert {"conf.types", "etl.build", "training.launch", "scoring.predictor", "jobs.runner"} <= modules
+    assert {"conf.types", "etl.build", "training.launch", "scoring.model.predictor", "jobs.runner"} <= modules
 
 
 @pytest.mark.parametrize(
@@ -124,22 +124,22 @@ def test_the_walk_sees_the_packages() -> None:
         ("conf.types", "from etl import build"),
         ("conf.types", "import pyspark.sql"),
         ("conf.types", "def f():\n    import torch"),
-        ("etl.build", "from training.registry import champion_as_of"),
+        ("etl.build", "from training.registry.versions import champion_as_of"),
         ("etl.build", "import torch"),
-        ("training.loop", "from pyspark.sql import SparkSession"),
-        ("training.loop", "import horovod.torch as hvd"),
-        ("training.reading.loader", "from etl.publish import publish"),
-        ("scoring.score", "from etl.build import build"),
-        ("scoring.score", "from training import loop"),
-        ("scoring.score", "import training.registry"),
-        ("scoring.predictor", "from pyspark import TaskContext"),
-        ("training.embedding.table", "import triton"),
+        ("training.loop.training_loop", "from pyspark.sql import SparkSession"),
+        ("training.loop.training_loop", "import horovod.torch as hvd"),
+        ("training.data.loader", "from storage.publish import publish"),
+        ("scoring.spark.score_frames", "from etl.build import build"),
+        ("scoring.spark.score_frames", "from training import loop"),
+        ("scoring.spark.score_frames", "import training.registry.versions"),
+        ("scoring.model.predictor", "from pyspark import TaskContext"),
+        ("training.embeddings.table", "import triton"),
         ("jobs.train_model", "import torch"),
         ("jobs.report", "from tests.etl import oracle"),
-        ("scoring.score", "from jobs import runner"),
+        ("scoring.spark.score_frames", "from jobs import runner"),
         ("airflow_dags.submit", "from conf.load import load_config"),
         ("local_airflow.home", "from airflow_dags.settings import VARIABLE"),
-        ("etl.split", "from . import read"),
+        ("etl.split.time_split", "from . import read"),
     ],
 )
 def test_a_violation_is_seen(module: str, source: str) -> None:
@@ -150,12 +150,15 @@ def test_a_violation_is_seen(module: str, source: str) -> None:
     "module, source",
     [
         (
-            "scoring.score",
-            "from training.models import build_model\nfrom training.checkpoint import load_model",
+            "scoring.spark.score_frames",
+            "from training.models import build_model\nfrom training.checkpoints import load_model",
         ),
-        ("scoring.candidates", "from etl.publish import publish\nfrom pyspark.sql import functions as F"),
+        ("scoring.candidates", "from storage.publish import publish\nfrom pyspark.sql import functions as F"),
         ("training.launch", "import horovod.spark\nfrom pyspark.sql import SparkSession"),
-        ("training.loop", "import torch\nfrom conf.types import Train\nfrom training.metrics import auc"),
+        (
+            "training.loop.training_loop",
+            "import torch\nfrom conf.types import Train\nfrom metrics import auc",
+        ),
         ("jobs.train_model", "from training.launch import train_on_ranks\nimport pyspark"),
     ],
 )

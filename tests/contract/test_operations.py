@@ -14,13 +14,15 @@ import yaml
 from conf import errors
 from conf.train_types import Drift
 from conf.types import Gate, Quality, Stop, Strict, Watch
-from jobs.night.submit import StageError, StoppedError
-from jobs.watch.prometheus import METRICS
+from jobs.chain.submit import StageError, StoppedError
+from reporting.monitoring.prometheus import METRICS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 SOURCES = sorted(
-    path for room in ("conf", "etl", "training", "scoring", "jobs") for path in (ROOT / room).rglob("*.py")
+    path
+    for room in ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting", "jobs")
+    for path in (ROOT / room).rglob("*.py")
 )
 RULES: list[Mapping[str, Any]] = [
     rule

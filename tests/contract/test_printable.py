@@ -10,13 +10,13 @@ import unicodedata
 import pytest
 
 from conf.errors import DataError, raised_in
-from conf.feature_spec import Feature, FeatureSpec
 from conf.printable import PrintableFormatter, is_printable, json_line, printable, printable_lines
-from jobs.look_up.find import Found
-from jobs.look_up.page import page
-from jobs.night.terminal import Progress, text_table
-from jobs.report_page.lists import History
-from jobs.report_page.markup import table, tag
+from reporting.elements.markup import table, tag
+from reporting.facts.list_facts import History
+from reporting.inspect.user_list import Found
+from reporting.inspect.user_page import page
+from reporting.terminal.progress import Progress, text_table
+from storage.feature_spec import Feature, FeatureSpec
 
 EVIL = "u1\x1b[2J\x1b]0;owned\x07\x9b31m\u202edetrevni\r\x00\x7f"
 SHOWN = r"u1\x1b[2J\x1b]0;owned\x07\x9b31m\u202edetrevni\r\x00\x7f"

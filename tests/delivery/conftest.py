@@ -13,20 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.lake import Lake, Partition
-from conf.manifest import data_files, read_manifest
 from conf.types import Config
 from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
-from jobs.runner import Job
 from jobs.score_daily import score_daily
 from setup import jars
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.run_context import RunContext
 from tests.delivery.postgres import Server, postgres
 from tests.etl.lakes import servers
 from tests.scoring.lake import CONTEXT, DAY_AFTER, RUN_DATE, EncodedContext, make_config, make_lake
 from tests.scoring.world import World, make_world
-from training import tracking
-from training.registry import Decision, record_decision
+from training.registry import mlflow_mirror
+from training.registry.versions import Decision, record_decision
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Nights:
     def config_of(self, **sections: Any) -> Config:
         return make_config(Path(self.lake.root), **sections)
 
-    def job(self, run_date: str, **sections: Any) -> Job:
-        return Job("test", self.config_of(**sections), run_date, _spark=self.spark)
+    def job(self, run_date: str, **sections: Any) -> RunContext:
+        return RunContext("test", self.config_of(**sections), run_date, _spark=self.spark)
 
     def rows(self, partition: Partition) -> pd.DataFrame:
         files = data_files(partition, read_manifest(partition))
@@ -59,7 +59,7 @@ def score_section(**settings: Any) -> dict[str, Any]:
 
 def _without_workflow(patch: pytest.MonkeyPatch) -> None:
     """The world's features were encoded by nobody, and its models stand in no registry."""
-    patch.setattr(tracking, "set_aliases", lambda *_: None)
+    patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
 
 
@@ -82,7 +82,7 @@ def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Nig
         }
         boost = {"attribute": "shelf", "values": {"s1": 1.5}}
         rules = {"attributes": attributes, "boost": boost, "exploration": {"share": 0.2}}
-        run: Callable[..., Job] = made.job
+        run: Callable[..., RunContext] = made.job
         record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
         build_candidates(run(RUN_DATE))
         score_daily(run(RUN_DATE, score=score_section(rules=rules)))

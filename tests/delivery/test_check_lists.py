@@ -12,35 +12,35 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import DataError
-from conf.manifest import MANIFEST_NAME, read_manifest
 from jobs.check_lists import check_lists
-from jobs.runner import Job
+from storage.manifest import MANIFEST_NAME, read_manifest
+from storage.run_context import RunContext
 from tests.delivery.conftest import Nights
 from tests.scoring.lake import RUN_DATE, make_config
 
 
 @pytest.fixture
-def job(nights: Nights, tmp_path: Path) -> Job:
+def job(nights: Nights, tmp_path: Path) -> RunContext:
     """A night of its own: the lake is a copy."""
     shutil.copytree(nights.lake.root, tmp_path / "lake")
-    return Job("check_lists", make_config(tmp_path / "lake"), RUN_DATE)
+    return RunContext("check_lists", make_config(tmp_path / "lake"), RUN_DATE)
 
 
-def first_file(job: Job) -> Path:
+def first_file(job: RunContext) -> Path:
     partition = job.lake.recommendations.partition(RUN_DATE)
     return Path(partition.file(read_manifest(partition).files[0].path))
 
 
-def cut(job: Job) -> None:
+def cut(job: RunContext) -> None:
     path = first_file(job)
     path.write_bytes(path.read_bytes()[:-7])
 
 
-def remove(job: Job) -> None:
+def remove(job: RunContext) -> None:
     first_file(job).unlink()
 
 
-def drop_a_row(job: Job) -> None:
+def drop_a_row(job: RunContext) -> None:
     """The manifest's bytes are those of the file, its rows are not."""
     path = first_file(job)
     table = pq.ParquetFile(path).read()
@@ -48,23 +48,23 @@ def drop_a_row(job: Job) -> None:
     rewrite(job, lambda values: values["files"][0].update(bytes=path.stat().st_size))
 
 
-def promote_another(job: Job) -> None:
+def promote_another(job: RunContext) -> None:
     path = Path(job.lake.models("toy")) / f"promotions/dt={RUN_DATE}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "champion_after": "m2"}))
 
 
-def other_candidates(job: Job) -> None:
+def other_candidates(job: RunContext) -> None:
     rewrite(job, lambda values: values["inputs"].update(candidates="0" * 16))
 
 
-def rewrite(job: Job, change: Callable[[dict[str, Any]], None]) -> None:
+def rewrite(job: RunContext, change: Callable[[dict[str, Any]], None]) -> None:
     path = Path(job.lake.recommendations.partition(RUN_DATE).file(MANIFEST_NAME))
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
 
 
-def test_whole_lists_pass_and_their_figures_are_repeated(job: Job, nights: Nights) -> None:
+def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, nights: Nights) -> None:
     result = check_lists(job)
     assert result.rows_out == len(nights.lists)
     assert result.facts["model_version"] == "m1"
@@ -82,14 +82,14 @@ def test_whole_lists_pass_and_their_figures_are_repeated(job: Job, nights: Night
     ],
 )
 def test_what_is_wrong_with_published_lists_is_named(
-    job: Job, harm: Callable[[Job], None], said: str
+    job: RunContext, harm: Callable[[RunContext], None], said: str
 ) -> None:
     harm(job)
     with pytest.raises(DataError, match=said):
         check_lists(job)
 
 
-def test_a_date_without_lists_is_bad_data(job: Job) -> None:
+def test_a_date_without_lists_is_bad_data(job: RunContext) -> None:
     job.run_date = "2031-01-01"
     with pytest.raises(DataError, match="no published partition dt=2031-01-01"):
         check_lists(job)

@@ -21,13 +21,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
-from conf.manifest import read_manifest
 from conf.types import JdbcSink
-from etl.publish import read_published
-from jobs.sinks import jdbc
-from jobs.sinks.lists import PublishedLists
-from jobs.sinks.postgresql import Connection, connect
-from jobs.sinks.secrets import Credentials
+from scoring.delivery import jdbc
+from scoring.delivery.postgresql import Connection, connect
+from scoring.delivery.published_lists import PublishedLists
+from scoring.delivery.secrets import Credentials
+from storage.manifest import read_manifest
+from storage.publish import read_published
 from tests.conftest import ROOT
 from tests.delivery.conftest import Nights
 from tests.delivery.postgres import Server

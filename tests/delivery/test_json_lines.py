@@ -13,13 +13,13 @@ import pytest
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
-from conf.lake import Partition
-from conf.manifest import read_manifest
 from conf.types import Config, Deliver, JsonLinesSink
-from etl.publish import read_published
 from jobs.deliver_recommendations import deliver_recommendations
-from jobs.sinks import json_lines
-from jobs.sinks.lists import PublishedLists
+from scoring.delivery import json_lines
+from scoring.delivery.published_lists import PublishedLists
+from storage.manifest import read_manifest
+from storage.paths import Partition
+from storage.publish import read_published
 from tests.delivery.conftest import Nights
 from tests.scoring.lake import RUN_DATE
 

@@ -11,14 +11,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
-from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import is_published, read_manifest
 from conf.types import Stop
-from etl.quality.drift import bin_numbers, drift_of
-from jobs.list_changes import beyond, last_published
 from jobs.score_daily import score_daily
-from scoring.lists.changes import cold_entries, compare_lists, score_bins
+from metrics.psi import bin_numbers, drift_of
+from scoring.delivery.publish_limits import beyond, last_published
+from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
+from storage.manifest import is_published, read_manifest
+from storage.paths import Lake
 from tests.delivery.conftest import Nights, score_section
 from tests.scoring.lake import DAY_AFTER, DAYS, RUN_DATE, feature_rows
 

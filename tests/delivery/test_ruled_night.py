@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from conf.errors import ConfigError, DataError
-from conf.manifest import read_manifest
-from jobs.list_rules import ruled_by
+from scoring.rules.rule_tables import ruled_by
+from storage.manifest import read_manifest
 from tests.delivery.conftest import Nights, score_section
 from tests.scoring.lake import DAYS, RUN_DATE, feature_rows
 from tests.scoring.rules.oracle import PlainRules, list_of

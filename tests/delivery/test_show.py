@@ -11,14 +11,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from conf import storage
 from conf.errors import DataError
-from conf.lake import Lake
-from conf.manifest import read_manifest
-from etl.publish import publish_facts
 from jobs import show
-from jobs.look_up.find import find
-from jobs.look_up.page import described, page
+from reporting.inspect.user_list import find
+from reporting.inspect.user_page import described, page
+from storage import file_io
+from storage.manifest import read_manifest
+from storage.paths import Lake
+from storage.publish import publish_facts
 from tests.conftest import ROOT
 from tests.delivery.conftest import Nights
 from tests.scoring.lake import DAYS, RUN_DATE, WORKFLOW, feature_rows
@@ -149,7 +149,7 @@ def copied(nights: Nights, folder: Path) -> Lake:
 
 def drop_rows(lake: Lake, table: str, column: str, value: str) -> None:
     partition = getattr(lake, table).partition(RUN_DATE)
-    assert storage.exists(partition.path)
+    assert file_io.exists(partition.path)
     for entry in read_manifest(partition).files:
         path = partition.file(entry.path)
         frame = pd.read_parquet(path)

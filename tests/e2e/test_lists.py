@@ -15,22 +15,22 @@ import torch
 import yaml
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset
-from conf.lake import Partition
 from conf.load import load_config
-from conf.manifest import data_files, read_manifest
-from etl.workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from jobs.build_candidates import build_candidates
 from jobs.build_features import build_features
 from jobs.evaluate_model import evaluate_model
-from jobs.runner import Job
 from jobs.score_daily import score_daily
+from storage.dataset import read_dataset
+from storage.manifest import data_files, read_manifest
+from storage.paths import Partition
+from storage.run_context import RunContext
 from tests.training.numpy_models import Network
-from training import tracking
-from training.checkpoint import load_model
-from training.plan import make_plan
-from training.registry import record_run
-from training.run import train_in_process
+from training.checkpoints import load_model
+from training.loop.run import train_in_process
+from training.loop.training_plan import make_plan
+from training.registry import mlflow_mirror
+from training.registry.versions import record_run
 
 RUN_DATE = "2026-01-09"
 TAGS = [f"tag {n}" for n in range(8)]
@@ -102,13 +102,13 @@ def test_lists_travel_from_the_raw_log_to_the_scores(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     for name in ("prepare", "set_aliases"):
-        monkeypatch.setattr(tracking, name, lambda *_: None)
+        monkeypatch.setattr(mlflow_mirror, name, lambda *_: None)
     torch.set_num_threads(1)
     write_log(tmp_path / "raw/log.tsv")
     values = {"lake": str(tmp_path / "lake"), "data": str(tmp_path / "raw"), "workflow": {"engine": engine}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**CONFIG, **values}))
     config = load_config(str(tmp_path / "config.yaml"))
-    job = Job("test", config, RUN_DATE, _spark=spark)
+    job = RunContext("test", config, RUN_DATE, _spark=spark)
     build_features(job)
     plan = make_plan(config, job.lake, read_dataset(job.lake, RUN_DATE))
     description = train_in_process(plan)

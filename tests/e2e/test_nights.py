@@ -19,17 +19,18 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset, read_spec
-from conf.lake import Lake, Partition
 from conf.load import load_config
-from conf.manifest import data_files, read_manifest
 from jobs.build_features import build_features
+from jobs.chain.steps import Night
 from jobs.generate_clicks import generate_clicks
-from jobs.night.plan import Night
-from jobs.runner import Job, Result
 from jobs.train_model import train_model
-from training.description import read_description
-from training.registry import challenger_of, champion_as_of, model_path
+from storage.dataset import read_dataset, read_spec
+from storage.job_summary import JobSummary
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.run_context import RunContext
+from training.registry.model_json import read_description
+from training.registry.versions import challenger_of, champion_as_of, model_path
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "conf/datasets/generated.yaml"
@@ -75,10 +76,10 @@ def night(run_date: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def in_process(
-    spark: SparkSession, body: Callable[[Job], Result], run_date: str, overrides: list[str]
+    spark: SparkSession, body: Callable[[RunContext], JobSummary], run_date: str, overrides: list[str]
 ) -> None:
     """A stage of no night's, which needs no process of its own."""
-    body(Job(body.__name__, load_config(str(ROOT / CONFIG), overrides), run_date, _spark=spark))
+    body(RunContext(body.__name__, load_config(str(ROOT / CONFIG), overrides), run_date, _spark=spark))
 
 
 def night_in_process(spark: SparkSession, run_date: str, overrides: list[str], config: str = CONFIG) -> None:
@@ -88,7 +89,7 @@ def night_in_process(spark: SparkSession, run_date: str, overrides: list[str], c
         for step in steps():
             of_step = load_config(str(ROOT / config), [*overrides, *step.overrides])
             body = getattr(import_module(f"jobs.{step.job}"), step.job)
-            body(Job(step.job, of_step, step.run_date, _spark=spark))
+            body(RunContext(step.job, of_step, step.run_date, _spark=spark))
 
 
 def settings(overrides: list[str]) -> list[str]:

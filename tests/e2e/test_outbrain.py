@@ -9,17 +9,17 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset, read_spec
-from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import data_files, read_manifest
 from conf.types import Config
 from jobs.build_features import build_features
 from jobs.evaluate_model import evaluate_model
 from jobs.generate_clicks import generate_clicks
-from jobs.runner import Job
 from jobs.train_model import train_model
-from training.metrics import map_at_k
+from metrics import map_at_k
+from storage.dataset import read_dataset, read_spec
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake
+from storage.run_context import RunContext
 
 ROOT = Path(__file__).parents[2]
 FIRST, RUN_DATE = "2026-01-01", "2026-01-05"
@@ -47,10 +47,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.fixture(scope="module")
 def evaluated(config: Config, compiling: SparkSession) -> dict[str, Any]:
     """The facts of evaluate_model."""
-    generate_clicks(Job("generate_clicks", config, FIRST, _spark=compiling))
+    generate_clicks(RunContext("generate_clicks", config, FIRST, _spark=compiling))
     for job in (build_features, train_model):
-        job(Job(job.__name__, config, RUN_DATE, _spark=compiling))
-    return evaluate_model(Job("evaluate_model", config, RUN_DATE, _spark=compiling)).facts
+        job(RunContext(job.__name__, config, RUN_DATE, _spark=compiling))
+    return evaluate_model(RunContext("evaluate_model", config, RUN_DATE, _spark=compiling)).facts
 
 
 def raw_rows(config: Config, dt: str) -> pd.DataFrame:

@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset
-from conf.feature_spec import FeatureSpec
-from conf.lake import Lake
-from conf.manifest import data_files, read_manifest
+from storage.dataset import read_dataset
+from storage.feature_spec import FeatureSpec
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake
 from tests.e2e.test_nights import ROOT, night_in_process, rows
 from tests.etl import oracle
-from training.checkpoint import load_model
-from training.registry import champion_as_of
+from training.checkpoints import load_model
+from training.registry.versions import champion_as_of
 
 DATA = ROOT.parent / "shared/data"
 MOVIELENS, CRITEO = "1998-04-23", "2014-05-14"

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import yaml
 from pyspark.sql import SparkSession
 
-from conf.feature_spec import FeatureSpec
-from conf.lake import Lake, Partition
 from conf.load import load_config
-from conf.manifest import data_files, read_manifest
 from conf.types import Config
 from etl.build import Built, build
+from storage.feature_spec import FeatureSpec
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
 
 LOG: dict[str, Any] = {
     "name": "hard",

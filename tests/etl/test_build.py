@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset, read_spec, split_files
-from conf.lake import Lake
-from conf.manifest import read_manifest
 from conf.types import Config
 from etl.build import Built, encode_split
-from etl.tables import VOCABULARY, workflow_table
-from etl.workflow import load_workflow
+from etl.ops.tables import VOCABULARY, workflow_table
+from etl.workflow.fitted_workflow import load_workflow
+from storage.dataset import read_dataset, read_spec, split_files
+from storage.manifest import read_manifest
+from storage.paths import Lake
 from tests.etl import cases, oracle
 
 FIRST, SECOND = "2026-01-03", "2026-01-04"

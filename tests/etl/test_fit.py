@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.types import SPLITS, SplitConfig
-from etl.moments import ExactSums, measure_moments, sums_of_counts
 from etl.ops import Statistics, operator_from_config
-from etl.split import assign_split, plan_days
-from etl.vocabulary import IdRule, add_counts, assign_ids, count_values
+from etl.split.time_split import assign_split, plan_days
+from etl.statistics.moments import ExactSums, measure_moments, sums_of_counts
+from etl.statistics.vocabulary import IdRule, add_counts, assign_ids, count_values
 from tests.etl import oracle
 
 FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)

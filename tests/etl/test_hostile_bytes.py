@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
-from etl.files.layout import file_layout
-from etl.files.parse import parse_block, plain
-from etl.files.slices import blocks, cut
-from etl.files.survey import starts_file, wanted
-from etl.raw_files import require_raw
-from etl.read import read_log
+from etl.raw.file_splits import blocks, cut
+from etl.raw.files import require_raw
+from etl.spark.read_log import read_log
+from etl.text.layout import file_layout
+from etl.text.parse_block import parse_block, plain
+from etl.text.scan_pass import starts_file, wanted
 from tests.etl import cases, oracle
 from tests.spark_settings import set_meanwhile
 

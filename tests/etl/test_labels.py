@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset
 from conf.errors import DataError
-from conf.lake import Lake
-from conf.manifest import is_published
 from conf.types import Config
+from storage.dataset import read_dataset
+from storage.manifest import is_published
+from storage.paths import Lake
 from tests.etl import cases
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]

@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset
 from conf.errors import DataError
-from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import read_manifest, replace_manifest
 from conf.types import SPLITS, Config
 from etl.build import Built
+from storage.dataset import read_dataset
+from storage.manifest import read_manifest, replace_manifest
+from storage.paths import Lake
 from tests.contract.test_overrides import documented_overrides
 from tests.etl import cases, oracle
 

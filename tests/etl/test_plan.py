@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
-from etl.plan import plan
+from etl.workflow.feature_plan import plan
 from tests.etl.cases import write_config
 
 AGE = {"name": "age", "type": "int"}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from conf.errors import DataError
-from conf.lake import Partition
-from conf.manifest import FileEntry, Manifest, replace_manifest
 from conf.types import Config
-from etl.raw_files import find_raw, require_raw
+from etl.raw.files import find_raw, require_raw
+from storage.manifest import FileEntry, Manifest, replace_manifest
+from storage.paths import Partition
 from tests.etl import cases
 
 DAY = "2026-01-01"

@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.errors import DataError
 from conf.raw_types import SEPARATORS
 from conf.types import Config
-from etl.raw_files import require_raw
-from etl.read import bad_rows, good_rows, read_attributes, read_log
+from etl.raw.files import require_raw
+from etl.spark.read_log import bad_rows, good_rows, read_attributes, read_log
 from tests.etl import cases, oracle
 
 DAY = "2026-01-01"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from conf import format_versions
-from conf.lake import Lake, Partition
-from conf.manifest import MANIFEST_NAME, Manifest, data_files, is_whole
+from storage import format_versions
+from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole
+from storage.paths import Lake, Partition
 from tests.etl import cases, oracle
-from tests.etl.dying_publisher import partition_of, publish_generation
+from tests.storage.dying_publisher import partition_of, publish_generation
 from tests.etl.lakes import lakes
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]

@@ -19,9 +19,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from conf import format_versions
-from conf.manifest import MANIFEST_NAME, Manifest
-from jobs.night.submit import Stage, Submission, environment
+from jobs.chain.submit import Stage, Submission, environment
+from storage import format_versions
+from storage.manifest import MANIFEST_NAME, Manifest
 
 ROOT = Path(__file__).parents[2]
 RUN_DATE = "2026-01-04"

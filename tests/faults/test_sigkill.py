@@ -16,18 +16,19 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from conf.dataset import Dataset, publish_dataset, read_dataset
-from conf.lake import Lake
 from conf.load import load_config
-from etl.publish import publish, read_published
-from etl.tables import RARE, VOCABULARY, workflow_table
+from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from jobs.build_candidates import build_candidates
 from jobs.build_features import build_features
 from jobs.evaluate_model import evaluate_model
-from jobs.runner import Job, Result
 from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
 from jobs.train_model import train_model
+from storage.dataset import Dataset, publish_dataset, read_dataset
+from storage.job_summary import JobSummary
+from storage.paths import Lake
+from storage.publish import publish, read_published
+from storage.run_context import RunContext
 from tests.cluster.equal import require_equal_lists
 from tests.etl.cases import read_rows
 from tests.faults.jobs_that_die import (
@@ -40,8 +41,8 @@ from tests.faults.jobs_that_die import (
     write_config,
     write_log,
 )
-from training.description import read_description
-from training.registry import challenger_of, model_path
+from training.registry.model_json import read_description
+from training.registry.versions import challenger_of, model_path
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -55,7 +56,7 @@ INSTANTS = {
 
 
 # A job that was killed, at last left in peace, and the stages up to the next one; these need no process of their own.
-RERUN: dict[str, tuple[Callable[[Job], Result], ...]] = {
+RERUN: dict[str, tuple[Callable[[RunContext], JobSummary], ...]] = {
     "build_features": (build_features,),
     "train_model": (train_model, evaluate_model, build_candidates),
     "score_daily": (score_daily,),
@@ -72,8 +73,8 @@ class Lakes:
     ended: list[Ended]
 
 
-def _in_process(spark: SparkSession, body: Callable[[Job], Result], config: Path) -> None:
-    body(Job(body.__name__, load_config(str(config)), RUN_DATE, _spark=spark))
+def _in_process(spark: SparkSession, body: Callable[[RunContext], JobSummary], config: Path) -> None:
+    body(RunContext(body.__name__, load_config(str(config)), RUN_DATE, _spark=spark))
 
 
 def _publish_old(spark: SparkSession, lake: Lake) -> None:

@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 import torch
 
-from conf.lake import Lake
+from storage.paths import Lake
 from tests.faults.jobs_that_die import MARK, ROOT, marked, wait_until_gone
 from tests.faults.training_that_dies import EVERY, plan_of, publish
-from training.plan import TrainPlan
-from training.run import train_in_process
+from training.loop.run import train_in_process
+from training.loop.training_plan import TrainPlan
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -9,18 +9,19 @@ import pytest
 import torch
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset
-from conf.lake import Lake
 from conf.types import Config
-from jobs.runner import Job, Result
 from jobs.train_model import train_model
+from storage.dataset import read_dataset
+from storage.job_summary import JobSummary
+from storage.paths import Lake
+from storage.run_context import RunContext
 from tests.faults.training_that_dies import MODEL, RUN_DATE, TRAIN
-from tests.training.checkpoint.attempts import attempt, make_old
+from tests.training.checkpoints.attempts import attempt, make_old
 from tests.training.feature_tables import make_config, publish_all, segment_rows
-from training.checkpoint import checkpoints, load_model
-from training.description import is_complete, read_description
-from training.plan import TrainPlan, make_plan
-from training.run import train_in_process
+from training.checkpoints import checkpoints, load_model
+from training.loop.run import train_in_process
+from training.loop.training_plan import TrainPlan, make_plan
+from training.registry.model_json import is_complete, read_description
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -109,9 +110,9 @@ def test_train_model_trains_a_damaged_model_again(
     root = publish(tmp_path)
     path = Path(plan_of(root).model_path)
 
-    def run() -> Result:
+    def run() -> JobSummary:
         caplog.clear()
-        return train_model(Job("train_model", config_of(root), RUN_DATE, _spark=spark))
+        return train_model(RunContext("train_model", config_of(root), RUN_DATE, _spark=spark))
 
     made = run()
     content = (path / "model.json").read_bytes()
@@ -134,7 +135,7 @@ def test_train_model_deletes_old_files_that_no_model_names(spark: SparkSession, 
     with attempt(train, root) as killed:
         killed.until("create model.json")
         killed.kill()
-    job = Job("train_model", config_of(root), RUN_DATE, _spark=spark)
+    job = RunContext("train_model", config_of(root), RUN_DATE, _spark=spark)
     train_model(job)
     folder = Path(plan.model_path)
     named = json.loads((folder / "model.json").read_text())

@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from conf import storage
-from conf.dataset import read_dataset
 from conf.errors import NightrankError
-from conf.lake import Lake
-from jobs.session import build_session, read_profile
+from spark.session import build_session, read_profile
+from storage import file_io
+from storage.dataset import read_dataset
+from storage.paths import Lake
 from tests.training.feature_tables import make_config, publish_all, segment_rows
 from training.launch import train_on_ranks
-from training.plan import TrainPlan, make_plan
-from training.run import train_in_process
+from training.loop.run import train_in_process
+from training.loop.training_plan import TrainPlan, make_plan
 
 RUN_DATE = "2026-01-04"
 MODEL = {"architecture": "dlrm", "embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8]}
@@ -55,14 +55,14 @@ def plan_of(lake: Lake) -> TrainPlan:
 
 def die_before_index(step: int) -> None:
     """Lets this process end by SIGKILL when the files of a step's checkpoint are written, and its index is to be."""
-    original = storage.create_json
+    original = file_io.create_json
 
     def create_json(path: str, value: Any) -> bool:
         if path.endswith(f"/step-{step:012d}.json"):
             os.kill(os.getpid(), signal.SIGKILL)
         return original(path, value)
 
-    storage.create_json = create_json
+    file_io.create_json = create_json
 
 
 def main(lake: Lake, scratch: str, how: str) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from conf import storage
-from conf.lake import Lake
 from jobs import champion
-from training import tracking
-from training.registry import Decision, champion_as_of, model_path, record_decision
+from storage import file_io
+from storage.paths import Lake
+from training.registry import mlflow_mirror
+from training.registry.versions import Decision, champion_as_of, model_path, record_decision
 
 NAME = "generated"
 
@@ -20,7 +20,7 @@ NAME = "generated"
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """Three nights: v1 first, v2 better, v3 kept out."""
-    monkeypatch.setattr(tracking, "set_aliases", lambda *_: None)
+    monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     made = Lake(str(tmp_path))
     between = {"difference": 0.0022, "low": 0.0008, "high": 0.0035, "confidence": 0.95, "replicates": 1000}
     nights: list[tuple[str, str, str | None, bool, dict[str, Any]]] = [
@@ -29,7 +29,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
         ("2026-01-07", "v3cccc", "v2bbbb", False, {"auc": {**between, "low": -0.0061}}),
     ]
     for date, version, before, promoted, intervals in nights:
-        storage.replace_json(f"{model_path(made, NAME, version)}/model.json", {"parent": before})
+        file_io.replace_json(f"{model_path(made, NAME, version)}/model.json", {"parent": before})
         after = version if promoted else before
         metrics = {"challenger": {"auc": 0.7612}}
         decision = Decision(

@@ -18,7 +18,7 @@ from conf.types import Config, ModelConfig
 from jobs.build_features import build_features
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from jobs.plan_night import plan_night
-from jobs.runner import Job
+from storage.run_context import RunContext
 from training.settings import Features, check_model, known_architectures
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def test_a_model_that_does_not_fit_the_features_is_refused_before_features_are_m
     with pytest.raises(ConfigError, match=problem):
         check_training(config)
     with pytest.raises(ConfigError, match=problem):
-        build_features(Job("build_features", config, RUN_DATE))
+        build_features(RunContext("build_features", config, RUN_DATE))
 
 
 @pytest.mark.parametrize("job", ["build_features", "generate_clicks", "plan_night", "nightly"])
@@ -328,7 +328,7 @@ def test_secrets_of_a_driver_in_the_cluster_are_not_looked_for_here(tmp_path: Pa
 def test_a_plan_waits_for_the_log_before_it_looks_for_tables(tmp_path: Path) -> None:
     filters = [table("{data}/stock.csv", "item", **FILTER)]
     path = write(tmp_path, candidates={**SOURCES, "filters": filters}, data=str(tmp_path / "data"))
-    job = Job("plan_night", load_config(str(path)), RUN_DATE)
+    job = RunContext("plan_night", load_config(str(path)), RUN_DATE)
     assert plan_night(job).facts["raw_log"]["files"] == 0
     log = tmp_path / f"lake/raw/dt={RUN_DATE}/a.tsv"
     log.parent.mkdir(parents=True)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ConfigError, DataError
-from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import read_manifest
 from jobs import demo
-from jobs.night.submit import Outcome, Stage
-from jobs.night.terminal import text_table
-from jobs.night.verdict import verdict, verdict_table
-from jobs.report_page.facts import read_night
-from tests.jobs.report_lake import MEASURE, RUN_DATE, make_lake, publish_facts
+from jobs.chain.demo_targets import verdict, verdict_table
+from jobs.chain.submit import Outcome, Stage
+from reporting.facts.run_facts import read_night
+from reporting.terminal.progress import text_table
+from storage.manifest import read_manifest
+from storage.paths import Lake
+from tests.reporting.report_lake import MEASURE, RUN_DATE, make_lake, publish_facts
 
 _CONFIG = "conf/datasets/generated.yaml"
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from conf.lake import Lake
 from jobs import nightly
-from jobs.night import submit
-from jobs.watch.run_record import read_records
-from tests.jobs.report_lake import RUN_DATE, publish_facts
+from jobs.chain import submit
+from reporting.monitoring.run_record import read_records
+from storage.job_summary import summary_in
+from storage.paths import Lake
+from tests.reporting.report_lake import RUN_DATE, publish_facts
 
 # Writes down how it was called, then does what plan.json says for the job it was given.
 FAKE = """#!{python} -S
@@ -244,7 +245,7 @@ def test_signal_ends_the_whole_group_of_the_running_stage(
 ) -> None:
     fake.plan({"build_features": {"hang": True}})
     program = (
-        "import sys; from pathlib import Path; from jobs import nightly; from jobs.night import submit; "
+        "import sys; from pathlib import Path; from jobs import nightly; from jobs.chain import submit; "
     )
     program += f"submit.spark_submit = lambda: Path({str(fake.program)!r}); submit._GRACE_S = 0.5; "
     program += f"sys.exit(nightly.main({fake.arguments()!r}))"
@@ -269,7 +270,7 @@ def test_group_of_a_failed_stage_is_ended_too(fake: Fake) -> None:
     _wait_for(lambda: not _alive(pid))
 
 
-def test_closing_object_is_found_behind_noise(tmp_path: Path) -> None:
+def test_summary_in_is_found_behind_noise(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     lines = [
         '{"job": "x", "seconds": {}, "n": 1}',
@@ -279,9 +280,9 @@ def test_closing_object_is_found_behind_noise(tmp_path: Path) -> None:
         "noise",
     ]
     log.write_text("\n".join(lines))
-    assert submit.closing_object(log) == {"job": "x", "seconds": {}, "n": 2}
+    assert summary_in(log) | {"job": "x", "seconds": {}, "n": 2} == summary_in(log)
     log.write_text("noise\n")
-    assert submit.closing_object(log) == {}
+    assert summary_in(log) == {}
 
 
 def test_last_words_of_a_long_failure_are_its_first_line_its_cause_and_its_remedy(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.night.highlights import remark
+from jobs.chain.stage_remarks import remark
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from jobs.night.terminal import Progress
+from reporting.terminal.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from conf.errors import DataError
-from conf.lake import Lake
 from conf.load import load_config
 from jobs.plan_night import plan_night
-from jobs.runner import Job
-from tests.jobs.report_lake import publish_facts
+from storage.paths import Lake
+from storage.run_context import RunContext
+from tests.reporting.report_lake import publish_facts
 
 RUN_DATE, BEFORE = "2026-01-08", "2026-01-07"
 
 
 def plan(lake: Path, *overrides: str) -> dict[str, Any]:
     config = load_config("conf/datasets/generated.yaml", [f"lake={lake}", *overrides])
-    return dict(plan_night(Job("plan_night", config, RUN_DATE)).facts)
+    return dict(plan_night(RunContext("plan_night", config, RUN_DATE)).facts)
 
 
 def deliver(lake: Path, name: str, text: str) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs.night.submit import Stage, Submission, closing_object, environment
-from jobs.spark_log import root_cause, without_frames
+from jobs.chain.submit import Stage, Submission, environment
+from spark.error_log import root_cause, without_frames
+from storage.job_summary import summary_in
 from tests.cli.test_bad_input import CONFIG
 from tests.faults.jobs_that_die import DAYS, RUN_DATE
 
@@ -85,7 +86,7 @@ def test_streams_that_are_one_file_hold_the_summary_as_a_line(config: Path) -> N
     assert "nightrank: session …" in done.stdout
     log = config.parent / "stage.log"
     log.write_text(done.stdout)
-    assert closing_object(log)["job"] == "build_features"
+    assert summary_in(log)["job"] == "build_features"
 
 
 def test_bad_configuration_is_told_on_standard_error(config: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.session import read_profile
 from setup import jars
+from spark.session import read_profile
 from tests.plans import runs
 from tests.plans.accelerator import Accelerator, loaded
 from tests.plans.recorder import Recorded, record

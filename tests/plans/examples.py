@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from etl.workflow import FittedWorkflow
+from etl.workflow.fitted_workflow import FittedWorkflow
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tests.spark_settings import set_meanwhile
 ROOT = Path(__file__).parents[2]
 OURS = ("etl", "scoring", "jobs", "training")
 # They evaluate frames on behalf of others, who are the ones to name.
-PASSED_OVER = {"etl.publish"}
+PASSED_OVER = {"storage.publish"}
 ACTIONS = (
     "collect",
     "count",
@@ -46,7 +46,7 @@ class Frame:
     """A frame on its way to Spark.
 
     Attributes:
-        name: the function of ours that asked, and what for: `etl.quarantine._count_and_publish write`.
+        name: the function of ours that asked, and what for: `etl.spark.quarantine._count_and_publish write`.
         shape: its physical plan without ids, paths, sizes and expressions (tests.plans.shape).
         explained: the accelerator's explanation; empty where there is no jar.
     """

@@ -20,14 +20,14 @@ from jobs.build_candidates import build_candidates
 from jobs.deliver_recommendations import deliver_recommendations
 from jobs.evaluate_model import evaluate_model
 from jobs.measure_recommendations import measure_recommendations
-from jobs.runner import Job
 from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
+from storage.run_context import RunContext
 from tests.etl import cases
 from tests.plans import examples
 from tests.scoring.lake import DAY_AFTER, RUN_DATE, EncodedContext, make_config, make_lake
 from tests.scoring.world import make_world
-from training import tracking
+from training.registry import mlflow_mirror
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
 SPLIT = {"by": "day", "train_days": 1, "validation_days": 1, "test_days": 1}
@@ -186,8 +186,8 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
     sinks = [{"kind": "json_lines", "name": "files", "path": str(folder / "files"), "users_per_file": 10}]
     delivering = make_config(folder / "lake", deliver={"sinks": sinks})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracking, "prepare", lambda *_: None)
-        patch.setattr(tracking, "set_aliases", lambda *_: None)
+        patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
+        patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
         for body, given, run_date in (
             (evaluate_model, config, RUN_DATE),
@@ -201,7 +201,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
             (score_rows, config, RUN_DATE),
             (measure_recommendations, config, RUN_DATE),
         ):
-            body(Job("test", given, run_date, _spark=spark))
+            body(RunContext("test", given, run_date, _spark=spark))
 
 
 RUNS: Mapping[str, Run] = {

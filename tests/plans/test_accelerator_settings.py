@@ -1,4 +1,4 @@
-"""jobs/accelerator.py: which classes of a jar of the accelerator a session gets, on which Spark."""
+"""spark/accelerator.py: which classes of a jar of the accelerator a session gets, on which Spark."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pyspark
 import pytest
 
 from conf.errors import EXIT_CONFIG, ConfigError
-from jobs.accelerator import PLUGIN, SHIM_OVERRIDE, SHUFFLE_MANAGER, accelerator_settings
-from jobs.session import read_profile
 from setup import jars
+from spark.accelerator import PLUGIN, SHIM_OVERRIDE, SHUFFLE_MANAGER, accelerator_settings
+from spark.session import read_profile
 from tests.processes import ROOT
 
 PACKAGE = "com.nvidia.spark.rapids"

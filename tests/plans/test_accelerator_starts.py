@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import EXIT_CONFIG
-from jobs.session import read_profile
+from spark.session import read_profile
 from tests.processes import ROOT, die_with_parent, environment, kill_tree, wait_for
 from tests.standalone import Cluster, standalone_cluster
 
@@ -29,7 +29,7 @@ _NO_DEVICE = re.compile(
 _STARTED = "the session has run a query"
 # The one way of every job to a session.
 _PROGRAM = f"""
-from jobs.session import build_session
+from spark.session import build_session
 spark = build_session("starts")
 assert spark.range(1000).repartition(2).selectExpr("sum(id)").collect()[0][0] == 499500
 print({_STARTED!r}, flush=True)
@@ -119,8 +119,8 @@ def test_a_gpu_profile_fails_for_want_of_a_device_alone(
 def test_a_job_without_the_jar_ends_as_badly_configured(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "from jobs.runner import Result, run\n"
-        "run('starts', 'a job', lambda job: Result(str(job.spark.range(1).count())))\n"
+        "from jobs.runner import run_job\nfrom storage.job_summary import JobSummary\n"
+        "run_job('starts', 'a job', lambda context: JobSummary(str(context.spark.range(1).count())))\n"
     )
     missing = tmp_path / "rapids-4-spark.jar"
     command = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[1]"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.session import build_session, read_profile
+from spark.session import build_session, read_profile
 from tests.plans.recorder import Frame, Recorded, record
 from tests.plans.runs import RUNS
 

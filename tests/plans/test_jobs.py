@@ -15,24 +15,24 @@ ON_GPU = [name for name, run in RUNS.items() if run.on_gpu]
 
 # What each run must at least evaluate: a recording that misses them would prove nothing.
 MAIN_FRAMES = {
-    "operators": ["etl.fit_chains._assign write", "etl.build._publish_frame write"],
+    "operators": ["etl.fit.fit_chains._assign write", "etl.build._publish_frame write"],
     "by_day": [
-        "etl.positions.number_lines collect",
-        "etl.quarantine._count_and_publish collect",
-        "etl.quarantine._count_and_publish write",
-        "etl.moments.measure_moments collect",
-        "etl.fit_chains._assign persist",
+        "etl.raw.positions.number_lines collect",
+        "etl.spark.quarantine._count_and_publish collect",
+        "etl.spark.quarantine._count_and_publish write",
+        "etl.statistics.moments.measure_moments collect",
+        "etl.fit.fit_chains._assign persist",
         "etl.build._publish_frame write",
-        "etl.latest.publish_latest write",
+        "etl.spark.latest_features.publish_latest write",
     ],
-    "choices": ["etl.read.read_attributes collect", "etl.build._publish_frame write"],
-    "parquet": ["etl.quarantine._count_and_publish write", "etl.build._publish_frame write"],
+    "choices": ["etl.spark.read_log.read_attributes collect", "etl.build._publish_frame write"],
+    "parquet": ["etl.spark.quarantine._count_and_publish write", "etl.build._publish_frame write"],
     "scoring": [
         "jobs.build_candidates.publish_items write",
         "jobs.build_candidates.publish_candidates write",
         "jobs.score_daily.score_daily persist",
         "jobs.score_daily.score_daily write",
-        "scoring.score.score_split collect",
+        "scoring.spark.score_frames.score_split collect",
     ],
 }
 

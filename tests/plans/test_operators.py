@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.dataset import read_dataset
-from conf.lake import Lake
 from etl.ops import OPERATORS
-from etl.workflow import FittedWorkflow, load_workflow
+from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
+from storage.dataset import read_dataset
+from storage.paths import Lake
 from tests.plans import examples, runs
 from tests.plans.accelerator import Accelerator
 from tests.plans.allowed import read_list, refused

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from jobs.session import read_profile
+from spark.session import read_profile
 from tests.plans.accelerator import Accelerator
 
 PROFILES = sorted((Path(__file__).parents[2] / "conf/spark").glob("*.conf"))

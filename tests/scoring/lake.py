@@ -10,15 +10,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf import storage
-from conf.dataset import Dataset, Member, publish_dataset
-from conf.feature_spec import dumps
-from conf.lake import Lake, Partition
-from conf.manifest import FileEntry, Manifest, digest_of, replace_manifest
 from conf.types import Config
-from etl.publish import new_attempt
+from storage import file_io
+from storage.dataset import Dataset, Member, publish_dataset
+from storage.feature_spec import dumps
+from storage.manifest import FileEntry, Manifest, digest_of, replace_manifest
+from storage.paths import Lake, Partition
+from storage.publish import new_attempt
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
-from training.registry import record_run
+from training.registry.versions import record_run
 
 DAYS = ["2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 RUN_DATE = DAYS[-1]
@@ -133,7 +133,7 @@ def make_lake(root: Path, world: World) -> Config:
     """
     config = make_config(root)
     lake = Lake(config.lake)
-    storage.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
+    file_io.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
     features = [
         write_table(lake.features(WORKFLOW).partition(dt), feature_rows(world, day))
         for day, dt in enumerate(DAYS)

@@ -17,22 +17,24 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from conf import storage
-from conf.dataset import Dataset, publish_dataset, read_dataset
+import metrics
 from conf.errors import ConfigError, DataError, raised_in
-from conf.feature_spec import OOV_ID, dumps
-from conf.lake import Lake, Partition
-from conf.manifest import data_files, read_manifest
 from conf.types import Config
 from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
-from jobs.gate import measure
 from jobs.measure_recommendations import measure_recommendations
-from jobs.runner import Job, Result
 from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
-from scoring import int8_change
+from scoring.evaluation import gate_measures
+from scoring.spark import int8_change
+from storage import file_io
+from storage.dataset import Dataset, publish_dataset, read_dataset
+from storage.feature_spec import OOV_ID, dumps
+from storage.job_summary import JobSummary
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.run_context import RunContext
 from tests.scoring.lake import (
     DAY_AFTER,
     DAYS,
@@ -45,17 +47,17 @@ from tests.scoring.lake import (
     next_day,
 )
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
-from training import metrics, tracking
-from training.history import promotions
-from training.interventions import Request, pin, release, roll_back
-from training.registry import champion_as_of, record_run
+from training.registry import mlflow_mirror
+from training.registry.champion_history import promotions
+from training.registry.overrides import Request, pin, release, roll_back
+from training.registry.versions import champion_as_of, record_run
 
 
 @dataclass
 class Night:
     config: Config
     lake: Lake
-    results: dict[str, Result]
+    results: dict[str, JobSummary]
 
 
 def read_rows(partition: Partition) -> pd.DataFrame:
@@ -63,15 +65,15 @@ def read_rows(partition: Partition) -> pd.DataFrame:
     return pa.concat_tables(pq.read_table(path, partitioning=None) for path in files).to_pandas()
 
 
-def job_of(spark: SparkSession, config: Config, run_date: str = RUN_DATE) -> Job:
-    return Job("test", config, run_date, _spark=spark)
+def job_of(spark: SparkSession, config: Config, run_date: str = RUN_DATE) -> RunContext:
+    return RunContext("test", config, run_date, _spark=spark)
 
 
 @pytest.fixture(scope="module")
 def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracking, "prepare", lambda *_: None)
-        patch.setattr(tracking, "set_aliases", lambda *_: None)
+        patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
+        patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
         yield
 
@@ -284,7 +286,7 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
     build_candidates(job_of(spark, fresh))
     config = with_score(fresh, k=23)
     found: dict[str, dict[str, pd.DataFrame]] = {}
-    results: dict[str, Result] = {}
+    results: dict[str, JobSummary] = {}
     keys = {"scores": ["row_id"], "recommendations": ["user_id", "item_id"]}
     monkeypatch.setattr(int8_change, "SAMPLE_ROWS", 100)
     for form in ("stored", "int8"):
@@ -389,7 +391,7 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
     lake, day = Lake(fresh.lake), DAYS.index(RUN_DATE)
     evaluate_model(job_of(spark, fresh))
     other = replace(SPEC, workflow_version="w2")
-    storage.replace_text(lake.feature_spec("w2"), dumps(other))
+    file_io.replace_text(lake.feature_spec("w2"), dumps(other))
     write_model(Path(lake.models("toy")) / "m3", version="m3", spec=other)
     record_run(lake, "toy", DAY_AFTER, "m3")
     encoded = spark.createDataFrame(feature_rows(world, day).slice(lost_rows).to_pandas())
@@ -399,8 +401,8 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
         asked.append(arguments[2:])
         return encoded
 
-    monkeypatch.setattr(measure, "load_workflow", lambda _, version, __: version)
-    monkeypatch.setattr(measure, "encode_split", encode_split)
+    monkeypatch.setattr(gate_measures, "load_workflow", lambda _, version, __: version)
+    monkeypatch.setattr(gate_measures, "encode_split", encode_split)
     job = job_of(spark, fresh, DAY_AFTER)
     if lost_rows:
         with pytest.raises(DataError, match=r"measured on different rows[\s\S]*build_features"):
@@ -441,12 +443,12 @@ def test_features_of_another_workflow_are_refused(spark: SparkSession, night: Ni
     ):
         score_daily(job_of(spark, night.config, other))
     changed = replace(SPEC, features=(replace(SPEC.features[0], scope="user"), *SPEC.features[1:]))
-    storage.replace_text(lake.feature_spec(WORKFLOW), dumps(changed))
+    file_io.replace_text(lake.feature_spec(WORKFLOW), dumps(changed))
     try:
         with pytest.raises(DataError, match=r"different features: Feature\(name='price'"):
             score_rows(job_of(spark, night.config))
     finally:
-        storage.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
+        file_io.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
 
 
 @pytest.mark.parametrize("context, named", [({}, "device"), ({**CONTEXT, "price": 1}, "price")])
@@ -462,14 +464,14 @@ def test_context_must_be_complete(
 
 def test_stale_candidates_are_refused(spark: SparkSession, night: Night) -> None:
     partition = night.lake.candidates(WORKFLOW).partition(RUN_DATE)
-    manifest = storage.read_json(partition.file("_MANIFEST.json"))
+    manifest = file_io.read_json(partition.file("_MANIFEST.json"))
     stale = {**manifest, "inputs": {**manifest["inputs"], "users": "older"}}
-    storage.replace_json(partition.file("_MANIFEST.json"), stale)
+    file_io.replace_json(partition.file("_MANIFEST.json"), stale)
     try:
         with pytest.raises(DataError, match=r"built from users older[\s\S]*run build_candidates"):
             score_daily(job_of(spark, night.config))
     finally:
-        storage.replace_json(partition.file("_MANIFEST.json"), manifest)
+        file_io.replace_json(partition.file("_MANIFEST.json"), manifest)
 
 
 def test_measuring_needs_the_day_after(spark: SparkSession, night: Night) -> None:

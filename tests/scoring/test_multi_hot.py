@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from conf.feature_spec import Feature, FeatureSpec
 from conf.types import ModelConfig
-from scoring.contract import ListRequest, ModelRequest
-from scoring.lists.recommender import recommender_of_process
-from scoring.predictor import model_inputs, predictor_of_process
+from scoring.inputs.requests import ListRequest, ModelRequest
+from scoring.model.predictor import model_inputs, predictor_of_process
+from scoring.ranking.recommender import recommender_of_process
 from scoring.rows.batch import inputs_by_column, score_batch
-from training.checkpoint import save_model
+from storage.feature_spec import Feature, FeatureSpec
+from training.checkpoints import save_model
 from training.models import build_model
 
 SPEC = FeatureSpec(

@@ -9,32 +9,32 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset
 from conf.errors import DataError
-from conf.lake import Partition
-from conf.manifest import read_manifest
-from etl.publish import publish, read_published
 from jobs import build_candidates as build_candidates_job
 from jobs import measure_recommendations as measure_job
 from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.measure_recommendations import measure_recommendations
-from jobs.runner import Job
 from jobs.score_daily import score_daily
-from scoring import features
-from scoring.features import read_split
+from scoring.inputs import feature_rows
+from scoring.inputs.feature_rows import read_split
+from storage.dataset import read_dataset
+from storage.manifest import read_manifest
+from storage.paths import Partition
+from storage.publish import publish, read_published
+from storage.run_context import RunContext
 from tests.scoring.lake import RUN_DATE, WORKFLOW, EncodedContext, make_lake
 from tests.scoring.world import World
-from training import tracking
-from training.registry import Decision, record_decision
+from training.registry import mlflow_mirror
+from training.registry.versions import Decision, record_decision
 
 
 @pytest.fixture
-def job(spark: SparkSession, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(spark: SparkSession, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     """The night of RUN_DATE up to its candidates."""
-    monkeypatch.setattr(tracking, "set_aliases", lambda *_: None)
+    monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     monkeypatch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
-    made = Job("test", make_lake(tmp_path, world), RUN_DATE, _spark=spark)
+    made = RunContext("test", make_lake(tmp_path, world), RUN_DATE, _spark=spark)
     record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
     build_candidates(made)
     return made
@@ -59,7 +59,7 @@ def followed(patch: pytest.MonkeyPatch, module: Any, name: str, then: Callable[[
 
 
 def test_lists_are_made_of_the_tables_that_were_checked(
-    job: Job, world: World, monkeypatch: pytest.MonkeyPatch
+    job: RunContext, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = job.lake.users(WORKFLOW).partition(RUN_DATE)
     candidates = job.lake.candidates(WORKFLOW).partition(RUN_DATE)
@@ -79,7 +79,7 @@ def test_lists_are_made_of_the_tables_that_were_checked(
 
 
 def test_candidates_are_made_of_the_users_that_were_looked_at(
-    job: Job, world: World, monkeypatch: pytest.MonkeyPatch
+    job: RunContext, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = job.lake.users(WORKFLOW).partition(RUN_DATE)
     looked_at = read_manifest(users).digest
@@ -90,17 +90,17 @@ def test_candidates_are_made_of_the_users_that_were_looked_at(
 
 
 def test_rows_of_a_split_are_those_that_the_dataset_was_held_against(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = read_dataset(job.lake, RUN_DATE)
     member = dataset.splits["test"][0]
     partition = job.lake.features(WORKFLOW).partition(member.dt)
     rows = read_manifest(partition).rows
-    followed(monkeypatch, features, "split_partitions", lambda: replace(job.spark, partition))
+    followed(monkeypatch, feature_rows, "split_partitions", lambda: replace(job.spark, partition))
     assert read_split(job.spark, job.lake, dataset, ["test"]).count() == rows
 
 
-def test_lists_are_measured_as_they_were_looked_at(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_measured_as_they_were_looked_at(job: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     score_daily(job)
     before = measure_recommendations(job).facts
     lists = job.lake.recommendations.partition(RUN_DATE)
@@ -111,7 +111,7 @@ def test_lists_are_measured_as_they_were_looked_at(job: Job, monkeypatch: pytest
     }
 
 
-def test_candidates_of_items_that_were_numbered_anew_are_not_measured(job: Job) -> None:
+def test_candidates_of_items_that_were_numbered_anew_are_not_measured(job: RunContext) -> None:
     score_daily(job)
     replace(job.spark, job.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
     with pytest.raises(DataError, match="was built from candidate_items") as caught:

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError, raised_in
-from scoring.lists.summary import summarize_lists
-from scoring.score import score_lists, score_rows
+from scoring.ranking.list_summary import summarize_lists
+from scoring.spark.score_frames import score_lists, score_rows
 from tests.scoring.world import CONTEXT, SPEC, World
 
 K = 5

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from conf.errors import InfrastructureError
-from scoring.lists.crossing import kept_limit
-from scoring.lists.recommender import Recommender, recommender_of_process
-from scoring.steps import Steps, default_rows, row_bytes, rows_within
-from tests.scoring.lists.test_recommender import assert_same_lists, batch_of, lists_of
+from scoring.model.micro_batch import Steps, default_rows, row_bytes, rows_within
+from scoring.ranking.pair_scorer import kept_limit
+from scoring.ranking.recommender import Recommender, recommender_of_process
+from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of
 from tests.scoring.world import World
 
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from conf.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature, FeatureSpec
 from conf.types import ModelConfig
-from scoring.contract import ListRequest, ModelRequest
-from training.checkpoint import save_model
-from training.description import read_description
+from scoring.inputs.requests import ListRequest, ModelRequest
+from storage.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature, FeatureSpec
+from training.checkpoints import save_model
 from training.models import build_model
+from training.registry.model_json import read_description
 
 # Scopes interleave, so that a wrong column order cannot pass; `who` knows fewer users than there are.
 SPEC = FeatureSpec(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from etl.files import library
+from etl.native import library
 from setup import build_native
 from setup.console import SetupError
-from training.reading import compiled
+from training.data import native_library
 
 
 @pytest.fixture
@@ -28,19 +28,19 @@ def test_it_is_compiled_once_for_its_sources_and_put_into_the_environment(
 ) -> None:
     venv = tmp_path / "venv"
     built = build_native.build(checkout, venv)
-    assert built == [venv / library.LIBRARY, venv / compiled.LIBRARY], "where they are looked for"
+    assert built == [venv / library.LIBRARY, venv / native_library.LIBRARY], "where they are looked for"
     for each in built:
         assert ctypes.CDLL(str(each)).f() == 1
         each.unlink()
     monkeypatch.setenv("CXX", "no-such-compiler")
     build_native.build(checkout, venv)  # from the cache
-    (checkout / "etl/files/native/one.h").write_text("inline int one() { return 2; }\n")
+    (checkout / "etl/native/one.h").write_text("inline int one() { return 2; }\n")
     with pytest.raises(SetupError, match=r"no-such-compiler cannot be run[\s\S]*apt-get install g\+\+"):
         build_native.build(checkout, venv)
 
 
 def test_what_does_not_compile_is_told_with_the_compilers_words(checkout: Path, tmp_path: Path) -> None:
-    (checkout / "etl/files/native/one.h").write_text("inline int one() { return x; }\n")
+    (checkout / "etl/native/one.h").write_text("inline int one() { return x; }\n")
     with pytest.raises(SetupError, match=r"does not compile[\s\S]*x.* was not declared"):
         build_native.build(checkout, tmp_path / "venv")
     assert not (tmp_path / "venv" / library.LIBRARY).exists()

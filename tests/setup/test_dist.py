@@ -71,7 +71,17 @@ def test_the_wheel_has_every_module_and_its_data(tmp_path: Path) -> None:
         names = set(packed.namelist())
     wanted = {
         str(path.relative_to(ROOT))
-        for package in ("conf", "etl", "training", "scoring", "jobs")
+        for package in (
+            "conf",
+            "storage",
+            "metrics",
+            "spark",
+            "etl",
+            "training",
+            "scoring",
+            "reporting",
+            "jobs",
+        )
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }

@@ -12,8 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from training.embedding.kernels import interaction, lookup, row_update
-from training.embedding.kernels.rounding import grid_of
+from training.kernels import interaction, lookup, row_update
+from training.kernels.rounding import grid_of
 
 mantissa, lowest = grid_of(torch.bfloat16)
 PAIRS = {"FIRST": 1, "VECTORS": 27, "DIM": 128, "BLOCK": 32, "BLOCK_DIM": 128, "PRECISION": "tf32"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import NightrankError
-from jobs.session import build_session
+from spark.session import build_session
 from training.launch import train_on_ranks
 
 

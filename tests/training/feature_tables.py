@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from conf import feature_spec, storage
-from conf.dataset import Dataset, Member, publish_dataset
-from conf.feature_spec import Feature, FeatureSpec
-from conf.lake import Lake
-from conf.manifest import FileEntry, Manifest, replace_manifest
 from conf.types import Config, Scope, Split
-from etl.publish import new_attempt
+from storage import feature_spec, file_io
+from storage.dataset import Dataset, Member, publish_dataset
+from storage.feature_spec import Feature, FeatureSpec
+from storage.manifest import FileEntry, Manifest, replace_manifest
+from storage.paths import Lake
+from storage.publish import new_attempt
 
 SCOPES: tuple[Scope, ...] = ("user", "item", "context")
 
@@ -156,7 +156,7 @@ def publish_all(
     parent_workflow: str | None = None,
 ) -> Dataset:
     """Publishes days of features (split → date → rows), the spec, and the dataset of a run date."""
-    storage.replace_text(lake.feature_spec(spec.workflow_version), feature_spec.dumps(spec))
+    file_io.replace_text(lake.feature_spec(spec.workflow_version), feature_spec.dumps(spec))
     members = {
         split: tuple(publish_day(lake, spec, dt, rows, file_rows) for dt, rows in days.items())
         for split, days in splits.items()

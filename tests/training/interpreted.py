@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.embedding import kernels
+from training import kernels
 
 
 def device_of_kernels(monkeypatch: pytest.MonkeyPatch) -> torch.device:

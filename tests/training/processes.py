@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from jobs.session import read_profile
+from spark.session import read_profile
 from tests.processes import ROOT, environment, kill_tree, wait_for
-from training.plan import TrainPlan
+from training.loop.training_plan import TrainPlan
 
 RANK = "horovod.spark.task.gloo_exec_fn"
 # A checkpoint is complete when its index is there, or its only file.

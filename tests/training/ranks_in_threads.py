@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from training.collectives import Collectives
+from training.distributed.collectives import Collectives
 
 Result = TypeVar("Result")
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from conf.feature_spec import PAD_ID, FeatureSpec
-from conf.lake import Lake
+from metrics import auc
+from storage.feature_spec import PAD_ID, FeatureSpec
+from storage.paths import Lake
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import (
     Rows,
@@ -25,18 +26,17 @@ from tests.training.feature_tables import (
     write_file,
 )
 from tests.training.ranks_in_threads import on_ranks
-from training import loop
-from training.checkpoint import load_model, open_trained, save_trained
-from training.collectives import Collectives, LocalCollectives
-from training.embedding.table import tables_of
-from training.metrics import auc
+from training.checkpoints import load_model, open_trained, save_trained
+from training.data.loader import Loader
+from training.data.sharding import DataFile, plan_shards, shards_of_rank
+from training.distributed.collectives import Collectives, LocalCollectives
+from training.embeddings.table import tables_of
+from training.loop import training_loop
+from training.loop.run import train_in_process
+from training.loop.train_step import Trainer
+from training.loop.training_plan import TrainPlan, make_plan
+from training.loop.warm_start import warm_start
 from training.models import build_model, complete
-from training.plan import TrainPlan, make_plan
-from training.reading.loader import Loader
-from training.reading.sharding import DataFile, plan_shards, shards_of_rank
-from training.run import train_in_process
-from training.trainer import Trainer
-from training.warm_start import warm_start
 
 RUN_DATE = "2026-01-04"
 LISTS = {"max_length": 4, "pooling": "sum"}
@@ -145,11 +145,11 @@ def test_a_resumed_training_ends_in_the_same_weights(
             raise Interrupted
         return original(*arguments)
 
-    original = loop.learning_rate_factor
-    monkeypatch.setattr(loop, "learning_rate_factor", counting)
+    original = training_loop.learning_rate_factor
+    monkeypatch.setattr(training_loop, "learning_rate_factor", counting)
     with pytest.raises(Interrupted):
         train_in_process(plan)
-    monkeypatch.setattr(loop, "learning_rate_factor", original)
+    monkeypatch.setattr(training_loop, "learning_rate_factor", original)
     found = train_in_process(plan)
     assert [each["loss"] for each in found["history"]] == [each["loss"] for each in expected["history"]]
     mine, theirs = (load_model(each.model_path, torch.device("cpu")).model for each in (plan, undisturbed))

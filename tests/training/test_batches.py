@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from conf.types import Reading
 from tests.training.feature_tables import make_spec
-from training.reading import loader as loading
-from training.reading.batch import Batch
-from training.reading.columns import Columns
-from training.reading.loader import Loader
-from training.reading.sharding import DataFile, RowGroup, plan_shards, row_groups, shards_of_rank
+from training.data import loader as loading
+from training.data.batch import Batch
+from training.data.columns import Columns
+from training.data.loader import Loader
+from training.data.sharding import DataFile, RowGroup, plan_shards, row_groups, shards_of_rank
 
 SPEC = make_spec(2, [2**31 - 1, 50], lists=[9])
 _TENSORS = ("dense", "categorical", "labels", "weights")

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from conf.errors import ConfigError
-from conf.lake import Lake
 from conf.types import ModelConfig
+from metrics import auc
+from storage.paths import Lake
 from tests.training.feature_tables import make_config, make_spec, random_rows, segment_rows
-from training.checkpoint import open_trained, save_trained
-from training.collectives import LocalCollectives
-from training.metrics import auc
+from training.checkpoints import open_trained, save_trained
+from training.data.batch import Batch
+from training.distributed.collectives import LocalCollectives
+from training.loop.train_step import Trainer
+from training.loop.warm_start import warm_start
 from training.models import build_model
-from training.reading.batch import Batch
-from training.trainer import Trainer
-from training.warm_start import warm_start
 
 BUCKETS = 50
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from conf.lake import Lake
 from conf.train_types import Elastic
+from storage.paths import Lake
 from tests.processes import wait_until_gone
 from tests.standalone import GPUS, Cluster
 from tests.training.feature_tables import make_config, publish_all, segment_rows
 from tests.training.processes import driving
-from training.plan import TrainPlan, make_plan
-from training.reading.sharding import DataFile
-from training.run import train_in_process
+from training.data.sharding import DataFile
+from training.loop.run import train_in_process
+from training.loop.training_plan import TrainPlan, make_plan
 
 pytestmark = pytest.mark.timeout(1200)
 

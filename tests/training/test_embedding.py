@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.embedding.rows import group, sum_by_sorting
-from training.embedding.table import RowGradient, StackedEmbedding, sum_rows
+from training.embeddings.rows import group, sum_by_sorting
+from training.embeddings.table import RowGradient, StackedEmbedding, sum_rows
 from training.optimizers.row_wise_adagrad import RowWiseAdagrad
 
 

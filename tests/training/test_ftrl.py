@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from training.embedding.table import RowGradient, StackedEmbedding
+from training.embeddings.table import RowGradient, StackedEmbedding
 from training.optimizers.ftrl import FtrlDense, FtrlRows, FtrlSettings
 
 SETTINGS = [

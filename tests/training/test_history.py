@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from conf import storage
 from conf.errors import ConfigError, DataError
-from conf.lake import Lake
-from training import tracking
-from training.history import interventions, standing_as_of
-from training.interventions import Request, pin, release, roll_back
-from training.registry import Decision, barred, champion_as_of, model_path, record_decision
+from storage import file_io
+from storage.paths import Lake
+from training.registry import mlflow_mirror
+from training.registry.champion_history import interventions, standing_as_of
+from training.registry.overrides import Request, pin, release, roll_back
+from training.registry.versions import Decision, barred, champion_as_of, model_path, record_decision
 
 NAME = "m"
 
@@ -21,7 +21,9 @@ NAME = "m"
 def aliases(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """No MLflow: collects the aliases that would be set."""
     found: list[dict[str, str]] = []
-    monkeypatch.setattr(tracking, "set_aliases", lambda lake, name, versions: found.append(dict(versions)))
+    monkeypatch.setattr(
+        mlflow_mirror, "set_aliases", lambda lake, name, versions: found.append(dict(versions))
+    )
     return found
 
 
@@ -41,7 +43,7 @@ def night(day: int) -> str:
 
 
 def trained(lake: Lake, version: str, parent: str | None) -> None:
-    storage.replace_json(
+    file_io.replace_json(
         f"{model_path(lake, NAME, version)}/model.json", {"version": version, "parent": parent}
     )
 

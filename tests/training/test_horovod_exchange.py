@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from metrics import auc
 from tests.training.test_spread_tables import PLACEMENTS, alone, make_batch, train_as_rank
-from training.metrics import auc
 
 ROOT = Path(__file__).parents[2]
 _START_TIMEOUT_S = 600  # four interpreters that import torch, on a machine that may be busy
@@ -20,7 +20,7 @@ def _train(cases: list[tuple[str, str, str]]) -> list[tuple[list[float], list[fl
     """On one rank: losses and held-out probabilities of each (placement, optimiser, architecture)."""
     import horovod.torch as hvd
 
-    from training.worker import HorovodCollectives
+    from training.launch.rank_main import HorovodCollectives
 
     torch.set_num_threads(1)
     hvd.init()

@@ -11,9 +11,9 @@ import torch
 
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_spec
-from training.checkpoint import load_model, save_model
-from training.embedding.int8 import Int8Embedding, quantised, to_int8
-from training.embedding.table import StackedEmbedding, tables_of
+from training.checkpoints import load_model, save_model
+from training.embeddings.int8 import Int8Embedding, quantised, to_int8
+from training.embeddings.table import StackedEmbedding, tables_of
 from training.models import build_model
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from training import interaction
-from training.interaction import PairDots, interact
+from training.models import interaction
+from training.models.interaction import PairDots, interact
 
 CASES = [(5, 4, 3), (1, 2, 8), (3, 1, 4), (0, 3, 2), (67, 26, 16)]
 

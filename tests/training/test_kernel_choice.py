@@ -15,20 +15,20 @@ import torch
 from pydantic import ValidationError
 
 from conf.errors import ConfigError
-from conf.lake import Lake
 from conf.types import Score, Split, Train
-from scoring.contract import ModelRequest
-from scoring.predictor import predictor_of_process
+from scoring.inputs.requests import ModelRequest
+from scoring.model.predictor import predictor_of_process
+from storage.paths import Lake
 from tests.processes import ROOT
 from tests.scoring.world import SPEC, write_model
 from tests.training.feature_tables import Rows, make_config, make_spec, publish_all, random_rows
-from training.embedding import kernels
-from training.embedding.kernels import choice
-from training.embedding.kernels.choice import compiler_problem, use_kernels
-from training.embedding.table import tables_of
-from training.plan import make_plan
-from training.registry import model_version
-from training.run import train_in_process
+from training import kernels
+from training.embeddings.table import tables_of
+from training.kernels import choice
+from training.kernels.choice import compiler_problem, use_kernels
+from training.loop.run import train_in_process
+from training.loop.training_plan import make_plan
+from training.registry.versions import model_version
 
 HELD_OUT: tuple[tuple[Split, int], ...] = (("validation", 3), ("test", 4))
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -39,7 +39,7 @@ import json, subprocess, sys
 from pathlib import Path
 import torch
 from triton.runtime.build import _build
-from training.embedding.kernels.choice import use_kernels
+from training.kernels.choice import use_kernels
 source = Path(sys.argv[1]) / "launcher.c"
 source.write_text("#include <Python.h>\\n#include <stdlib.h>\\nint launch(void) { return 0; }\\n")
 try:

@@ -12,11 +12,11 @@ from torch import Tensor
 from conf.types import ModelConfig, Train
 from tests.training.feature_tables import make_spec, random_rows
 from tests.training.interpreted import device_of_kernels
-from training.collectives import LocalCollectives
-from training.embedding import kernels
+from training import kernels
+from training.data.batch import Batch
+from training.distributed.collectives import LocalCollectives
+from training.loop.train_step import Trainer
 from training.models import build_model
-from training.reading.batch import Batch
-from training.trainer import Trainer
 
 DLRM = {"architecture": "dlrm", "embedding_dim": 4, "bottom_mlp": [6, 4], "top_mlp": [8]}
 DEEPFM = {"architecture": "deepfm", "embedding_dim": 3, "deep": [6], "multi_hot": {"max_length": 3}}

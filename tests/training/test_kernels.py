@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conf.feature_spec import PAD_ID
+from storage.feature_spec import PAD_ID
 from tests.training.interpreted import device_of_kernels
-from training.embedding import kernels
+from training import kernels
 
 ROOT = Path(__file__).parents[2]
 Floats = NDArray[np.float64]
@@ -37,7 +37,7 @@ def test_without_a_gpu_kernels_are_for_the_interpreter_alone(monkeypatch: pytest
 
 
 def test_triton_is_not_imported_before_a_kernel_is_asked_for() -> None:
-    program = "import sys, training.trainer, training.models.dlrm; assert 'triton' not in sys.modules"
+    program = "import sys, training.loop.train_step, training.models.dlrm; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, env=plain_environment())
 
 
@@ -112,7 +112,7 @@ def test_gather(
     mean: bool,
     storage: torch.dtype,
 ) -> None:
-    from training.embedding.kernels.lookup import Features, gather
+    from training.kernels.lookup import Features, gather
 
     ids = ids_of(rows, cardinalities, lengths, seed=1)
     weight = torch.from_numpy(np.random.default_rng(2).normal(size=(sum(cardinalities), dim))).to(storage)
@@ -125,7 +125,7 @@ def test_gather(
 
 def test_gather_gives_the_dtype_of_the_computation(device: torch.device) -> None:
     """To within a spacing: the interpreter cuts what a GPU rounds to the nearest."""
-    from training.embedding.kernels.lookup import Features, gather
+    from training.kernels.lookup import Features, gather
 
     weight = torch.linspace(-3, 3, 40, device=device).view(20, 2)
     features = Features.of(starts_of([20], device), [], True)
@@ -156,7 +156,7 @@ def interacted(vectors: Floats, first: bool) -> Floats:
 def test_interaction_forward_and_backward(
     device: torch.device, rows: int, features: int, dim: int, first: bool
 ) -> None:
-    from training.embedding.kernels.interaction import interact
+    from training.kernels.interaction import interact
 
     rng = np.random.default_rng(3)
     vectors = rng.normal(size=(rows, features + first, dim))
@@ -192,7 +192,7 @@ ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton inte
 
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=ON_A_GPU)])
 def test_interaction_in_16_bits_keeps_sums_in_32(device: torch.device, dtype: torch.dtype) -> None:
-    from training.embedding.kernels.interaction import interact
+    from training.kernels.interaction import interact
 
     vectors = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     found = interact(vectors[:, 0].to(device), vectors[:, 1:].to(device))
@@ -232,7 +232,7 @@ ROWS = {
 def test_update_of_rows(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, rows: list[int], adagrad: bool
 ) -> None:
-    from training.embedding.kernels import row_update
+    from training.kernels import row_update
 
     monkeypatch.setattr(row_update, "_CHUNK", 4)  # so that few lookups cross many borders
     monkeypatch.setattr(row_update, "_PARTS", 2)
@@ -256,7 +256,7 @@ def test_update_of_rows(
 
 def test_update_through_sources_and_weights(device: torch.device) -> None:
     """As lists need it: the gradient of a pooled vector reaches each id of its list, times a number."""
-    from training.embedding.kernels.row_update import update_rows
+    from training.kernels.row_update import update_rows
 
     rng = np.random.default_rng(9)
     weight, gradient = rng.normal(size=(8, 4)), rng.normal(size=(6, 4))
@@ -297,7 +297,7 @@ def test_our_philox_is_the_published_one() -> None:
 def test_16_bit_weights_are_rounded_stochastically(
     device: torch.device, storage: torch.dtype, mantissa: int, lowest: int
 ) -> None:
-    from training.embedding.kernels.row_update import update_rows
+    from training.kernels.row_update import update_rows
 
     seed, step, rate = 2**40 + 7, 11, 1.0
     rng = np.random.default_rng(10)
@@ -317,7 +317,7 @@ def test_16_bit_weights_are_rounded_stochastically(
 
 
 def test_rounding_is_right_on_average_where_the_nearest_number_never_is(device: torch.device) -> None:
-    from training.embedding.kernels.row_update import update_rows
+    from training.kernels.row_update import update_rows
 
     weight = torch.ones(64, 32, dtype=torch.bfloat16, device=device)
     rows = torch.arange(64, device=device)
@@ -327,7 +327,7 @@ def test_rounding_is_right_on_average_where_the_nearest_number_never_is(device: 
 
 
 def test_the_update_is_deterministic(device: torch.device) -> None:
-    from training.embedding.kernels.row_update import update_rows
+    from training.kernels.row_update import update_rows
 
     rng = np.random.default_rng(12)
     rows = torch.from_numpy(rng.integers(0, 3, 80)).to(device)

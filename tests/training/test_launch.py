@@ -20,18 +20,17 @@ import torch
 import yaml
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset
 from conf.errors import ConfigError, InfrastructureError
-from conf.lake import Lake
 from conf.load import load_config
 from conf.train_types import Elastic, Train
+from storage.dataset import read_dataset
+from storage.paths import Lake
 from tests.training.feature_tables import make_config, publish_all, segment_rows
-from training import worker
-from training.description import read_description
 from training.launch import __main__ as alone
-from training.launch import ranks, slots
-from training.outcome import Outcome
-from training.plan import TrainPlan, make_plan
+from training.launch import rank_main, ranks, slots
+from training.launch.outcome import Outcome
+from training.loop.training_plan import TrainPlan, make_plan
+from training.registry.model_json import read_description
 
 RUN_DATE = "2026-01-04"
 MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
@@ -194,20 +193,20 @@ def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each elastic rank is a host of its own to Horovod, so by place on the host all would take the first GPU."""
-    monkeypatch.setattr(worker, "get_available_devices", list)
+    monkeypatch.setattr(rank_main, "get_available_devices", list)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr("training.worker.hvd.local_rank", lambda: 0)
+    monkeypatch.setattr("training.launch.rank_main.hvd.local_rank", lambda: 0)
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     plan = plan_of(config)
     free = replace(plan, train=plan.train.model_copy(update={"device": "auto"}))
     elastic = replace(free, train=free.train.model_copy(update={"elastic": Elastic()}))
-    assert worker._device(free) == torch.device("cuda", 0)
+    assert rank_main._device(free) == torch.device("cuda", 0)
     with pytest.raises(ConfigError, match="Spark gave this rank's task no GPU"):
-        worker._device(elastic)
-    monkeypatch.setattr(worker, "get_available_devices", lambda: ["1"])
+        rank_main._device(elastic)
+    monkeypatch.setattr(rank_main, "get_available_devices", lambda: ["1"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert worker._device(elastic) == torch.device("cuda", 0)
+    assert rank_main._device(elastic) == torch.device("cuda", 0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert chosen == [torch.device("cuda", 0)] * 2
 

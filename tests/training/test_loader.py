@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from conf.errors import DataError
-from conf.feature_spec import FeatureSpec
 from conf.types import MultiHot, Reading
+from storage.feature_spec import FeatureSpec
 from tests.training.feature_tables import Rows, make_spec, random_rows, write_file
-from training.reading.batch import Batch
-from training.reading.columns import Columns
-from training.reading.columns import read_columns as read_group
-from training.reading.loader import Loader
-from training.reading.sharding import DataFile, plan_shards, row_groups, shards_of_rank
+from training.data.batch import Batch
+from training.data.columns import Columns
+from training.data.columns import read_columns as read_group
+from training.data.loader import Loader
+from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 
 SPEC = make_spec(2, [50, 7, 9])
 SIZES = [120, 37, 1, 195, 90]

@@ -13,12 +13,12 @@ from conf.errors import DataError
 from conf.types import MultiHot
 from tests.training.feature_tables import make_spec, random_rows, write_file
 from tests.training.ranks_in_threads import on_ranks
-from training import loss_watch
-from training.collectives import Collectives, LocalCollectives
-from training.loss_watch import LossWatch
-from training.reading.batch import Batch
-from training.reading.loader import Loader
-from training.reading.sharding import DataFile, plan_shards, shards_of_rank
+from training.data.batch import Batch
+from training.data.loader import Loader
+from training.data.sharding import DataFile, plan_shards, shards_of_rank
+from training.distributed.collectives import Collectives, LocalCollectives
+from training.loop import loss_check
+from training.loop.loss_check import LossWatch
 
 SPEC = make_spec(2, [9])
 
@@ -107,7 +107,7 @@ def test_on_a_gpu_a_loss_is_read_later_but_before_a_checkpoint(
 ) -> None:
     """The lag itself, which needs no GPU: what is read when, and that a later batch is not taken for the bad one."""
     watch = make_watch(tmp_path, "c")
-    monkeypatch.setattr(loss_watch, "_lag", lambda loss: 3)
+    monkeypatch.setattr(loss_check, "_lag", lambda loss: 3)
     watch.add(1, torch.tensor(torch.nan), make_batch(16, 0.125))
     watch.add(2, torch.tensor(0.5), make_batch(16))
     watch.add(3, torch.tensor(0.5), make_batch(16))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import DataError
-from training.metrics import auc, log_loss, normalized_entropy, summarize
+from metrics import auc, log_loss, normalized_entropy, summarize
 
 
 def auc_by_pairs(labels: list[int], scores: list[float], weights: list[float]) -> float:

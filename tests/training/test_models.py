@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from conf.errors import ConfigError
-from conf.feature_spec import PAD_ID
 from conf.types import ModelConfig
+from storage.feature_spec import PAD_ID
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_spec, random_rows
 from tests.training.numpy_models import Network
-from training.embedding.table import tables_of
+from training.embeddings.table import tables_of
 from training.models import build_model, complete, known_architectures
 
 SHAPES = [

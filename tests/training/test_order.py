@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.reading.order import BLOCK_ROWS, Order, Run, Stream
-from training.reading.sharding import Piece
+from training.data.row_order import BLOCK_ROWS, Order, Run, Stream
+from training.data.sharding import Piece
 
 PIECE = Piece(0, 7, 7 + 10_000)
 

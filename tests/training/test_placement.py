@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError
 from conf.types import Embeddings
-from training.embedding.placement import Placement
-from training.embedding.planner import TableShape, describe, plan_placement
-from training.embedding.router import Router
+from training.embeddings.placement import Placement
+from training.embeddings.planner import TableShape, describe, plan_placement
+from training.embeddings.router import Router
 
 KINDS = ("auto", "replicated", "table_wise", "row_wise")
 

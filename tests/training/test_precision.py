@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from conf.errors import ConfigError
 from conf.types import ModelConfig, MultiHot, Train
+from metrics import auc
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import Rows, make_spec, random_rows, segment_rows
 from tests.training.ranks_in_threads import on_ranks
-from training.collectives import Collectives, LocalCollectives
-from training.embedding.rows import RowGradient
-from training.forward import DensePart
-from training.gradients import LossScale, clipped
-from training.metrics import auc
+from training.data.batch import Batch
+from training.device.precision import mixed_precision
+from training.distributed.collectives import Collectives, LocalCollectives
+from training.embeddings.rows import RowGradient
+from training.loop.forward import DensePart
+from training.loop.train_step import Trainer
 from training.models import build_model
-from training.precision import mixed_precision
-from training.reading.batch import Batch
-from training.trainer import Trainer
+from training.optimizers.gradients import LossScale, clipped
 
 CPU = torch.device("cpu")
 DLRM = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [16, 8], "top_mlp": [32, 16]}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from training.reading.prefetch import Prefetch
+from training.data.prefetch import Prefetch
 
 
 def test_items_come_in_order() -> None:

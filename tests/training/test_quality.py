@@ -14,16 +14,16 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from conf.feature_spec import NULL_ID, OOV_ID, Feature, FeatureSpec
-from conf.lake import Lake
 from conf.types import Generate
-from etl.synthetic.click import STEPS, auc_of_counts
-from etl.synthetic.columns import FEATURES, MISSING
-from etl.synthetic.impressions import Impressions, draw_impressions
-from etl.synthetic.world import world_of_day
+from etl.synthetic.clicks.click import STEPS, auc_of_counts
+from etl.synthetic.clicks.columns import FEATURES, MISSING
+from etl.synthetic.clicks.impressions import Impressions, draw_impressions
+from etl.synthetic.clicks.world import world_of_day
+from storage.feature_spec import NULL_ID, OOV_ID, Feature, FeatureSpec
+from storage.paths import Lake
 from tests.training.feature_tables import Rows, make_config, publish_all
-from training.plan import make_plan
-from training.run import train_in_process
+from training.loop.run import train_in_process
+from training.loop.training_plan import make_plan
 
 RUN_DATE = "2026-01-05"
 DAYS = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, DataError
-from training.metrics import map_at_k, ndcg_at_k
+from metrics import map_at_k, ndcg_at_k
 
 Row = tuple[int, float, str]
 

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError, InfrastructureError
-from conf.feature_spec import FeatureSpec
-from conf.lake import Lake
+from storage.feature_spec import FeatureSpec
+from storage.paths import Lake
 from tests.training.feature_tables import Rows, make_config, publish_all, segment_rows, wish_rows
+from training.data.sharding import DataFile
 from training.launch import train_on_ranks
-from training.plan import TrainPlan, make_plan
-from training.reading.sharding import DataFile
+from training.loop.training_plan import TrainPlan, make_plan
 
 RUN_DATE = "2026-01-04"
 

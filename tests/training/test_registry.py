@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from conf import storage
 from conf.errors import DataError
-from conf.lake import Lake
-from training import tracking
-from training.registry import (
+from storage import file_io
+from storage.paths import Lake
+from training.registry import mlflow_mirror
+from training.registry.versions import (
     Decision,
     challenger_of,
     champion_as_of,
@@ -28,7 +28,9 @@ from training.registry import (
 def silent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """No MLflow: collects the aliases that would be set."""
     found: list[dict[str, str]] = []
-    monkeypatch.setattr(tracking, "set_aliases", lambda lake, name, versions: found.append(dict(versions)))
+    monkeypatch.setattr(
+        mlflow_mirror, "set_aliases", lambda lake, name, versions: found.append(dict(versions))
+    )
     return found
 
 
@@ -135,7 +137,9 @@ def test_mlflow_holds_the_run_its_history_and_the_aliases(tmp_path: Path) -> Non
 
     lake = Lake(str(tmp_path))
     for version in ("v1", "v1", "v2"):
-        tracking.track_training(lake, description(version), {"train": {"seed": 3}, "model": {"top_mlp": [4]}})
+        mlflow_mirror.track_training(
+            lake, description(version), {"train": {"seed": 3}, "model": {"top_mlp": [4]}}
+        )
     decide(lake, "2026-01-05", "v1")
     client = MlflowClient(lake.mlflow_uri, lake.mlflow_uri)
     champion = client.get_model_version_by_alias("m", "champion")
@@ -161,13 +165,13 @@ def test_a_failing_mlflow_is_a_warning(
     def refuse(lake: Lake) -> None:
         raise ConnectionError("nobody there")
 
-    monkeypatch.setattr(tracking, "_open", refuse)
+    monkeypatch.setattr(mlflow_mirror, "_open", refuse)
     lake = Lake(str(tmp_path))
-    tracking.track_training(lake, description("v1"), {})
+    mlflow_mirror.track_training(lake, description("v1"), {})
     decide(lake, "2026-01-05", "v1")
-    tracking.prepare(lake)
+    mlflow_mirror.prepare(lake)
     deadline = time.monotonic() + 10
     while caplog.text.count("ConnectionError: nobody there") < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert caplog.text.count("ConnectionError: nobody there") == 3
-    assert storage.exists(f"{lake.models('m')}/promotions/dt=2026-01-05.json")
+    assert file_io.exists(f"{lake.models('m')}/promotions/dt=2026-01-05.json")

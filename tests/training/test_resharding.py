@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from conf.lake import Lake
 from conf.train_types import Embeddings
+from storage.paths import Lake
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_training import Interrupted, random_plan
-from training import loop
-from training.checkpoint import load_model
-from training.collectives import Collectives
-from training.plan import TrainPlan
-from training.run import run_plan, train_in_process
+from training.checkpoints import load_model
+from training.distributed.collectives import Collectives
+from training.loop import training_loop
+from training.loop.run import run_plan, train_in_process
+from training.loop.training_plan import TrainPlan
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def run_until(
     plan: TrainPlan, ranks: int, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any] | None:
     """Trains on so many ranks; all of them break off before step `limit + 1`."""
-    original = loop.learning_rate_factor
+    original = training_loop.learning_rate_factor
 
     def limited(step: int, *others: Any) -> float:
         if step == limit:
@@ -42,7 +42,7 @@ def run_until(
             return None
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "learning_rate_factor", limited)
+        patch.setattr(training_loop, "learning_rate_factor", limited)
         return on_ranks(ranks, body)[0]
 
 

@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from conf import storage
-from conf.dataset import Dataset, Member
 from conf.errors import DataError
-from conf.lake import Lake
 from conf.types import Config, Train
+from storage import file_io
+from storage.dataset import Dataset, Member
+from storage.paths import Lake
 from tests.training.feature_tables import make_config
-from training import tracking
-from training.interventions import Request, roll_back
-from training.parent import find_parent, fresh_start
-from training.registry import Decision, model_path, record_decision, record_run
+from training.registry import mlflow_mirror
+from training.registry.overrides import Request, roll_back
+from training.registry.parent import find_parent, fresh_start
+from training.registry.versions import Decision, model_path, record_decision, record_run
 
 MODEL: dict[str, Any] = {"architecture": "logistic_regression"}
 
 
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    monkeypatch.setattr(tracking, "set_aliases", lambda *_: None)
+    monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     return Lake(str(tmp_path))
 
 
@@ -44,7 +44,7 @@ def ran(lake: Lake, config: Config, day: int, parent: str | None, *, promoted: b
         "workflow_version": "w1",
         "trained_days": [f"2026-01-{each:02d}" for each in (day - 3, day - 2)],
     }
-    storage.replace_json(f"{model_path(lake, config.name, version)}/model.json", description)
+    file_io.replace_json(f"{model_path(lake, config.name, version)}/model.json", description)
     record_run(lake, config.name, date, version)
     decision = Decision(version, parent, promoted, version if promoted else parent, "because")
     record_decision(lake, config.name, date, decision)

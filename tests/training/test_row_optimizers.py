@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from conf.types import ModelConfig, Train
 from tests.training.architectures import VARIANTS
 from tests.training.feature_tables import make_spec
-from training.collectives import ALONE
-from training.embedding.table import RowGradient, StackedEmbedding
+from training.distributed.collectives import ALONE
+from training.embeddings.table import RowGradient, StackedEmbedding
+from training.loop.train_step import Trainer
 from training.models import build_model
 from training.optimizers.lazy_adam import LazyAdam
+from training.optimizers.row_optimizers import row_optimizer
 from training.optimizers.row_sgd import RowSgd
-from training.optimizers.rows import row_optimizer
-from training.trainer import Trainer
 
 ROWS, DIM = 12, 3
 RATES = (0.1, 0.05, 0.2, 0.1)

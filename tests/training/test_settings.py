@@ -11,17 +11,17 @@ import yaml
 from torch import nn
 
 from conf.errors import ConfigError
-from conf.feature_spec import Feature, FeatureSpec
-from conf.lake import Lake
 from conf.load import load_config
 from conf.types import ModelConfig
+from storage.feature_spec import Feature, FeatureSpec
+from storage.paths import Lake
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_config, publish_all, random_rows
 from training import models
-from training.checkpoint import load_model
+from training.checkpoints import load_model
+from training.loop.run import train_in_process
+from training.loop.training_plan import make_plan
 from training.models import build_model, complete
-from training.plan import make_plan
-from training.run import train_in_process
 
 PRESETS = Path("conf/models")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError
-from training.reading.sharding import plan_shards, shards_of_rank
+from training.data.sharding import plan_shards, shards_of_rank
 
 file_rows = st.lists(st.integers(1, 60), max_size=12)
 num_shards = st.sampled_from([1, 2, 3, 4, 6, 12, 16])

@@ -27,7 +27,7 @@ from tests.processes import wait_for
 from tests.training.processes import driving
 from tests.training.test_elastic import LOCAL, plan, variant
 from training.launch import ranks
-from training.plan import TrainPlan
+from training.loop.training_plan import TrainPlan
 
 __all__ = ["plan"]  # a fixture
 

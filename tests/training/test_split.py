@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conf.feature_spec import PAD_ID, Feature, FeatureSpec
 from conf.types import ModelConfig, Scope
+from storage.feature_spec import PAD_ID, Feature, FeatureSpec
 from tests.training.architectures import VARIANTS, variant
 from tests.training.numpy_models import Network
-from training.inputs import id_columns
 from training.models import build_model, known_architectures
-from training.split import Sides, Splits, products
+from training.models.factorization import Sides, Splits, products
+from training.models.inputs import id_columns
 
 USERS, ITEMS = 5, 7
 MULTI_HOT = {"pooling": "mean", "max_length": 3}

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from conf.errors import ConfigError
-from conf.feature_spec import FeatureSpec
 from conf.types import Embeddings, ModelConfig, Train
+from metrics import auc
+from storage.feature_spec import FeatureSpec
 from tests.training.architectures import variant
 from tests.training.feature_tables import make_spec
 from tests.training.ranks_in_threads import on_ranks
-from training.collectives import ALONE, Collectives
-from training.embedding.planner import TableShape, plan_placement
-from training.embedding.table import StackedEmbedding, tables_of
-from training.metrics import auc
+from training.data.batch import Batch
+from training.distributed.collectives import ALONE, Collectives
+from training.embeddings.planner import TableShape, plan_placement
+from training.embeddings.table import StackedEmbedding, tables_of
+from training.loop.train_step import Trainer
 from training.models import build_model
-from training.reading.batch import Batch
-from training.trainer import Trainer
 
 ROWS, STEPS, LENGTH = 64, 50, 4
 CARDINALITIES, LISTS = [40, 9, 150], [30, 5]

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from training.reading import compiled, stacking
-from training.reading.compiled import CompiledSource
-from training.reading.order import BLOCK_ROWS
-from training.reading.stacking import NumpySource, source_of
+from training.data import native_library, transpose
+from training.data.native_library import CompiledSource
+from training.data.row_order import BLOCK_ROWS
+from training.data.transpose import NumpySource, source_of
 
 
 @pytest.mark.parametrize("kind", [CompiledSource, NumpySource])
@@ -63,14 +63,14 @@ def test_the_compiled_way_is_taken_where_it_was_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(source_of([np.zeros(3, np.int32)]), CompiledSource)
-    compiled.library.cache_clear()
+    native_library.library.cache_clear()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     try:
-        assert isinstance(stacking.source_of([np.zeros(3, np.int32)]), NumpySource)
+        assert isinstance(transpose.source_of([np.zeros(3, np.int32)]), NumpySource)
         assert "run `make setup`" in caplog.text
     finally:
         monkeypatch.undo()
-        compiled.library.cache_clear()
+        native_library.library.cache_clear()
 
 
 def test_numbers_of_other_sizes_are_refused() -> None:
@@ -78,7 +78,7 @@ def test_numbers_of_other_sizes_are_refused() -> None:
         CompiledSource([np.zeros(3, np.int64)])
 
 
-@pytest.mark.parametrize("of", [compiled.places, stacking.numpy_places])
+@pytest.mark.parametrize("of", [native_library.places, transpose.numpy_places])
 @given(own=st.integers(1, 9), shards=st.integers(1, 4), rows=st.integers(0, 60), ordered=st.booleans())
 @settings(deadline=None)
 def test_a_window_fills_a_shards_places_batch_by_batch(

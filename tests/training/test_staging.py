@@ -16,17 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from conf import storage
 from conf.errors import ConfigError, DataError, InfrastructureError
-from conf.lake import Lake
 from conf.types import Reading
+from storage import file_io
+from storage.paths import Lake
 from tests.etl.lakes import lakes, servers
 from tests.training.feature_tables import make_config, make_spec, publish_all, random_rows, write_file
-from training.plan import make_plan
-from training.reading import staging
-from training.reading.loader import Loader
-from training.reading.sharding import DataFile, plan_shards, row_groups
-from training.reading.staging import own_folder, stage
+from training.data import staging
+from training.data.loader import Loader
+from training.data.sharding import DataFile, plan_shards, row_groups
+from training.data.staging import own_folder, stage
+from training.loop.training_plan import make_plan
 
 SPEC = make_spec(1, [50], lists=[9])
 SIZES = {"part-0.parquet": (3000, 3000, 2000), "part-1.parquet": (150,), "part-2.parquet": (70, 80)}
@@ -136,7 +136,7 @@ def test_an_object_that_is_not_the_manifests_is_named_and_nothing_stays(
     root = f"{store}/{tmp_path.name}"
     lakes.upload(Path(local[0].path).parent, root)
     path = f"{root}/part-1.parquet"
-    files, inner = storage.filesystem(path)
+    files, inner = file_io.filesystem(path)
     if callable(change):
         body = Path(local[1].path).read_bytes()
         with files.open_output_stream(inner) as stream:
@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_is_infrastructure(
 
 _HOLD = """
 import sys, time
-from training.reading.staging import own_folder
+from training.data.staging import own_folder
 with own_folder(sys.argv[1]) as own:
     (own / "data").write_text("x")
     print("holding", flush=True)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from conf.lake import Lake
 from conf.types import StopAt, Train
+from storage.paths import Lake
 from tests.training.feature_tables import make_config, publish_all, segment_rows
-from training.plan import TrainPlan, make_plan
-from training.run import train_in_process
-from training.stopping import stop_reason
+from training.loop.early_stopping import stop_reason
+from training.loop.run import train_in_process
+from training.loop.training_plan import TrainPlan, make_plan
 
 
 def history(*values: float | None, metric: str = "auc") -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from training.embedding import counters
-from training.embedding.storage import round_stochastically
-from training.embedding.table import StackedEmbedding
+from training.embeddings import counter_rng
+from training.embeddings.row_storage import round_stochastically
+from training.embeddings.table import StackedEmbedding
 
 
 def expected_bits(seed: int, rows: NDArray[np.uint64], columns: range) -> NDArray[np.uint32]:
@@ -28,19 +28,19 @@ def expected_bits(seed: int, rows: NDArray[np.uint64], columns: range) -> NDArra
 
 def test_bits_equal_numpy_and_each_row_draws_its_own() -> None:
     rows = torch.tensor([0, 1, 5, 2**40, 123_456_789])
-    found = counters.random_bits(2**61 + 7, rows, range(3, 20))
+    found = counter_rng.random_bits(2**61 + 7, rows, range(3, 20))
     expected = expected_bits(2**61 + 7, rows.numpy().astype(np.uint64), range(3, 20))
     np.testing.assert_array_equal(found.numpy().view(np.uint32), expected)
-    assert torch.equal(counters.random_bits(2**61 + 7, rows[2:3], range(4, 6)), found[2:3, 1:3])
+    assert torch.equal(counter_rng.random_bits(2**61 + 7, rows[2:3], range(4, 6)), found[2:3, 1:3])
 
 
 def test_uniform_and_normal_numbers_are_what_they_are_called() -> None:
     rows = torch.arange(20_000)
-    drawn = counters.uniform(1, rows, range(8)).double().numpy()
+    drawn = counter_rng.uniform(1, rows, range(8)).double().numpy()
     assert 0 <= drawn.min() < drawn.max() < 1
     shares = np.histogram(drawn, 16, (0, 1))[0] / drawn.size
     np.testing.assert_allclose(shares, 1 / 16, atol=0.002)
-    normal = counters.normal(1, rows, 8).double().numpy()
+    normal = counter_rng.normal(1, rows, 8).double().numpy()
     moments = [np.mean(normal**power) for power in (1, 2, 3, 4)]
     np.testing.assert_allclose(moments, [0, 1, 0, 3], atol=0.05)
     for each in (drawn, normal):

@@ -15,12 +15,12 @@ from urllib.request import urlopen
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.lake import Lake
 from local_airflow.home import free_port
+from storage.paths import Lake
 from tests.etl.lakes import servers
 from tests.processes import die_with_parent, kill_tree, wait_for
 from tests.training.test_registry import decide, description
-from training import tracking
+from training.registry import mlflow_mirror
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -97,7 +97,7 @@ def test_a_server_gets_one_run_and_one_version_a_training(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     lake = Lake(str(tmp_path / "lake"))
     for version in ("v1", "v1", "v2", "v1"):
-        tracking.track_training(lake, of("local", version), PARAMS)
+        mlflow_mirror.track_training(lake, of("local", version), PARAMS)
     assert "MLflow was not written" not in caplog.text
     client = MlflowClient(server, server)
     assert sorted(run.data.tags[VERSION] for run in runs(client, "local")) == ["v1", "v2"]
@@ -127,8 +127,8 @@ def test_a_server_gets_the_uri_of_a_lake_on_an_object_store(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     lake = Lake(f"{bucket}/lake")
-    tracking.prepare(lake)
-    tracking.track_training(lake, of("m", "v1"), PARAMS)
+    mlflow_mirror.prepare(lake)
+    mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     decide(lake, "2026-01-05", "v1")
     assert "MLflow was not written" not in caplog.text
     champion = MlflowClient(server, server).get_model_version_by_alias("m", "champion")
@@ -143,8 +143,8 @@ def test_without_a_server_nothing_is_mirrored_of_a_lake_on_an_object_store(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     caplog.set_level(logging.INFO, "nightrank.tracking")
     lake = Lake(f"{bucket}/unmirrored")
-    tracking.prepare(lake)
-    tracking.track_training(lake, of("m", "v1"), PARAMS)
+    mlflow_mirror.prepare(lake)
+    mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     assert caplog.messages == [
         f"MLflow is not written: MLFLOW_TRACKING_URI is not set, and {lake.root} is no local folder for a store"
     ]
@@ -157,7 +157,7 @@ def test_a_lake_of_a_file_uri_has_its_store_in_its_folder(
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     lake = Lake(f"file://{tmp_path}")
-    tracking.track_training(lake, of("m", "v1"), PARAMS)
+    mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     assert (tmp_path / "mlflow.db").is_file()
     found = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_model_version_by_alias("m", "challenger")
     assert found.source == (tmp_path / "models/m/v1").as_uri()
@@ -176,10 +176,10 @@ def test_a_run_that_a_killed_job_began_is_completed(
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "set_terminated", dies)
         with pytest.raises(KeyboardInterrupt):
-            tracking.track_training(lake, of("killed", "v1"), PARAMS)
+            mlflow_mirror.track_training(lake, of("killed", "v1"), PARAMS)
     client = MlflowClient(server, server)
     assert [run.info.status for run in runs(client, "killed")] == ["RUNNING"]
-    tracking.track_training(lake, of("killed", "v1"), PARAMS)
+    mlflow_mirror.track_training(lake, of("killed", "v1"), PARAMS)
     assert "MLflow was not written" not in caplog.text
     (run,) = runs(client, "killed")
     assert run.info.status == "FINISHED"
@@ -199,10 +199,10 @@ def test_two_jobs_that_make_the_run_at_once_agree_on_one(
     def create_beside(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
         with monkeypatch.context() as patch, ThreadPoolExecutor(1) as other:
             patch.setattr(MlflowClient, "create_run", create)
-            run = other.submit(tracking._run_of, client, of("twice", "v1"), "s3://x").result()
+            run = other.submit(mlflow_mirror._run_of, client, of("twice", "v1"), "s3://x").result()
             made.append(run.info.run_id)
         return create(self, *args, **kwargs)
 
     monkeypatch.setattr(MlflowClient, "create_run", create_beside)
-    assert tracking._run_of(client, of("twice", "v1"), "s3://x").info.run_id == made[0]
+    assert mlflow_mirror._run_of(client, of("twice", "v1"), "s3://x").info.run_id == made[0]
     assert [run.info.run_id for run in runs(client, "twice")] == made

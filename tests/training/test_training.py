@@ -10,25 +10,26 @@ from typing import Any
 import pytest
 import torch
 
-from conf import storage
-from conf.dataset import Dataset, split_partitions
 from conf.errors import ConfigError, DataError
-from conf.feature_spec import FeatureSpec
-from conf.lake import Lake
 from conf.types import Config, ModelConfig, Train
+from storage import file_io
+from storage.dataset import Dataset, split_partitions
+from storage.feature_spec import FeatureSpec
+from storage.paths import Lake
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_config, make_spec, publish_all, random_rows, segment_rows
-from training import loop, registry, run
-from training.checkpoint import load_model, open_trained, save_trained
-from training.checkpoint.stored import StoredState
-from training.collectives import LocalCollectives
-from training.description import read_description
+from training.checkpoints import load_model, open_trained, save_trained
+from training.checkpoints.stored import StoredState
+from training.distributed.collectives import LocalCollectives
+from training.loop import run, training_loop
+from training.loop.run import train_in_process
+from training.loop.train_step import Trainer
+from training.loop.training_plan import TrainPlan, make_plan
+from training.loop.warm_start import warm_start
 from training.models import build_model
-from training.parent import find_parent
-from training.plan import TrainPlan, make_plan
-from training.run import train_in_process
-from training.trainer import Trainer
-from training.warm_start import warm_start
+from training.registry import versions
+from training.registry.model_json import read_description
+from training.registry.parent import find_parent
 
 RUN_DATE = "2026-01-04"
 MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
@@ -131,12 +132,12 @@ def test_a_resumed_training_ends_in_the_same_weights(
             raise Interrupted
         return original(*arguments)
 
-    original = loop.learning_rate_factor
-    monkeypatch.setattr(loop, "learning_rate_factor", counting)
+    original = training_loop.learning_rate_factor
+    monkeypatch.setattr(training_loop, "learning_rate_factor", counting)
     with pytest.raises(Interrupted):
         train_in_process(plan)
     assert len(list(Path(plan.checkpoint_path).glob("step-*.json"))) == min(killed_at // 4, 2)
-    monkeypatch.setattr(loop, "learning_rate_factor", original)
+    monkeypatch.setattr(training_loop, "learning_rate_factor", original)
     found = train_in_process(plan)
     mine, theirs = weights_of(plan), weights_of(undisturbed)
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
@@ -203,8 +204,8 @@ def test_warm_start_rejects_what_is_no_extension(tmp_path: Path) -> None:
 
 
 def promote(lake: Lake, run_date: str, version: str) -> None:
-    decision = registry.Decision(version, None, True, version, "first")
-    storage.replace_json(f"{lake.models('tiny')}/promotions/dt={run_date}.json", decision.__dict__)
+    decision = versions.Decision(version, None, True, version, "first")
+    file_io.replace_json(f"{lake.models('tiny')}/promotions/dt={run_date}.json", decision.__dict__)
 
 
 def next_night(dataset: Dataset, lake: Lake) -> Dataset:
@@ -260,20 +261,20 @@ def test_the_version_knows_data_code_parent_and_configuration_but_not_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = segments_config(Lake(str(tmp_path)))
-    version = registry.model_version(config, "data", None)
+    version = versions.model_version(config, "data", None)
     embeddings = {"placement": "row_wise", "rank_max_bytes": 10**9}
     same = segments_config(
         Lake("elsewhere"), num_ranks=4, log_every_steps=7, device="cpu", embeddings=embeddings
     )
-    assert registry.model_version(same, "data", None) == version
+    assert versions.model_version(same, "data", None) == version
     others = [
-        registry.model_version(segments_config(Lake("x"), learning_rate=0.5), "data", None),
-        registry.model_version(segments_config(Lake("x"), embeddings={"optimizer": "sgd"}), "data", None),
-        registry.model_version(config, "other data", None),
-        registry.model_version(config, "data", "parent"),
+        versions.model_version(segments_config(Lake("x"), learning_rate=0.5), "data", None),
+        versions.model_version(segments_config(Lake("x"), embeddings={"optimizer": "sgd"}), "data", None),
+        versions.model_version(config, "other data", None),
+        versions.model_version(config, "data", "parent"),
     ]
-    monkeypatch.setattr(registry, "code_version", lambda: "other code")
-    others.append(registry.model_version(config, "data", None))
+    monkeypatch.setattr(versions, "code_version", lambda: "other code")
+    others.append(versions.model_version(config, "data", None))
     assert len({version, *others}) == 6
 
 

@@ -16,20 +16,20 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from conf.dataset import read_dataset, read_spec
-from conf.lake import Lake, Partition
-from conf.manifest import data_files, read_manifest
 from conf.types import ModelConfig, Train
-from etl.workflow import load_local
-from jobs.watch.run_record import read_records
-from scoring.model_info import read_model_info
-from training.checkpoint.checkpoints import Checkpoints, Position
-from training.collectives import LocalCollectives
-from training.description import read_description
-from training.history import interventions, promotions
+from etl.workflow.fitted_workflow import load_local
+from reporting.monitoring.run_record import read_records
+from scoring.model.model_info import read_model_info
+from storage.dataset import read_dataset, read_spec
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
+from training.checkpoints.checkpoints import Checkpoints, Position
+from training.distributed.collectives import LocalCollectives
+from training.loop.train_step import Trainer
 from training.models import build_model
-from training.registry import challenger_of, model_path
-from training.trainer import Trainer
+from training.registry.champion_history import interventions, promotions
+from training.registry.model_json import read_description
+from training.registry.versions import challenger_of, model_path
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "upgrade.yaml"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf import format_versions
 from conf.errors import DataError
-from conf.lake import Lake
 from conf.load import load_config
-from etl.workflow import load_local
-from jobs.watch.run_record import read_records
+from etl.workflow.fitted_workflow import load_local
+from reporting.monitoring.run_record import read_records
+from storage import format_versions
+from storage.paths import Lake
 from tests.upgrade.old_lake import (
     CHALLENGER,
     CHAMPION,
@@ -27,9 +27,9 @@ from tests.upgrade.old_lake import (
     rows_of,
     unpack,
 )
-from training.checkpoint.model import load_model, open_trained
-from training.history import interventions
-from training.registry import challenger_of, champion_as_of, model_path
+from training.checkpoints.model import load_model, open_trained
+from training.registry.champion_history import interventions
+from training.registry.versions import challenger_of, champion_as_of, model_path
 
 
 @pytest.fixture

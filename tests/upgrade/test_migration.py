@@ -17,10 +17,10 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow.fs import copy_files
 
-from conf import format_versions, storage
-from conf.lake import Lake
-from conf.manifest import Manifest, read_manifest
 from jobs.migrate import main
+from storage import file_io, format_versions
+from storage.manifest import Manifest, read_manifest
+from storage.paths import Lake
 from tests.etl.lakes import servers
 from tests.upgrade.old_lake import (
     CHAMPION_WORKFLOW,
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 # Runs the job and kills itself before, or after, the n-th call of a function that changes the lake.
 KILLED_AT = """
 import os, signal, sys
-import conf.migration, conf.storage
+import storage.migration, storage.file_io
 from jobs.migrate import main
 when, module, name, count, lake = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5]
 module = getattr(conf, module)
@@ -168,12 +168,12 @@ def test_a_lake_on_an_object_store(lake: Lake, tmp_path: Path, capsys: pytest.Ca
     before = manifests(lake)
     with servers.bucket(tmp_path, "lakes"):
         remote = Lake("s3a://lakes/old")
-        files, inner = storage.filesystem(remote.root)
+        files, inner = file_io.filesystem(remote.root)
         copy_files(lake.root, inner, destination_filesystem=files, use_threads=False)
         assert main(["--lake", remote.root, "--apply"]) == 0
         capsys.readouterr()
         for path in ("recommendations/dt=2026-01-04", f"recommendations/dt={SECOND}"):
-            listed = storage.list_files(f"{remote.root}/{path}", recursive=True)
+            listed = file_io.list_files(f"{remote.root}/{path}", recursive=True)
             assert [info.base_name for info in listed if info.is_file] == ["_MANIFEST.json"]
             table, dt = path.split("/dt=")
             partition = Lake(remote.root).recommendations.partition(dt)

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset
-from conf.lake import Lake, Partition
 from conf.load import load_config
-from conf.manifest import data_files, read_manifest
-from jobs.night.plan import Night
-from jobs.runner import Job
+from jobs.chain.steps import Night
+from storage.dataset import read_dataset
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.run_context import RunContext
 from tests.upgrade.old_lake import (
     CHAMPION,
     CHAMPION_WORKFLOW,
@@ -26,8 +26,8 @@ from tests.upgrade.old_lake import (
     SECOND,
     unpack,
 )
-from training.description import read_description
-from training.registry import challenger_of, model_path
+from training.registry.model_json import read_description
+from training.registry.versions import challenger_of, model_path
 
 
 def run_stages(spark: SparkSession, lake: Lake, *, retrain: bool) -> None:
@@ -41,7 +41,7 @@ def run_stages(spark: SparkSession, lake: Lake, *, retrain: bool) -> None:
         for step in steps():
             config = load_config(str(CONFIG), [*overrides, *step.overrides])
             stage = getattr(import_module(f"jobs.{step.job}"), step.job)
-            stage(Job(step.job, config, step.run_date, _spark=spark))
+            stage(RunContext(step.job, config, step.run_date, _spark=spark))
 
 
 def rows(partition: Partition) -> pd.DataFrame:

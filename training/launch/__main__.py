@@ -10,14 +10,14 @@ import logging
 import sys
 from typing import Any
 
-from conf.dataset import read_dataset
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
-from conf.lake import Lake
 from conf.load import load_config, parse_date
 from conf.printable import json_line
-from training.description import is_complete, read_description
-from training.plan import make_plan
-from training.run import train_in_process
+from storage.dataset import read_dataset
+from storage.paths import Lake
+from training.loop.run import train_in_process
+from training.loop.training_plan import make_plan
+from training.registry.model_json import is_complete, read_description
 
 log = logging.getLogger("nightrank.launch")
 

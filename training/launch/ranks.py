@@ -17,11 +17,11 @@ from horovod.runner.util.network import get_local_intfs
 from pyspark.sql import SparkSession
 
 from conf.errors import InfrastructureError
+from training.distributed.progress import Channel, Listener, Report
 from training.launch.horovod_calls import elastic_ranks_run, no_fork, signals_end_ranks
+from training.launch.outcome import Outcome
 from training.launch.slots import is_local, ranks_to_start
-from training.outcome import Outcome
-from training.plan import TrainPlan
-from training.progress import Channel, Listener, Report
+from training.loop.training_plan import TrainPlan
 
 log = logging.getLogger("nightrank.launch")
 
@@ -90,7 +90,7 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
 
 def _rank(plan: TrainPlan, threads: int, channel: Channel | None, quiet: bool) -> Outcome:
     """Runs in the rank's process; Horovod is initialised there and not in the driver."""
-    from training.worker import run_rank
+    from training.launch.rank_main import run_rank
 
     return run_rank(plan, threads, channel, quiet=quiet)
 

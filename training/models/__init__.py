@@ -7,13 +7,13 @@ Such a module offers the model made of its settings (training/settings/<name>.py
 The model takes
 
     dense        (B, D) float32, the spec's dense features in order
-    categorical  (B, W) int32 or int64, ids as training/inputs.py lays them out
+    categorical  (B, W) int32 or int64, ids as training/models/inputs.py lays them out
 
 and returns logits (B,) float32, its last layer computed `in_float32`. Either of D and W may be 0. Embedding tables come from
 `inputs.table`: the loop sends their gradients row by row and everything else as one dense buffer. Each table is called once,
 with `categorical` as it came, which is good for nothing else: the loop may look up first and compile or record what follows.
 
-A model may have a method `split` (training/split.py), which cuts it into what hangs on the user, on the item, and on both: then
+A model may have a method `split` (training/models/factorization.py), which cuts it into what hangs on the user, on the item, and on both: then
 lists are scored with each side computed once (docs/scoring.md). Without it they are scored on joined rows.
 """
 
@@ -26,11 +26,11 @@ import torch
 from torch import nn
 
 from conf.errors import ConfigError
-from conf.feature_spec import FeatureSpec
 from conf.types import Embeddings, ModelConfig
-from training.collectives import ALONE, Collectives
-from training.embedding.keeping import Keeping
-from training.inputs import Inputs
+from storage.feature_spec import FeatureSpec
+from training.distributed.collectives import ALONE, Collectives
+from training.embeddings.table_factory import Keeping
+from training.models.inputs import Inputs
 from training.settings import complete, known_architectures, read_settings
 
 __all__ = ["build_model", "complete", "known_architectures", "read_settings"]

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.inputs import Inputs
-from training.layers import in_float32, linear, mlp
+from training.models.factorization import Part, Sides, SplitMLP
+from training.models.inputs import Inputs
+from training.models.layers import in_float32, linear, mlp
 from training.settings.dcn_v2 import Settings
-from training.split import Part, Sides, SplitMLP
 
 
 class CrossLayer(nn.Module):

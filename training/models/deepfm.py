@@ -18,10 +18,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from training.inputs import Inputs
-from training.layers import LinearPart, in_float32, linear, mlp
+from training.models.factorization import Part, Sides, SplitMLP, products
+from training.models.inputs import Inputs
+from training.models.layers import LinearPart, in_float32, linear, mlp
 from training.settings.deepfm import Settings
-from training.split import Part, Sides, SplitMLP, products
 
 # Standard deviation of the second-order term before training. Tables initialised as DLRM's would start it at several.
 _FIRST_DEVIATION = 0.1

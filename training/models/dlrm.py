@@ -11,12 +11,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from training.embedding import kernels
-from training.inputs import Inputs
-from training.interaction import PairDots, interact
-from training.layers import in_float32, mlp
+from training import kernels
+from training.models.factorization import Part, Sides, SplitMLP, products
+from training.models.inputs import Inputs
+from training.models.interaction import PairDots, interact
+from training.models.layers import in_float32, mlp
 from training.settings.dlrm import Settings, require_bottom
-from training.split import Part, Sides, SplitMLP, products
 
 
 class DLRM(nn.Module):

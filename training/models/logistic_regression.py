@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from training.inputs import Inputs
-from training.layers import LinearPart
+from training.models.inputs import Inputs
+from training.models.layers import LinearPart
 from training.settings.logistic_regression import Settings
 
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from training.inputs import Inputs
-from training.layers import in_float32, linear, mlp
+from training.models.inputs import Inputs
+from training.models.layers import in_float32, linear, mlp
 from training.settings.two_tower import Settings, require_sides
 
 _USER_SIDE = ("user", "context")

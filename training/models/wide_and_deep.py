@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.embedding.counters import scattered
-from training.inputs import Inputs
-from training.layers import LinearPart, LinearSplit, in_float32, linear, mlp
+from training.embeddings.counter_rng import scattered
+from training.models.factorization import Part, Sides, SplitMLP
+from training.models.inputs import Inputs
+from training.models.layers import LinearPart, LinearSplit, in_float32, linear, mlp
 from training.settings.ftrl import FtrlSettings
 from training.settings.wide_and_deep import Crosses, Settings, require_known
-from training.split import Part, Sides, SplitMLP
 
 _ALL = slice(None)
 

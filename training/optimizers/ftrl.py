@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from training.embedding.table import RowGradient, StackedEmbedding
+from training.embeddings.table import RowGradient, StackedEmbedding
 from training.settings.ftrl import FtrlSettings
 
 

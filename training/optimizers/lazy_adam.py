@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.embedding.table import RowGradient, StackedEmbedding
+from training.embeddings.table import RowGradient, StackedEmbedding
 
 
 class LazyAdam:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.embedding.rows import Lookups
-from training.embedding.table import RowGradient, StackedEmbedding
+from training.embeddings.rows import Lookups
+from training.embeddings.table import RowGradient, StackedEmbedding
 
 
 class RowSgd:

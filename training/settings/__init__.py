@@ -22,9 +22,9 @@ from typing import Annotated
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.feature_spec import require_lists
 from conf.load import read_section
 from conf.types import ModelConfig, PositiveInt, Strict
+from storage.feature_spec import require_lists
 
 HiddenWidths = Annotated[list[PositiveInt], Field(min_length=1)]
 DropShare = Annotated[float, Field(ge=0, lt=1)]

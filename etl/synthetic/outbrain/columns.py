@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from etl.synthetic.columns import Column
-from etl.synthetic.layout import Layout
+from etl.synthetic.clicks.columns import Column
+from etl.synthetic.clicks.layout import Layout
 
 LABEL = "clicked"
 # Lists are ids separated by blanks, the most confident first. Times are milliseconds since 1970 UTC.

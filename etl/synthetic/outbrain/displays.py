@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.types import Generate
-from etl.synthetic.draws import normals
+from etl.synthetic.clicks.draws import normals
 from etl.synthetic.outbrain.documents import (
     CATEGORIES,
     COUNTRIES,

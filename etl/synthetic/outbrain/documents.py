@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.types import Generate
-from etl.synthetic.draws import normals, uniforms
-from etl.synthetic.world import window_of_day
+from etl.synthetic.clicks.draws import normals, uniforms
+from etl.synthetic.clicks.world import window_of_day
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

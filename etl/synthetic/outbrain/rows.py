@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from conf.types import Generate
-from etl.synthetic.blocks import generators, midnight, part_of_file
-from etl.synthetic.damage import draw_damage, lines
-from etl.synthetic.impressions import seconds_of_day
-from etl.synthetic.layout import number_texts
+from etl.synthetic.clicks.blocks import generators, midnight, part_of_file
+from etl.synthetic.clicks.damage import draw_damage, lines
+from etl.synthetic.clicks.impressions import seconds_of_day
+from etl.synthetic.clicks.layout import number_texts
 from etl.synthetic.outbrain.columns import COLUMNS, LABEL, OUTBRAIN
 from etl.synthetic.outbrain.displays import MEAN_ADS, Displays, World, draw_displays, draw_world
 from etl.synthetic.outbrain.documents import COUNTRIES, FIRST_DAY, NONE, Documents

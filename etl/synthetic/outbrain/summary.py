@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from conf.types import Generate
-from etl.synthetic.click import auc_of_counts
-from etl.synthetic.damage import WHOLE, reasons_of
+from etl.synthetic.clicks.click import auc_of_counts
+from etl.synthetic.clicks.damage import WHOLE, reasons_of
 from etl.synthetic.outbrain.columns import OUTBRAIN
 from etl.synthetic.outbrain.displays import MOST_ADS, Displays
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from conf import storage
-from etl import hadoop_files
 from setup import jars
+from spark import hadoop_files
+from storage import file_io
 from tests.etl.lakes import servers
 
 BUCKET = "nights"
@@ -60,9 +60,9 @@ def hdfs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     found = servers.jar_paths(jars.hdfs_server())
     try:
         with servers.hdfs(tmp_path_factory.mktemp("hdfs"), found) as root:
-            storage.read_hdfs_through(lambda: hadoop_files.hdfs(spark))
+            file_io.read_hdfs_through(lambda: hadoop_files.hdfs(spark))
             yield root
-            storage.read_hdfs_through(None)
+            file_io.read_hdfs_through(None)
     except servers.Unavailable as error:
         servers.missing(str(error))
 

@@ -14,13 +14,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf import storage
 from conf.errors import raised_in
-from conf.lake import Lake, Partition
-from conf.manifest import MANIFEST_NAME, data_files, read_manifest
+from conf.names import scheme_of
 from conf.types import Config
-from etl.publish import new_attempt, publish_files
-from etl.raw_files import find_raw
+from etl.raw.files import find_raw
+from storage import file_io
+from storage.manifest import MANIFEST_NAME, data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.publish import new_attempt, publish_files
 from tests.etl import cases
 
 # Changes to the configuration of cases: a few features of each kind, since what is tried is where files lie and when they
@@ -44,14 +45,14 @@ FILES, ROWS_A_FILE = 2, 10
 
 def upload(folder: Path, to: str) -> None:
     """One file after the other: pyarrow's copy_files waits for itself where there are few threads."""
-    target, inner = storage.filesystem(to)
+    target, inner = file_io.filesystem(to)
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         with target.open_output_stream(f"{inner}/{path.relative_to(folder)}", compression=None) as stream:
             stream.write(path.read_bytes())
 
 
 def _read(path: str) -> pa.Table:
-    files, inner = storage.filesystem(path)
+    files, inner = file_io.filesystem(path)
     return pq.read_table(inner, filesystem=files, partitioning=None)
 
 
@@ -65,18 +66,18 @@ def objects(root: str) -> dict[str, tuple[int, int]]:
     """Path of every file below → size and time of its last change."""
     return {
         info.path: (info.size, info.mtime_ns)
-        for info in storage.list_files(root, recursive=True)
+        for info in file_io.list_files(root, recursive=True)
         if info.is_file
     }
 
 
 def manifests(root: str) -> dict[str, str]:
     """Partition (path below the lake) → its manifest, as it is written."""
-    inner = storage.filesystem(root)[1]
-    remote = "" if storage.is_local(root) else f"{storage.scheme_of(root)}://"
+    inner = file_io.filesystem(root)[1]
+    remote = "" if file_io.is_local(root) else f"{scheme_of(root)}://"
     names = [path for path in objects(root) if path.endswith(f"/{MANIFEST_NAME}")]
     return {
-        path.removeprefix(f"{inner}/").rsplit("/", 1)[0]: storage.read_text(remote + path) for path in names
+        path.removeprefix(f"{inner}/").rsplit("/", 1)[0]: file_io.read_text(remote + path) for path in names
     }
 
 
@@ -108,15 +109,15 @@ def _publish(root: str, generation: int, dies: str | None) -> None:
     attempt = new_attempt(partition)
     names = [f"{attempt}/part-{place}.parquet" for place in range(FILES)]
     for name in names:
-        files, inner = storage.filesystem(partition.file(name))
+        files, inner = file_io.filesystem(partition.file(name))
         pq.write_table(pa.table({"generation": [generation] * ROWS_A_FILE}), inner, filesystem=files)
-    replace = storage.replace_text
+    replace = file_io.replace_text
 
     def replace_and_die(path: str, text: str) -> None:
         if dies == "before the manifest":
             os.kill(os.getpid(), signal.SIGKILL)
         if dies == "within its upload":
-            files, inner = storage.filesystem(path)
+            files, inner = file_io.filesystem(path)
             stream = files.open_output_stream(inner)
             stream.write(text[: len(text) // 2].encode())
             stream.flush()
@@ -125,7 +126,7 @@ def _publish(root: str, generation: int, dies: str | None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if dies is not None:
-        setattr(storage, "replace_text", replace_and_die)  # noqa: B010  mypy refuses the plain assignment
+        setattr(file_io, "replace_text", replace_and_die)  # noqa: B010  mypy refuses the plain assignment
     publish_files(partition, dict.fromkeys(names), inputs={"generation": str(generation)})
 
 
@@ -136,7 +137,7 @@ def publish_day(root: str, day: str, generation: int, more: object = None) -> No
     names = [f"{attempt}/part-{place}.parquet" for place in range(FILES)]
     columns = {"generation": generation, **({} if more is None else {"more": more})}
     for name in names:
-        files, inner = storage.filesystem(partition.file(name))
+        files, inner = file_io.filesystem(partition.file(name))
         table = pa.table({column: [value] * ROWS_A_FILE for column, value in columns.items()})
         pq.write_table(table, inner, filesystem=files)
     publish_files(partition, dict.fromkeys(names), inputs={"generation": str(generation)})
@@ -188,7 +189,7 @@ def check_wildcards(folder: Path, root: str, bring: Callable[[], Any]) -> None:
     def found(pattern: str) -> list[str]:
         log = config.log.model_copy(update={"path": f"{root}/{pattern}"})
         raw = find_raw(_with_log(config, log), log, "2026-01-01")
-        base = storage.filesystem(root)[1] if storage.is_local(root) else root  # local paths have no scheme
+        base = file_io.filesystem(root)[1] if file_io.is_local(root) else root  # local paths have no scheme
         return [] if raw is None else [path.removeprefix(f"{base}/") for path in raw.paths]
 
     hours = [f"2026-01-01/hour={name}" for name in ("00/part-0.tsv", "00/part-1.tsv", "01/part-0.tsv")]

@@ -14,15 +14,15 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from conf import storage
-from conf.dataset import read_spec
 from conf.errors import ConfigError
-from conf.lake import Lake
 from conf.load import load_config
-from etl.compressed import first_bytes
-from etl.raw_files import find_raw, require_raw
-from etl.read import read_log
+from etl.raw.compressed import first_bytes
+from etl.raw.files import find_raw, require_raw
+from etl.spark.read_log import read_log
 from setup import jars
+from storage import file_io
+from storage.dataset import read_spec
+from storage.paths import Lake
 from tests.etl import cases, oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
@@ -132,6 +132,6 @@ def test_a_lake_on_hdfs_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_session_hdfs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_hdfs", None)
+    monkeypatch.setattr(file_io, "_hdfs", None)
     with pytest.raises(ConfigError, match="hdfs://nodes/raw cannot be opened here"):
-        storage.exists("hdfs://nodes/raw")
+        file_io.exists("hdfs://nodes/raw")

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.dataset import read_dataset
-from conf.lake import Lake
 from conf.types import Config
 from etl.build import Built
-from etl.tables import VOCABULARY, workflow_table
+from etl.ops.tables import VOCABULARY, workflow_table
+from storage.dataset import read_dataset
+from storage.paths import Lake
 from tests.etl import cases, oracle
 from tests.etl.lakes import lakes
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from conf import storage
-from conf.lake import Partition
-from conf.manifest import FileEntry, Manifest, data_files, read_manifest
 from conf.types import JsonLinesSink
-from jobs.sinks import json_lines
-from jobs.sinks.lists import PublishedLists
+from scoring.delivery import json_lines
+from scoring.delivery.published_lists import PublishedLists
+from storage import file_io
+from storage.manifest import FileEntry, Manifest, data_files, read_manifest
+from storage.paths import Partition
 from tests.etl.lakes.conftest import ObjectStore
 
 RUN_DATE = "2026-01-03"
@@ -59,7 +59,7 @@ def test_lines_on_an_object_store_equal_the_lists(
     assert len(published.files) > 1
     found = []
     for path in data_files(partition, published):
-        source, inner = storage.filesystem(path)
+        source, inner = file_io.filesystem(path)
         with source.open_input_file(inner) as file:
             found += [json.loads(line) for line in gzip.decompress(file.read()).decode().splitlines()]
     assert [line["user_id"] for line in found] == sorted(users)

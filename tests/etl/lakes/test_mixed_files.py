@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
-from conf.lake import Lake
 from conf.types import Config
-from etl.parse import common_header
-from etl.positions import number_lines
-from etl.raw_files import find_raw
+from etl.raw.files import find_raw
+from etl.raw.parse import common_header
+from etl.raw.positions import number_lines
+from storage.paths import Lake
 from tests.etl import cases, oracle
 from tests.etl.lakes import lakes
 

@@ -12,12 +12,12 @@ import pytest
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
-from conf import storage
-from conf.dataset import read_dataset
-from conf.lake import Lake
-from conf.manifest import read_manifest
 from conf.types import Config
 from etl.build import Built
+from storage import file_io
+from storage.dataset import read_dataset
+from storage.manifest import read_manifest
+from storage.paths import Lake
 from tests.etl import cases, oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
@@ -84,9 +84,9 @@ def test_an_object_that_is_replaced_is_read_again(spark: SparkSession, night: Ni
     lines = cases.make_lines(day, 40, 99)
     name = f"{night.config.data}/dt={day}/a.tsv"
     before = lakes.manifests(night.config.lake)
-    size = storage.filesystem(name)[0].get_file_info(storage.filesystem(name)[1]).size
-    storage.replace_text(name, "\n".join(line for line in lines if line) + "\n")
-    assert storage.filesystem(name)[0].get_file_info(storage.filesystem(name)[1]).size != size
+    size = file_io.filesystem(name)[0].get_file_info(file_io.filesystem(name)[1]).size
+    file_io.replace_text(name, "\n".join(line for line in lines if line) + "\n")
+    assert file_io.filesystem(name)[0].get_file_info(file_io.filesystem(name)[1]).size != size
     cases.run_build(spark, night.config, RUN_DATE)
     changed = lakes.changed(before, lakes.manifests(night.config.lake))
     assert {each.rsplit("/dt=", 1)[1] for each in changed} == {day, RUN_DATE}
@@ -113,7 +113,7 @@ def test_a_lost_data_file_is_noticed(object_store: ObjectStore) -> None:
     root = f"{object_store.root}/lost"
     assert lakes.publish_in_a_process(root, 1, None) == 0
     partition = lakes.partition_of(root)
-    storage.delete_file(partition.file(read_manifest(partition).files[0].path))
+    file_io.delete_file(partition.file(read_manifest(partition).files[0].path))
     with pytest.raises(FileNotFoundError):
         lakes.read_generation(root)
 
@@ -121,4 +121,4 @@ def test_a_lost_data_file_is_noticed(object_store: ObjectStore) -> None:
 def test_wildcards_match_as_they_do_on_a_disk(object_store: ObjectStore, tmp_path: Path) -> None:
     root = f"{object_store.root}/wild"
     lakes.check_wildcards(tmp_path, root, lambda: lakes.upload(tmp_path, root))
-    assert isinstance(storage.filesystem(root)[0], fs.S3FileSystem)
+    assert isinstance(file_io.filesystem(root)[0], fs.S3FileSystem)

@@ -19,11 +19,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from conf import delta_log, links, storage
 from conf.errors import DataError
-from conf.lake import Lake, Partition
-from conf.manifest import FileEntry, Manifest, current_manifest, read_manifest, replace_manifest
-from tests.etl.dying_publisher import Death, partition_of, publish_generation
+from storage import delta_log, file_io, hard_links
+from storage.manifest import FileEntry, Manifest, current_manifest, read_manifest, replace_manifest
+from storage.paths import Lake, Partition
+from tests.storage.dying_publisher import Death, partition_of, publish_generation
 from tests.etl.lakes import lakes, servers
 from tests.etl.lakes.conftest import ObjectStore
 
@@ -110,18 +110,18 @@ def test_helpers_notice_wrong_rows(readers: Readers, tmp_path: Path) -> None:
 # Where SIGKILL arrives behind the replacement of the manifest, in the order of the steps.
 DEATHS = [
     Death("os", "replace", True),
-    Death("conf.links", "_exchange", False),
-    Death("conf.links", "_remove", False),
-    Death("conf.links", "_remove", True, 2),
-    Death("conf.links", "_link", False),
+    Death("storage.hard_links", "_exchange", False),
+    Death("storage.hard_links", "_remove", False),
+    Death("storage.hard_links", "_remove", True, 2),
+    Death("storage.hard_links", "_link", False),
     Death("os", "link", True),
-    Death("conf.links", "_link", True),
+    Death("storage.hard_links", "_link", True),
 ]
 
 
 def test_who_lists_a_local_folder_sees_the_published_files_or_fails(readers: Readers, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.etl.dying_publisher"])
+    context.set_forkserver_preload(["tests.storage.dying_publisher"])
     root, table = str(tmp_path), str(Path(partition_of(str(tmp_path)).path).parent)
 
     def run(generation: int, death: Death | None) -> int | None:
@@ -180,7 +180,7 @@ def test_lists_as_json_lines_show_the_same(
         publish(generation)
         assert readers.see(asked) == [{str(generation): ROWS}] * len(asked)
     with monkeypatch.context() as patch:
-        patch.setattr(links, "_link", _interrupted)
+        patch.setattr(hard_links, "_link", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             publish(2)
     assert all(isinstance(seen, str) for seen in readers.see(asked))
@@ -309,4 +309,4 @@ def test_columns_may_be_added_and_not_change_their_type(object_store: ObjectStor
     assert readers.see([("deltalake", log)]) == [{"1": rows}]
     with pytest.raises(DataError, match="more is"):
         lakes.publish_day(root, "2026-01-03", 3, more="a text")
-    assert storage.exists(table.partition("2026-01-03").file("_MANIFEST.json"))
+    assert file_io.exists(table.partition("2026-01-03").file("_MANIFEST.json"))

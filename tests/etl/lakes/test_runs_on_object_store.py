@@ -6,11 +6,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from conf.lake import Lake
-from jobs.watch.event_logs import event_log_settings
-from jobs.watch.run_record import read_records, write_record
+from reporting.monitoring.run_record import read_records, write_record
+from spark.event_logs import event_log_settings
+from storage.paths import Lake
 from tests.etl.lakes.conftest import ObjectStore
-from tests.jobs.watch.test_run_record import RUN_DATE, record
+from tests.reporting.monitoring.test_run_record import RUN_DATE, record
 
 
 def test_rows_come_back_from_an_object_store(spark: SparkSession, object_store: ObjectStore) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.lake import Lake
 from conf.types import Config
-from etl.fit import fit_workflow
+from etl.fit.fit_workflow import fit_workflow
 from etl.ops.base import Type
-from etl.raw_files import RawFiles
-from etl.split import DAY
-from etl.workflow import FittedWorkflow
+from etl.raw.files import RawFiles
+from etl.split.time_split import DAY
+from etl.workflow.fitted_workflow import FittedWorkflow
+from storage.paths import Lake
 from tests.etl.ops.examples import COLUMNS, EXTERNAL, EXTERNAL_COLUMNS
 
 Row = dict[str, Any]
@@ -103,7 +103,7 @@ def fit_rows(
     frames: Mapping[str, DataFrame],
     parent: FittedWorkflow | None = None,
 ) -> FittedWorkflow:
-    """The workflow fitted on frames by day, through the public door of etl.fit."""
+    """The workflow fitted on frames by day, through the public door of etl.fit.fit_workflow."""
     raw = [RawFiles(day, (), 1, f"digest of {day}") for day in frames]
     return fit_workflow(spark, config, Lake(config.lake), raw, lambda each: frames[each.dt], parent)
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.feature_spec import FLOAT32_MAX
-from etl.chains import FittedChain, one_row
 from etl.ops import Moments, Statistics, operator_from_config
 from etl.ops.base import Type
-from etl.tables import VOCABULARY, LocalTables
+from etl.ops.tables import VOCABULARY, LocalTables
+from etl.workflow.chains import FittedChain, one_row
+from storage.feature_spec import FLOAT32_MAX
 from tests.etl.ops import hashing, oracle
 from tests.etl.ops.learned import Table
 

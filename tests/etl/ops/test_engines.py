@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.lake import Lake
-from etl.chains import FittedChain
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from etl.split import DAY
-from etl.workflow import load_local
+from etl.split.time_split import DAY
+from etl.workflow.chains import FittedChain
+from etl.workflow.fitted_workflow import load_local
+from storage.paths import Lake
 from tests.etl.ops import oracle
 from tests.etl.ops.case import Case, assert_same
 from tests.etl.ops.examples import EXAMPLES, FRAME_EXAMPLES

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from etl.ops import Statistics, operator_from_config
-from etl.plan import plan
+from etl.workflow.feature_plan import plan
 from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
 
 NAN, INF = float("nan"), float("inf")

@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import ConfigError
-from conf.lake import Lake
-from etl.engine import Engine
-from etl.publish import read_published
-from etl.tables import RARE, VOCABULARY, workflow_table
-from etl.workflow import FittedWorkflow, load_local
+from etl.ops.engine import Engine
+from etl.ops.tables import RARE, VOCABULARY, workflow_table
+from etl.workflow.fitted_workflow import FittedWorkflow, load_local
+from storage.paths import Lake
+from storage.publish import read_published
 from tests.etl.ops.case import assert_same
 from tests.etl.ops.rows import (
     DAYS,

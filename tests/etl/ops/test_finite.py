@@ -14,16 +14,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
-from conf.feature_spec import FLOAT32_MAX
-from conf.lake import Partition
-from conf.manifest import FileEntry
-from etl.chains import FittedChain
 from etl.ops import frame_operator_from_config, operator_from_config
 from etl.ops.base import Fitted, Moments, Statistics
 from etl.ops.normalize import FittedNormalize
 from etl.ops.normalize_min_max import FittedNormalizeMinMax
-from etl.tables import LocalTables, Tables
-from etl.verify import FINITE, Rules, WrittenFile, verify
+from etl.ops.tables import LocalTables, Tables
+from etl.workflow.chains import FittedChain
+from storage.feature_spec import FLOAT32_MAX
+from storage.manifest import FileEntry
+from storage.paths import Partition
+from storage.verify import FINITE, Rules, WrittenFile, verify
 
 EXTREME = [0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324, 1e-38, 1e18, -1e18, FLOAT32_MAX, -FLOAT32_MAX, 3e38, -3e38]
 NUMBER = st.none() | st.sampled_from(EXTREME) | st.floats(-FLOAT32_MAX, FLOAT32_MAX)

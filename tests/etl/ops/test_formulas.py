@@ -16,7 +16,7 @@ from conf.errors import ConfigError
 from etl.ops import Expression, Statistics
 from etl.ops.expression import kinds_of
 from etl.ops.formula import FUNCTIONS, parse
-from etl.tables import LocalTables, Tables
+from etl.ops.tables import LocalTables, Tables
 from tests.etl.ops import formulas
 
 TYPES: dict[str, Any] = {"a": "int", "b": "float", "s": "string", "t": "string"}

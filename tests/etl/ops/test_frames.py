@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.feature_spec import FLOAT32_MAX
 from conf.types import Config
 from etl.ops import RowChanger, RowFilter, frame_operator_from_config
-from etl.plan import plan
-from etl.raw_files import require_raw
-from etl.read import read_log
-from etl.rows import prepared_rows
-from etl.split import DAY, SPLIT
+from etl.raw.files import require_raw
+from etl.spark.read_log import read_log
+from etl.spark.split_rows import prepared_rows
+from etl.split.time_split import DAY, SPLIT
+from etl.workflow.feature_plan import plan
+from storage.feature_spec import FLOAT32_MAX
 from tests.etl.ops import formulas
 from tests.etl.ops.examples import COLUMNS, FRAME_EXAMPLES
 from tests.etl.ops.rows import DAYS, Row, make_config, make_rows, to_spark

@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from conf.lake import Lake
-from etl.chains import FittedChain
 from etl.ops import OPERATORS, Fitted
-from etl.split import DAY
-from etl.workflow import load_workflow
+from etl.split.time_split import DAY
+from etl.workflow.chains import FittedChain
+from etl.workflow.fitted_workflow import load_workflow
+from storage.paths import Lake
 from tests.etl.ops.case import Case
 from tests.etl.ops.rows import DAYS
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.quality.bins import bin_bounds, bin_keys
-from etl.quality.drift import NULL, OTHER, Binned, bin_names, bin_numbers, drift_of, psi_noise, psi_terms
+from metrics.histogram import bin_bounds, bin_keys
+from metrics.psi import NULL, OTHER, Binned, bin_names, bin_numbers, drift_of, psi_noise, psi_terms
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

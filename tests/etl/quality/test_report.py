@@ -20,20 +20,20 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from conf.errors import DataError
-from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import data_files, read_manifest
 from conf.types import SPLITS, Config
 from etl.build import window
-from etl.files.flow import FileFlow
-from etl.plan import plan
+from etl.quality.column_summary import TOP, summarise_counts
 from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
-from etl.quality.facts import ColumnReport, Comparison
 from etl.quality.report import DataReport, report_quality
-from etl.quality.summary import TOP, summarise_counts
-from etl.raw_files import RawFiles
-from etl.rows import prepared_rows
+from etl.quality.report_types import ColumnReport, Comparison
+from etl.raw.files import RawFiles
+from etl.spark.split_rows import prepared_rows
 from etl.synthetic.generate import generate_days, generate_settings
+from etl.text.two_passes import FileFlow
+from etl.workflow.feature_plan import plan
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake
 from tests.etl import cases, oracle
 
 ROOT = Path(__file__).parents[3]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.quality.bins import bin_bounds
-from etl.quality.compare import Values, values_of
+from etl.quality.column_summary import TOP, Summary, summarise
 from etl.quality.counts import Kind
-from etl.quality.summary import TOP, Summary, summarise
+from etl.quality.day_values import Values, values_of
+from metrics.histogram import bin_bounds
 
 CELLS: dict[Kind, Any] = {
     "int": st.one_of(st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1)),

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from etl.synthetic.columns import FEATURES, KEYS, MISSING, Column
-from etl.synthetic.layout import hex_multiplier
+from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING, Column
+from etl.synthetic.clicks.layout import hex_multiplier
 
 TIME, LABEL = "event_time", "clicked"
 _IDS = 2**32

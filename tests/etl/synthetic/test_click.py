@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etl.synthetic.click import (
+from etl.synthetic.clicks.click import (
     INTERACTIONS,
     LEVEL_SLOPES,
     LOG_SLOPES,
@@ -16,8 +16,8 @@ from etl.synthetic.click import (
     probability_of,
     tastes_of_day,
 )
-from etl.synthetic.columns import BY_NAME, FEATURES, MISSING, Column
-from etl.synthetic.draws import drifting_normals, normals, uniforms
+from etl.synthetic.clicks.columns import BY_NAME, FEATURES, MISSING, Column
+from etl.synthetic.clicks.draws import drifting_normals, normals, uniforms
 from tests.etl.synthetic.decoded import average_rank_auc
 
 DAY = 739_000

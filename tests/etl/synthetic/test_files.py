@@ -13,13 +13,13 @@ import pytest
 
 import etl.synthetic
 from conf.errors import InfrastructureError
-from conf.lake import Lake
 from conf.types import Generate
-from etl.synthetic.columns import FEATURES
-from etl.synthetic.damage import WHOLE, draw_damage, lines, reasons_of
+from etl.synthetic.clicks.columns import FEATURES
+from etl.synthetic.clicks.damage import WHOLE, draw_damage, lines, reasons_of
+from etl.synthetic.clicks.layout import CRITEO, NAMED, Layout, hex_tokens
 from etl.synthetic.files import WrittenFile, write_file
 from etl.synthetic.kinds import kind_of
-from etl.synthetic.layout import CRITEO, NAMED, Layout, hex_tokens
+from storage.paths import Lake
 from tests.etl.synthetic import decoded
 
 DAY = "2026-01-08"
@@ -61,7 +61,7 @@ def test_gzip_holds_the_same_lines_and_is_reproducible(tmp_path: Path) -> None:
 def test_a_file_of_several_blocks_has_one_header_and_every_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etl.synthetic.blocks._BLOCK_ROWS", 400)
+    monkeypatch.setattr("etl.synthetic.clicks.blocks._BLOCK_ROWS", 400)
     paths, written = _write(tmp_path, layout="named", compression="gzip", malformed_share=0.0)
     rows = decoded.split_lines(paths, ",", header=True)
     assert len(rows) == 3000

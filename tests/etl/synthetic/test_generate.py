@@ -12,19 +12,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError
-from conf.lake import Lake
 from conf.load import load_config
-from conf.manifest import data_files, read_manifest
 from conf.types import Config
-from etl.raw_files import require_raw
-from etl.read import read_log
-from etl.synthetic.click import click_steps, tastes_of_day
-from etl.synthetic.columns import FEATURES, KEYS, MISSING
+from etl.raw.files import require_raw
+from etl.spark.read_log import read_log
+from etl.synthetic.clicks.click import click_steps, tastes_of_day
+from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING
+from etl.synthetic.clicks.layout import hex_tokens, value_name
 from etl.synthetic.files import write_file
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
-from etl.synthetic.layout import hex_tokens, value_name
 from jobs.generate_clicks import generate_clicks
-from jobs.runner import Job
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake
+from storage.run_context import RunContext
 from tests.etl.synthetic import decoded
 
 ROOT = Path(__file__).parents[3]
@@ -151,7 +151,7 @@ def test_the_job_publishes_its_days_and_reports_them(
 ) -> None:
     config = _config(tmp_path, *SMALL, "generate.days=2")
     with caplog.at_level(logging.INFO):
-        result = generate_clicks(Job("generate_clicks", config, "2026-01-31", _spark=spark))
+        result = generate_clicks(RunContext("generate_clicks", config, "2026-01-31", _spark=spark))
     assert "6 of 6 files" in caplog.messages
     assert result.rows_out == 8000
     assert result.output == Lake(config.lake).raw.path

@@ -12,13 +12,13 @@ import pytest
 from pydantic import ValidationError
 
 from conf.types import Generate
-from etl.synthetic.damage import WHOLE
+from etl.synthetic.clicks.damage import WHOLE
+from etl.synthetic.clicks.summary import total
 from etl.synthetic.kinds import kind_of
 from etl.synthetic.outbrain.columns import OUTBRAIN
 from etl.synthetic.outbrain.displays import Displays, World, draw_displays, draw_world, likeness
 from etl.synthetic.outbrain.rows import written
 from etl.synthetic.outbrain.summary import summarise
-from etl.synthetic.summary import total
 
 DAY = date(2026, 1, 8)
 SMALL = {"layout": "outbrain", "rows_per_day": 6000, "users": 300, "items": 150, "files_per_day": 2}

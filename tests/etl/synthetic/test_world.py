@@ -7,10 +7,10 @@ from datetime import date, timedelta
 import numpy as np
 
 from conf.types import Generate
-from etl.synthetic.click import click_steps, probability_of
-from etl.synthetic.columns import BY_NAME, FEATURES
-from etl.synthetic.impressions import Impressions, draw_impressions
-from etl.synthetic.world import World, world_of_day
+from etl.synthetic.clicks.click import click_steps, probability_of
+from etl.synthetic.clicks.columns import BY_NAME, FEATURES
+from etl.synthetic.clicks.impressions import Impressions, draw_impressions
+from etl.synthetic.clicks.world import World, world_of_day
 
 DAY = date(2026, 1, 8)
 DEFAULTS = Generate()

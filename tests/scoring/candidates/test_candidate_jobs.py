@@ -14,15 +14,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
-from conf.lake import Lake, Partition
-from conf.manifest import data_files, read_manifest
 from conf.types import Config, Label, Negatives
 from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
 from jobs.measure_recommendations import measure_recommendations
-from jobs.runner import Job
 from jobs.score_daily import score_daily
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.run_context import RunContext
 from tests.scoring.lake import (
     DAYS,
     RUN_DATE,
@@ -34,8 +34,8 @@ from tests.scoring.lake import (
     next_day,
 )
 from tests.scoring.world import World, write_model
-from training import tracking
-from training.registry import record_run
+from training.registry import mlflow_mirror
+from training.registry.versions import record_run
 
 SOURCES = [
     {"source": "covisitation", "n": 4, "window_days": 3},
@@ -122,8 +122,8 @@ def read_rows(partition: Partition) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracking, "prepare", lambda *_: None)
-        patch.setattr(tracking, "set_aliases", lambda *_: None)
+        patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
+        patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
         yield
 
@@ -134,9 +134,9 @@ class Night:
     lake: Lake
     facts: dict[str, Any]
 
-    def job(self, **candidates: Any) -> Job:
+    def job(self, **candidates: Any) -> RunContext:
         config = make_config(Path(self.lake.root), candidates={**SECTION, **candidates})
-        return Job("test", config, RUN_DATE, _spark=self.spark)
+        return RunContext("test", config, RUN_DATE, _spark=self.spark)
 
     def candidates(self) -> dict[str, tuple[list[str], list[int]]]:
         """user → item keys, source of each."""
@@ -289,7 +289,7 @@ def test_repeats_say_which_rows_keep_an_item_from_a_user(
     changed = {"negatives": sections.get("negatives") and Negatives(**sections["negatives"])}
     if "label" in sections:
         changed["log"] = config.log.model_copy(update={"label": Label(**sections["label"])})
-    build_candidates(Job("test", config.model_copy(update=changed), RUN_DATE, _spark=night.spark))
+    build_candidates(RunContext("test", config.model_copy(update=changed), RUN_DATE, _spark=night.spark))
     keys = read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
     found = read_rows(night.lake.candidates(WORKFLOW).partition(RUN_DATE)).set_index("user_key").excluded
     past = log[log.dt < RUN_DATE]

@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
 from conf.types import Candidates, Covisitation
+from scoring.candidates.build import Tables, make_candidates
 from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.covisitation import covisited_items, latest_items, similarities
 from scoring.candidates.filters import Exclusions, Rule, exclude
 from scoring.candidates.items import available_items, number_items
-from scoring.candidates.make import Tables, make_candidates
 from scoring.candidates.popular import popular_in_segment, popularity
 from scoring.candidates.quotas import unite
 

@@ -17,12 +17,12 @@ from conf.errors import ConfigError, DataError
 from conf.types import MultiHot
 from scoring.candidates.retrieval import RetrievalRequest, retrieved_items
 from scoring.candidates.vectors import Retriever, retriever_of_process
-from scoring.contract import ModelRequest
-from scoring.lists.pairs import context_side
-from scoring.predictor import Predictor
+from scoring.inputs.requests import ModelRequest
+from scoring.model.predictor import Predictor
+from scoring.ranking.pairs import context_side
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
 from tests.training.numpy_models import Network
-from training.checkpoint import load_model
+from training.checkpoints import load_model
 
 FEATURES = ["who", "age"]
 

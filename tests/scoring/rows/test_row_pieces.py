@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoring.rows.pieces import RowGroup, deal
+from scoring.rows.file_splits import RowGroup, deal
 
 
 def groups_of(rows: list[int]) -> list[RowGroup]:

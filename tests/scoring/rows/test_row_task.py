@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import DataError
-from conf.feature_spec import FeatureSpec
-from scoring.contract import ModelRequest
-from scoring.predictor import Predictor, predictor_of_process
+from scoring.inputs.requests import ModelRequest
+from scoring.model.predictor import Predictor, predictor_of_process
 from scoring.rows import task as row_task
-from scoring.rows.pieces import Piece, RowGroup, deal
+from scoring.rows.file_splits import Piece, RowGroup, deal
 from scoring.rows.reader import read_piece
 from scoring.rows.task import score_pieces, write_scores
+from storage.feature_spec import FeatureSpec
 from tests.scoring import test_multi_hot as lists
 from tests.scoring.lake import feature_rows
 from tests.scoring.world import SPEC, World

@@ -17,12 +17,12 @@ import torch
 
 from conf.errors import ConfigError, DataError
 from conf.types import ListRules
-from scoring.lists import recommender as module
-from scoring.lists.recommender import Recommender, recommender_of_process
+from scoring.ranking import recommender as module
+from scoring.ranking.recommender import Recommender, recommender_of_process
 from scoring.rules.attributes import align, digest_of_table, read_attribute
 from scoring.rules.exploration import draw_keys, text_hashes
 from scoring.rules.request import AttributeTable, places_to_explore, rules_request
-from tests.scoring.lists.test_recommender import batch_of
+from tests.scoring.ranking.test_recommender import batch_of
 from tests.scoring.rules.oracle import PlainRules, draw_of, list_of
 from tests.scoring.world import World
 

@@ -1,0 +1,297 @@
+// Lines of separated text to dictionary-encoded columns: the inner loop of both passes over the raw log.
+//
+// One scan reads a block of whole lines, ended by LF, and gives
+//   * for each line that splits into `width` fields a row: its line number, and for each wanted column a code;
+//   * for each wanted column a dictionary: its distinct non-empty values in order of first appearance. An empty field is null;
+//   * the lines that are no rows, with a reason, and the lines with quotes, which the caller splits (see `hard`).
+//
+// Why not a general CSV reader: a log has few distinct values a block, and building columns of strings to encode them afterwards
+// costs more than finding each field's code at once. Fields are found 64 bytes at a time (simdjson's idea of a bit mask of
+// structural characters, arXiv:1902.08318 section 3.1); a column's fields are then looked up a batch of rows at a time, so
+// that its table stays in the cache and the memory of a large table is fetched ahead.
+//
+// The interface is C, called through ctypes by etl/native/scan.py. No call keeps or frees the caller's memory.
+
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <vector>
+
+#include "values.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+using nightrank::Values;
+
+namespace {
+
+constexpr int64_t kBatchRows = 256;
+constexpr uint8_t kFieldCount = 1, kNotUtf8 = 2;
+
+// Which of the 64 bytes at p are delimiters, and whether one has its high bit set.
+struct Masks {
+    uint64_t delimiters;
+    bool high;
+};
+
+inline Masks masks_of(const uint8_t* p, uint8_t a, uint8_t b, uint8_t c) {
+    Masks found{0, false};
+#if defined(__SSE2__)
+    const __m128i va = _mm_set1_epi8(static_cast<char>(a)), vb = _mm_set1_epi8(static_cast<char>(b)),
+                  vc = _mm_set1_epi8(static_cast<char>(c));
+    int high = 0;
+    for (int part = 0; part < 4; ++part) {
+        const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * part));
+        const __m128i hit = _mm_or_si128(_mm_or_si128(_mm_cmpeq_epi8(v, va), _mm_cmpeq_epi8(v, vb)), _mm_cmpeq_epi8(v, vc));
+        found.delimiters |= static_cast<uint64_t>(static_cast<uint32_t>(_mm_movemask_epi8(hit))) << (16 * part);
+        high |= _mm_movemask_epi8(v);
+    }
+    found.high = high != 0;
+#else
+    for (int i = 0; i < 64; ++i) {
+        found.delimiters |= static_cast<uint64_t>(p[i] == a || p[i] == b || p[i] == c) << i;
+        found.high |= p[i] >= 0x80;
+    }
+#endif
+    return found;
+}
+
+// Unicode 15, table 3-7: the well-formed byte sequences.
+bool is_utf8(const uint8_t* p, const uint8_t* end) {
+    while (p < end) {
+        const uint8_t lead = *p++;
+        if (lead < 0x80) continue;
+        int more;
+        uint8_t low = 0x80, top = 0xBF;
+        if (lead >= 0xC2 && lead <= 0xDF) {
+            more = 1;
+        } else if (lead >= 0xE0 && lead <= 0xEF) {
+            more = 2;
+            if (lead == 0xE0) low = 0xA0;
+            if (lead == 0xED) top = 0x9F;
+        } else if (lead >= 0xF0 && lead <= 0xF4) {
+            more = 3;
+            if (lead == 0xF0) low = 0x90;
+            if (lead == 0xF4) top = 0x8F;
+        } else {
+            return false;
+        }
+        for (; more > 0; --more, low = 0x80, top = 0xBF) {
+            if (p == end || *p < low || *p > top) return false;
+            ++p;
+        }
+    }
+    return true;
+}
+
+// The distinct values of one column, and the code of each row.
+class Column {
+public:
+    explicit Column(int32_t field) : field(field) {}
+
+    void reserve(int64_t rows) {
+        codes.reserve(rows);
+        valid.reserve((rows >> 3) + 1);
+    }
+
+    // Appends a row a key.
+    void push(const Values::Key* keys, int64_t count) {
+        const int64_t first = static_cast<int64_t>(codes.size());
+        codes.resize(first + count);
+        valid.resize((first + count + 7) >> 3, 0xFF);
+        int32_t* code = codes.data() + first;
+        for (int64_t i = 0; i < count; ++i) {
+            if (keys[i].length == 0) {
+                ++nulls;
+                valid[(first + i) >> 3] &= static_cast<uint8_t>(~(1u << ((first + i) & 7)));
+            } else {
+                code[i] = values.code_of(keys[i]);
+            }
+        }
+    }
+
+    // Gives a value to a row that was appended as null. No bytes are null here.
+    void replace(int64_t row, const Values::Key& key) {
+        if (key.length == 0) return;
+        codes[row] = values.code_of(key);
+        valid[row >> 3] |= static_cast<uint8_t>(1u << (row & 7));
+        --nulls;
+    }
+
+    const int32_t field;
+    Values values;
+    std::vector<int32_t> codes;
+    std::vector<uint8_t> valid;  // a bit a row, least significant first
+    int64_t nulls = 0;
+};
+
+class Scan {
+public:
+    Scan(uint8_t separator, bool quoted, int32_t width, const int32_t* fields, int32_t count)
+        : separator_(separator), quoted_(quoted), width_(width), ends_(kBatchRows * width), starts_(kBatchRows), keys_(kBatchRows) {
+        columns.reserve(count);
+        for (int32_t i = 0; i < count; ++i) columns.emplace_back(fields[i]);
+    }
+
+    void run(const uint8_t* block, int64_t length) {
+        block_ = block;
+        end_ = block + length;
+        const uint8_t quote = quoted_ ? '"' : '\n';
+        uint8_t tail[64];
+        for (int64_t base = 0; base < length; base += 64) {
+            const uint8_t* p = block + base;
+            const int64_t left = length - base;
+            if (left < 64) {
+                std::memset(tail, 'x', 64);
+                std::memcpy(tail, p, left);
+                p = tail;
+            }
+            Masks masks = masks_of(p, separator_, '\n', quote);
+            high_ |= masks.high;
+            for (uint64_t rest = masks.delimiters; rest; rest &= rest - 1) {
+                const uint32_t bit = static_cast<uint32_t>(__builtin_ctzll(rest));
+                const uint8_t byte = p[bit];
+                if (byte == '\n') {
+                    end_line(base + bit);
+                    high_ = masks.high;
+                } else if (byte == separator_) {
+                    if (field_ < width_) ends_[batch_ * width_ + field_] = static_cast<uint32_t>(base + bit);
+                    ++field_;
+                } else {
+                    has_quote_ = true;
+                }
+            }
+        }
+        if (line_start_ < length) end_line(length);
+        flush();
+    }
+
+    std::vector<Column> columns;
+    std::vector<int64_t> places;  // line of each row
+    std::vector<int64_t> broken;  // lines that are no rows, and why
+    std::vector<uint8_t> why;
+    std::vector<int64_t> hard;  // row, start and end of each line with quotes: all its values are null until they are given
+    int64_t lines = 0;
+
+    void give(int32_t column, int64_t count, const int64_t* rows, const int32_t* offsets, const uint8_t* data) {
+        const uint8_t* end = data + offsets[count];
+        for (int64_t i = 0; i < count; ++i) {
+            const uint32_t length = static_cast<uint32_t>(offsets[i + 1] - offsets[i]);
+            columns[column].replace(rows[i], Values::key_of(data + offsets[i], length, end));
+        }
+    }
+
+private:
+    void end_line(int64_t end) {
+        const int64_t start = line_start_, line = lines++;
+        const int32_t fields = field_ + 1;
+        const bool quoted = has_quote_;
+        line_start_ = end + 1;
+        field_ = 0;
+        has_quote_ = false;
+        if (high_ && !is_utf8(block_ + start, block_ + end)) return reject(line, kNotUtf8);
+        uint32_t* ends = ends_.data() + batch_ * width_;
+        if (quoted) {
+            hard.insert(hard.end(), {static_cast<int64_t>(places.size()), start, end});
+            for (int32_t field = 0; field < width_; ++field) ends[field] = static_cast<uint32_t>(start + field);
+        } else if (fields != width_) {
+            return reject(line, kFieldCount);
+        } else {
+            ends[width_ - 1] = static_cast<uint32_t>(end);
+        }
+        starts_[batch_] = static_cast<uint32_t>(start);
+        places.push_back(line);
+        if (++batch_ == kBatchRows) flush();
+    }
+
+    void reject(int64_t line, uint8_t reason) {
+        broken.push_back(line);
+        why.push_back(reason);
+    }
+
+    // Looks up the fields of the rows that wait, a column at a time.
+    void flush() {
+        // Columns that grow by doubling are copied, and their pages zeroed, again and again: the first rows tell how many come.
+        const bool first = static_cast<int64_t>(places.size()) == batch_ && batch_ > 0;
+        const int64_t likely = first ? (end_ - block_) / (line_start_ / batch_) * 17 / 16 + kBatchRows : 0;
+        for (Column& column : columns) {
+            if (first) column.reserve(likely);
+            for (int64_t row = 0; row < batch_; ++row) {
+                const uint32_t* ends = ends_.data() + row * width_;
+                const uint32_t start = column.field ? ends[column.field - 1] + 1 : starts_[row];
+                keys_[row] = Values::key_of(block_ + start, ends[column.field] - start, end_);
+                column.values.fetch_ahead(keys_[row]);
+            }
+            column.push(keys_.data(), batch_);
+        }
+        batch_ = 0;
+    }
+
+    const uint8_t separator_;
+    const bool quoted_;
+    const int32_t width_;
+    const uint8_t *block_ = nullptr, *end_ = nullptr;
+    int64_t line_start_ = 0, batch_ = 0;
+    int32_t field_ = 0;
+    bool has_quote_ = false, high_ = false;
+    std::vector<uint32_t> ends_, starts_;
+    std::vector<Values::Key> keys_;
+};
+
+}  // namespace
+
+// Raised with every change of what these functions take or give; etl/native/library.py asks for the one it knows.
+EXPORT int32_t nightrank_version() { return 2; }
+
+// A scan of `length` bytes (below 2 GiB) at `block`: whole lines, the last of which may lack its end. Null without memory.
+EXPORT Scan* nightrank_scan(const uint8_t* block, int64_t length, uint8_t separator, uint8_t quoted, int32_t width,
+                            const int32_t* fields, int32_t count) {
+    Scan* scan = nullptr;
+    try {
+        scan = new Scan(separator, quoted != 0, width, fields, count);
+        scan->run(block, length);
+        return scan;
+    } catch (const std::exception&) {
+        delete scan;
+        return nullptr;
+    }
+}
+
+// Values of one column for rows with quotes, which `offsets` (n + 1) cut out of `data`. False without memory.
+EXPORT uint8_t nightrank_give(Scan* scan, int32_t column, int64_t count, const int64_t* rows, const int32_t* offsets,
+                              const uint8_t* data) {
+    try {
+        scan->give(column, count, rows, offsets, data);
+        return 1;
+    } catch (const std::exception&) {
+        return 0;
+    }
+}
+
+// Addresses and sizes of what was found; they hold until the scan is freed or given values.
+EXPORT void nightrank_rows(const Scan* scan, int64_t* sizes, const void** at) {
+    sizes[0] = scan->lines;
+    sizes[1] = static_cast<int64_t>(scan->places.size());
+    sizes[2] = static_cast<int64_t>(scan->broken.size());
+    sizes[3] = static_cast<int64_t>(scan->hard.size()) / 3;
+    at[0] = scan->places.data();
+    at[1] = scan->broken.data();
+    at[2] = scan->why.data();
+    at[3] = scan->hard.data();
+}
+
+EXPORT void nightrank_column(const Scan* scan, int32_t column, int64_t* sizes, const void** at) {
+    const Column& found = scan->columns[column];
+    sizes[0] = static_cast<int64_t>(found.values.counts.size());
+    sizes[1] = static_cast<int64_t>(found.values.bytes.size());
+    sizes[2] = found.nulls;
+    at[0] = found.codes.data();
+    at[1] = found.valid.data();
+    at[2] = found.values.offsets.data();
+    at[3] = found.values.bytes.data();
+    at[4] = found.values.counts.data();
+}
+
+EXPORT void nightrank_free(Scan* scan) { delete scan; }

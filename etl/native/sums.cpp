@@ -1,0 +1,85 @@
+// Sums of counts by value: what merges the value counts of slices, days and windows. Called by etl/native/count_sums.py.
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <vector>
+
+#include "values.h"
+
+using nightrank::Values;
+
+namespace {
+
+// Counts of each value on one of several sides, and the last day it was seen on.
+class Sums {
+public:
+    explicit Sums(int32_t sides) : sides_(sides) {}
+
+    void add(int32_t side, int64_t count, const int32_t* offsets, const uint8_t* data, const int64_t* counts, int32_t day,
+             const int32_t* days) {
+        const uint8_t* end = data + offsets[count];
+        constexpr int64_t kAhead = 16;  // lookups under way at once: a large table's slots come from memory
+        Values::Key keys[kAhead];
+        for (int64_t done = 0; done < count; done += kAhead) {
+            const int64_t some = std::min(count - done, kAhead);
+            for (int64_t i = 0; i < some; ++i) {
+                const int32_t start = offsets[done + i], stop = offsets[done + i + 1];
+                keys[i] = Values::key_of(data + start, static_cast<uint32_t>(stop - start), end);
+                values.fetch_ahead(keys[i]);
+            }
+            for (int64_t i = 0; i < some; ++i) {
+                const size_t code = static_cast<size_t>(values.code_of(keys[i]));
+                const int32_t seen = days ? days[done + i] : day;
+                if (code == last.size()) {
+                    last.push_back(seen);
+                    sums.resize(sums.size() + sides_);
+                }
+                last[code] = std::max(last[code], seen);
+                sums[code * sides_ + side] += counts[done + i];
+            }
+        }
+    }
+
+    Values values;
+    std::vector<int64_t> sums;  // (values, sides)
+    std::vector<int32_t> last;
+
+private:
+    const int32_t sides_;
+};
+
+}  // namespace
+
+// Empty sums on so many sides. Null without memory.
+EXPORT Sums* nightrank_sums(int32_t sides) {
+    try {
+        return new Sums(sides);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+// Adds counts of n strings, which `offsets` (n + 1) cut out of `data`, seen on `day`, or each on its own of `days`, if not null.
+// False without memory, or with more than 2 GiB of distinct strings.
+EXPORT uint8_t nightrank_add(Sums* sums, int32_t side, int64_t count, const int32_t* offsets, const uint8_t* data,
+                             const int64_t* counts, int32_t day, const int32_t* days) {
+    try {
+        sums->add(side, count, offsets, data, counts, day, days);
+        return 1;
+    } catch (const std::exception&) {
+        return 0;
+    }
+}
+
+// Sizes and addresses of the result; they hold until something is added or the sums are freed.
+EXPORT void nightrank_summed(const Sums* sums, int64_t* sizes, const void** at) {
+    sizes[0] = static_cast<int64_t>(sums->last.size());
+    sizes[1] = static_cast<int64_t>(sums->values.bytes.size());
+    at[0] = sums->values.offsets.data();
+    at[1] = sums->values.bytes.data();
+    at[2] = sums->sums.data();
+    at[3] = sums->last.data();
+}
+
+EXPORT void nightrank_free_sums(Sums* sums) { delete sums; }

@@ -1,0 +1,120 @@
+"""The published tables of one workflow version: vocabularies and keyed statistics, for either engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from etl.native.lookup import Lookup
+from etl.native.mapped_vocabulary import open_vocabulary
+from storage import file_io
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.publish import rows_of
+
+VOCABULARY = "vocabulary"
+RARE = "rare"
+
+
+def workflow_table(lake: Lake, version: str, name: str) -> Partition:
+    """Where a table of a workflow version lies: `vocabulary`, `rare`, or the name a step gave its own."""
+    return Partition(f"workflow/{version}", name, f"{lake.workflow(version)}/{name}", depth=3)
+
+
+def vocabulary_key(name: str) -> str:
+    """What `Tables.rows` calls a single vocabulary."""
+    return f"{VOCABULARY}/{name}"
+
+
+@dataclass(frozen=True)
+class LocalTables:
+    """Tables that a Python worker opens by itself: what the `arrow` engine looks up in. Small, and can be pickled.
+
+    Attributes:
+        files: table → its Parquet files.
+        latest: the last day the workflow counted, in days since 1970-01-01: what the age of a value is measured from.
+    """
+
+    files: Mapping[str, tuple[str, ...]]
+    latest: int = 0
+
+    def vocabulary(self, name: str, max_age_days: int | None = None) -> tuple[Lookup, np.ndarray]:
+        """(lookup of the values of one vocabulary, their int32 ids); values past `max_age_days` left out."""
+        oldest = -(2**31) if max_age_days is None else self.latest - max_age_days
+        return open_vocabulary(self.files.get(VOCABULARY, ()), name, oldest)
+
+    def keyed(self, name: str) -> tuple[Lookup, pa.Table]:
+        """(lookup of a table's column `key`, the table); one without rows has no file, and so no columns."""
+        files = self.files[name]
+        return _read_keyed(files) if files else (Lookup(pa.array([], pa.string())), pa.table({}))
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The same tables as frames: what the `sql` engine joins.
+
+    Attributes:
+        frames: table → frame of (key string, ...), or of (column, value, id, count, last_seen) for `vocabulary`.
+        rows: table, or `vocabulary/<name>` → its measured number of rows.
+        broadcast_max_rows: up to which number of rows a lookup is sent to every task.
+    """
+
+    frames: Mapping[str, DataFrame]
+    rows: Mapping[str, int]
+    broadcast_max_rows: int
+    local: LocalTables
+
+    def vocabulary(self, name: str, max_age_days: int | None = None) -> DataFrame:
+        """(value, id) of one vocabulary, broadcast if it is small; values past `max_age_days` left out."""
+        entries = self.frames[VOCABULARY].where(F.col("column") == name)
+        if max_age_days is not None:
+            entries = entries.where(F.col("last_seen") >= self.local.latest - max_age_days)
+        return self._sized(entries.select("value", "id"), vocabulary_key(name))
+
+    def keyed(self, name: str) -> DataFrame:
+        return self._sized(self.frames[name], name)
+
+    def _sized(self, lookup: DataFrame, name: str) -> DataFrame:
+        small = self.rows.get(name, 0) <= self.broadcast_max_rows
+        return F.broadcast(lookup) if small else lookup
+
+
+def open_tables(
+    spark: SparkSession,
+    lake: Lake,
+    version: str,
+    names: Sequence[str],
+    rows: Mapping[str, int],
+    broadcast_max_rows: int,
+    latest: int,
+) -> Tables:
+    """The named tables of a version. A vocabulary small enough stays in memory while its columns are looked up."""
+    frames, files = {}, {}
+    for name in names:
+        partition = workflow_table(lake, version, name)
+        manifest = read_manifest(partition)
+        files[name] = tuple(data_files(partition, manifest))
+        frame = rows_of(spark, partition, manifest)
+        frames[name] = frame.persist() if rows.get(name, 0) <= broadcast_max_rows else frame
+    return Tables(frames, dict(rows), broadcast_max_rows, LocalTables(files, latest))
+
+
+def _read(files: tuple[str, ...]) -> pa.Table:
+    tables = []
+    for path in files:
+        found, inner = file_io.filesystem(path)
+        tables.append(pq.read_table(inner, filesystem=found, partitioning=None))
+    return pa.concat_tables(tables).combine_chunks()
+
+
+@lru_cache(maxsize=32)
+def _read_keyed(files: tuple[str, ...]) -> tuple[Lookup, pa.Table]:
+    table = _read(files)
+    return Lookup(table["key"].combine_chunks()), table

@@ -1,0 +1,124 @@
+"""A column's value counts boiled down to what a profile holds: summaries of parts, which add up to that of the whole."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from functools import partial
+from operator import mul
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from etl.quality.counts import Kind
+from etl.quality.reduce_by_key import gather
+from etl.quality.report_types import Number
+from metrics.histogram import bin_keys
+
+TOP = 20
+# Every finite double is a whole multiple of 2**-1074, so sums in that unit are exact in any order.
+_UNIT = 2**1074
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is known of some of a column's values; each value lies in one summary with all its cells.
+
+    Attributes:
+        nulls, cells: cells without and with a value.
+        distinct: number of values.
+        top: (value, count) of the most frequent, by descending count, ties by value (names by their UTF-8 bytes).
+        low, high, total, bins: of numbers: extremes, sum in units of 2**-1074, bin key (metrics.histogram) → cells.
+    """
+
+    nulls: int = 0
+    cells: int = 0
+    distinct: int = 0
+    top: tuple[tuple[str | Number, int], ...] = ()
+    low: Number | None = None
+    high: Number | None = None
+    total: int = 0
+    bins: Mapping[int, int] | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the numbers; None for names and where there is no cell."""
+        return None if self.low is None else float(Fraction(self.total, self.cells * _UNIT))
+
+    def __add__(self, other: Summary) -> Summary:
+        lows = [each.low for each in (self, other) if each.low is not None]
+        highs = [each.high for each in (self, other) if each.high is not None]
+        bins = Counter(self.bins or {}) + Counter(other.bins or {})
+        return Summary(
+            nulls=self.nulls + other.nulls,
+            cells=self.cells + other.cells,
+            distinct=self.distinct + other.distinct,
+            top=tuple(sorted((*self.top, *other.top), key=lambda each: (-each[1], each[0]))[:TOP]),
+            low=min(lows, default=None),
+            high=max(highs, default=None),
+            total=self.total + other.total,
+            bins=None if self.bins is None and other.bins is None else dict(bins),
+        )
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "bins": self.bins and list(self.bins.items())})
+
+    @classmethod
+    def from_json(cls, text: str) -> Summary:
+        values = json.loads(text)
+        top = tuple((value, count) for value, count in values.pop("top"))
+        bins = values.pop("bins")
+        return cls(**values, top=top, bins=None if bins is None else dict(bins))
+
+
+def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
+    """The summary of (n,) different values as strings, one of them null at most, and their (n,) counts."""
+    there = values.is_valid()
+    nulls = int(pc.sum(counts.filter(values.is_null()), min_count=0).as_py())
+    named = values.filter(there)
+    counted = counts.filter(there)
+    if not len(named):
+        return Summary(nulls=nulls)
+    table = pa.table({"value": named if kind == "string" else _numbers(named, kind), "count": counted})
+    order = [("count", "descending"), ("value", "ascending")]
+    most = table.take(pc.select_k_unstable(table, k=min(TOP, len(table)), sort_keys=order))
+    top = tuple(zip(most["value"].to_pylist(), most["count"].to_pylist(), strict=True))
+    cells = int(pc.sum(counted).as_py())
+    if kind == "string":
+        return Summary(nulls, cells, len(table), top)
+    numbers, times = table["value"].to_pylist(), counted.to_pylist()
+    keys, place = np.unique(bin_keys(np.array(numbers, np.float64)), return_inverse=True)
+    in_bin = np.zeros(len(keys), np.int64)
+    np.add.at(in_bin, place, np.asarray(times, np.int64))
+    bins = dict(zip(keys.tolist(), in_bin.tolist(), strict=True))
+    if kind == "int":
+        total = sum(map(mul, numbers, times)) * _UNIT
+    else:
+        total = sum(_in_units(number) * count for number, count in zip(numbers, times, strict=True))
+    return Summary(nulls, cells, len(table), top, min(numbers), max(numbers), total, bins)
+
+
+def _numbers(texts: pa.Array, kind: Kind) -> pa.Array:
+    return texts.cast(pa.int64() if kind == "int" else pa.float64())
+
+
+def _in_units(number: float) -> int:
+    numerator, denominator = number.as_integer_ratio()
+    return numerator * (_UNIT // denominator)
+
+
+def summarise_counts(counts: DataFrame, pieces: int, kinds: Mapping[str, Kind]) -> list[dict[str, Summary]]:
+    """Per piece: column → summary of its (piece, column, value, count) rows, empty where it has none. One Spark job."""
+    keyed = counts.select(F.concat("piece", F.lit(":"), "column").alias("key"), "value", "count")
+    found = gather(keyed, partial(_summary_of, dict(kinds)), Summary)
+    return [{name: found.get(f"{piece}:{name}", Summary()) for name in kinds} for piece in range(pieces)]
+
+
+def _summary_of(kinds: Mapping[str, Kind], key: str, rows: pa.RecordBatch) -> Summary:
+    return summarise(rows.column(1), rows.column(2), kinds[key.split(":", 1)[1]])

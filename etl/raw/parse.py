@@ -1,0 +1,245 @@
+"""Raw lines to typed columns. Every field is split as text first, so that a bad one costs its row and not the read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import DataError
+from conf.types import RawTable
+from etl.raw import quotes
+from etl.raw.arrow_parse import parse_lines
+from etl.raw.compressed import first_bytes
+from etl.raw.positions import number_lines, our_names
+from etl.raw.value_text import literal_pattern
+from storage.feature_spec import FLOAT32_MAX
+
+_INTEGER = r"^[+-]?[0-9]{1,19}$"
+# A cast alone would also take "1d", "1f" and surrounding blanks.
+# [.] and not \.: the accelerator does not repeat an escaped character.
+_NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
+
+_LONGEST_HEADER_BYTES = 1 << 20
+_SHOWN = 200  # bytes of a broken header in an error
+
+# Names of our own beside the table's columns; a leading underscore keeps them apart.
+FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
+
+
+def read_text_rows(
+    spark: SparkSession, table: RawTable, paths: Sequence[str], engine: Literal["sql", "arrow"]
+) -> DataFrame:
+    """tsv and csv: every line once, as row_id, _file, _line_number, _line, the table's columns typed, and `_reason`.
+
+    An empty field is null. Reasons: `not_utf8` (`_line` then has U+FFFD in place of each broken byte), `quote` (of csv, see
+    etl/raw/quotes.py), `field_count`, `integer:<column>`, `number:<column>` (malformed, or beyond float32); the first counts.
+
+    Raises:
+        DataError: a csv file's header lacks a column or differs from the others; a compressed file is damaged.
+        ConfigError: nothing here can decompress a file.
+    """
+    lines = number_lines(spark, paths).select(
+        "row_id",
+        F.col("file").alias(FILE),
+        F.col("line_number").alias(LINE_NUMBER),
+        F.col("line").alias(LINE),
+        F.when(~F.col("is_utf8"), F.lit("not_utf8")).alias(REASON),
+    )
+    positions, width = list(range(len(table.columns))), len(table.columns)
+    if table.format == "csv":
+        positions, width = positions_in(common_header(paths, table), table, paths)
+        lines = lines.where(F.col(LINE_NUMBER) > 1)
+    if engine == "arrow":
+        return parse_lines(lines, table, positions, width, LINE, REASON)
+    return _typed(_with_fields(lines, table, positions, width), table)
+
+
+def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
+    """Adds `_fields`: the table's fields as strings, null where the line does not split into `width` of them.
+
+    Lines of csv with quotes that break the rule get their reason.
+    """
+    fields = F.split(LINE, literal_pattern(table.separator), -1)
+    if table.format == "tsv":
+        return lines.withColumn("_fields", F.when(F.size(fields) == width, fields))
+    line = F.col(LINE)
+    broken = F.when(quotes.is_broken(line, table.separator), F.lit(quotes.REASON))
+    plain = ~F.contains(line, F.lit('"'))
+    every = F.when(plain, fields).otherwise(quotes.quoted_fields(line, table.separator))
+    chosen = F.array(*(F.col("_every")[position] for position in positions))
+    return (
+        lines.withColumn(REASON, F.coalesce(REASON, broken))
+        .withColumn("_every", F.when(F.col(REASON).isNull(), every))
+        .withColumn("_fields", F.when(F.size("_every") == width, chosen))
+        .drop("_every")
+    )
+
+
+def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:
+    """(place of each of the table's columns in a line, fields a line must have).
+
+    Raises:
+        DataError: the header lacks a column, or has it more than once.
+    """
+    missing = [column.source_name for column in table.columns if column.source_name not in header]
+    if missing:
+        raise DataError(
+            f"{paths[0]} has no columns {missing}; its header is {header}",
+            "correct log.columns (source) or the file",
+        )
+    repeated = [column.source_name for column in table.columns if header.count(column.source_name) > 1]
+    if repeated:
+        raise DataError(
+            f"{paths[0]} has more than one column named {repeated[0]!r}; its header is {header}",
+            "deliver the file with each column named once",
+        )
+    return [header.index(column.source_name) for column in table.columns], len(header)
+
+
+def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
+    """The header all csv files share.
+
+    Raises:
+        DataError: a file is empty or damaged, or its header differs from the first one's, is too long, is not UTF-8, or has
+            an unmatched quote.
+    """
+    headers = {path: _first_line(path) for path in paths}
+    first = next(iter(headers.values()))
+    for path, header in headers.items():
+        if header != first:
+            raise DataError(
+                f"{path} has the header {header!r}, {paths[0]} has {first!r}", "deliver files of one layout"
+            )
+    fields = quotes.split_line(first, table.separator)
+    if fields is None:
+        raise DataError(
+            f"{paths[0]}: the header has an unmatched quote: {first[:_SHOWN]!r}",
+            "correct the first line of the file",
+        )
+    return fields
+
+
+def _first_line(path: str) -> str:
+    """The header of a csv file, which ends at LF, CR LF or CR, as every line does."""
+    start = first_bytes(path, _LONGEST_HEADER_BYTES)
+    first = re.split(b"[\r\n]", start, maxsplit=1)[0]
+    if len(first) == _LONGEST_HEADER_BYTES:
+        raise DataError(
+            f"{path}: the first line, its header, is longer than {_LONGEST_HEADER_BYTES} bytes",
+            "deliver a csv file whose first line names its columns, or declare log.format otherwise",
+        )
+    try:
+        # The byte order mark is what some spreadsheets begin a file with.
+        return first.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: the header is not UTF-8: {first[:_SHOWN]!r}", "deliver the file as UTF-8 text"
+        ) from error
+
+
+def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
+    """`_fields` → the table's columns, typed (int → bigint, float → double), and `_reason`."""
+    values = {
+        column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)
+    }
+    reasons: list[Column] = [F.col(REASON), F.when(F.col("_fields").isNull(), F.lit("field_count"))]
+    columns: dict[str, Column] = {}
+    for column in table.columns:
+        raw = values[column.name]
+        if column.type == "int":
+            columns[column.name] = F.when(raw.rlike(_INTEGER), raw.cast("bigint"))
+            reasons.append(
+                F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"integer:{column.name}"))
+            )
+        elif column.type == "float":
+            columns[column.name] = number_of(raw)
+            reasons.append(
+                F.when(raw.isNotNull() & columns[column.name].isNull(), F.lit(f"number:{column.name}"))
+            )
+        else:
+            columns[column.name] = raw
+    return _evaluated_once(fields, columns, reasons)
+
+
+def number_of(text: Column) -> Column:
+    """The double of a text; null where it is no number within float32's range."""
+    number = F.when(text.rlike(_NUMBER), text.cast("double"))
+    return F.when(F.abs(number) <= FLOAT32_MAX, number)
+
+
+def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column]) -> DataFrame:
+    """The source columns, the typed columns and `_reason`.
+
+    They pass through an array of one struct that is exploded at once: a filter on `_reason` would otherwise be pushed
+    below this projection, and every row split and cast again for each column the reason depends on.
+    """
+    cell = F.struct(
+        *(value.alias(name) for name, value in columns.items()), F.coalesce(*reasons).alias(REASON)
+    )
+    source = ["row_id", FILE, LINE_NUMBER, LINE]
+    return rows.select(*source, F.explode(F.array(cell)).alias("_cell")).select(*source, "_cell.*")
+
+
+def _empty_to_null(text: Column) -> Column:
+    return F.when(text != "", text)
+
+
+def _literal_name(column: str) -> str:
+    """A column's name as Spark takes it literally: a dot would otherwise name a field of a structure."""
+    return "`" + column.replace("`", "``") + "`"
+
+
+def read_parquet_rows(
+    spark: SparkSession, table: RawTable, paths: Sequence[str], first_rows: Sequence[int]
+) -> DataFrame:
+    """Parquet: the same columns as `read_text_rows`; `_line` is the row as JSON.
+
+    Args:
+        first_rows: row_id of each file's first row.
+
+    Raises:
+        DataError: a column is missing.
+    """
+    raw = spark.read.parquet(*paths)
+    missing = [column.source_name for column in table.columns if column.source_name not in raw.columns]
+    if missing:
+        raise DataError(
+            f"{paths[0]} has no columns {missing}; it has {raw.columns}", "correct log.columns (source)"
+        )
+    columns: dict[str, Column] = {}
+    reasons: list[Column] = [F.lit(None).cast("string")]
+    kinds = {"int": ("bigint", "integer"), "float": ("double", "number"), "string": ("string", "")}
+    for column in table.columns:
+        value = F.col("_raw").getField(column.source_name)
+        spark_type, reason = kinds[column.type]
+        columns[column.name] = value.cast(spark_type)
+        if reason:
+            number = value.cast("double")
+            same = (columns[column.name].cast("double") == number) & (F.abs(number) <= FLOAT32_MAX)
+            fits = F.coalesce(same, F.lit(False))
+            reasons.append(F.when(value.isNotNull() & ~fits, F.lit(f"{reason}:{column.name}")))
+        else:
+            columns[column.name] = _empty_to_null(columns[column.name])
+    wrapped = raw.select(
+        F.struct(*(F.col(_literal_name(name)) for name in raw.columns)).alias("_raw"),
+        F.col("_metadata.file_path").alias("_name"),
+        F.col("_metadata.row_index").alias("_index"),
+    )
+    found = [row["_name"] for row in wrapped.select("_name").distinct().collect()]
+    first_of = dict(zip(paths, first_rows, strict=True))
+    starts = spark.createDataFrame(
+        [(name, path, first_of[path]) for name, path in our_names(paths, found).items()],
+        f"_name string, {FILE} string, _first long",
+    )
+    numbered = wrapped.join(F.broadcast(starts), "_name").withColumns(
+        {
+            "row_id": F.col("_first") + F.col("_index"),
+            LINE_NUMBER: F.col("_index") + 1,
+            LINE: F.to_json("_raw"),
+        }
+    )
+    return _evaluated_once(numbered, columns, reasons)

@@ -1,0 +1,47 @@
+"""From good raw rows to the rows a workflow is fitted on and applied to: split, negatives, attributes."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.types import Config
+from etl.raw.files import RawFiles
+from etl.spark.read_log import good_rows, read_attributes, read_log
+from etl.split.negatives import DRAW, add_negatives
+from etl.split.time_split import CUT, DAY, assign_split
+from etl.workflow.feature_plan import plan
+
+
+def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
+    """One day's good rows: keys, label, raw columns, attributes and `_day`; with `split` for logs cut inside one partition."""
+    rows = good_rows(read_log(spark, config, raw))
+    if config.split.by != "day":
+        rows = assign_split(rows, config.split)
+    if config.negatives and config.keys:
+        rows = add_negatives(rows, config.negatives, config.keys.item)
+    if config.keys:
+        for section, table, key in (
+            ("users", config.users, config.keys.user),
+            ("items", config.items, config.keys.item),
+        ):
+            if table:
+                attributes = read_attributes(spark, config, table, key, section, raw.dt, key)
+                rows = rows.join(attributes, key, "left")
+    rows = rows.withColumn(DAY, F.lit(raw.dt))
+    for changer in plan(config).changers:
+        rows = changer.apply(rows)
+    return rows
+
+
+def preparation(config: Config) -> dict[str, str]:
+    """Name → how rows are drawn or cut, for the logs where an earlier release did it otherwise.
+
+    Part of what identifies workflows, profiles and feature partitions, so that those of that release are made again. It
+    is empty for all other logs, whose partitions stay.
+    """
+    by_position = config.split.by == "fraction" and config.log.event_time is None
+    return {
+        **({"negatives": DRAW} if config.negatives else {}),
+        **({"split": CUT} if by_position else {}),
+    }

@@ -1,0 +1,1 @@
+"""Which rows are train, validation and test, and which negatives are drawn for them."""

@@ -1,0 +1,88 @@
+"""Unobserved items as negatives, for logs that record only what users chose."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from conf.types import SPLITS, Negatives
+from etl.split.time_split import SPLIT
+from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY
+
+# Part of what identifies prepared rows: change it when the same log gives other negatives.
+DRAW = "from the split of the row and before"
+_SINCE = "_since"
+
+
+def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataFrame:
+    """The rows and, for each positive one, up to `per_positive` rows of items its user has no visible row with.
+
+    Visible to a row are the rows of its own split and of earlier ones: a train row sees the train split alone, a test
+    row sees all. Rows without a column `split` (one day of a log kept by day) see each other and nothing else. So no
+    held-out row changes what is drawn for a train row.
+
+    The n-th draw of a row takes the item at position pmod(xxhash64(row_id, n, seed), number of visible items). Items
+    are ordered by the first split that has a row of them, then by item. The result depends on nothing but the log. A
+    draw of an item that the user has a visible row with is left out.
+
+    New rows have label 0 and keep every other column of their positive but the item. `row_id` becomes
+    row_id * (per_positive + 1) + n, with n = 0 for the rows of the log.
+    """
+    stride = config.per_positive + 1
+    since = rows.select("*", _split_number(rows).alias(_SINCE))
+    items = since.groupBy(F.col(ITEM_KEY).alias("_item"), F.col(item_column).alias("_raw_item")).agg(
+        F.min(_SINCE).alias("_item_since")
+    )
+    in_order = Window.orderBy("_item_since", "_item")
+    numbered = items.select("_item", "_raw_item", (F.row_number().over(in_order) - 1).alias("_position"))
+    positives = since.where(F.col(LABEL) == 1).withColumn(
+        "_draw", F.explode(F.sequence(F.lit(1), F.lit(config.per_positive)))
+    )
+    position = F.pmod(F.xxhash64(ROW_ID, "_draw", F.lit(config.seed)), _visible_items(items))
+    drawn = positives.withColumn("_position", position).join(F.broadcast(numbered), "_position")
+    observed = since.groupBy(F.col(USER_KEY).alias("_seen_user"), F.col(ITEM_KEY).alias("_seen_item")).agg(
+        F.min(_SINCE).alias("_seen_since")
+    )
+    fresh = drawn.join(
+        observed,
+        (F.col(USER_KEY) == F.col("_seen_user"))
+        & (F.col("_item") == F.col("_seen_item"))
+        & (F.col("_seen_since") <= F.col(_SINCE)),
+        "left_anti",
+    )
+    negatives = fresh.withColumns(
+        {
+            ITEM_KEY: F.col("_item"),
+            item_column: F.col("_raw_item"),
+            LABEL: F.lit(0.0).cast("float"),
+            ROW_ID: F.col(ROW_ID) * stride + F.col("_draw"),
+        }
+    )
+    logged = rows.withColumn(ROW_ID, F.col(ROW_ID) * stride)
+    return logged.unionByName(negatives.select(*rows.columns))
+
+
+def is_drawn(config: Negatives) -> Column:
+    """Whether a row of a feature table was drawn, and is not a row of the log."""
+    return F.pmod(F.col(ROW_ID), F.lit(config.per_positive + 1).cast("bigint")) != 0
+
+
+def _split_number(rows: DataFrame) -> Column:
+    """0 for train, 1 for validation, 2 for test; 0 where rows have no split."""
+    number = F.lit(0)
+    if SPLIT in rows.columns:
+        for place, split in enumerate(SPLITS):
+            number = F.when(F.col(SPLIT) == split, F.lit(place)).otherwise(number)
+    return number
+
+
+def _visible_items(items: DataFrame) -> Column:
+    """How many items a row with `_since` sees: those whose first row is in its split or an earlier one."""
+    first_seen = {row["_item_since"]: row["count"] for row in items.groupBy("_item_since").count().collect()}
+    visible = list(accumulate(first_seen.get(place, 0) for place in range(len(SPLITS))))
+    count = F.lit(visible[0])
+    for place, total in enumerate(visible[1:], start=1):
+        count = F.when(F.col(_SINCE) == place, F.lit(total)).otherwise(count)
+    return count

@@ -1,0 +1,105 @@
+"""Draws impressions: who looked, what was shown, in which context, and whether it was clicked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etl.synthetic.clicks.click import INTERACTIONS, click_steps, probability_of
+from etl.synthetic.clicks.columns import BY_NAME, FEATURES, MISSING
+from etl.synthetic.clicks.world import World
+
+Ints = NDArray[np.int64]
+
+_SECONDS_A_DAY = 86_400
+_HOUR_SHARES = np.array(
+    [2, 1, 1, 1, 1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 5, 5, 5, 6, 7, 8, 8, 7, 5, 3], dtype=np.float64
+)
+_HOUR_EDGES = np.concatenate([[0.0], np.cumsum(_HOUR_SHARES) / _HOUR_SHARES.sum()])
+_CHOICES = 8  # items drawn for each impression, of which one is shown
+_CHOICE_FOCUS = 1.2  # how much the user's other tastes weigh in that choice
+_MAX_POSITION = 20
+
+
+@dataclass(frozen=True)
+class Impressions:
+    """Rows in time order. `values`: column → value, MISSING where the field was lost; `seconds`: into the day."""
+
+    values: dict[str, Ints]
+    seconds: Ints
+    labels: Ints
+    steps: Ints
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def draw_impressions(
+    world: World, rng: np.random.Generator, rows: int, window: tuple[float, float], missing_share: float
+) -> Impressions:
+    """`rows` impressions of the part of the day's traffic between the two quantiles of `window`.
+
+    Keys are never missing; any other field is lost with chance `missing_share`, and the click knows only what is left.
+    """
+    low, high = window
+    quantiles = np.sort(low + (high - low) * rng.random(rows))
+    seconds = seconds_of_day(quantiles)
+    users = _pick(world.user_edges, rng.random(rows))
+    items = _shown_items(world, rng, users)
+    values = {name: column[users] for name, column in world.users.items()}
+    values |= {name: column[items] for name, column in world.items.items()}
+    values |= _context(rng, seconds)
+    for column in FEATURES:
+        if column.kind != "key":
+            values[column.name] = np.where(rng.random(rows) < missing_share, MISSING, values[column.name])
+    steps = click_steps(world.tastes, values)
+    labels = (rng.random(rows) < probability_of(steps)).astype(np.int64)
+    return Impressions(values, seconds, labels, steps)
+
+
+def seconds_of_day(quantiles: NDArray[np.float64]) -> Ints:
+    """(R,) quantiles of the day's traffic, in [0, 1) → seconds since midnight; evenings are busy, nights are not."""
+    seconds = np.interp(quantiles, _HOUR_EDGES, np.arange(25) * 3600.0).astype(np.int64)
+    return np.minimum(seconds, _SECONDS_A_DAY - 1)
+
+
+def _pick(edges: NDArray[np.float64], chance: NDArray[np.float64]) -> Ints:
+    return np.minimum(np.searchsorted(edges, chance, side="right"), len(edges) - 1)
+
+
+def _shown_items(world: World, rng: np.random.Generator, users: Ints) -> Ints:
+    """The item shown in each impression.
+
+    A few are drawn, each by the segment's taste for categories and then by popularity; one of them is taken with a
+    chance that grows with the user's other tastes (Gumbel-max: argmax of weight + noise is a softmax draw).
+    """
+    shape = (len(users), _CHOICES)
+    segments = world.users["user_segment"][users]
+    category = (rng.random(shape)[:, :, None] >= world.category_edges[segments][:, None, :]).sum(axis=2)
+    low, high = world.category_bounds[category], world.category_bounds[category + 1]
+    place = _pick(world.item_edges, low + (high - low) * rng.random(shape))
+    drawn = world.items_by_category[place]  # (rows, _CHOICES)
+    appeal = rng.gumbel(size=shape)
+    for each in INTERACTIONS[1:]:
+        if each.left in world.users:
+            left, right = world.users[each.left][users], world.items[each.right][drawn]
+            appeal += _CHOICE_FOCUS * world.tastes[each.name][left[:, None], right]
+    return np.asarray(np.take_along_axis(drawn, appeal.argmax(axis=1)[:, None], axis=1)[:, 0])
+
+
+def _context(rng: np.random.Generator, seconds: Ints) -> dict[str, Ints]:
+    rows = len(seconds)
+    drawn = {
+        name: (rng.random(rows) ** 1.5 * BY_NAME[name].levels).astype(np.int64)
+        for name in ("device", "referrer", "placement", "connection", "browser")
+    }
+    views = rng.geometric(0.15, rows)
+    return {
+        "hour_bucket": seconds // (3 * 3600),
+        "page_position": 1 + (rng.random(rows) ** 2 * _MAX_POSITION).astype(np.int64),
+        "session_seconds": np.rint(views * rng.exponential(30.0, rows)).astype(np.int64),
+        "session_views": views,
+        **drawn,
+    }

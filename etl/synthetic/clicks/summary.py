@@ -1,0 +1,93 @@
+"""What is known about generated rows: counted where they are drawn, added up over the files of a day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etl.synthetic.clicks.click import STEPS, auc_of_counts
+from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING
+from etl.synthetic.clicks.damage import WHOLE, reasons_of
+from etl.synthetic.clicks.impressions import Impressions
+from etl.synthetic.clicks.layout import Layout
+from etl.synthetic.clicks.world import World
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts that can be added. All but `rows` and `malformed` are of the rows that are whole.
+
+    Attributes:
+        malformed: rows by reason, in the order of `damage.reasons_of`.
+        missing: empty fields by column, in the order of FEATURES.
+        outcomes: (2, STEPS) rows by label and step of the click probability.
+        seen: key → bit a user or item of the day's world (packed): whether it has a row.
+    """
+
+    rows: int
+    malformed: NDArray[np.int64]
+    missing: NDArray[np.int64]
+    outcomes: NDArray[np.int64]
+    seen: dict[str, NDArray[np.uint8]]
+
+    def __add__(self, other: Summary) -> Summary:
+        return Summary(
+            self.rows + other.rows,
+            self.malformed + other.malformed,
+            self.missing + other.missing,
+            self.outcomes + other.outcomes,
+            {key: self.seen[key] | other.seen[key] for key in KEYS},
+        )
+
+
+def summarise(layout: Layout, world: World, impressions: Impressions, damage: NDArray[np.int64]) -> Summary:
+    """Counts one block of rows."""
+    whole = damage == WHOLE
+    outcomes = np.bincount(impressions.labels[whole] * STEPS + impressions.steps[whole], minlength=2 * STEPS)
+    missing = [np.count_nonzero(impressions.values[column.name][whole] == MISSING) for column in FEATURES]
+    seen = {}
+    for key, ids in (("user_id", world.users["user_id"]), ("item_id", world.items["item_id"])):
+        present = np.zeros(len(ids), dtype=bool)
+        present[impressions.values[key][whole] - ids[0]] = True  # ids of a day follow one another
+        seen[key] = np.packbits(present)
+    return Summary(
+        len(damage),
+        np.bincount(damage[~whole], minlength=len(reasons_of(layout))),
+        np.array(missing),
+        outcomes.reshape(2, STEPS),
+        seen,
+    )
+
+
+def facts_of(layout: Layout, world: World, summary: Summary) -> dict[str, Any]:
+    """The facts of a day for its manifest.
+
+    `best_auc` is the AUC of the true click probability against the labels drawn from it: no ranking of these rows by
+    what is written in them has a better one, but for luck. `cold_users` and `cold_items` are those born on the day.
+    """
+    users, items = (np.unpackbits(summary.seen[key]) for key in ("user_id", "item_id"))
+    malformed = dict(zip(reasons_of(layout), summary.malformed.tolist(), strict=True))
+    return {
+        "rows": summary.rows,
+        "malformed_rows": int(summary.malformed.sum()),
+        "malformed": {reason: count for reason, count in malformed.items() if count},
+        "missing": dict(zip(layout.feature_names, summary.missing.tolist(), strict=True)),
+        "positives": int(summary.outcomes[1].sum()),
+        "users": int(users.sum()),
+        "items": int(items.sum()),
+        "cold_users": int(users[world.new_users - int(world.users["user_id"][0]) :].sum()),
+        "cold_items": int(items[world.new_items - int(world.items["item_id"][0]) :].sum()),
+        "best_auc": auc_of_counts(summary.outcomes),
+    }
+
+
+def total(summaries: Iterable[Any]) -> Any:
+    """The sum of at least one summary, all of one kind of log."""
+    first, *others = summaries
+    for each in others:
+        first = first + each
+    return first

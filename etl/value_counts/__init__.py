@@ -1,0 +1,1 @@
+"""Files of value counts per day, and everything that is computed from them without reading a row."""

@@ -1,0 +1,271 @@
+"""The workflow: fitted chains of operators for all features, versioned, stored as JSON and Parquet without pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError, DataError, InfrastructureError
+from etl.ops import OPERATORS
+from etl.ops.engine import Engine, choose_engine
+from etl.ops.tables import RARE, VOCABULARY, LocalTables, Tables, open_tables, vocabulary_key, workflow_table
+from etl.workflow.chains import FittedChain, apply_chains, as_number, compute_features, one_row
+from storage import feature_spec, file_io, format_versions, lineage
+from storage.feature_spec import Feature, FeatureSpec
+from storage.manifest import data_files, is_published, is_whole, read_manifest
+from storage.paths import Lake
+
+FILE_NAME = "workflow.json"
+
+
+@dataclass(frozen=True)
+class LocalWorkflow:
+    """A fitted workflow without Spark: features of raw values on Arrow arrays, by the `arrow` engine.
+
+    Attributes:
+        asked: each chain as the configuration had it, which an extension must find again.
+        counted: raw day → digest of the days whose values the vocabularies count, in this version or before.
+        vocabularies: vocabulary → entries, highest id, occurrences, rare_values, rare_occurrences.
+    """
+
+    version: str
+    parent: str | None
+    spec: FeatureSpec
+    chains: tuple[FittedChain, ...]
+    asked: tuple[str, ...]
+    counted: Mapping[str, str]
+    vocabularies: Mapping[str, Mapping[str, int]]
+    local: LocalTables
+
+    def encode_values(self, raw: Mapping[str, Any], features: Sequence[str]) -> dict[str, Any]:
+        """Feature → its value for one raw row (raw column → value; missing columns are null).
+
+        The row counts as one outside the training days: target encodings are those of all training rows.
+
+        Raises:
+            ConfigError: a name is no feature of this workflow, or a value does not fit its column.
+        """
+        wanted = {each.name: each for each in self.spec.features}
+        unknown = sorted(set(features) - set(wanted))
+        if unknown:
+            raise ConfigError(f"no features of workflow {self.version}: {unknown}", "correct the names")
+        chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
+        try:
+            arrays = one_row(chains, raw)
+        except ValueError as error:
+            raise ConfigError(f"workflow {self.version}: {error}", "correct the value") from error
+        made = compute_features(chains, arrays, {name: wanted[name].dtype for name in features}, self.local)
+        return {name: as_number(made[name]) for name in features}
+
+    def raw_columns(self, features: Sequence[str]) -> list[str]:
+        """The raw columns these features are made of, in order of the chains."""
+        found = [name for chain in self.chains if set(chain.outputs) & set(features) for name in chain.inputs]
+        return list(dict.fromkeys(found))
+
+    def decode_ids(self, ids: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
+        """Feature → id → the raw value it stands for, of those of `ids` that have one, in one pass over the vocabularies.
+
+        Reserved ids and ids that no value has are left out.
+
+        Raises:
+            ConfigError: a feature has no vocabulary.
+        """
+        wanted = {feature: set(each) for feature, each in ids.items()}
+        names = {feature: self.vocabulary_of(feature) for feature in wanted}
+        found: dict[str, dict[int, str]] = {feature: {} for feature in wanted}
+        some = pc.field("column").isin(sorted(set(names.values())))
+        some &= pc.field("id").isin(sorted(set().union(*wanted.values())))
+        for path in self.local.files.get(VOCABULARY, ()) if wanted else ():
+            source, inner = file_io.filesystem(path)
+            rows = ds.dataset(inner, format="parquet", filesystem=source)
+            for row in rows.to_table(columns=["column", "id", "value"], filter=some).to_pylist():
+                for feature, name in names.items():
+                    if name == row["column"] and row["id"] in wanted[feature]:
+                        found[feature][row["id"]] = row["value"]
+        return found
+
+    def vocabulary_of(self, feature: str) -> str:
+        """The name of the vocabulary whose ids a feature holds.
+
+        Raises:
+            ConfigError: it holds no ids of a vocabulary.
+        """
+        name = feature
+        for step in (
+            step for chain in self.chains if feature in chain.outputs for step in reversed(chain.steps)
+        ):
+            if name not in step.outputs:
+                continue
+            if step.name == "categorify":
+                return str(step.state()["vocabulary"])
+            if not OPERATORS[step.name][0].keeps_ids:
+                break
+            name = step.inputs[0]
+        raise ConfigError(
+            f"{feature} has no vocabulary in workflow {self.version}", "name a categorified feature"
+        )
+
+
+@dataclass(frozen=True)
+class FittedWorkflow(LocalWorkflow):
+    """The same, for frames: with its tables open in a Spark session, and the engine that applies it."""
+
+    tables: Tables
+    engine: Engine
+
+    def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
+        """Prepared rows (keys, label and raw columns) → rows of `spec.table_columns` and `keep`, one for one."""
+        label = F.col(self.spec.label).cast("float")
+        keys = [*self.spec.key_columns, self.spec.label]
+        names = [each.name for each in self.spec.features]
+        encoded = self.encode(rows.withColumn(self.spec.label, label), names, [*keys, *keep])
+        return encoded.select(*keys, *names, *keep)
+
+    def encode(self, rows: DataFrame, features: Sequence[str], keep: Sequence[str]) -> DataFrame:
+        """The columns `keep` and the named features, in the dtype of each; one row a row."""
+        known: dict[str, Feature] = {each.name: each for each in self.spec.features}
+        chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
+        wanted = {name: known[name] for name in features}
+        return apply_chains(rows, chains, wanted, keep, self.tables, self.engine == "arrow")
+
+    def decode(self, rows: DataFrame, feature: str, to: str) -> DataFrame:
+        """Adds the column `to`: the raw value an id of a categorified feature stands for; null for reserved ids.
+
+        Raises:
+            ConfigError: the feature has no vocabulary.
+        """
+        names = self.vocabulary_of(feature)
+        entries = self.tables.frames[VOCABULARY].where(F.col("column") == names)
+        lookup = entries.select(F.col("id").alias(f"_{to}_id"), F.col("value").alias(to))
+        return rows.join(lookup, F.col(feature) == F.col(f"_{to}_id"), "left").drop(f"_{to}_id")
+
+
+def save_workflow(
+    lake: Lake,
+    *,
+    version: str,
+    parent: str | None,
+    spec: FeatureSpec,
+    chains: Sequence[FittedChain],
+    asked: Sequence[str],
+    counted: Mapping[str, str],
+    tables: Mapping[str, int],
+    vocabularies: Mapping[str, Mapping[str, int]],
+    latest: int,
+) -> None:
+    """Writes the FeatureSpec, then workflow.json, which makes the version exist. Its tables are published before.
+
+    Args:
+        tables: published table → rows.
+        latest: the last counted day, in days since 1970-01-01.
+    """
+    for path in (lake.feature_spec(version), f"{lake.features(version).path}/{feature_spec.FILE_NAME}"):
+        file_io.replace_text(path, feature_spec.dumps(spec))
+    file_io.replace_json(
+        f"{lake.workflow(version)}/{FILE_NAME}",
+        {
+            format_versions.KEY: format_versions.WORKFLOW.version,
+            "version": version,
+            "parent": parent,
+            "spec": spec.to_json(),
+            "chains": [chain.to_json() for chain in chains],
+            "asked": list(asked),
+            "counted": dict(counted),
+            "tables": dict(tables),
+            "vocabularies": {name: dict(found) for name, found in vocabularies.items()},
+            "latest": latest,
+        },
+    )
+    lineage.writes(lake.workflow(version), version)
+
+
+def workflow_exists(lake: Lake, version: str) -> bool:
+    """Whether a version is there and whole: the files of its tables are what their manifests say."""
+    if not file_io.exists(f"{lake.workflow(version)}/{FILE_NAME}"):
+        return False
+    tables = [workflow_table(lake, version, name) for name in _read(lake, version)["tables"]]
+    return all(is_published(table) and is_whole(table, read_manifest(table)) for table in tables)
+
+
+def _read(lake: Lake, version: str) -> dict[str, Any]:
+    path = f"{lake.workflow(version)}/{FILE_NAME}"
+    try:
+        stored = format_versions.WORKFLOW.check(file_io.read_json(path), path)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"workflow {version} does not exist ({path})", "run build_features to fit it"
+        ) from error
+    if "chains" not in stored:
+        raise DataError(
+            f"workflow {version} was written by an earlier release ({path})",
+            "run build_features with --set workflow.mode=fit to fit a new one",
+        )
+    lineage.reads(lake.workflow(version), version)
+    return stored
+
+
+def _table_names(stored: Mapping[str, Any]) -> list[str]:
+    """The tables that are looked up in: all but the rare values, which only an extension reads."""
+    return [name for name in stored["tables"] if name != RARE]
+
+
+def table_sizes(tables: Mapping[str, int], vocabularies: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Rows of each table, and of each vocabulary within the table of all."""
+    return {**tables, **{vocabulary_key(name): found["entries"] for name, found in vocabularies.items()}}
+
+
+def load_local(lake: Lake, version: str) -> LocalWorkflow:
+    """A stored workflow version for one process, without Spark: it turns raw rows into features on Arrow arrays.
+
+    Raises:
+        DataError: there is no such version, or it is damaged.
+    """
+    stored = _read(lake, version)
+    files = {}
+    for name in _table_names(stored):
+        partition = workflow_table(lake, version, name)
+        files[name] = tuple(data_files(partition, read_manifest(partition)))
+    return LocalWorkflow(**_parts(stored), local=LocalTables(files, stored["latest"]))
+
+
+def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "version": stored["version"],
+        "parent": stored["parent"],
+        "spec": FeatureSpec.from_json(stored["spec"]),
+        "chains": tuple(FittedChain.from_json(each) for each in stored["chains"]),
+        "asked": tuple(stored["asked"]),
+        "counted": stored["counted"],
+        "vocabularies": stored["vocabularies"],
+    }
+
+
+def load_workflow(
+    lake: Lake,
+    version: str,
+    broadcast_max_rows: int = 2_000_000,
+    engine: Literal["auto", "sql", "arrow"] = "auto",
+) -> FittedWorkflow:
+    """A stored workflow version, ready to be applied to frames by the given engine.
+
+    Raises:
+        DataError: there is no such version, or it is damaged.
+    """
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        raise InfrastructureError(
+            "load_workflow needs a running Spark session", "build it through spark.session first"
+        )
+    stored = _read(lake, version)
+    names = _table_names(stored)
+    sizes = table_sizes(stored["tables"], stored["vocabularies"])
+    tables = open_tables(spark, lake, version, names, sizes, broadcast_max_rows, stored["latest"])
+    in_memory = sum(stored["tables"][name] for name in names) <= broadcast_max_rows
+    engine_used = choose_engine(spark, engine, in_memory)
+    return FittedWorkflow(**_parts(stored), local=tables.local, tables=tables, engine=engine_used)

@@ -1,0 +1,88 @@
+"""The demo's verdict: the figures it promises, each beside its target, and whether it was met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from conf.errors import DataError
+from reporting.elements import numbers
+from reporting.facts.run_facts import Measure, Night, logistic_regression
+from reporting.terminal.progress import text_table
+
+MODEL_SHARE, BASELINE_SHARE, LIFT = 0.9, 0.8, 1.5
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the verdict. `met` is None for a figure that only explains the next one."""
+
+    name: str
+    value: str
+    target: str = ""
+    met: bool | None = None
+
+
+def verdict(night: Night) -> list[Figure]:
+    """The figures of a measured night on a log whose best AUC is known.
+
+    Raises:
+        DataError: the night was not evaluated, or its lists were not measured.
+    """
+    if (
+        night.evaluation is None
+        or night.judged is None
+        or night.measure is None
+        or night.measure.dt != night.run_date
+    ):
+        raise DataError(
+            f"the night of {night.run_date} has no evaluation or no measure of its lists",
+            "run nightly --retrain for it, then measure_recommendations",
+        )
+    best = night.evaluation.get("best_auc")
+    logistic = logistic_regression(night.evaluation)
+    return [
+        Figure(f"Best AUC the log of {night.run_date} allows", numbers.decimal(best)),
+        *_reached(
+            "DLRM", night.judged["auc"], best, f"at least {MODEL_SHARE}", lambda share: share >= MODEL_SHARE
+        ),
+        *_reached(
+            "Logistic regression",
+            logistic["auc"] if logistic else None,
+            best,
+            f"below {BASELINE_SHARE}",
+            lambda share: share < BASELINE_SHARE,
+        ),
+        *_hit_rates(night.measure),
+    ]
+
+
+def _reached(
+    name: str, auc: float | None, best: float | None, target: str, meets: Callable[[float], bool]
+) -> list[Figure]:
+    share = numbers.share_reached(auc, best)
+    return [
+        Figure(f"{name}: AUC", numbers.decimal(auc)),
+        Figure(
+            f"{name}: (AUC - 0.5) / (best - 0.5)",
+            numbers.decimal(share, 3),
+            target,
+            share is not None and meets(share),
+        ),
+    ]
+
+
+def _hit_rates(measure: Measure) -> list[Figure]:
+    values = measure.values
+    k, lift = values["k"], values["lift"]
+    return [
+        Figure(f"Recommendations: HR@{k} on the day after", numbers.decimal(values["hit_rate"])),
+        Figure(f"Most popular items: HR@{k}", numbers.decimal(values["popular"]["hit_rate"])),
+        Figure("Lift", numbers.decimal(lift, 2), f"at least {LIFT}", lift is not None and lift >= LIFT),
+    ]
+
+
+def verdict_table(figures: list[Figure]) -> str:
+    outcome = {True: "met", False: "MISSED", None: ""}
+    rows = [[each.name, each.value, each.target, outcome[each.met]] for each in figures]
+    return text_table(["Figure", "Value", "Target", ""], rows, right=(1,))

@@ -1,0 +1,6 @@
+"""Measures of predictions: exact, in float64, on NumPy arrays of one value a row; one subject a file."""
+
+from metrics.clicks import auc, log_loss, normalized_entropy, summarize
+from metrics.ranking import map_at_k, ndcg_at_k
+
+__all__ = ["auc", "log_loss", "map_at_k", "ndcg_at_k", "normalized_entropy", "summarize"]

@@ -1,0 +1,81 @@
+"""Measures of predicted click probabilities, one row at a time: ranking, loss, and how both stand to chance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from conf.errors import DataError
+from metrics.arrays import vectors
+from metrics.partial_sums import EPSILON, combine, count_scores, sum_deciles, sum_range
+
+
+def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Area under the ROC curve: how often a positive row scores above a negative one, ties counting one half.
+
+    Args:
+        labels: (N,) 0 or 1.
+        scores: (N,) any finite number that grows with the chance of a click.
+        weights: (N,) non-negative; default 1.
+
+    Raises:
+        DataError: one class has no weight, so the area is undefined; or a score is not finite.
+    """
+    label, score, weight = vectors(labels, scores, weights)
+    positive, negative = weight * label, weight * (1 - label)
+    if not positive.sum() or not negative.sum():
+        raise DataError(
+            f"the AUC of {len(label)} rows with {int(label.sum())} positives is undefined: it needs both classes",
+            "measure on a split that holds clicks and non-clicks: take more days into it",
+        )
+    order = np.argsort(score, kind="stable")
+    first = np.flatnonzero(np.diff(score[order], prepend=-np.inf))  # where each distinct score begins
+    positives = np.add.reduceat(positive[order], first)
+    negatives = np.add.reduceat(negative[order], first)
+    below = np.cumsum(negatives) - negatives
+    return float(np.dot(positives, below + negatives / 2) / (positives.sum() * negatives.sum()))
+
+
+def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Mean cross entropy in nats. Probabilities are kept 2⁻²⁴ away from 0 and 1.
+
+    Raises:
+        DataError: there are no rows, or a probability is not finite.
+    """
+    label, probability, weight = vectors(labels, probabilities, weights)
+    if not weight.sum():
+        raise DataError("the log loss of no rows is undefined", "measure on a split that holds rows")
+    clipped = np.clip(probability, EPSILON, 1 - EPSILON)
+    losses = -(label * np.log(clipped) + (1 - label) * np.log1p(-clipped))
+    return float(np.average(losses, weights=weight))
+
+
+def normalized_entropy(
+    labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None
+) -> float:
+    """Log loss divided by that of always predicting the click rate (He et al. 2014, ADKDD, section 3): below 1 is use.
+
+    Raises:
+        DataError: one class has no weight, so the divisor is 0.
+    """
+    label, _, weight = vectors(labels, probabilities, weights)
+    rate = float(np.average(label, weights=weight)) if weight.sum() else 0.0
+    if rate in (0.0, 1.0):
+        raise DataError(
+            f"the normalised entropy of {len(label)} rows with click rate {rate} is undefined: it needs both classes",
+            "measure on a split that holds clicks and non-clicks: take more days into it",
+        )
+    entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+    return log_loss(labels, probabilities, weights) / float(entropy)
+
+
+def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
+    """What `partial.combine` returns, of these rows; a measure they leave undefined is None.
+
+    Raises:
+        DataError: lengths differ, or a probability is not finite.
+    """
+    counts = count_scores(labels, probabilities)
+    return combine([sum_range(counts)], sum_deciles(counts, 0, int(counts.rows.sum())))

@@ -1,0 +1,149 @@
+"""How far a day's distribution lies from that of the training window: the population stability index, in pure NumPy.
+
+With shares e and a of the training window and of the day in each of B bins, PSI = Σ (a - e) ln(a / e): symmetric in both,
+zero for equal shares, and the sum of both Kullback-Leibler divergences. Below 0.1 counts as stable, above 0.25 as a
+shift to act on (N. Siddiqi, Credit Risk Scorecards, 2006, ch. 11). Of samples of M and N cells from one distribution it is
+about (1/M + 1/N) χ² with B - 1 degrees of freedom (B. Yurdakul, Statistical Properties of Population Stability Index,
+2018), which says what a small day shows by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from metrics.histogram import bin_bounds
+
+NULL, OTHER = "(null)", "(other)"
+
+_GROUPS = 10
+_EMPTY = 0.5  # added to every bin's count: Jeffreys' prior, so that an empty bin has a finite logarithm
+_Z_999 = 3.0902  # the normal distribution's 99.9% quantile
+
+
+@dataclass(frozen=True)
+class Binned:
+    """Cells by bin: labels (B,), counts of the training window (B,) and of the day (B,), nulls in a bin of their own."""
+
+    labels: tuple[str, ...]
+    train: tuple[int, ...]
+    day: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """PSI of one column, the value it exceeds by chance once in a thousand days, and the bin that adds most to it."""
+
+    psi: float
+    noise: float
+    moved: str
+    moved_train_share: float
+    moved_day_share: float
+
+
+def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
+    """(B,) counts of both → (B,) terms of the PSI, none negative; zero for bins that are empty in both.
+
+    Shares are (count + 1/2) / (cells + B/2), over the bins that are not empty in both.
+
+    Raises:
+        ValueError: the lengths differ, or one of both has no cell.
+    """
+    e, a = np.asarray(train, np.float64), np.asarray(day, np.float64)  # (B,), (B,)
+    if e.shape != a.shape or e.sum() <= 0 or a.sum() <= 0:
+        raise ValueError(f"PSI needs cells on both sides of the same bins, got {e.tolist()} and {a.tolist()}")
+    used = (e > 0) | (a > 0)
+    e, a = (np.where(used, each + _EMPTY, 0.0) for each in (e, a))
+    e, a = e / e.sum(), a / a.sum()
+    terms = np.zeros(e.shape)
+    terms[used] = (a[used] - e[used]) * np.log(a[used] / e[used])
+    return terms
+
+
+def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
+    """The 99.9% quantile of the PSI of two samples of one distribution over this many bins.
+
+    The quantile of χ² is that of E. B. Wilson and M. M. Hilferty (1931): k (1 - 2/9k + z √(2/9k))³.
+    """
+    k = bins - 1
+    if k < 1:
+        return 0.0
+    spread = 2 / (9 * k)
+    return (1 / train_cells + 1 / day_cells) * k * (1 - spread + _Z_999 * math.sqrt(spread)) ** 3
+
+
+def drift_of(binned: Binned) -> Drift | None:
+    """The drift over these bins; None where the training window or the day has no cell."""
+    train, day = np.asarray(binned.train), np.asarray(binned.day)
+    if not train.sum() or not day.sum():
+        return None
+    terms = psi_terms(train, day)
+    used = int(np.count_nonzero((train > 0) | (day > 0)))
+    most = int(terms.argmax())
+    return Drift(
+        psi=float(terms.sum()),
+        noise=psi_noise(used, int(train.sum()), int(day.sum())),
+        moved=binned.labels[most],
+        moved_train_share=float(train[most] / train.sum()),
+        moved_day_share=float(day[most] / day.sum()),
+    )
+
+
+def bin_names(
+    top: Sequence[tuple[str, int, int]],
+    train_cells: int,
+    day_cells: int,
+    train_nulls: int,
+    day_nulls: int,
+) -> Binned:
+    """One bin a frequent value of the training window, one for all other values, one for null.
+
+    Args:
+        top: (value, its cells in the training window, its cells on the day).
+        train_cells, day_cells: all cells that are not null.
+    """
+    rest = (train_cells - sum(train for _, train, _ in top), day_cells - sum(day for _, _, day in top))
+    bins = [*top, (OTHER, *rest), (NULL, train_nulls, day_nulls)]
+    labels, train, day = zip(*bins, strict=True)
+    return Binned(labels, train, day)
+
+
+def bin_numbers(
+    train_bins: Mapping[int, int], day_bins: Mapping[int, int], train_nulls: int, day_nulls: int
+) -> Binned:
+    """About ten bins of equal shares of the training window, one below its range, one above it, one for null.
+
+    A bin is a run of histogram keys (metrics.histogram): a key belongs to the tenth in which the cells before it end, so a
+    number that makes up several tenths has a bin of its own, and bins follow from the training window alone.
+    """
+    keys = sorted(key for key, count in train_bins.items() if count)
+    if not keys:
+        return bin_names([], 0, sum(day_bins.values()), train_nulls, day_nulls)
+    counts = np.array([train_bins[key] for key in keys], np.int64)  # (K,)
+    before = np.cumsum(counts) - counts
+    tenth = before * _GROUPS // counts.sum()  # (K,) ascending
+    first = np.flatnonzero(np.diff(tenth, prepend=-1))  # (G,) place of each bin's first key
+    last = np.append(first[1:] - 1, len(keys) - 1)  # (G,) place of its last
+    train = np.add.reduceat(counts, first)
+    low, high = keys[0], keys[-1]
+    ends = np.array(keys, np.int64)[last]  # (G,)
+    day = np.zeros(len(first), np.int64)
+    below = above = 0
+    for key, count in day_bins.items():
+        if key < low:
+            below += count
+        elif key > high:
+            above += count
+        else:
+            day[np.searchsorted(ends, key)] += count
+    named = [_interval(keys[start], keys[end]) for start, end in zip(first, last, strict=True)]
+    labels = (f"below {named[0][0]}", *(f"{a} to {b}" for a, b in named), f"above {named[-1][1]}", NULL)
+    return Binned(labels, (0, *train.tolist(), 0, train_nulls), (below, *day.tolist(), above, day_nulls))
+
+
+def _interval(first: int, last: int) -> tuple[str, str]:
+    return f"{bin_bounds(first)[0]:.6g}", f"{bin_bounds(last)[1]:.6g}"

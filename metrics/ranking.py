@@ -1,0 +1,102 @@
+"""Measures of ranked groups of rows, such as the ads of one display: which places the clicked ones take.
+
+In each group rows are ranked by falling score. Ties are broken against the model: among equal scores the rows without a
+click stand first, so that a constant score earns the least, and neither the order of rows nor the number of ranks that
+scored them changes a measure. Groups without a click say nothing about a ranking and are left out of the mean.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from conf.errors import ConfigError, DataError
+from metrics.arrays import Vector, vectors
+
+
+class _Clicked(NamedTuple):
+    """The clicked rows that stand among the first k of their groups, and all groups that have a click.
+
+    Attributes:
+        group: (M,) which group, counted from 0 over the groups with a click.
+        position: (M,) 1 for the best score of its group.
+        nth: (M,) clicks of its group down to this row, itself included.
+        clicks: (G,) clicks of each group, those below k included.
+    """
+
+    group: NDArray[np.int64]
+    position: NDArray[np.int64]
+    nth: NDArray[np.int64]
+    clicks: NDArray[np.int64]
+
+
+def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
+    """Mean over groups of the average precision of their first k rows.
+
+    AP@k = Σ_{i ≤ k} label_i · precision(i) / min(clicks of the group, k), as Kaggle's Outbrain competition scores it;
+    with one click a group it is one over the place of that click, and 0 beyond place k.
+
+    Args:
+        labels: (N,) 0 or 1.
+        scores: (N,) any finite number that grows with the chance of a click.
+        groups: (N,) the group of each row, of any type that sorts.
+        k: places that count.
+
+    Raises:
+        DataError: lengths differ, a score is not finite, a label is neither 0 nor 1, or no group has a click.
+        ConfigError: k is below 1.
+    """
+    clicked = _clicked(labels, scores, groups, k)
+    precisions = clicked.nth / clicked.position
+    sums = np.bincount(clicked.group, weights=precisions, minlength=len(clicked.clicks))
+    return float(np.mean(sums / np.minimum(clicked.clicks, k)))
+
+
+def ndcg_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
+    """Mean over groups of the normalised discounted cumulative gain of their first k rows (Järvelin & Kekäläinen 2002).
+
+    DCG@k = Σ_{i ≤ k} label_i / log2(i + 1), divided by that of a ranking with all clicks on top. Arguments and errors as
+    `map_at_k`.
+    """
+    clicked = _clicked(labels, scores, groups, k)
+    gains = 1 / np.log2(clicked.position + 1)
+    sums = np.bincount(clicked.group, weights=gains, minlength=len(clicked.clicks))
+    ideal = np.cumsum(1 / np.log2(np.arange(k) + 2))
+    return float(np.mean(sums / ideal[np.minimum(clicked.clicks, k) - 1]))
+
+
+def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> _Clicked:
+    if k < 1:
+        raise ConfigError(f"k={k} places hold no ranking", "measure at a k of 1 or more")
+    label, score, _ = vectors(labels, scores)
+    group = _as_numbers(groups, label)
+    order = np.lexsort((label, -score, group))
+    label, group = label[order], group[order]
+    first = np.flatnonzero(np.diff(group, prepend=-1))  # where each group begins
+    clicks = np.add.reduceat(label, first).astype(np.int64)
+    sizes = np.diff(first, append=len(group))
+    position = np.arange(len(group)) - np.repeat(first, sizes) + 1
+    before = np.cumsum(label) - label  # clicks above this row, over all groups
+    nth = (before - np.repeat(before[first], sizes)).astype(np.int64) + 1
+    counted = (label == 1) & (position <= k)
+    dense = np.cumsum(clicks > 0) - 1  # number of a group among those with a click
+    return _Clicked(dense[group[counted]], position[counted], nth[counted], clicks[clicks > 0])
+
+
+def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
+    """(N,) the groups as 0, 1, … in their order."""
+    found = np.asarray(groups)
+    if found.shape != label.shape:
+        raise DataError(
+            f"groups {found.shape} and labels {label.shape} differ in length", "pass one group a row"
+        )
+    if not np.isin(label, (0, 1)).all():
+        raise DataError("a ranking needs labels that are 0 or 1", "binarise the label first")
+    if not label.any():
+        raise DataError(
+            f"no group among {len(label)} rows has a click, so there is no ranking to measure",
+            "measure on a split that holds clicks: take more days into it",
+        )
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)

@@ -1,0 +1,1 @@
+"""HTML markup, the style sheet, and how numbers are written."""

@@ -1,0 +1,1 @@
+"""What reports show, read from the manifests of the lake."""

@@ -1,0 +1,110 @@
+"""The lists of a night as the report shows them: how often each item stands in one, and a few users' lists."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from reporting.facts.parquet import MOST_ROWS, column, even_files, rows_where
+from storage.dataset import Dataset
+from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.manifest import Manifest, data_files, is_published, read_manifest
+from storage.paths import Lake, Partition
+
+
+@dataclass(frozen=True)
+class ItemCounts:
+    """How often items stand in lists. `rows` list entries were read of `of_rows`: lists of evenly spread users."""
+
+    times: Counter[str]
+    rows: int
+    of_rows: int
+
+
+@dataclass(frozen=True)
+class History:
+    """What the log's window knows of one user: item → (clicks, impressions)."""
+
+    items: dict[str, tuple[int, int]]
+
+    def most_clicked(self, n: int) -> list[tuple[str, int, int]]:
+        """(item, clicks, impressions) by descending clicks, ties by item; items without a click are left out."""
+        clicked = [(item, clicks, shown) for item, (clicks, shown) in self.items.items() if clicks]
+        return sorted(clicked, key=lambda each: (-each[1], each[0]))[:n]
+
+
+@dataclass(frozen=True)
+class UserList:
+    """One user's list, (position, item, score, reason) in order, and the user's history; None where the log has no keys."""
+
+    user: str
+    entries: list[tuple[int, str, float, str]]
+    history: History | None
+
+
+def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
+    """Counts items over at most about five million list entries, whole files evenly chosen."""
+    times: Counter[str] = Counter()
+    for path in even_files(partition, manifest):
+        for each in column(path, "item_id").value_counts().to_pylist():
+            times[each["values"]] += each["counts"]
+    return ItemCounts(times, sum(times.values()), manifest.rows)
+
+
+def sample_lists(
+    lake: Lake, partition: Partition, manifest: Manifest, dataset: Dataset | None, n: int
+) -> list[UserList]:
+    """The lists of up to n users evenly spread over the partition (sorted by user), the same ones in a rerun."""
+    files = data_files(partition, manifest)
+    if not manifest.rows:
+        return []
+    users = sorted(
+        {_user_at(files, manifest, (2 * index + 1) * manifest.rows // (2 * n)) for index in range(n)}
+    )
+    reasoned = "reason" in dict(manifest.schema)  # lists of earlier releases have none
+    columns = ["user_id", "position", "item_id", "score", *(["reason"] if reasoned else [])]
+    rows = rows_where(files, columns, pc.field("user_id").isin(users))
+    known = histories(lake, dataset, users) if dataset is not None else {}
+    lists: dict[str, list[tuple[int, str, float, str]]] = {user: [] for user in users}
+    for row in rows:
+        lists[str(row["user_id"])].append(
+            (row["position"], row["item_id"], row["score"], row.get("reason", "ranked"))
+        )
+    return [UserList(user, sorted(lists[user]), known.get(user)) for user in users]
+
+
+def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
+    """The user of a row, counted over the files in manifest order."""
+    for path, entry in zip(files, manifest.files, strict=True):
+        if row < entry.rows:
+            return str(column(path, "user_id")[row].as_py())
+        row -= entry.rows
+    raise ValueError(
+        f"row {row} lies behind the {manifest.rows} rows of {manifest.table} {manifest.partition}"
+    )
+
+
+def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
+    """Clicks and impressions of a few users in the newest days of the dataset, up to about five million rows."""
+    files, left = [], MOST_ROWS
+    members = sorted(
+        (member for found in dataset.splits.values() for member in found), key=lambda m: m.dt, reverse=True
+    )
+    for member in members:
+        partition = lake.features(dataset.workflow_version).partition(member.dt)
+        if left <= 0 or not is_published(partition):
+            continue
+        manifest = read_manifest(partition)
+        if USER_KEY not in dict(manifest.schema):
+            return {}
+        files += data_files(partition, manifest, member.label)
+        left -= sum(each.rows for each in manifest.split_files(member.label))
+    found: dict[str, dict[str, tuple[int, int]]] = {user: {} for user in users}
+    for row in rows_where(files, [USER_KEY, ITEM_KEY, LABEL], pc.field(USER_KEY).isin(users)):
+        items = found[row[USER_KEY]]
+        clicks, shown = items.get(row[ITEM_KEY], (0, 0))
+        items[row[ITEM_KEY]] = (clicks + int(row[LABEL]), shown + 1)
+    return {user: History(items) for user, items in found.items()}

@@ -1,0 +1,39 @@
+"""Reads what the report needs of published Parquet files on one machine: whole files, evenly chosen where there are many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from storage import file_io
+from storage.manifest import Manifest, data_files
+from storage.paths import Partition
+
+MOST_ROWS = 5_000_000  # of one column, read in seconds; a report needs no more
+
+
+def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
+    """Files of a partition (of one split, where one is named): every n-th, so that they hold about MOST_ROWS rows at most."""
+    rows = sum(each.rows for each in manifest.split_files(split))
+    return data_files(partition, manifest, split)[:: max(1, -(-rows // MOST_ROWS))]
+
+
+def column(path: str, name: str) -> pa.ChunkedArray:
+    """One column of one file."""
+    source, inner = file_io.filesystem(path)
+    return pq.read_table(inner, columns=[name], filesystem=source).column(name)
+
+
+def rows_where(files: Sequence[str], columns: list[str], condition: pc.Expression) -> list[dict[str, Any]]:
+    """Rows that meet a condition; row groups that cannot hold one are skipped by their statistics."""
+    if not files:
+        return []
+    source = file_io.filesystem(files[0])[0]
+    inner = [file_io.filesystem(path)[1] for path in files]
+    found = ds.dataset(inner, format="parquet", filesystem=source).to_table(columns=columns, filter=condition)
+    return list(found.to_pylist())

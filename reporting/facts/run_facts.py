@@ -1,0 +1,193 @@
+"""Everything the report shows of one night, read from the lake's manifests; what has not been made is None or empty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from conf.types import SPLITS, Config
+from etl.quality.checks import Finding
+from etl.quality.report_types import Comparison
+from reporting.facts.parquet import column, even_files
+from storage import file_io
+from storage.dataset import read_dataset
+from storage.feature_spec import LABEL
+from storage.manifest import Manifest, is_published, read_manifest
+from storage.paths import Lake, Partition
+from training.registry.model_json import is_complete, read_description
+
+_NIGHTS = 14
+
+
+@dataclass(frozen=True)
+class Day:
+    """The rows one day gave to one split; rows_in and dropped are those of the whole day."""
+
+    split: str
+    dt: str
+    rows_in: int
+    rows: int
+    dropped: Mapping[str, int]
+    click_rate: float | None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Facts of measure_recommendations for the lists of `dt`."""
+
+    dt: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DataQuality:
+    """The data report of build_features: the day against its train days, and what is above a limit."""
+
+    compared: Comparison
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Night:
+    """The facts of one run date.
+
+    Attributes:
+        mode: what became of the workflow (fit, extend, apply); None without a dataset.
+        quality: the data report; it is there also when one of its limits stopped the night.
+        evaluation: facts of this date's evaluate_model; None on a night without training.
+        model: model.json of the challenger trained this date, else of the model that made the lists.
+        changes: of score_daily, the lists against the last published ones; it is there also when they were held back.
+        delivery: of deliver_recommendations; None where the lists were delivered nowhere.
+        measure: of this date's lists, or of the day before when those of this date cannot be measured yet.
+    """
+
+    name: str
+    run_date: str
+    mode: str | None
+    days: tuple[Day, ...]
+    quality: DataQuality | None
+    evaluation: Mapping[str, Any] | None
+    model: Mapping[str, Any] | None
+    recommendations: Manifest | None
+    changes: Mapping[str, Any] | None
+    delivery: Mapping[str, Any] | None
+    measure: Measure | None
+
+    @property
+    def promoted(self) -> bool | None:
+        return None if self.evaluation is None else bool(self.evaluation["promoted"])
+
+    @property
+    def judged(self) -> Mapping[str, Any] | None:
+        """The test figures of the model that serves after this night's gate; None on a night without training."""
+        if self.evaluation is None:
+            return None
+        champion = self.evaluation["champion"]
+        return self.evaluation["challenger"] if self.promoted or champion is None else champion
+
+
+def read_night(config: Config, run_date: str) -> Night:
+    """The facts of a run date, as far as its jobs have run."""
+    lake = Lake(config.lake)
+    evaluation = published_facts(lake.evaluations.partition(run_date))
+    recommendations = _published(lake.recommendations.partition(run_date))
+    mode, days = _days(lake, run_date)
+    return Night(
+        name=config.name,
+        run_date=run_date,
+        mode=mode,
+        days=days,
+        quality=_quality(lake, config.name, run_date),
+        evaluation=evaluation,
+        model=_model(lake, config.name, _version(evaluation, recommendations)),
+        recommendations=recommendations,
+        changes=published_facts(lake.list_changes.partition(run_date)),
+        delivery=published_facts(lake.deliveries.partition(run_date)),
+        measure=_measure(lake, run_date),
+    )
+
+
+def earlier_nights(config: Config, run_date: str) -> list[str]:
+    """Run dates up to and with this one that published lists or an evaluation: the last fourteen, oldest first."""
+    lake = Lake(config.lake)
+    found = set()
+    for table in (lake.recommendations, lake.evaluations):
+        for entry in file_io.list_files(table.path):
+            dt = Path(entry.path).name.removeprefix("dt=")
+            if dt <= run_date and is_published(table.partition(dt)):
+                found.add(dt)
+    return sorted(found)[-_NIGHTS:]
+
+
+def published_facts(partition: Partition) -> Mapping[str, Any] | None:
+    """The facts of a partition's manifest; None when it is not published."""
+    manifest = _published(partition)
+    return None if manifest is None else manifest.facts
+
+
+def _published(partition: Partition) -> Manifest | None:
+    return read_manifest(partition) if is_published(partition) else None
+
+
+def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
+    """What became of the workflow, and the days of the run's splits in date order."""
+    if not is_published(lake.datasets.partition(run_date)):
+        return None, ()
+    dataset = read_dataset(lake, run_date)
+    days, order = [], list[str](SPLITS)
+    for split, members in dataset.splits.items():
+        for member in members:
+            partition = lake.features(dataset.workflow_version).partition(member.dt)
+            if is_published(partition):
+                days.append(_day(split, partition, member.label))
+    return dataset.mode, tuple(sorted(days, key=lambda day: (day.dt, order.index(day.split))))
+
+
+def _day(split: str, partition: Partition, label: str | None) -> Day:
+    manifest = read_manifest(partition)
+    clicks = rows = 0
+    for path in even_files(partition, manifest, label):
+        labels = column(path, LABEL)
+        clicks, rows = clicks + int(pc.sum(labels, min_count=0).as_py()), rows + len(labels)
+    of_split = sum(file.rows for file in manifest.split_files(label))
+    return Day(
+        split, partition.dt, manifest.rows_in, of_split, manifest.dropped, clicks / rows if rows else None
+    )
+
+
+def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
+    facts = published_facts(lake.quality(name).partition(run_date))
+    if facts is None:
+        return None
+    return DataQuality(Comparison.from_facts(facts), tuple(Finding(**each) for each in facts["findings"]))
+
+
+def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:
+    if evaluation is not None:
+        return str(evaluation["challenger"]["version"])
+    return None if recommendations is None else recommendations.facts.get("model_version")
+
+
+def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | None:
+    path = f"{lake.models(name)}/{version}"
+    return read_description(path) if version and is_complete(path) else None
+
+
+def _measure(lake: Lake, run_date: str) -> Measure | None:
+    before = (date.fromisoformat(run_date) - timedelta(days=1)).isoformat()
+    for dt in (run_date, before):
+        values = published_facts(lake.measures.partition(dt))
+        if values is not None:
+            return Measure(dt, values)
+    return None
+
+
+def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The baseline's figures on the test day, or None."""
+    found = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
+    return found.get("test")

@@ -1,0 +1,89 @@
+"""Line charts: one or more series over a common x, with horizontal lines to compare with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reporting.elements.markup import Html, join, tag
+from reporting.html.charts.axis import Format, axis
+from reporting.html.charts.frame import LEFT, RIGHT, frame, legend, nothing_to_draw, x_of, y_of
+
+_MOST_POINTS = 600
+_MOST_DOTS = 40
+
+
+@dataclass(frozen=True)
+class Series:
+    """Named points; those with a coordinate that is not finite are not drawn."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+    def drawable(self) -> list[tuple[float, float]]:
+        """Finite points, at most 600 of them: every n-th and the last."""
+        finite = [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
+        stride = math.ceil(len(finite) / _MOST_POINTS) or 1
+        kept = finite[::stride]
+        return kept if not finite or kept[-1] == finite[-1] else [*kept, finite[-1]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A horizontal line with its name, for comparison."""
+
+    name: str
+    value: float
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    references: Sequence[Reference] = (),
+    from_zero: bool = False,
+    x_written: Format | None = None,
+    y_written: Format | None = None,
+) -> Html:
+    """Lines with a dot a point where points are few; a sentence when there is nothing to draw."""
+    drawn = [(each.name, each.drawable()) for each in series]
+    points = [point for _, found in drawn for point in found]
+    if not points:
+        return nothing_to_draw(title)
+    shown = [each for each in references if math.isfinite(each.value)]
+    x = axis([px for px, _ in points], x_label, exact=True, written=x_written)
+    y = axis(
+        [*(py for _, py in points), *(each.value for each in shown)],
+        y_label,
+        from_zero=from_zero,
+        written=y_written,
+    )
+    marks = [_reference(each, y_of(y, each.value)) for each in shown]
+    for index, (_, found) in enumerate(drawn):
+        placed = [(x_of(x, px), y_of(y, py)) for px, py in found]
+        path = " ".join(f"{'L' if position else 'M'}{px} {py}" for position, (px, py) in enumerate(placed))
+        marks.append(tag("path", d=path, class_=f"line series-{index}"))
+        if len(placed) <= _MOST_DOTS:
+            marks += [
+                tag(
+                    "circle",
+                    tag("title", f"{x.written(vx)}: {vy:.6g}"),
+                    cx=px,
+                    cy=py,
+                    r=2.6,
+                    class_=f"dot series-{index}",
+                )
+                for (px, py), (vx, vy) in zip(placed, found, strict=True)
+            ]
+    first, last = points[0], points[-1]
+    description = f"{y_label} by {x_label}, from {first[1]:.4g} to {last[1]:.4g}, {len(points)} points"
+    return join([legend([name for name, _ in drawn]), frame(x, y, marks, title, description)])
+
+
+def _reference(each: Reference, at: float) -> Html:
+    line = tag("line", x1=LEFT, x2=RIGHT, y1=at, y2=at, class_="reference")
+    name = tag("text", each.name, x=LEFT + 6, y=at - 6, class_="reference-name")
+    return tag("g", line, name)

@@ -1,0 +1,42 @@
+"""Scatter charts of shares against shares, with the diagonal on which both are equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from reporting.elements.markup import Html, tag
+from reporting.html.charts.axis import axis, percent
+from reporting.html.charts.frame import frame, nothing_to_draw, x_of, y_of
+
+_SMALLEST, _LARGEST = 2.5, 9.0
+
+
+def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label: str, y_label: str) -> Html:
+    """Dots at (x, y), both shares, whose area grows with their weight; both axes have the same range."""
+    drawn = [each for each in points if all(map(math.isfinite, each)) and each[2] > 0]
+    if not drawn:
+        return nothing_to_draw(title)
+    values = [value for px, py, _ in drawn for value in (px, py)]
+    x = axis(values, x_label, from_zero=True, written=percent)
+    y = axis(values, y_label, from_zero=True, written=percent)
+    heaviest = max(weight for _, _, weight in drawn)
+    marks = [
+        tag(
+            "line",
+            x1=x_of(x, x.low),
+            y1=y_of(y, y.low),
+            x2=x_of(x, x.high),
+            y2=y_of(y, y.high),
+            class_="diagonal",
+        )
+    ]
+    for px, py, weight in drawn:
+        radius = _SMALLEST + (_LARGEST - _SMALLEST) * math.sqrt(weight / heaviest)
+        said = tag("title", f"{x_label} {percent(px)}, {y_label} {percent(py)}, {weight:,.0f} rows")
+        marks.append(
+            tag("circle", said, cx=x_of(x, px), cy=y_of(y, py), r=round(radius, 2), class_="bubble series-0")
+        )
+    furthest = max(abs(px - py) for px, py, _ in drawn)
+    description = f"{len(drawn)} points; the furthest from the diagonal lies {percent(furthest)} from it"
+    return frame(x, y, marks, title, description)

@@ -1,0 +1,76 @@
+"""Puts the sections of a night's report together into one HTML file."""
+
+from __future__ import annotations
+
+from conf.types import Config
+from reporting.elements.markup import Html, join, tag
+from reporting.elements.style import CSS
+from reporting.facts.list_facts import count_items, sample_lists
+from reporting.facts.recent_runs import read_history
+from reporting.facts.run_facts import Night, read_night
+from reporting.html.sections import (
+    calibration,
+    coverage,
+    data,
+    data_quality,
+    gate,
+    headline,
+    last_thirty_days,
+    list_changes,
+    list_quality,
+    runs,
+    sample,
+    stages,
+    training,
+)
+from storage import file_io
+from storage.dataset import read_dataset
+from storage.manifest import is_published
+from storage.paths import Lake
+
+_SAMPLE_USERS = 4
+
+
+def build(config: Config, run_date: str) -> tuple[Night, Html]:
+    """The facts of a night and its whole page."""
+    lake = Lake(config.lake)
+    night = read_night(config, run_date)
+    counts, lists = None, []
+    if night.recommendations is not None:
+        partition = lake.recommendations.partition(run_date)
+        dataset = read_dataset(lake, run_date) if is_published(lake.datasets.partition(run_date)) else None
+        counts = count_items(partition, night.recommendations)
+        lists = sample_lists(lake, partition, night.recommendations, dataset, _SAMPLE_USERS)
+    sections = [
+        last_thirty_days.render(read_history(config, run_date), run_date, config.quality.psi_warn),
+        runs.render(config, run_date),
+        data.render(night),
+        data_quality.render(night.quality),
+        training.render(night),
+        gate.render(night),
+        calibration.render(night),
+        list_quality.render(night),
+        list_changes.render(night),
+        coverage.render(night, counts),
+        sample.render(lists),
+        stages.render(stages.read_stage_times(lake, run_date, config.name)),
+    ]
+    return night, document(f"Nightrank {config.name} {run_date}", headline.render(night), sections)
+
+
+def document(title: str, head: Html, sections: list[Html | None]) -> Html:
+    """A page that needs nothing but itself: its policy forbids every request."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    meta = [
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Html(CSS)),
+    ]
+    footer = tag(
+        "footer", f"Written {file_io.utc_now()} by Nightrank. Everything on this page is in the file itself."
+    )
+    body = tag("body", tag("main", head, *sections, footer))
+    return join([Html("<!doctype html>\n"), tag("html", tag("head", *meta), body, lang="en")])

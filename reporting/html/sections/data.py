@@ -1,0 +1,84 @@
+"""What the night was made of: rows a day, what was dropped and why, click rates, splits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from conf.types import SPLITS
+from reporting.elements import numbers
+from reporting.elements.markup import Child, Html, figure, grid, join, lead, missing, section, table, tag
+from reporting.facts.run_facts import Day, Night
+from reporting.html.charts.bars import columns
+from reporting.html.charts.frame import legend
+
+_REASONS = 7
+
+
+def render(night: Night) -> Html:
+    """Per day of the night's window, or the sentence that build_features has not run."""
+    if not night.days:
+        return section("data", "Data", missing("The days and splits", "build_features"))
+    days = list(night.days)
+    order: list[str] = list(SPLITS)
+    cut = len(_once(days)) < len(days)
+    names, by = ([day.split for day in days], "split") if cut else ([day.dt[5:] for day in days], "day")
+    groups = [order.index(day.split) for day in days]
+    keys = None if cut else legend([split for split in order if any(day.split == split for day in days)])
+    rows = columns("Rows", names, [day.rows for day in days], groups=groups, x_label=by, y_label="rows")
+    charts = [figure(join([keys, rows]), "Rows", f"after dropping, by {by}.")]
+    if all(day.click_rate is not None for day in days):
+        rates = [100 * (day.click_rate or 0.0) for day in days]
+        drawn = columns("Click rate", names, rates, groups=groups, x_label=by, y_label="click rate, %")
+        charts.append(figure(join([keys, drawn]), "Click rate", f"share of rows with a click, by {by}."))
+    return section("data", "Data", _lead(night, days), grid(*charts), grid(_by_day(days), _by_reason(days)))
+
+
+def _lead(night: Night, days: list[Day]) -> Html:
+    once = _once(days)
+    rows_in = sum(day.rows_in for day in once)
+    dropped = sum(sum(day.dropped.values()) for day in once)
+    share = numbers.percent(dropped / rows_in if rows_in else None, 2)
+    workflow = {"fit": "fitted anew", "extend": "extended", "apply": "applied as it was"}.get(
+        night.mode or "", night.mode
+    )
+    return lead(
+        f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; {numbers.count(dropped)} of "
+        f"{numbers.count(rows_in)} raw rows ({share}) did not parse and lie in quarantine. The workflow was {workflow}."
+    )
+
+
+def _once(days: list[Day]) -> list[Day]:
+    """One entry a day, where a day is cut into splits."""
+    return list({day.dt: day for day in days}.values())
+
+
+def _by_day(days: list[Day]) -> Html:
+    rows: list[list[Child]] = [
+        [
+            day.dt,
+            day.split,
+            numbers.count(day.rows_in),
+            numbers.count(sum(day.dropped.values())),
+            numbers.count(day.rows),
+            numbers.percent(day.click_rate, 2),
+        ]
+        for day in days
+    ]
+    headers = ["Day", "Split", "Rows in", "Dropped", "Rows out", "Click rate"]
+    return table(headers, rows, "Rows by day", text=(0, 1))
+
+
+def _by_reason(days: list[Day]) -> Html | None:
+    dropped: Counter[str] = Counter()
+    for day in _once(days):
+        dropped.update(day.dropped)
+    ordered = sorted((each for each in dropped.items() if each[1]), key=lambda each: (-each[1], each[0]))
+    if not ordered:
+        return None
+    rows: list[list[Child]] = [
+        [tag("code", reason), numbers.count(count)] for reason, count in ordered[:_REASONS]
+    ]
+    rest = sum(count for _, count in ordered[_REASONS:])
+    if rest:
+        rows.append([f"{len(ordered) - _REASONS} other reasons", numbers.count(rest)])
+    return table(["Reason", "Rows"], rows, "Dropped by reason")

@@ -1,0 +1,175 @@
+"""Is the night's log like the one the model was trained on? Every raw column of the day against the train days."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from conf.types import SPLITS
+from etl.quality.checks import Finding
+from etl.quality.report_types import ColumnReport, Comparison, PieceRows, share
+from reporting.elements import numbers
+from reporting.elements.markup import Child, Html, figure, grid, join, lead, missing, section, table, tag
+from reporting.facts.run_facts import DataQuality
+from reporting.html.charts.bars import columns
+from reporting.html.charts.frame import legend
+
+_TOP = 3
+_SHOWN_CHARACTERS = 40
+
+_NOTE = (
+    "New values: share of the day's values that the train days do not have. PSI, the population stability index: below 0.1 "
+    "stable, above 0.25 shifted; by chance: what a day of this size may show without any change."
+)
+
+Levels = Mapping[tuple[str | None, str], str]
+
+
+def render(found: DataQuality | None) -> Html:
+    """What is above a limit, rows by day, every column, and its most frequent values."""
+    if found is None:
+        return section("quality", "Data quality", missing("The data report", "build_features"))
+    compared, findings = found.compared, found.findings
+    levels = {(each.column, each.check): each.level for each in findings}
+    flagged = {column for column, _ in levels}
+    ordered = sorted(compared.columns, key=lambda column: column.name not in flagged)
+    return section(
+        "quality",
+        "Data quality",
+        _lead(compared, findings),
+        _findings(findings),
+        grid(*_charts(compared)),
+        tag("div", _columns(ordered, levels), class_="compact"),
+        tag("p", _NOTE, class_="note"),
+        _values(ordered),
+    )
+
+
+def _lead(compared: Comparison, findings: Iterable[Finding]) -> Html:
+    today, train = compared.today, compared.train
+    what = (
+        f"The test rows of {compared.day} against the train rows"
+        if compared.cut
+        else f"The log of {compared.day} against its {len(train)} train days"
+    )
+    count = len(list(findings))
+    stopped = any(each.level == "stop" for each in findings)
+    verdict = (
+        "Nothing is above a limit." if not count else f"{numbers.count(count)} figures are above a limit."
+    )
+    return lead(
+        f"{what}: {numbers.count(today.rows)} rows, {_clicked([today])} of them clicks ({_clicked(train)} in training). ",
+        tag("strong", verdict, class_="warn" if count else "good"),
+        " The job was stopped: no features were published." if stopped else None,
+    )
+
+
+def _clicked(pieces: list[PieceRows]) -> str:
+    return numbers.percent(share(sum(p.clicks for p in pieces), sum(p.rows for p in pieces)), 2)
+
+
+def _findings(findings: Iterable[Finding]) -> Html | None:
+    rows: list[list[Child]] = [
+        [
+            _mark(each.level, each.level),
+            _short(each.said, 200),
+            numbers.decimal(each.value, 3),
+            numbers.decimal(each.limit, 3),
+            tag("code", f"quality.{each.check}_{each.level}"),
+        ]
+        for each in findings
+    ]
+    headers = ["Level", "What was found", "Value", "Limit", "Set by"]
+    return table(headers, rows, "Above a limit", text=(0, 1, 4)) if rows else None
+
+
+def _charts(compared: Comparison) -> list[Html]:
+    """Rows and click rates by day, or by split for a log that is cut inside one partition."""
+    order: list[str] = list(SPLITS)
+    pieces = compared.pieces
+    by = "split" if compared.cut else "day"
+    names = [piece.split if compared.cut else piece.dt[5:] for piece in pieces]
+    groups = [order.index(piece.split) for piece in pieces]
+    keys = None if compared.cut else legend(order)
+    rates = [100 * piece.clicks / piece.rows if piece.rows else math.nan for piece in pieces]
+    charts = (
+        ("Rows of the log", f"that parsed, by {by}.", [float(piece.rows) for piece in pieces], "rows"),
+        ("Clicks of the log", f"share of these rows, by {by}.", rates, "click rate, %"),
+    )
+    return [
+        figure(
+            join([keys, columns(title, names, values, groups=groups, x_label=by, y_label=unit)]),
+            title,
+            caption,
+        )
+        for title, caption, values, unit in charts
+    ]
+
+
+def _columns(ordered: list[ColumnReport], levels: Levels) -> Html:
+    headers = [
+        "Column",
+        "Mark",
+        "Null",
+        "Null in training",
+        "Distinct",
+        "New values",
+        "PSI",
+        "By chance",
+    ]
+    rows: list[list[Child]] = [
+        [
+            tag("code", _short(column.name)),
+            _worst(column, levels),
+            _marked(numbers.percent(column.null_rate, 2), levels.get((column.name, "null_rate_change"))),
+            numbers.percent(column.train_null_rate, 2),
+            numbers.count(column.distinct),
+            _marked(numbers.percent(column.new_value_rate, 2), levels.get((column.name, "new_value_rate"))),
+            _marked(numbers.decimal(column.psi, 3), levels.get((column.name, "psi"))),
+            numbers.decimal(column.psi_noise, 3),
+        ]
+        for column in ordered
+    ]
+    return table(headers, rows, "Columns of the day", text=(0, 1))
+
+
+def _worst(column: ColumnReport, levels: Levels) -> Html | None:
+    found = {level for (name, _), level in levels.items() if name == column.name}
+    level = next((each for each in ("stop", "warn") if each in found), None)
+    return level and _mark(level, level)
+
+
+def _marked(text: str, level: str | None) -> Child:
+    return text if level is None else _mark(text, level)
+
+
+def _mark(text: str, level: str) -> Html:
+    return tag("strong", text, class_=level)
+
+
+def _values(ordered: list[ColumnReport]) -> Html:
+    rows: list[list[Child]] = []
+    for column in ordered:
+        cells = column.nulls + column.cells
+        lines: list[list[Child]] = []
+        for value, count, before in column.top[:_TOP]:
+            in_train = None if before is None else share(before, column.train_nulls + column.train_cells)
+            lines.append(_value(str(value), share(count, cells), in_train))
+        for new, count in column.new_top[:1]:
+            lines.append(_value(new, share(count, cells), 0.0, "new: "))
+        if column.low is not None:
+            spread = f"{column.low:,.6g} to {column.high:,.6g}, mean {column.mean:,.6g}"
+            lines.append([spread, None, None])
+        rows += [[tag("code", _short(column.name)) if line is lines[0] else None, *line] for line in lines]
+    shown = table(["Column", "Value", "Day", "Training"], rows, "Share of rows", text=(0, 1))
+    name = "Most frequent values, and the range of numbers"
+    return tag("details", tag("summary", name), tag("div", shown, class_="compact"))
+
+
+def _value(value: str, on_day: float | None, in_train: float | None, before: str = "") -> list[Child]:
+    written = join([before or None, tag("code", _short(value))])
+    return [written, numbers.percent(on_day, 2), numbers.percent(in_train, 2)]
+
+
+def _short(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
+    return text if len(text) <= characters else text[:characters] + "…"

@@ -1,0 +1,112 @@
+"""Why the challenger serves or does not: the interval of its AUC against the champion's, and all that the gate looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from reporting.elements import numbers
+from reporting.elements.markup import Child, Html, figure, grid, lead, missing, section, table, tag
+from reporting.facts.run_facts import Night
+from reporting.html.charts.interval import Span, interval_chart
+
+_NAMES = {
+    "auc": "AUC",
+    "log_loss": "Log loss",
+    "rows": "Rows",
+    "users": "Users",
+    "calibration": "Calibration",
+    "score_psi": "Drift of scores",
+    "feature_psi": "Drift of columns",
+    "click_rate_change": "Click rate",
+    "oov_share": "Unknown ids",
+    "standing": "Decided by people",
+}
+_MARKS = {"hold": "stop", "warn": "warn"}
+
+
+def render(night: Night) -> Html:
+    """From the facts of evaluate_model."""
+    if night.evaluation is None:
+        return section("gate", "Gate", missing("The gate's decision", "evaluate_model"))
+    evaluation = night.evaluation
+    checks = evaluation.get("checks") or []
+    return section(
+        "gate",
+        "Gate",
+        _lead(evaluation),
+        _checks(checks) if checks else None,
+        grid(*_interval(evaluation), *_drift(evaluation.get("drift") or {})),
+    )
+
+
+def _lead(evaluation: Mapping[str, Any]) -> Html:
+    by = evaluation.get("resampled")
+    between = (evaluation.get("intervals") or {}).get("auc")
+    if by is None or between is None:
+        return lead("There was no champion to compare with, or too little to compare by.")
+    return lead(
+        f"Both models scored the same test rows. The interval holds the true difference with {between['confidence']:.0%} "
+        f"confidence: it comes from {numbers.count(between['replicates'])} resamples of {numbers.count(by['count'])} "
+        f"{by['by']}s. The challenger serves where it does not begin below minus ",
+        tag("code", "gate.margin"),
+        f", {evaluation['margin']:g}.",
+    )
+
+
+def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
+    between = (evaluation.get("intervals") or {}).get("auc")
+    if between is None:
+        return []
+    span = Span("challenger minus champion", between["difference"], between["low"], between["high"])
+    chart = interval_chart(
+        "Gain in AUC",
+        span,
+        -evaluation["margin"],
+        x_label="AUC of the challenger minus that of the champion",
+        limit_name="minus gate.margin",
+    )
+    return [figure(chart, "Gain in AUC", "and its interval, on the test day.")]
+
+
+def _checks(checks: list[Mapping[str, Any]]) -> Html:
+    rows: list[list[Child]] = [
+        [
+            _NAMES.get(each["name"], each["name"]),
+            tag("strong", each["level"], class_=_MARKS[each["level"]]) if each["level"] in _MARKS else "ok",
+            each["said"],
+            tag("code", each["setting"]) if each["setting"] else None,
+        ]
+        for each in checks
+    ]
+    shown = table(
+        ["Check", "Level", "What was found", "Set by"], rows, "What the gate looked at", text=(0, 1, 2, 3)
+    )
+    return tag("div", shown, class_="compact")
+
+
+def _drift(drift: Mapping[str, Any]) -> list[Html]:
+    """The columns that drifted most, and the features with most unknown ids."""
+    tables = (
+        (
+            "Drift of columns, PSI",
+            "Column",
+            drift.get("feature_psi"),
+            lambda value: numbers.decimal(value, 3),
+        ),
+        (
+            "Ids unknown to the new vocabulary",
+            "Feature",
+            drift.get("oov_share"),
+            lambda value: numbers.percent(value, 2),
+        ),
+    )
+    shown = []
+    for caption, header, values, written in tables:
+        if values:
+            rows: list[list[Child]] = [
+                [tag("code", name), written(value)]
+                for name, value in sorted(values.items(), key=lambda each: -each[1])
+            ]
+            shown.append(tag("div", table([header, "Value"], rows, caption), class_="compact"))
+    return shown

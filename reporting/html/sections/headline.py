@@ -1,0 +1,118 @@
+"""The head of the page: which model serves and why, and the figures a reader looks for first."""
+
+from __future__ import annotations
+
+from reporting.elements import numbers
+from reporting.elements.markup import Child, Html, join, tag
+from reporting.facts.run_facts import Night, logistic_regression
+
+
+def render(night: Night) -> Html:
+    """Title, decision and key figures; tiles whose facts are missing say which job writes them."""
+    return tag(
+        "header",
+        tag("p", f"Nightrank · {night.name}", class_="overline"),
+        tag("h1", f"Night of {night.run_date}"),
+        _decision(night),
+        tag("div", *_tiles(night), class_="tiles"),
+    )
+
+
+def _decision(night: Night) -> Html:
+    if night.evaluation is not None:
+        made = tag(
+            "strong",
+            "promoted" if night.promoted else "not promoted",
+            class_="good" if night.promoted else "warn",
+        )
+        version = night.evaluation["challenger"]["version"]
+        return tag(
+            "p",
+            "Tonight's model ",
+            tag("code", version),
+            " was ",
+            made,
+            f": {night.evaluation['reason']}",
+            class_="lead",
+        )
+    if night.recommendations is not None:
+        version = night.recommendations.facts.get("model_version")
+        return tag(
+            "p", "No model was trained tonight; ", tag("code", version), " made the lists.", class_="lead"
+        )
+    return tag(
+        "p",
+        "Neither ",
+        tag("code", "evaluate_model"),
+        " nor ",
+        tag("code", "score_daily"),
+        " has run.",
+        class_="lead",
+    )
+
+
+def _tiles(night: Night) -> list[Html]:
+    return [_quality(night), _baseline(night), _hit_rate(night), _served(night), _coverage(night)]
+
+
+def _quality(night: Night) -> Html:
+    if night.evaluation is None or night.judged is None:
+        return _tile("Model AUC", numbers.NONE, "evaluate_model has not run for this night")
+    auc, best = night.judged["auc"], night.evaluation.get("best_auc")
+    reached = numbers.share_reached(auc, best)
+    if reached is None:
+        entropy = numbers.decimal(night.judged.get("normalized_entropy"))
+        return _tile("Model AUC", numbers.decimal(auc), f"on the test day; normalised entropy {entropy}")
+    note = f"{numbers.percent(reached)} of the way from guessing to the best the log allows, {numbers.decimal(best)}"
+    return _tile("Model AUC", numbers.decimal(auc), note, meter=reached)
+
+
+def _baseline(night: Night) -> Html:
+    name, found = "Logistic AUC", logistic_regression(night.evaluation)
+    if night.evaluation is None or found is None:
+        return _tile(name, numbers.NONE, "no such baseline was trained")
+    reached = numbers.share_reached(found["auc"], night.evaluation.get("best_auc"))
+    note = "logistic regression on the same features"
+    if reached is not None:
+        note += f": {numbers.percent(reached)} of the way"
+    return _tile(name, numbers.decimal(found["auc"]), note, meter=reached)
+
+
+def _hit_rate(night: Night) -> Html:
+    if night.measure is None:
+        return _tile(
+            "Hit rate",
+            numbers.NONE,
+            "measure_recommendations has not run yet: it needs the next day's clicks",
+        )
+    values = night.measure.values
+    popular = numbers.percent(values["popular"]["hit_rate"])
+    when = "" if night.measure.dt == night.run_date else f"; lists of {night.measure.dt}"
+    note = f"{numbers.times(values['lift'])} that of the most popular items, {popular}{when}"
+    return _tile(f"Hit rate @{values['k']}", numbers.percent(values["hit_rate"]), note)
+
+
+def _served(night: Night) -> Html:
+    if night.recommendations is None:
+        return _tile("Users served", numbers.NONE, "score_daily has not run for this night")
+    facts = night.recommendations.facts
+    fewer = facts.get("users_with_fewer", 0)
+    note = f"{facts['k']} items each" + (f", {numbers.count(fewer)} users fewer" if fewer else "")
+    return _tile("Users served", numbers.count(facts["users"]), note)
+
+
+def _coverage(night: Night) -> Html:
+    if night.recommendations is None:
+        return _tile("Item coverage", numbers.NONE, "score_daily has not run for this night")
+    facts = night.recommendations.facts
+    note = f"{numbers.count(facts['items_recommended'])} of {numbers.count(facts['items'])} items stand in a list"
+    return _tile("Item coverage", numbers.percent(facts["coverage"]), note, meter=facts["coverage"])
+
+
+def _tile(name: str, value: str, note: Child, meter: float | None = None) -> Html:
+    bar = None
+    if meter is not None:
+        share = min(max(meter, 0.0), 1.0)
+        bar = tag("div", tag("i", style=f"width:{100 * share:.1f}%"), class_="meter", aria_hidden="true")
+    parts = [tag("h3", name), tag("p", value, class_="value"), bar, tag("p", note, class_="note")]
+    return tag("div", join(parts), class_="tile")

@@ -1,0 +1,232 @@
+"""The last thirty days: rows, drops, AUC, drift, throughput, durations, cost and failures, a point or a bar a run date."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import date
+from statistics import median
+
+from reporting.elements import numbers
+from reporting.elements.markup import Child, Html, figure, grid, lead, section, table, tag
+from reporting.facts.recent_runs import DAYS, GROUPS, DayFacts, History
+from reporting.html.charts.bars import columns, stacked
+from reporting.html.charts.line import Reference, Series, line_chart
+
+_REASONS = 3
+_FAILURES = 12
+_SAID_CHARACTERS = 220
+_TIMED = ("build_features", "train_model", "score_daily")
+
+
+def render(history: History, run_date: str, psi_warn: float | None) -> Html | None:
+    """Charts from the second day on, a table, and what failed; nothing where the lake tells of no run.
+
+    Args:
+        psi_warn: quality.psi_warn, drawn beside the drift of columns.
+    """
+    days = history.days
+    if not any(day.core_s for day in days) and len(days) < 2:
+        return None
+    failures = [each for day in days for each in day.failures]
+    charts = _charts(days, history.currency, psi_warn) if len(days) > 1 else []
+    return section(
+        "history",
+        f"The last {DAYS} days",
+        _lead(days, run_date, history.currency),
+        grid(*(figure(drawn, title, caption) for title, caption, drawn in charts)) if charts else None,
+        _failures(days) if failures else None,
+        _by_day(days, history.currency),
+    )
+
+
+def _lead(days: Sequence[DayFacts], run_date: str, currency: str | None) -> Html:
+    failed = sum(len(day.failures) for day in days)
+    hours = sum(day.core_s for day in days) / 3600
+    costs = [day.cost for day in days if day.cost is not None]
+    price = f", {sum(costs):,.2f} {currency}" if costs else ""
+    return lead(
+        f"Of the {DAYS} run dates up to {run_date} {len(days)} {'has' if len(days) == 1 else 'have'} run, on "
+        f"{hours:,.1f} core hours{price}. ",
+        tag("strong", f"Failed attempts: {failed}.", class_="stop") if failed else "No attempt failed.",
+    )
+
+
+Chart = tuple[str, str, Html]
+
+
+def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | None) -> list[Chart]:
+    last = date.fromisoformat(days[-1].dt)
+    names = [day.dt[5:] for day in days]
+
+    def points(of: Callable[[DayFacts], float | None]) -> list[tuple[float, float]]:
+        found = [((date.fromisoformat(day.dt) - last).days, of(day)) for day in days]
+        return [(x, math.nan if value is None else value) for x, value in found]
+
+    def lines(title: str, unit: str, series: Sequence[Series], limits: Sequence[Reference] = ()) -> Html:
+        shown = [each for each in series if each.drawable()]
+        return line_chart(
+            title,
+            shown,
+            x_label="run date",
+            y_label=unit,
+            references=limits if shown else (),
+            x_written=lambda x: _month_and_day(last, x),
+        )
+
+    auc = lines(
+        "AUC",
+        "AUC on the test day",
+        [
+            Series("challenger", points(lambda day: day.auc)),
+            Series("champion", points(lambda day: day.champion_auc)),
+            Series("best the log allows", points(lambda day: day.best_auc)),
+        ],
+    )
+    limits = [] if psi_warn is None else [Reference("quality.psi_warn", psi_warn)]
+    drift = lines(
+        "Drift",
+        "population stability index",
+        [
+            Series("column that drifted most", points(lambda day: day.psi)),
+            Series("scores of the lists", points(lambda day: day.score_psi)),
+        ],
+        limits,
+    )
+    speed = lines(
+        "Throughput",
+        "rows a second, 1 = median of the days",
+        [Series(job, _over_median(points(_speed_of(job)))) for job in _TIMED],
+    )
+    rows = columns(
+        "Rows",
+        names,
+        [_number(day.rows) for day in days],
+        groups=[0] * len(days),
+        x_label="run dates",
+        y_label="rows of the log",
+    )
+    seconds = stacked(
+        "Duration",
+        names,
+        [(group, [day.seconds.get(group, math.nan) / 60 for day in days]) for group in GROUPS],
+        x_label="run dates",
+        y_label="minutes",
+    )
+    charts = [
+        ("Rows", "of the run date's own log, before drops.", rows),
+        ("Drops", "share of these rows that were left out, by reason.", _drops(days, names)),
+        ("AUC", "of the models that the gate compared.", auc),
+        ("Drift", "of the day against its train days, and of the lists against the last ones.", drift),
+        ("Throughput", "of the last attempt that ended well.", speed),
+        ("Duration", "of the jobs, by their own clocks.", seconds),
+        ("Cost", "of all attempts, those that failed too.", _cost(days, names, currency)),
+    ]
+    if any(day.failures for day in days):
+        charts.append(("Failures", "attempts that failed.", _failed(days, names)))
+    return charts
+
+
+def _month_and_day(last: date, x: float) -> str:
+    """The date of a whole number of days before the last one; nothing between two days."""
+    if abs(x - round(x)) > 1e-9 or x > 0:
+        return ""
+    return date.fromordinal(last.toordinal() + round(x)).isoformat()[5:]
+
+
+def _speed_of(job: str) -> Callable[[DayFacts], float | None]:
+    return lambda day: day.rows_per_s.get(job)
+
+
+def _over_median(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    known = [y for _, y in points if math.isfinite(y)]
+    middle = median(known) if known else 0.0
+    return [(x, y / middle) for x, y in points] if middle else []
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _drops(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
+    total: Counter[str] = Counter()
+    for day in days:
+        total.update(day.dropped)
+    first = [reason for reason, _ in sorted(total.items(), key=lambda each: (-each[1], each[0]))[:_REASONS]]
+
+    def share(day: DayFacts, reasons: Sequence[str]) -> float:
+        dropped = sum(day.dropped.get(reason, 0) for reason in reasons)
+        return 100 * dropped / day.rows if day.rows else math.nan
+
+    parts = [(reason, [share(day, [reason]) for day in days]) for reason in first]
+    rest = sorted(set(total) - set(first))
+    if rest:
+        parts.append((f"other reasons ({len(rest)})", [share(day, rest) for day in days]))
+    return stacked("Drops", names, parts, x_label="run dates", y_label="% of the log's rows")
+
+
+def _cost(days: Sequence[DayFacts], names: Sequence[str], currency: str | None) -> Html:
+    priced = any(day.cost is not None for day in days)
+    values = [_number(day.cost) if priced else day.core_s / 3600 for day in days]
+    return columns(
+        "Cost",
+        names,
+        values,
+        groups=[0] * len(days),
+        x_label="run dates",
+        y_label=str(currency) if priced else "core hours",
+    )
+
+
+def _failed(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
+    return columns(
+        "Failures",
+        names,
+        [float(len(day.failures)) for day in days],
+        groups=[1] * len(days),
+        x_label="run dates",
+        y_label="attempts that failed",
+    )
+
+
+def _failures(days: Sequence[DayFacts]) -> Html:
+    found = sorted((each for day in days for each in day.failures), key=lambda each: each.ended_at)
+    rows: list[list[Child]] = [
+        [each.dt, tag("code", each.job), str(each.exit_code), each.ended_at, _short(each.problem)]
+        for each in reversed(found[-_FAILURES:])
+    ]
+    headers = ["Run date", "Job", "Exit code", "Ended", "What it said"]
+    caption = (
+        f"The last {len(rows)} of {len(found)} failed attempts"
+        if len(found) > len(rows)
+        else "Failed attempts"
+    )
+    return tag("div", table(headers, rows, caption, text=(0, 1, 3, 4)), class_="compact")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SAID_CHARACTERS else line[:_SAID_CHARACTERS] + "…"
+
+
+def _by_day(days: Sequence[DayFacts], currency: str | None) -> Html:
+    headers = ["Run date", "Rows", "Dropped", "AUC", "Worst PSI", "Churn", "Minutes", "Core hours"]
+    headers += [str(currency)] if currency else []
+    rows: list[list[Child]] = [
+        [
+            day.dt,
+            numbers.count(day.rows),
+            numbers.percent(day.dropped_share, 2),
+            numbers.decimal(day.auc),
+            numbers.decimal(day.psi, 3),
+            numbers.percent(day.churn),
+            numbers.decimal(sum(day.seconds.values()) / 60 if day.seconds else None, 1),
+            numbers.decimal(day.core_s / 3600 if day.core_s else None, 2),
+            *([numbers.decimal(day.cost, 2)] if currency else []),
+            str(len(day.failures)),
+        ]
+        for day in reversed(days)
+    ]
+    shown = table([*headers, "Failed"], rows, "By run date, the newest first")
+    return tag("details", tag("summary", "The figures by run date"), tag("div", shown, class_="compact"))

@@ -1,0 +1,57 @@
+"""What the lists were worth: hits among the clicks they were made for, beside those of the most popular items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from reporting.elements import numbers
+from reporting.elements.markup import Child, Html, lead, missing, section, table
+from reporting.facts.run_facts import Night
+
+_AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks of the test split"}
+
+
+def render(night: Night) -> Html:
+    """The lists of this night, or of the night before while the clicks after this one are not in."""
+    if night.measure is None:
+        words = missing("Hits of the lists", "measure_recommendations")
+        return section("measured", "Lists against clicks", words)
+    values, popular = night.measure.values, night.measure.values["popular"]
+    k, cold = values["k"], values.get("cold_users")
+    rows: list[list[Child]] = [
+        ["These lists", numbers.count(values["users"]), *_measures(values)],
+        [f"The {k} most popular items", numbers.count(values["users"]), *_measures(popular)],
+    ]
+    if cold:
+        rows.append(["These lists, users new to the log", numbers.count(cold["users"]), *_measures(cold)])
+    against = _AGAINST.get(values["against"], str(values["against"]))
+    sentence = lead(
+        f"The lists of {night.measure.dt} against {against}, for users known from the train days who clicked: "
+        f"{numbers.times(values['lift'])} the hit rate of the most popular items."
+    )
+    headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]
+    ranked = table(headers, rows, "Ranking quality")
+    return section("measured", "Lists against clicks", sentence, ranked, *_recall(values.get("candidates")))
+
+
+def _recall(found: Mapping[str, Any] | None) -> list[Html]:
+    """What the candidates held of these clicks, source by source; nothing where nobody was asked."""
+    if not found or found["recall"] is None:
+        return []
+    rows: list[list[Child]] = [["All candidates", numbers.percent(found["recall"])]]
+    rows += [[name, numbers.percent(share)] for name, share in found["by_source"].items()]
+    headers = ["Source", f"Recall @{found['mean_candidates']:,.0f}"]
+    return [
+        table(
+            headers, rows, "Clicks that the candidates held; an item of several sources counts for the first"
+        )
+    ]
+
+
+def _measures(found: Mapping[str, Any]) -> list[Child]:
+    return [
+        numbers.percent(found.get("hit_rate")),
+        numbers.decimal(found.get("ndcg")),
+        numbers.percent(found.get("coverage")),
+    ]

@@ -1,0 +1,53 @@
+"""The nights so far in one table: is the model getting better or worse?"""
+
+from __future__ import annotations
+
+from conf.types import Config
+from reporting.elements import numbers
+from reporting.elements.markup import Child, Html, lead, section, table, tag
+from reporting.facts.run_facts import earlier_nights, logistic_regression, published_facts
+from storage.paths import Lake
+
+
+def render(config: Config, run_date: str) -> Html | None:
+    """One row a night, newest last; nothing before the second night."""
+    dates = earlier_nights(config, run_date)
+    if len(dates) < 2:
+        return None
+    lake = Lake(config.lake)
+    headers = [
+        "Night",
+        "Model serving",
+        "Gate",
+        "AUC",
+        "Best AUC",
+        "Reached",
+        "Logistic AUC",
+        "Hit rate",
+        "Lift",
+        "Coverage",
+    ]
+    shown = table(headers, [_row(lake, dt) for dt in dates], f"The last {len(dates)} nights", text=(0, 1, 2))
+    note = "AUC is that of the night's challenger on its test day; hit rates follow when the next day's clicks are in."
+    return section("nights", "Nights", lead(note), shown)
+
+
+def _row(lake: Lake, dt: str) -> list[Child]:
+    evaluation = published_facts(lake.evaluations.partition(dt))
+    lists = published_facts(lake.recommendations.partition(dt)) or {}
+    measure = published_facts(lake.measures.partition(dt)) or {}
+    auc = evaluation["challenger"]["auc"] if evaluation else None
+    best = evaluation.get("best_auc") if evaluation else None
+    gate = numbers.NONE if evaluation is None else ("promoted" if evaluation["promoted"] else "kept")
+    return [
+        dt,
+        tag("code", str(lists.get("model_version", numbers.NONE))[:8]),
+        gate,
+        numbers.decimal(auc),
+        numbers.decimal(best),
+        numbers.percent(numbers.share_reached(auc, best)),
+        numbers.decimal((logistic_regression(evaluation) or {}).get("auc")),
+        numbers.percent(measure.get("hit_rate")),
+        numbers.times(measure.get("lift")),
+        numbers.percent(lists.get("coverage")),
+    ]

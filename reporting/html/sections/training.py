@@ -1,0 +1,111 @@
+"""How the model was trained: loss, learning rate and rows a second, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from reporting.elements import numbers
+from reporting.elements.markup import Html, facts_list, figure, grid, lead, missing, section, tag
+from reporting.facts.run_facts import Night
+from reporting.html.charts.line import Reference, Series, line_chart
+
+_WITHOUT_LISTS = {"architecture", "multi_hot"}
+
+
+def render(night: Night) -> Html:
+    """From model.json of tonight's challenger, or of the serving model on a night without training."""
+    if night.model is None:
+        return section("training", "Training", missing("The training curve", "train_model"))
+    model = night.model
+    trained = "tonight" if model.get("run_date") == night.run_date else f"on {model.get('run_date')}"
+    sentence = lead(
+        "Model ",
+        tag("code", model["version"]),
+        f" was trained {trained} on {numbers.count(model.get('train_rows'))} rows in "
+        f"{numbers.count(model.get('steps'))} steps by {numbers.count(model.get('num_ranks'))} ranks.",
+    )
+    return section("training", "Training", sentence, grid(*_charts(model), _facts(model)))
+
+
+def _charts(model: Mapping[str, Any]) -> list[Html]:
+    validation = model.get("metrics", {}).get("validation", {}).get("log_loss")
+    references = [] if validation is None else [Reference("validation, after training", validation)]
+    loss = line_chart(
+        "Training loss",
+        [Series("training", _points(model, "loss"))],
+        x_label="step",
+        y_label="log loss",
+        references=references,
+    )
+    rate = line_chart(
+        "Learning rate",
+        [Series("learning rate", _points(model, "learning_rate"))],
+        x_label="step",
+        y_label="learning rate",
+        from_zero=True,
+    )
+    speed = line_chart(
+        "Rows a second",
+        [Series("rows a second", _points(model, "rows_per_s"))],
+        x_label="step",
+        y_label="rows/s, all ranks",
+        from_zero=True,
+    )
+    return [
+        figure(loss, "Training loss", "mean log loss since the point before."),
+        figure(rate, "Learning rate", "of the dense parameters."),
+        figure(speed, "Throughput", "rows a second over all ranks."),
+    ]
+
+
+def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
+    return [(each["step"], each[key]) for each in model.get("history", []) if each.get(key) is not None]
+
+
+def _facts(model: Mapping[str, Any]) -> Html:
+    validation = model.get("metrics", {}).get("validation", {})
+    waits = [
+        each["loader_wait_share"]
+        for each in model.get("history", [])
+        if each.get("loader_wait_share") is not None
+    ]
+    parent = model.get("parent")
+    return facts_list(
+        [
+            ("Architecture", _architecture(model)),
+            ("Started from", f"model {parent}" if parent else "random values"),
+            ("Workflow", model.get("workflow_version")),
+            ("Training took", numbers.seconds(model.get("seconds"))),
+            ("Ended early", model.get("stopped")),
+            ("Waiting for data", numbers.percent(sum(waits) / len(waits)) if waits else None),
+            ("Validation AUC", numbers.decimal(validation.get("auc"))),
+            ("Validation log loss", numbers.decimal(validation.get("log_loss"))),
+            ("Validation normalised entropy", numbers.decimal(validation.get("normalized_entropy"))),
+            (
+                "Predicted over observed clicks",
+                numbers.decimal((validation.get("calibration") or {}).get("ratio")),
+            ),
+        ]
+    )
+
+
+def _architecture(model: Mapping[str, Any]) -> str:
+    """The architecture and its settings but those that are off; how lists enter, where the model takes any."""
+    features = model.get("feature_spec", {}).get("features", [])
+    hidden = {"architecture"} if any(each["kind"] == "multi_hot" for each in features) else _WITHOUT_LISTS
+    sizes = [
+        f"{name.replace('_', ' ').replace('mlp', 'MLP')} {_setting(value)}"
+        for name, value in sorted(model.get("model", {}).items())
+        if name not in hidden and value
+    ]
+    return ", ".join([str(model.get("architecture", numbers.NONE)), *sizes])
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, list):
+        return "–".join(map(str, value))
+    if isinstance(value, Mapping):
+        inner = [f"{name.replace('_', ' ')} {_setting(each)}" for name, each in value.items() if each]
+        return f"({', '.join(inner)})"
+    return str(value)

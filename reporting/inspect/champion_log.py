@@ -1,0 +1,84 @@
+"""What became of a model's versions, for somebody who has been woken by it: one line a decision, newest last."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from reporting.terminal.progress import text_table
+from storage.paths import Lake
+from training.registry.champion_history import Intervention, interventions, promotions, standing_as_of
+
+_HEADERS = ["Date", "What", "Version", "Parent", "AUC", "Gain", "Interval", "Serving after it"]
+_SHOWN = 30
+_WIDTH = 100
+
+
+def history_table(lake: Lake, name: str, run_date: str) -> str:
+    """Who serves on a run date and why, then the decisions up to that date: the last thirty."""
+    events: list[tuple[str, int, list[str]]] = []
+    for date, decision in promotions(lake, name, run_date):
+        events.append((date, 0, _decided(date, decision)))
+    for each in interventions(lake, name, run_date):
+        events.append((each.run_date, 1, _intervened(each)))
+    if not events:
+        return f"{name}: nothing has been decided up to {run_date}; train_model and evaluate_model make the first champion."
+    events.sort(key=lambda each: each[:2])
+    shown = [row for _, _, row in events[-_SHOWN:]]
+    return "\n".join([_headline(lake, name, run_date), "", text_table(_HEADERS, shown, right=(4, 5))])
+
+
+def told(done: Intervention | None) -> str:
+    """What an intervention did, and what to run now."""
+    if done is None:
+        return "\n  Nothing was changed: it is so already. To go further back name a version: --rollback --to VERSION"
+    out = f" Withdrawn: {', '.join(done.withdrawn)}." if done.withdrawn else ""
+    words = (
+        f"Recorded: {done}. From {done.run_date} on {done.champion} serves.{out} Lists that are published already stay as "
+        f"they are: `nightly --run-date {done.run_date}` makes those of that date again."
+    )
+    return "\n" + textwrap.fill(words, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def _headline(lake: Lake, name: str, run_date: str) -> str:
+    standing = standing_as_of(lake, name, run_date)
+    lines = [f"{name} on {run_date}: {standing.champion or 'no champion'} serves."]
+    if standing.pinned is not None:
+        lines.append(f"It is pinned: {standing.pinned}.")
+    elif standing.champions:
+        since, champion = standing.champions[-1]
+        reason = next(
+            (
+                str(decision["reason"])
+                for date, decision in reversed(promotions(lake, name, run_date))
+                if decision["promoted"] and decision["champion_after"] == champion
+            ),
+            "",
+        )
+        lines.append(f"Champion since {since}. {reason}".strip())
+    lines += [f"{version} is out: {each}." for version, each in sorted(standing.withdrawn.items())]
+    filled = (
+        textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    ") for line in lines[1:]
+    )
+    return "\n".join([lines[0], *filled])
+
+
+def _decided(date: str, decision: Mapping[str, Any]) -> list[str]:
+    auc = ((decision.get("metrics") or {}).get("challenger") or {}).get("auc")
+    between = (decision.get("intervals") or {}).get("auc")
+    return [
+        date,
+        "promoted" if decision["promoted"] else "kept out",
+        decision["challenger"],
+        (decision.get("lineage") or {}).get("parent") or "-",
+        "-" if auc is None else f"{auc:.4f}",
+        "-" if between is None else f"{between['difference']:+.4f}",
+        "-" if between is None else f"{between['low']:+.4f} to {between['high']:+.4f}",
+        decision["champion_after"] or "-",
+    ]
+
+
+def _intervened(each: Intervention) -> list[str]:
+    of = ", ".join(each.withdrawn) or each.champion
+    return [each.run_date, each.action, of, "-", "-", "-", f"{each.by}: {each.why}", each.champion]

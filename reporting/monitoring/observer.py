@@ -1,0 +1,150 @@
+"""Watches one run of one job from its beginning to its end, and then records it. Nothing here can make a job fail."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from conf.errors import NightrankError
+from conf.types import Config
+from reporting.monitoring.prometheus import expose
+from reporting.monitoring.run_record import RunRecord, write_record
+from reporting.monitoring.spark_stages import SparkWork, read_spark_work
+from storage import file_io, lineage
+from storage.paths import Lake
+
+log = logging.getLogger("nightrank.watch")
+
+_MOST_WARNINGS, _MOST_CHARACTERS = 20, 500
+_NOT_FACTS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output")
+
+
+class _Warnings(logging.Handler):
+    """Keeps the first warnings and counts all of them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.kept: list[str] = []
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.WARNING:
+            self.count += 1
+            if len(self.kept) < _MOST_WARNINGS:
+                self.kept.append(record.getMessage()[:_MOST_CHARACTERS])
+
+
+@dataclass
+class Observer:
+    """Of one run: what it reads and publishes, what it warns of, and when it began.
+
+    `waits`: it only waits for jobs that are recorded themselves, so that no core is counted twice.
+    """
+
+    config: Config
+    run: lineage.Run
+    waits: bool = False
+    started_s: float = field(default_factory=time.time)
+    _began: float = field(default_factory=time.monotonic)
+    _warnings: _Warnings = field(default_factory=_Warnings)
+    _spark: SparkWork | None = None
+
+    @classmethod
+    def begin(cls, job: str, config: Config, run_date: str, waits: bool = False) -> Observer:
+        """Starts watching this process."""
+        made = cls(config, lineage.Run(job, f"nightrank.{config.name}", run_date), waits)
+        lineage.begin(made.run)
+        logging.getLogger("nightrank").addHandler(made._warnings)
+        return made
+
+    def look_at(self, spark: SparkSession | None) -> None:
+        """Reads what Spark did; to be called before the session is stopped."""
+        if spark is None:
+            return
+        with _harmless("Spark's stages of this run are not recorded"):
+            self._spark = read_spark_work(spark, time.time())
+
+    def end(
+        self,
+        exit_code: int,
+        phases: Mapping[str, float],
+        closing: Mapping[str, Any],
+        error: BaseException | None,
+    ) -> RunRecord | None:
+        """Records the run, and shows it to Prometheus where that is configured; None where there was no row to make.
+
+        Args:
+            closing: the job's closing line; empty where it failed.
+            error: what ended a job that failed.
+        """
+        logging.getLogger("nightrank").removeHandler(self._warnings)
+        lineage.begin(None)
+        record = None
+        with _harmless("this run is not recorded"):
+            record = self._record(exit_code, phases, closing, error)
+            write_record(Lake(self.config.lake), record)
+        if record is not None:
+            with _harmless("the metrics of this run are not shown to Prometheus"):
+                expose(record, self.config.watch)
+        return record
+
+    def _record(
+        self,
+        exit_code: int,
+        phases: Mapping[str, float],
+        closing: Mapping[str, Any],
+        error: BaseException | None,
+    ) -> RunRecord:
+        seconds = round(time.monotonic() - self._began, 2)
+        ended_at, said = file_io.utc_now(), None if error is None else _said(error)
+        spark, price = self._spark, self.config.watch.core_hour_price
+        core_s = 0.0 if self.waits else spark.core_s if spark else seconds
+        return RunRecord(
+            run_id=self.run.run_id,
+            job=self.run.job,
+            config=self.config.name,
+            run_date=self.run.run_date,
+            started_at=datetime.fromtimestamp(self.started_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            ended_at=ended_at,
+            seconds=seconds,
+            exit_code=exit_code,
+            error=said,
+            rows_in=closing.get("rows_in", 0),
+            rows_out=closing.get("rows_out", 0),
+            dropped=closing.get("dropped", {}),
+            output=closing.get("output"),
+            phases=dict(phases),
+            facts={name: value for name, value in closing.items() if name not in _NOT_FACTS},
+            warnings=self._warnings.kept,
+            warning_count=self._warnings.count,
+            core_s=core_s,
+            cost=None if price is None else round(core_s / 3600 * price, 6),
+            currency=None if price is None else self.config.watch.currency,
+            spark=spark.summary() if spark else None,
+            stages=spark.stages if spark else (),
+            lineage=self.run.ended(ended_at, None if said is None else said["problem"]),
+        )
+
+
+def _said(error: BaseException) -> dict[str, str]:
+    if isinstance(error, NightrankError):
+        return {"kind": type(error).__name__, "problem": error.problem, "remedy": error.remedy}
+    lines = str(error).strip().splitlines() or [repr(error)]
+    problem = lines[0][: 4 * _MOST_CHARACTERS]
+    return {"kind": type(error).__name__, "problem": problem, "remedy": "read the job's log"}
+
+
+@contextmanager
+def _harmless(consequence: str) -> Any:
+    """Whatever goes wrong in here is a warning: a job that did its work has done it, recorded or not."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("%s: %s: %s", consequence, type(error).__name__, error)

@@ -1,0 +1,166 @@
+"""The last run of each job as Prometheus metrics: a file for node_exporter's textfile collector, and a push gateway."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from conf.types import Watch
+from reporting.monitoring.run_record import RunRecord
+from storage import file_io
+
+log = logging.getLogger("nightrank.watch")
+
+_PUSH_TIMEOUT_S = 5.0
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+
+# Name → what it tells. All are gauges of a job's last run, with the labels `config` and `job`, and those named here.
+METRICS: Mapping[str, str] = {
+    "nightrank_run_success": "1 where the last run ended with exit code 0, else 0",
+    "nightrank_run_exit_code": "Exit code of the last run: 0 done, 2 configuration, 3 data, 4 infrastructure",
+    "nightrank_run_end_timestamp_seconds": "When the last run ended, in seconds since 1970",
+    "nightrank_run_date_timestamp_seconds": "Midnight UTC of the run date of the last run",
+    "nightrank_run_seconds": "Seconds the last run took",
+    "nightrank_phase_seconds": "Seconds by phase of the last run (label phase)",
+    "nightrank_rows_in": "Rows the last run read",
+    "nightrank_rows_out": "Rows the last run published",
+    "nightrank_rows_dropped": "Rows the last run left out (label reason)",
+    "nightrank_warnings": "Warnings of the last run",
+    "nightrank_core_seconds": "Seconds for which the last run held cores",
+    "nightrank_cost": "Cost of the last run, where a price is configured (label currency)",
+    "nightrank_fact": "A number of the last run's closing line (label fact)",
+    "nightrank_spark_tasks": "Tasks of the last run",
+    "nightrank_spark_failed_tasks": "Tasks of the last run that failed",
+    "nightrank_spark_task_seconds": "Seconds its tasks ran",
+    "nightrank_spark_gc_seconds": "Seconds its tasks collected garbage",
+    "nightrank_spark_input_bytes": "Bytes Spark read from storage",
+    "nightrank_spark_output_bytes": "Bytes Spark wrote to storage",
+    "nightrank_spark_shuffle_write_bytes": "Bytes written to shuffles",
+    "nightrank_spark_spilled_bytes": "Bytes written to disk for want of memory",
+    # Only a run that ended well replaces these two.
+    "nightrank_last_success_timestamp_seconds": "When the last run that ended well did so, in seconds since 1970",
+    "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last run that ended well",
+}
+_OF_SUCCESS = ("nightrank_last_success_timestamp_seconds", "nightrank_last_success_date_timestamp_seconds")
+_OF_SPARK = {
+    "nightrank_spark_tasks": "tasks",
+    "nightrank_spark_failed_tasks": "failed_tasks",
+    "nightrank_spark_task_seconds": "task_s",
+    "nightrank_spark_gc_seconds": "gc_s",
+    "nightrank_spark_input_bytes": "input_bytes",
+    "nightrank_spark_output_bytes": "output_bytes",
+    "nightrank_spark_shuffle_write_bytes": "shuffle_write_bytes",
+    "nightrank_spark_spilled_bytes": "spilled_bytes",
+}
+
+Sample = tuple[str, Mapping[str, str], float]
+
+
+def expose(record: RunRecord, watch: Watch) -> None:
+    """Writes the files and pushes, as configured.
+
+    Raises:
+        InfrastructureError: a file could not be written.
+        OSError: the push gateway could not be reached, or refused.
+    """
+    last, success = run_text(record), success_text(record)
+    if watch.textfile_folder is not None:
+        stem = _UNSAFE.sub("_", f"nightrank_{record.config}_{record.job}")
+        file_io.replace_text(str(Path(watch.textfile_folder) / f"{stem}.prom"), last)
+        if success:  # in a file of its own: a failed run must not take it away
+            file_io.replace_text(str(Path(watch.textfile_folder) / f"{stem}.success.prom"), success)
+    if watch.push_gateway is not None:
+        _push(watch.push_gateway, record, last + success)
+
+
+def run_text(record: RunRecord) -> str:
+    """The last run in Prometheus's text format."""
+    return _text(_run_samples(record))
+
+
+def success_text(record: RunRecord) -> str:
+    """The time of the last success; empty where this run was none."""
+    if record.failed:
+        return ""
+    labels = {"config": record.config, "job": record.job}
+    values = (_at(record.ended_at), _midnight(record.run_date))
+    return _text((name, labels, value) for name, value in zip(_OF_SUCCESS, values, strict=True))
+
+
+def _run_samples(record: RunRecord) -> Iterator[Sample]:
+    labels = {"config": record.config, "job": record.job}
+    yield "nightrank_run_success", labels, float(not record.failed)
+    yield "nightrank_run_exit_code", labels, record.exit_code
+    yield "nightrank_run_end_timestamp_seconds", labels, _at(record.ended_at)
+    yield "nightrank_run_date_timestamp_seconds", labels, _midnight(record.run_date)
+    yield "nightrank_run_seconds", labels, record.seconds
+    for phase, seconds in record.phases.items():
+        yield "nightrank_phase_seconds", {**labels, "phase": phase}, seconds
+    yield "nightrank_rows_in", labels, record.rows_in
+    yield "nightrank_rows_out", labels, record.rows_out
+    for reason, rows in record.dropped.items():
+        yield "nightrank_rows_dropped", {**labels, "reason": reason}, rows
+    yield "nightrank_warnings", labels, record.warning_count
+    yield "nightrank_core_seconds", labels, record.core_s
+    if record.cost is not None:
+        yield "nightrank_cost", {**labels, "currency": str(record.currency)}, record.cost
+    for fact, value in record.facts.items():
+        if isinstance(value, bool | int | float):
+            yield "nightrank_fact", {**labels, "fact": fact}, float(value)
+    if record.spark is not None:
+        for name, key in _OF_SPARK.items():
+            yield name, labels, record.spark[key]
+
+
+def _text(samples: Iterable[Sample]) -> str:
+    """Samples grouped by metric, each group below its help and type, as the format asks."""
+    of_metric: dict[str, list[Sample]] = {}
+    for each in samples:
+        if math.isfinite(each[2]):
+            of_metric.setdefault(each[0], []).append(each)
+    lines = []
+    for name, found in of_metric.items():
+        lines += [f"# HELP {name} {METRICS[name]}", f"# TYPE {name} gauge"]
+        lines += [_line(*each) for each in found]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    written = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"{name}{{{written}}} {value!r}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _at(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()
+
+
+def _midnight(run_date: str) -> float:
+    day = date.fromisoformat(run_date)
+    return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
+
+
+def _push(gateway: str, record: RunRecord, text: str) -> None:
+    """POST replaces the metrics that are named and leaves those of the last success alone."""
+    path = "/".join([*_group("job", record.job), *_group("config", record.config)])
+    request = urllib.request.Request(
+        f"{gateway.rstrip('/')}/metrics/{path}",
+        data=text.encode("utf-8"),
+        headers={"Content-Type": "text/plain; version=0.0.4"},
+        method="POST",
+    )
+    with urllib.request.urlopen(request, timeout=_PUSH_TIMEOUT_S):
+        log.debug("pushed the metrics of %s to %s", record.job, gateway)
+
+
+def _group(name: str, value: str) -> tuple[str, str]:
+    return name, quote(value, safe="")

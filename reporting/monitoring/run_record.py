@@ -1,0 +1,136 @@
+"""A row of `runs/dt=…`: one attempt of one job, in a file of its own, so that runs at the same time need no lock.
+
+A file is one JSON object on one line, written in one step under a name that no other attempt has, and never replaced. So a row is
+whole or not there, a retry adds one, and a killed job leaves none. Any reader of JSON lines takes the folder as one table.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields
+from datetime import date, timedelta
+from typing import Any
+
+from storage import file_io, format_versions
+from storage.paths import Lake
+
+log = logging.getLogger("nightrank.watch")
+
+_READERS = 16  # on an object store each file costs a round trip
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One attempt of one job.
+
+    Attributes:
+        config: name of the configuration.
+        started_at, ended_at: UTC, ISO 8601.
+        seconds: of the job's own process; starting spark-submit comes on top.
+        error: kind, problem and remedy, where the job failed.
+        phases: seconds by phase.
+        facts: what the closing line holds beside the other columns; empty where the job failed.
+        warnings: the first of what was logged as a warning; `warning_count` counts all.
+        spark: SparkWork.summary(), without a session None; `stages`: its stages.
+        core_s: seconds for which cores were held; one core where there was no session, none of `nightly`, which waits.
+        cost: amount in `currency`, where a price is configured.
+        lineage: the OpenLineage event that ends the run, with all datasets that were read and published.
+    """
+
+    run_id: str
+    job: str
+    config: str
+    run_date: str
+    started_at: str
+    ended_at: str
+    seconds: float
+    exit_code: int
+    error: Mapping[str, str] | None = None
+    rows_in: int = 0
+    rows_out: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    output: str | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+    warning_count: int = 0
+    core_s: float = 0.0
+    cost: float | None = None
+    currency: str | None = None
+    spark: Mapping[str, Any] | None = None
+    stages: Sequence[Mapping[str, Any]] = ()
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0
+
+    def to_json(self) -> dict[str, Any]:
+        return format_versions.RUN_RECORD.stamp(asdict(self))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
+        """Columns that a later release added are left out.
+
+        Raises:
+            TypeError: a column that every row has is missing.
+        """
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+
+def write_record(lake: Lake, record: RunRecord) -> str:
+    """Adds the row; its path.
+
+    Raises:
+        InfrastructureError: it could not be written.
+        ValueError: a fact is no JSON value.
+    """
+    began = record.started_at.replace("-", "").replace(":", "")
+    name = f"{record.job}-{began}-{record.run_id[:8]}.json"
+    path = lake.runs.partition(record.run_date).file(name)
+    file_io.replace_text(path, json.dumps(record.to_json(), sort_keys=True, allow_nan=False) + "\n")
+    return path
+
+
+def read_records(lake: Lake, run_dates: Iterable[str], config: str | None = None) -> list[RunRecord]:
+    """The rows of these run dates (of one configuration, where one is named), in the order in which the runs began.
+
+    A file that is no row is left out, with a warning: what others put there must not stop a report.
+
+    Raises:
+        DataError: a newer release wrote a row.
+    """
+    paths = [
+        path
+        for dt in run_dates
+        for path in (
+            lake.runs.partition(dt).file(info.base_name)
+            for info in file_io.list_files(lake.runs.partition(dt).path)
+            if info.is_file and info.base_name.endswith(".json") and not info.base_name.startswith(".")
+        )
+    ]
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = [each for each in pool.map(_read, paths) if each is not None]
+    wanted = [each for each in found if config is None or each.config == config]
+    return sorted(wanted, key=lambda each: (each.started_at, each.job, each.run_id))
+
+
+def dates_up_to(run_date: str, days: int) -> list[str]:
+    """The run date and the days before it, `days` in all, oldest first."""
+    last = date.fromisoformat(run_date)
+    return [(last - timedelta(days=back)).isoformat() for back in reversed(range(days))]
+
+
+def _read(path: str) -> RunRecord | None:
+    try:
+        values = json.loads(file_io.read_text(path))
+        if not isinstance(values, dict):
+            raise TypeError(f"a JSON {type(values).__name__}, not an object")
+        return RunRecord.from_json(format_versions.RUN_RECORD.check(values, path))
+    except (ValueError, TypeError, OSError) as error:
+        log.warning("%s is not the record of a run and is left out: %s", path, error)
+        return None

@@ -1,0 +1,1 @@
+"""Progress lines, tables and bars on a terminal."""

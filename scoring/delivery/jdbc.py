@@ -1,0 +1,193 @@
+"""A PostgreSQL table of lists: workers fill a staging table of this attempt, one transaction makes it the date's rows."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import DataError, InfrastructureError
+from conf.types import JdbcSink
+from scoring.delivery.postgresql import CANNOT_HOLD, DRIVER, Connection, connect
+from scoring.delivery.published_lists import COLUMNS, Delivered, PublishedLists
+from scoring.delivery.secrets import Credentials, read_credentials
+
+log = logging.getLogger("nightrank")
+
+_TYPES = {
+    "user_id": "text",
+    "position": "integer",
+    "item_id": "text",
+    "score": "real",
+    "reason": "text",
+    "model_version": "text",
+}
+_KEY = ("user_id", "position")
+_VALUES = tuple(name for name in _TYPES if name not in _KEY)
+_BATCH_ROWS = 10_000
+_STAGING_AGE = timedelta(hours=24)
+_STAMP = "%Y%m%d%H%M%S"
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The table that is served from, and that of this attempt beside it, which nobody reads."""
+
+    target: str
+    staging: str
+
+
+def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
+    """Makes the rows of the date those of the lists, deletes dates beyond `keep_dates`; nothing is changed in between.
+
+    The table has dt, user_id, position, item_id, score, reason, model_version, and the key (dt, user_id, position). Rows
+    that are equal already are not written. A date older than all that are kept is left out. Killed at any instant, the
+    served rows are the old ones or the new; what a killed attempt staged is dropped by a later one, a day after.
+
+    Raises:
+        ConfigError: no driver, no credentials, or PostgreSQL refuses user, database or table.
+        DataError: the table cannot hold a value of the lists.
+        InfrastructureError: it cannot be reached, or rows were lost or doubled on the way.
+    """
+    credentials = read_credentials(sink)
+    tables = Tables(
+        sink.table, f"{sink.table}_st_{datetime.now(UTC).strftime(_STAMP)}_{uuid.uuid4().hex[:8]}"
+    )
+    rows = lists.rows.select(*COLUMNS, "model_version")
+    with connect(rows.sparkSession, sink, credentials) as database:
+        _make_target(database, tables.target)
+        _drop_abandoned(database, tables.target)
+        kept = sorted({*_dates(database, tables.target), lists.run_date}, reverse=True)[: sink.keep_dates]
+        if lists.run_date not in kept:
+            log.warning(
+                "%s keeps the dates %s: the lists of %s are not delivered", sink.name, kept, lists.run_date
+            )
+            return Delivered(f"{sink.url} {sink.table}", 0, 0, 0)
+        columns = ", ".join(f"{name} {kind}" for name, kind in _TYPES.items())
+        database.execute(f"CREATE UNLOGGED TABLE {tables.staging} ({columns})")
+        try:
+            _stage(sink, credentials, rows, tables.staging)
+            _require_all(database, sink, tables.staging, lists.manifest.rows)
+            database.execute(f"ANALYZE {tables.staging}")
+            written, deleted = _replace(database, tables, lists.run_date, sink.keep_dates)
+        except BaseException:
+            _drop(database, tables.staging)
+            raise
+    return Delivered(f"{sink.url} {sink.table}", lists.manifest.rows, written, deleted)
+
+
+def _make_target(database: Connection, target: str) -> None:
+    columns = ", ".join(f"{name} {kind} NOT NULL" for name, kind in _TYPES.items())
+    database.execute(
+        f"CREATE TABLE IF NOT EXISTS {target} (dt date NOT NULL, {columns}, PRIMARY KEY (dt, {', '.join(_KEY)}))"
+    )
+
+
+def _dates(database: Connection, target: str) -> list[str]:
+    """The dates of a table, newest first, each found by one step down the key."""
+    found = database.rows(
+        f"WITH RECURSIVE dates AS (SELECT max(dt) AS dt FROM {target} UNION ALL "
+        f"SELECT (SELECT max(dt) FROM {target} WHERE dt < dates.dt) FROM dates WHERE dates.dt IS NOT NULL) "
+        "SELECT dt FROM dates WHERE dt IS NOT NULL"
+    )
+    return [str(dt) for (dt,) in found]
+
+
+def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: str) -> None:
+    """Spark's JDBC writer: a connection and a transaction a task, which is enough for a table that nobody reads."""
+    options: dict[str, Any] = {
+        "url": sink.url,
+        "dbtable": staging,
+        "driver": DRIVER,
+        "user": credentials.user,
+        "password": credentials.password,
+        "numPartitions": sink.connections,
+        "batchsize": _BATCH_ROWS,
+        "reWriteBatchedInserts": "true",  # the driver sends many rows in one INSERT
+    }
+    try:
+        rows.write.format("jdbc").options(**options).mode("append").save()
+    except Py4JJavaError as error:
+        # What a task raised may be lost on its way: the class of PostgreSQL's errors is not known to all of Spark's threads.
+        texts = [F.col(name) for name, kind in _TYPES.items() if kind == "text"]
+        has_nul = reduce(or_, (F.contains(text, F.lit("\0")) for text in texts))
+        found = rows.where(has_nul).select(*texts).first()
+        if found is None:
+            raise
+        raise DataError(
+            f"sink {sink.name}: {found.asDict()} holds U+0000, which no text of PostgreSQL may", CANNOT_HOLD
+        ) from error
+
+
+def _require_all(database: Connection, sink: JdbcSink, staging: str, expected: int) -> None:
+    """A task that is run twice may have written twice."""
+    ((rows, keys),) = database.rows(f"SELECT count(*), count(DISTINCT ({', '.join(_KEY)})) FROM {staging}")
+    if (rows, keys) != (str(expected), str(expected)):
+        raise InfrastructureError(
+            f"sink {sink.name}: {rows} rows with {keys} keys were staged, the lists have {expected}",
+            "rerun the job: a task was run twice, or lost rows. The rows served before are as they were",
+        )
+
+
+def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: int) -> tuple[int, int]:
+    """(rows inserted or changed, rows deleted), in one transaction; readers see the table before or after it."""
+    target, staging = tables.target, tables.staging
+    values = ", ".join(_VALUES)
+    changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in _VALUES)
+    old, new = (", ".join(f"{table}.{name}" for name in _VALUES) for table in ("t", "EXCLUDED"))
+    same_key = " AND ".join(f"s.{name} = t.{name}" for name in _KEY)
+    with database.transaction():
+        # Two deliveries at once take turns; readers are not kept waiting.
+        database.execute(f"LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE")
+        # What is known of the table is older than its newest date: to PostgreSQL that date seems to have no row, and it would
+        # look through the whole staging table for each.
+        database.execute("SET LOCAL enable_nestloop = off")
+        deleted = database.execute(
+            f"DELETE FROM {target} AS t WHERE dt = CAST(? AS date) "
+            f"AND NOT EXISTS (SELECT 1 FROM {staging} AS s WHERE {same_key})",
+            [run_date],
+        )
+        written = database.execute(
+            f"INSERT INTO {target} AS t (dt, {', '.join(_KEY)}, {values}) "
+            f"SELECT CAST(? AS date), {', '.join(_KEY)}, {values} FROM {staging} "
+            f"ON CONFLICT (dt, {', '.join(_KEY)}) DO UPDATE SET {changed} WHERE ({old}) IS DISTINCT FROM ({new})",
+            [run_date],
+        )
+        kept = _dates(database, target)[:keep_dates]
+        if kept:
+            deleted += database.execute(f"DELETE FROM {target} WHERE dt < CAST(? AS date)", [kept[-1]])
+        database.execute(f"DROP TABLE {staging}")
+    return written, deleted
+
+
+def _drop(database: Connection, staging: str) -> None:
+    """After a failure, whose own error is the one to tell."""
+    try:
+        database.execute(f"DROP TABLE IF EXISTS {staging}")
+    except Py4JJavaError as error:
+        log.warning(
+            "%s stays until a later delivery drops it: %s", staging, error.java_exception.getMessage()
+        )
+
+
+def _drop_abandoned(database: Connection, target: str) -> None:
+    """Drops what attempts that were killed staged; one of the last day may be at work still."""
+    schema, _, name = target.rpartition(".")
+    found = database.rows(
+        "SELECT tablename FROM pg_tables WHERE schemaname = coalesce(nullif(?, ''), current_schema())",
+        [schema],
+    )
+    limit = (datetime.now(UTC) - _STAGING_AGE).strftime(_STAMP)
+    for (table,) in found:
+        staged = re.fullmatch(re.escape(name) + r"_st_(\d{14})_[0-9a-f]{8}", str(table))
+        if staged and staged[1] < limit:
+            database.execute(f"DROP TABLE IF EXISTS {schema + '.' if schema else ''}{table}")

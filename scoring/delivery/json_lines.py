@@ -1,0 +1,109 @@
+"""JSON lines: one object a user, in files that a manifest publishes, as the tables of the lake are."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import InfrastructureError
+from conf.types import JsonLinesSink
+from scoring.delivery.published_lists import Delivered, PublishedLists
+from storage import file_io
+from storage.manifest import (
+    FileEntry,
+    Manifest,
+    current_manifest,
+    data_files,
+    is_published,
+    read_manifest,
+    replace_manifest,
+)
+from storage.paths import Partition
+from storage.publish import new_attempt, sweep
+
+_ENDINGS = {"none": ".json", "gzip": ".json.gz"}
+_ENTRY = ("item_id", "position", "score", "reason")
+
+
+def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> Delivered:
+    """Replaces `<path>/dt=<date>`; what was made of the same lists and is whole is left alone.
+
+    A line is {"user_id", "date", "items": [{item_id, position, score, reason}]}, items by position, users in order over the
+    files of the manifest. Killed at any instant, the files that the manifest names are the old ones or the new.
+
+    Raises:
+        InfrastructureError: the files do not hold every user once.
+    """
+    partition = Partition(sink.name, lists.run_date, f"{sink.path.rstrip('/')}/dt={lists.run_date}")
+    inputs = {
+        "recommendations": lists.manifest.digest,
+        "layout": f"{sink.compression}, {sink.users_per_file} users a file",
+    }
+    known = current_manifest(partition, inputs)
+    if known is None:
+        attempt = new_attempt(partition)
+        _write(sink, lists, partition.file(attempt))
+        known = _publish(sink, lists, partition, attempt, inputs, grace_hours)
+    return Delivered(partition.path, lists.manifest.rows)
+
+
+def lines(lists: PublishedLists) -> DataFrame:
+    """(user_id, date, items) of each user, as a line has them."""
+    items = F.sort_array(F.collect_list(F.struct("position", "item_id", "score", "reason")))
+    users = lists.rows.groupBy("user_id").agg(items.alias("items"))
+    ordered = F.transform("items", lambda each: F.struct(*(each[name].alias(name) for name in _ENTRY)))
+    return users.select("user_id", F.lit(lists.run_date).alias("date"), ordered.alias("items"))
+
+
+def _write(sink: JsonLinesSink, lists: PublishedLists, folder: str) -> None:
+    files = max(1, -(-lists.users // sink.users_per_file))
+    made = lines(lists)
+    dealt = made.repartitionByRange(files, "user_id") if files > 1 else made.repartition(1)
+    dealt.sortWithinPartitions("user_id").write.json(folder, compression=sink.compression)
+
+
+def _publish(
+    sink: JsonLinesSink,
+    lists: PublishedLists,
+    partition: Partition,
+    attempt: str,
+    inputs: dict[str, str],
+    grace_hours: float,
+) -> Manifest:
+    """Counts what was written by reading it, and makes it the partition."""
+    folder = partition.file(attempt)
+    ending = _ENDINGS[sink.compression]
+    sizes = {
+        each.path.rsplit("/", 1)[1]: each.size
+        for each in file_io.list_files(folder)
+        if each.path.endswith(ending)
+    }
+    written = lists.rows.sparkSession.read.text(folder)
+    by_file = written.select(F.col("_metadata.file_name").alias("name")).groupBy("name").count()
+    counts = {row["name"]: row["count"] for row in by_file.collect()}
+    written_lines = sum(count for name, count in counts.items() if name in sizes)
+    if written_lines != lists.users:
+        raise InfrastructureError(
+            f"{folder} holds {written_lines} lines, there are {lists.users} users with a list",
+            "the lists changed while they were delivered, or it is our defect: rerun the job",
+        )
+    entries = [
+        FileEntry(f"{attempt}/{name}", counts[name], size, (counts[name],))
+        for name, size in sizes.items()  # in the order of the users
+        if name in counts
+    ]
+    manifest = Manifest(
+        table=partition.table,
+        partition=partition.dt,
+        files=tuple(entries),
+        schema=(("line", "json"),),
+        inputs=inputs,
+        rows_in=lists.manifest.rows,
+        facts={"users": lists.users, "entries": lists.manifest.rows, "compression": sink.compression},
+        created_at=file_io.utc_now(),
+    )
+    previous = read_manifest(partition) if is_published(partition) else None
+    file_io.make_durable(data_files(partition, manifest), partition.root)
+    replace_manifest(partition, manifest)
+    sweep(partition, [manifest, previous], grace_hours)
+    return manifest

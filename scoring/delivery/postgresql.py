@@ -1,0 +1,150 @@
+"""A connection to PostgreSQL from the driver, through the same JDBC driver that Spark's workers write with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
+from conf.types import JdbcSink
+from scoring.delivery.secrets import Credentials
+
+DRIVER = "org.postgresql.Driver"
+_CONNECT_TIMEOUT_S = "20"
+CANNOT_HOLD = (
+    "the lists hold a value that the table cannot, and a retry will not help: look at user_id, item_id and reason. Features made "
+    "before ids were checked may hold such an id: run build_features, build_candidates and score_daily for the date again. "
+    "The rows served before are as they were"
+)
+
+
+class Connection:
+    """Statements on one java.sql.Connection. Values travel as parameters, never in the text of a statement."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, values: Sequence[str | int] = ()) -> int:
+        """Runs a statement; how many rows it changed."""
+        prepared = self._prepared(statement, values)
+        try:
+            prepared.execute()
+            return max(int(prepared.getUpdateCount()), 0)
+        finally:
+            prepared.close()
+
+    def rows(self, statement: str, values: Sequence[str | int] = ()) -> list[tuple[str | None, ...]]:
+        """The rows of a query, values as text."""
+        prepared = self._prepared(statement, values)
+        try:
+            found, rows = prepared.executeQuery(), []
+            width = found.getMetaData().getColumnCount()
+            while found.next():
+                rows.append(tuple(found.getString(place) for place in range(1, width + 1)))
+            return rows
+        finally:
+            prepared.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All statements within take effect together, or none does."""
+        self._connection.setAutoCommit(False)
+        try:
+            yield
+            self._connection.commit()
+        except BaseException:
+            self._connection.rollback()
+            raise
+        finally:
+            self._connection.setAutoCommit(True)
+
+    def _prepared(self, statement: str, values: Sequence[str | int]) -> Any:
+        prepared = self._connection.prepareStatement(statement)
+        for place, value in enumerate(values, start=1):
+            prepared.setObject(place, value)
+        return prepared
+
+
+@contextmanager
+def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> Iterator[Connection]:
+    """A connection that is closed at the end; what PostgreSQL says against us becomes an error of ours.
+
+    Raises:
+        ConfigError: the driver is not on the class path, or user and password are refused.
+        DataError: PostgreSQL cannot hold a value.
+        InfrastructureError: anything else that PostgreSQL or the network says.
+    """
+    jvm: Any = spark._jvm
+    _load_driver(spark, sink)
+    properties = jvm.java.util.Properties()
+    properties.setProperty("user", credentials.user)
+    properties.setProperty("password", credentials.password)
+    properties.setProperty("connectTimeout", _CONNECT_TIMEOUT_S)
+    properties.setProperty("stringtype", "unspecified")  # text parameters take the type of their column
+    connection = None
+    try:
+        registry = jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry
+        connection = registry.get(DRIVER).connect(sink.url, properties)
+        yield Connection(connection)
+    except Py4JJavaError as error:
+        raise sql_error(sink, error) from error
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
+    """Our error for what a statement or a write raised, by PostgreSQL's class of errors (its manual, appendix A)."""
+    cause = error.java_exception
+    while cause is not None and "SQLException" not in cause.getClass().getName():
+        cause = cause.getCause()
+    if cause is None:
+        first = str(error.java_exception.getMessage()).strip().split("\n", 1)[0]
+        return InfrastructureError(
+            f"sink {sink.name}: {first}",
+            "read the cause in the log above; the rows served before are as they were",
+        )
+    state, said = str(cause.getSQLState()), str(cause.getMessage()).strip()
+    where = f"sink {sink.name} ({sink.url}): {said} (SQLSTATE {state})"
+    if state.startswith("28"):
+        return ConfigError(where, "correct the user and password that deliver.sinks names")
+    if state.startswith(("42", "3")):
+        return ConfigError(
+            where,
+            "correct the database and table under deliver.sinks, or let the user create and change tables there",
+        )
+    if state.startswith(("22", "54")):  # bad values, and what is too large for PostgreSQL
+        return DataError(where, CANNOT_HOLD)
+    return InfrastructureError(
+        where,
+        "see that the database can be reached; a retry may help. The rows served before are as they were",
+    )
+
+
+def _load_driver(spark: SparkSession, sink: JdbcSink) -> None:
+    jvm: Any = spark._jvm
+    if sink.driver_jar is not None:
+        path = os.path.expanduser(sink.driver_jar)
+        if "://" not in path and not os.path.isfile(path):
+            raise ConfigError(
+                f"deliver.sinks: driver_jar={sink.driver_jar} of {sink.name} does not exist", _driver_advice()
+            )
+        spark.sql(f"ADD JAR '{path}'")
+    try:
+        jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(DRIVER)
+    except Py4JJavaError as error:
+        raise ConfigError(
+            f"sink {sink.name}: {DRIVER} is not on Spark's class path", _driver_advice()
+        ) from error
+
+
+def _driver_advice() -> str:
+    return (
+        "set spark.jars.packages to org.postgresql:postgresql:42.7.8 in the Spark profile (or --packages), or run "
+        "`make jars` and name ~/.cache/nightrank/jars/postgresql-42.7.8.jar as driver_jar"
+    )

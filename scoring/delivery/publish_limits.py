@@ -1,0 +1,141 @@
+"""Tonight's lists against the last published ones: `list_changes/dt=…`, and the limits that hold a publish back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import DataError
+from conf.load import config_digest
+from conf.types import Stop
+from metrics.psi import bin_numbers, drift_of
+from scoring.inputs.feature_rows import read_split
+from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
+from storage import file_io
+from storage.dataset import Dataset
+from storage.feature_spec import ITEM_KEY, LABEL
+from storage.manifest import Manifest, is_published, read_manifest
+from storage.paths import Lake, Partition
+from storage.publish import publish_facts, rows_of
+from storage.run_context import RunContext
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A figure past its limit: `figure` of list_changes, `setting` of score.stop."""
+
+    figure: str
+    setting: str
+    value: float
+    limit: float
+
+    @property
+    def said(self) -> str:
+        side = "below" if self.setting.startswith("min_") else "above"
+        return f"{self.figure}={self.value:.4g} is {side} score.stop.{self.setting}={self.limit:g}"
+
+
+# figure → the setting that limits it.
+_LIMITS = {
+    "churn": "max_churn",
+    "coverage": "min_coverage",
+    "cold_share": "max_cold_share",
+    "score_psi": "max_score_psi",
+    "users_lost_share": "max_users_lost_share",
+}
+
+
+def publish_changes(
+    context: RunContext,
+    dataset: Dataset,
+    lists: DataFrame,
+    facts: Mapping[str, Any],
+    rows: int,
+    made_of: Mapping[str, str],
+) -> dict[str, Any]:
+    """Publishes what changed, and returns it; call it before the lists are published.
+
+    Args:
+        lists: tonight's, with user_id, item_id and score.
+        facts: of summarize_lists; `coverage` is taken from there.
+        rows: how many entries the lists have.
+        made_of: name → digest of what the lists were computed from.
+
+    Raises:
+        DataError: a figure is past its limit in `score.stop`; list_changes is published and says which.
+    """
+    before = last_published(context.lake, context.run_date)
+    earlier = read_manifest(before) if before else None
+    clicks = read_split(context.spark, context.lake, dataset, ["train"], (ITEM_KEY, LABEL)).where(
+        F.col(LABEL) == 1
+    )
+    changes: dict[str, Any] = {
+        "coverage": facts["coverage"],
+        "cold_share": cold_entries(lists, clicks) / rows if rows else 0.0,
+        "before": None,
+        **(_against(context, lists, before, earlier) if before and earlier else {}),
+    }
+    excesses = beyond(context.config.score.stop, changes)
+    changes |= {"held_back": bool(excesses), "excesses": [asdict(each) for each in excesses]}
+    partition = context.lake.list_changes.partition(context.run_date)
+    inputs = {**made_of, "config": config_digest(context.config, "score")}
+    if earlier:
+        inputs["before"] = earlier.digest
+    publish_facts(partition, inputs=inputs, facts=changes)
+    if excesses:
+        let_pass = " ".join(f"--set score.stop.{each.setting}=null" for each in excesses)
+        served = (
+            f"the lists of {before.dt} stay the last good ones" if before else "there are no earlier lists"
+        )
+        raise DataError(
+            f"the lists of {context.run_date} are held back: {'; '.join(each.said for each in excesses)}; {served}",
+            f"read {partition.path}/_MANIFEST.json (report.py shows it), see docs/delivery.md; to publish all the same, "
+            f"run score_daily again with {let_pass}",
+        )
+    return changes
+
+
+def last_published(lake: Lake, run_date: str) -> Partition | None:
+    """The last lists published for a date before this one."""
+    names = (
+        Path(entry.path).name.removeprefix("dt=") for entry in file_io.list_files(lake.recommendations.path)
+    )
+    for dt in sorted((name for name in names if name < run_date), reverse=True):
+        partition = lake.recommendations.partition(dt)
+        if is_published(partition):
+            return partition
+    return None
+
+
+def beyond(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
+    """The figures past their limits; one that is not known is past none."""
+    found = []
+    for figure, setting in _LIMITS.items():
+        value, limit = changes.get(figure), getattr(stop, setting)
+        if value is None or limit is None:
+            continue
+        if value < limit if setting.startswith("min_") else value > limit:
+            found.append(Excess(figure, setting, value, limit))
+    return found
+
+
+def _against(context: RunContext, lists: DataFrame, before: Partition, manifest: Manifest) -> dict[str, Any]:
+    earlier = rows_of(context.spark, before, manifest, columns=["user_id", "item_id", "score"])
+    compared = compare_lists(lists, earlier)
+    drift = drift_of(bin_numbers(score_bins(earlier), score_bins(lists), 0, 0))
+    return {
+        "before": before.dt,
+        **asdict(compared),
+        "users_lost_share": compared.users_lost_share,
+        "coverage_before": manifest.facts.get("coverage"),
+        # A PSI counts only where it is more than chance gives lists of this size.
+        "score_psi": None if drift is None else drift.psi if drift.psi > drift.noise else 0.0,
+        "score_psi_noise": drift and drift.noise,
+        "score_moved": drift
+        and {"range": drift.moved, "before": drift.moved_train_share, "today": drift.moved_day_share},
+    }

@@ -1,0 +1,162 @@
+"""Models on the same raw test rows, each through its own workflow: quality, resampled by user, and unknown ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import DataError
+from etl.build import encode_split
+from etl.workflow.fitted_workflow import load_workflow
+from metrics.bootstrap import Interval, Resample, interval
+from scoring.evaluation.gate import Comparison, Figures
+from scoring.evaluation.group_ranking import measure_groups
+from scoring.evaluation.prediction_quality import UNIT, Measured, measure_predictions
+from scoring.inputs.feature_rows import read_split
+from scoring.model.model_info import ModelInfo
+from scoring.spark.score_frames import score_rows
+from storage.dataset import Dataset, read_spec
+from storage.feature_spec import GROUP_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
+from storage.run_context import RunContext
+
+
+@dataclass(frozen=True)
+class ModelMeasures:
+    """One model on the test rows.
+
+    Attributes:
+        oov_shares: feature → share of its ids that its workflow's vocabulary does not know.
+        ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/group_ranking.py); empty without keys.group.
+    """
+
+    version: str
+    workflow_version: str
+    measured: Measured
+    oov_shares: Mapping[str, float]
+    ranking: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> Figures:
+        facts = self.measured.facts
+        return Figures(facts["auc"], facts["log_loss"], facts["predicted_over_observed"])
+
+    def to_facts(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "workflow_version": self.workflow_version,
+            "oov_shares": dict(self.oov_shares),
+            **self.measured.facts,
+            **({"ranking": dict(self.ranking)} if self.ranking else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Version → measures, and how many users (rows, for a log without keys) were resampled: 0 for a model alone."""
+
+    models: Mapping[str, ModelMeasures]
+    users: int
+
+
+def measure_models(
+    spark: SparkSession, context: RunContext, dataset: Dataset, models: list[ModelInfo]
+) -> Measurement:
+    """Measures each model on the test rows; two models also in the same resamples of their users.
+
+    Models of one workflow version share their encoded rows.
+
+    Raises:
+        DataError: the models did not see the same raw rows.
+    """
+    gate = context.config.gate
+    resample = Resample(gate.replicates, gate.seed) if len(models) > 1 else None
+    rows: dict[str, DataFrame] = {}
+    oov: dict[str, dict[str, float]] = {}
+    found: dict[str, ModelMeasures] = {}
+    for model in models:
+        version = model.spec.workflow_version
+        model.require_spec(read_spec(context.lake, version))
+        if version not in rows:
+            with context.phase("encode"):
+                rows[version] = _with_unit(rows_to_judge(spark, context, dataset, version), model.spec)
+                oov[version] = oov_shares(rows[version], model.spec)
+        with context.phase("score"):
+            grouped = GROUP_KEY in model.spec.key_columns
+            keep = [LABEL, *([UNIT] if resample else []), *([GROUP_KEY] if grouped else [])]
+            predictions = score_rows(
+                rows[version], model.spec, model.request(context.config.score), keep
+            ).persist()
+            measured = measure_predictions(predictions, resample)
+            ranking = measure_groups(predictions, context.config.measure.group_k) if grouped else {}
+            predictions.unpersist()
+        found[model.version] = ModelMeasures(model.version, version, measured, oov[version], ranking)
+    counts = {(each.measured.facts["rows"], each.measured.facts["positives"]) for each in found.values()}
+    if len(counts) > 1:
+        raise DataError(
+            f"champion and challenger were measured on different rows (rows, clicks): {sorted(counts)}",
+            f"the raw log changed since build_features ran: run it for {context.run_date} again",
+        )
+    first = next(iter(rows.values()))
+    return Measurement(found, first.select(UNIT).distinct().count() if resample else 0)
+
+
+def compare(confidence: float, ours: ModelMeasures, theirs: ModelMeasures, users: int) -> Comparison:
+    """Challenger against champion, with the interval of each difference."""
+
+    def between(name: str) -> Interval | None:
+        mine, other = ours.measured, theirs.measured
+        return interval(
+            mine.facts[name] - other.facts[name],
+            mine.replicates[name],
+            other.replicates[name],
+            confidence,
+        )
+
+    return Comparison(
+        theirs.figures, between("auc"), between("log_loss"), int(ours.measured.facts["rows"]), users
+    )
+
+
+def rows_to_judge(
+    spark: SparkSession, context: RunContext, dataset: Dataset, workflow_version: str
+) -> DataFrame:
+    """The test split of the run date as this workflow encodes it: the published features where it made them."""
+    if workflow_version == dataset.workflow_version:
+        return read_split(spark, context.lake, dataset, ["test"])
+    workflow = load_workflow(context.lake, workflow_version, context.config.output.broadcast_max_rows)
+    return encode_split(spark, context.config, workflow, context.run_date, "test").persist()
+
+
+def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
+    """Feature of ids → share of its ids that are unknown or rare; of a list of ids, over all its ids. One Spark job."""
+    if not spec.embedded:
+        return {}
+    sums = []
+    for feature in spec.embedded:
+        name = F.col(feature.name)
+        if feature.kind == "multi_hot":
+            ids, unknown = F.size(name), F.size(F.filter(name, lambda each: each == F.lit(spec.oov_id)))
+            ids, unknown = (
+                F.when(name.isNull(), 0).otherwise(ids),
+                F.when(name.isNull(), 0).otherwise(unknown),
+            )
+        else:
+            ids, unknown = F.lit(1), F.when(name == spec.oov_id, 1).otherwise(0)
+        sums += [F.sum(ids).alias(f"{feature.name}:ids"), F.sum(unknown).alias(f"{feature.name}:oov")]
+    found = rows.agg(*sums).collect()[0]
+    return {
+        each.name: (found[f"{each.name}:oov"] or 0) / (found[f"{each.name}:ids"] or 1)
+        for each in spec.embedded
+    }
+
+
+def _with_unit(rows: DataFrame, spec: FeatureSpec) -> DataFrame:
+    """With the hash of what is resampled: the user, or the row where the log has no keys.
+
+    A row is named by its place in its day, so rows at one place of several test days are drawn together.
+    """
+    return rows.withColumn(UNIT, F.xxhash64(USER_KEY if USER_KEY in spec.key_columns else ROW_ID))

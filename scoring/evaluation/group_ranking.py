@@ -1,0 +1,69 @@
+"""How groups of rows are ranked, such as the ads of each display: MAP@k and NDCG@k over any number of groups.
+
+A group's rows meet in one task, which reduces its groups to one row of sums; the driver adds those up as integers, so the
+order of tasks changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from conf.errors import DataError
+from metrics.ranking import map_at_k, ndcg_at_k
+from scoring.inputs.requests import PROBABILITY
+from storage.feature_spec import GROUP_KEY, LABEL
+
+_UNITS = 2**32
+_SUMS = pa.schema([("groups", pa.int64()), ("map_units", pa.int64()), ("ndcg_units", pa.int64())])
+_SUMS_DDL = "groups long, map_units long, ndcg_units long"
+
+
+def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
+    """Ranking of each group of (group_key, label 0/1, probability) rows by falling probability.
+
+    Returns:
+        k; groups, those with a click, which alone count; map and ndcg, means over them as metrics.ranking says.
+
+    Raises:
+        DataError: no group has a click.
+    """
+    rows = predictions.select(GROUP_KEY, LABEL, PROBABILITY).repartition(GROUP_KEY)
+    found = rows.mapInArrow(_reducer(k), _SUMS_DDL).collect()
+    groups = sum(each["groups"] for each in found)
+    if not groups:
+        raise DataError(
+            "no group of the test split has a click, so there is no ranking to measure",
+            "choose a run date whose test days hold clicks, or leave out keys.group",
+        )
+    total = {name: sum(each[f"{name}_units"] for each in found) / _UNITS / groups for name in ("map", "ndcg")}
+    return {"k": k, "groups": groups, **total}
+
+
+def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def reduce(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
+        if tables:
+            sums = reduce_groups(pa.concat_tables(tables), k)
+            yield pa.RecordBatch.from_pylist([sums], schema=_SUMS)
+
+    return reduce
+
+
+def reduce_groups(rows: pa.Table, k: int) -> dict[str, int]:
+    """The sums of whole groups: at least one row of group_key, label and probability."""
+    group = rows.column(GROUP_KEY).combine_chunks().dictionary_encode().indices.to_numpy()
+    label = rows.column(LABEL).to_numpy()
+    score = rows.column(PROBABILITY).to_numpy()
+    groups = len(np.unique(group[label > 0]))
+    if not groups:
+        return {"groups": 0, "map_units": 0, "ndcg_units": 0}
+    means = {"map": map_at_k(label, score, group, k), "ndcg": ndcg_at_k(label, score, group, k)}
+    return {
+        "groups": groups,
+        **{f"{name}_units": round(mean * groups * _UNITS) for name, mean in means.items()},
+    }

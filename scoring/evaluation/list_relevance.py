@@ -1,0 +1,80 @@
+"""How good lists are against what users clicked afterwards: hit rate, NDCG, coverage."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from storage.feature_spec import ITEM_KEY, USER_KEY
+
+# Decimals add up to the same sum in any order.
+_EXACT = "decimal(18,15)"
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """Measures of one kind of lists over one group of users.
+
+    Attributes:
+        users: users with a list and at least one positive.
+        hit_rate: share of them with at least one positive in the list; None for no users.
+        ndcg: mean over them of NDCG with binary relevance (Järvelin and Kekäläinen 2002), the ideal list holding
+            min(k, positives) hits; None for no users.
+    """
+
+    users: int
+    hit_rate: float | None
+    ndcg: float | None
+
+
+def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: int) -> dict[bool, Relevance]:
+    """Relevance of top-k lists, for users in `warm` (True) and all others, the cold ones (False).
+
+    Args:
+        lists: (user_key, position from 1, item_key), one row an entry.
+        positives: distinct (user_key, item_key).
+        warm: distinct user_key.
+    """
+    gain = (1 / F.log2(F.col("position") + 1)).cast(_EXACT)
+    entries = lists.join(positives.withColumn("hit", F.lit(1)), [USER_KEY, ITEM_KEY], "left")
+    listed = entries.groupBy(USER_KEY).agg(
+        F.count("hit").alias("hits"), F.sum(F.when(F.col("hit") == 1, gain).otherwise(0)).alias("gain")
+    )
+    ideal = F.element_at(
+        F.array(*(F.lit(each) for each in ideal_gains(k))), F.least("wanted", F.lit(k)).cast("int")
+    )
+    wanted = positives.groupBy(USER_KEY).agg(F.count(F.lit(1)).alias("wanted"))
+    users = listed.join(wanted, USER_KEY).join(warm.withColumn("warm", F.lit(True)), USER_KEY, "left")
+    measured = (
+        users.groupBy(F.coalesce("warm", F.lit(False)).alias("warm"))
+        .agg(
+            F.count(F.lit(1)).alias("users"),
+            F.count(F.when(F.col("hits") > 0, 1)).alias("hit"),
+            F.sum((F.col("gain").cast("double") / ideal).cast(_EXACT)).alias("ndcg"),
+        )
+        .collect()
+    )
+    nobody = Relevance(0, None, None)
+    found = {
+        row["warm"]: Relevance(row["users"], row["hit"] / row["users"], float(row["ndcg"]) / row["users"])
+        for row in measured
+    }
+    return {group: found.get(group, nobody) for group in (True, False)}
+
+
+def ideal_gains(k: int) -> list[float]:
+    """Discounted gain of a list whose first 1, 2, …, k entries are hits."""
+    gains, total = [], 0.0
+    for position in range(1, k + 1):
+        total += 1 / math.log2(position + 1)
+        gains.append(total)
+    return gains
+
+
+def coverage(lists: DataFrame, items: int) -> float:
+    """Share of the items that stand in at least one list."""
+    found = lists.agg(F.countDistinct(ITEM_KEY).alias("found")).collect()[0]["found"]
+    return found / items if items else 0.0

@@ -1,0 +1,189 @@
+"""How good predictions are: exact AUC, log loss, normalised entropy, calibration, over any number of rows.
+
+Rows are spread over tasks by ranges of their probability; each task reduces its range to one row of sums, and the
+driver adds those up. So nothing that grows with the data reaches the driver, and the AUC is exact all the same: a
+pair of rows in different ranges is decided by the order of the ranges, a pair in one range by its task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame, Row
+
+from conf.errors import DataError
+from metrics.bootstrap import SUMS, Resample, combine_replicates, reduce_replicates
+from metrics.histogram import bin_keys
+from scoring.inputs.requests import PROBABILITY
+from scoring.ranking.list_summary import HISTOGRAM_BINS, histogram_edges
+from storage.feature_spec import LABEL
+
+UNIT = "resample_unit"
+
+# As far as float32 comes close to 1: a probability of exactly 0 or 1 would make one wrong row's loss infinite.
+_EPSILON = 2.0**-24
+
+# Losses and probabilities are added up as multiples of 2⁻³²: integers give one sum, however rows lie in ranges.
+_UNITS = 2**32
+
+_COLUMNS = {
+    "lowest": pa.float64(),
+    **dict.fromkeys(("rows", "positives", "doubled_wins", "loss_units"), pa.int64()),
+    **dict.fromkeys(("bin_rows", "bin_positives", "bin_probability_units"), pa.list_(pa.int64())),
+    **dict.fromkeys(("score_keys", "score_rows"), pa.list_(pa.int64())),
+    **{f"replicate_{name}": pa.list_(pa.int64()) for name in SUMS},
+}
+_PARTIAL = pa.schema(_COLUMNS)
+_DDL = {pa.float64(): "double", pa.int64(): "long"}
+_PARTIAL_DDL = ", ".join(f"{name} {_DDL.get(kind, 'array<long>')}" for name, kind in _COLUMNS.items())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of one model's predictions.
+
+    Attributes:
+        facts: JSON values: auc; log_loss in nats; normalized_entropy, log loss over that of the click rate (He et al. 2014,
+            section 3); rows; positives; predicted_over_observed, the sum of probabilities over that of clicks; calibration
+            [{low, high, rows, mean_probability, click_rate}] of the bins that hold rows; histogram {edges, counts}.
+        score_bins: rows by bin of their probability (metrics.histogram), about 16 bins an octave.
+        replicates: auc and log_loss of each replicate of the bootstrap, in order; empty without one.
+    """
+
+    facts: Mapping[str, Any]
+    score_bins: Mapping[int, int]
+    replicates: Mapping[str, NDArray[np.float64]]
+
+
+def measure_predictions(predictions: DataFrame, resample: Resample | None = None) -> Measured:
+    """Quality of (label 0/1, probability float32) rows; to resample, also of the unit each belongs to (UNIT, long).
+
+    The frame is evaluated twice (once to find the ranges): persist it where making it is expensive.
+
+    Raises:
+        DataError: the rows are all clicks or all non-clicks, or there are none.
+    """
+    columns = [LABEL, PROBABILITY, *([UNIT] if resample else [])]
+    ranged = predictions.select(*columns).repartitionByRange(PROBABILITY)
+    return combine(ranged.mapInArrow(_range_reducer(resample), _PARTIAL_DDL).collect())
+
+
+def combine(partials: Iterable[Row]) -> Measured:
+    """The measures from the sums of all ranges, in whatever order they come."""
+    found = sorted(partials, key=lambda each: each["lowest"])
+    rows, positives = sum(each["rows"] for each in found), sum(each["positives"] for each in found)
+    negatives = rows - positives
+    if not positives or not negatives:
+        raise DataError(
+            f"the test split holds {rows} rows, {positives} of them clicks: quality needs clicks and non-clicks",
+            "choose a run date whose test days hold both, or more test days (split.test_days)",
+        )
+    doubled, below = 0, 0  # twice the (click, non-click) pairs in the right order, ties counting one half
+    for each in found:
+        doubled += each["doubled_wins"] + 2 * each["positives"] * below
+        below += each["rows"] - each["positives"]
+    rate, loss = positives / rows, sum(each["loss_units"] for each in found) / _UNITS / rows
+    entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+    predicted = sum(sum(each["bin_probability_units"]) for each in found) / _UNITS
+    facts = {
+        "auc": doubled / (2 * positives * negatives),
+        "log_loss": loss,
+        "normalized_entropy": loss / entropy,
+        "rows": rows,
+        "positives": positives,
+        "predicted_over_observed": predicted / positives,
+        **_bins(found),
+    }
+    score_bins: Counter[int] = Counter()
+    for each in found:
+        score_bins.update(dict(zip(each["score_keys"], each["score_rows"], strict=True)))
+    replicates = [{name: each[f"replicate_{name}"] for name in SUMS} for each in found]
+    return Measured(facts, score_bins, combine_replicates(replicates, _UNITS))
+
+
+def reduce_rows(
+    label: NDArray[Any],
+    probability: NDArray[Any],
+    units: NDArray[np.int64] | None = None,
+    resample: Resample | None = None,
+) -> dict[str, Any]:
+    """The sums of one range of rows, at least one; probabilities are float32 values."""
+    score = probability.astype(np.float64)
+    click = label > 0
+    distinct, group = np.unique(score, return_inverse=True)
+    positives = np.bincount(group[click], minlength=len(distinct))
+    negatives = np.bincount(group[~click], minlength=len(distinct))
+    below = np.cumsum(negatives) - negatives
+    clipped = np.clip(score, _EPSILON, 1 - _EPSILON)
+    losses = _in_units(-np.where(click, np.log(clipped), np.log1p(-clipped)))
+    bin_ = np.minimum((score * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)
+    probabilities = _in_units(score)
+    keys, key_rows = np.unique(bin_keys(score), return_counts=True)
+    resampled: Mapping[str, list[int]] = {name: [] for name in SUMS}
+    if resample is not None and units is not None:
+        resampled = reduce_replicates(units, click, score, losses, resample)
+    return {
+        "lowest": float(distinct[0]),
+        "rows": len(score),
+        "positives": int(click.sum()),
+        "doubled_wins": int((positives * (2 * below + negatives)).sum()),
+        "loss_units": int(losses.sum()),
+        "bin_rows": np.bincount(bin_, minlength=HISTOGRAM_BINS).tolist(),
+        "bin_positives": np.bincount(bin_[click], minlength=HISTOGRAM_BINS).tolist(),
+        "bin_probability_units": [int(probabilities[bin_ == each].sum()) for each in range(HISTOGRAM_BINS)],
+        "score_keys": keys.tolist(),
+        "score_rows": key_rows.tolist(),
+        **{f"replicate_{name}": resampled[name] for name in SUMS},
+    }
+
+
+def _in_units(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.rint(values * _UNITS).astype(np.int64)
+
+
+def _range_reducer(
+    resample: Resample | None,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def reduce_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
+        if tables:
+            rows = pa.concat_tables(tables)
+            units = rows.column(UNIT).to_numpy() if resample else None
+            sums = reduce_rows(
+                rows.column(LABEL).to_numpy(), rows.column(PROBABILITY).to_numpy(), units, resample
+            )
+            yield pa.RecordBatch.from_pylist([sums], schema=_PARTIAL)
+
+    return reduce_range
+
+
+def _bins(partials: list[Row]) -> dict[str, Any]:
+    edges = histogram_edges()
+    columns = zip(
+        *(
+            np.sum([each[name] for each in partials], axis=0)
+            for name in ("bin_rows", "bin_positives", "bin_probability_units")
+        ),
+        strict=True,
+    )
+    counted = [(int(rows), int(positives), int(units) / _UNITS) for rows, positives, units in columns]
+    calibration = [
+        {
+            "low": edges[place],
+            "high": edges[place + 1],
+            "rows": rows,
+            "mean_probability": total / rows,
+            "click_rate": positives / rows,
+        }
+        for place, (rows, positives, total) in enumerate(counted)
+        if rows
+    ]
+    histogram = {"edges": edges, "counts": [rows for rows, _, _ in counted]}
+    return {"calibration": calibration, "histogram": histogram}

@@ -1,1 +1,0 @@
-"""Whether a challenger takes the champion's place: the interval of its difference, and the decision."""

@@ -1,0 +1,41 @@
+"""Feature rows of one split of a dataset, from its published partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import DataError
+from conf.types import Split
+from scoring.inputs.requests import FEATURES_DT
+from storage.dataset import Dataset, split_partitions
+from storage.paths import Lake
+from storage.publish import rows_of
+
+
+def read_split(
+    spark: SparkSession,
+    lake: Lake,
+    dataset: Dataset,
+    splits: Sequence[Split],
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """The feature rows of some splits: `columns` (all for None), then features_dt (string), the date of the row's partition.
+
+    Raises:
+        DataError: a partition is missing, was replaced since, or the splits hold none at all.
+    """
+    frames = [
+        rows_of(spark, partition, manifest, label, columns).withColumn(FEATURES_DT, F.lit(partition.dt))
+        for split in splits
+        for partition, manifest, label in split_partitions(lake, dataset, split)
+    ]
+    if not frames:
+        raise DataError(
+            f"the dataset of {dataset.run_date} holds no partition for {list(splits)}, only for {sorted(dataset.splits)}",
+            "run build_features for that date, or name other splits",
+        )
+    return reduce(DataFrame.unionByName, frames)

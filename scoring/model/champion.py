@@ -1,0 +1,34 @@
+"""The model that serves a night, checked against the features of that night; what the scoring jobs begin with."""
+
+from __future__ import annotations
+
+from conf.errors import DataError
+from scoring.model.model_info import ModelInfo, read_model_info
+from storage.dataset import Dataset, read_dataset, read_spec
+from storage.run_context import RunContext
+from training.registry.versions import champion_as_of, model_path
+
+
+def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
+    """The champion as of the run date and the dataset of that date, both of one workflow version.
+
+    Raises:
+        DataError: there is no champion, no dataset, or the dataset was made with another workflow version.
+    """
+    lake, name = context.lake, context.config.name
+    version = champion_as_of(lake, name, context.run_date)
+    if version is None:
+        raise DataError(
+            f"{lake.models(name)} has no champion on {context.run_date}",
+            "run build_features, train_model and evaluate_model for this date or an earlier one",
+        )
+    model = read_model_info(model_path(lake, name, version))
+    dataset = read_dataset(lake, context.run_date)
+    if model.spec.workflow_version != dataset.workflow_version:
+        raise DataError(
+            f"champion {version} needs features of workflow {model.spec.workflow_version}, the dataset of "
+            f"{context.run_date} was made with {dataset.workflow_version}",
+            f"run build_features --run-date {context.run_date} --set workflow.mode=apply, then build_candidates",
+        )
+    model.require_spec(read_spec(lake, dataset.workflow_version))
+    return model, dataset

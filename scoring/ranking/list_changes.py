@@ -1,0 +1,111 @@
+"""How the lists of a day differ from those published before, in a few passes over both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from metrics.histogram import bin_keys
+from storage.feature_spec import ITEM_KEY
+
+# Decimals add up to the same sum in any order.
+_EXACT = "decimal(18,15)"
+
+
+@dataclass(frozen=True)
+class ListChanges:
+    """Lists of today against those of before.
+
+    Attributes:
+        users_in_both, users_lost, users_gained: by whether they have a list before and today.
+        churn: mean over the users in both of the share of today's items that were not in the list before; None for no users.
+        jaccard: mean over them of |both| / |either|; None for no users.
+    """
+
+    users_in_both: int
+    users_lost: int
+    users_gained: int
+    churn: float | None
+    jaccard: float | None
+
+    @property
+    def users_lost_share(self) -> float | None:
+        """Of the users of before; None where there were none."""
+        before = self.users_in_both + self.users_lost
+        return self.users_lost / before if before else None
+
+
+def compare_lists(today: DataFrame, before: DataFrame) -> ListChanges:
+    """What changed; positions and scores do not count.
+
+    Args:
+        today, before: (user_id, item_id), an item at most once a user.
+    """
+    flagged = [
+        rows.select("user_id", "item_id", F.lit(here).alias("today"), F.lit(1 - here).alias("before"))
+        for rows, here in ((today, 1), (before, 0))
+    ]
+    # Dealt by user once: both aggregations below find their rows together.
+    entries = flagged[0].unionByName(flagged[1]).repartition("user_id").groupBy("user_id", "item_id")
+    items = entries.agg(F.max("today").alias("today"), F.max("before").alias("before"))
+    users = items.groupBy("user_id").agg(
+        F.sum("today").alias("today"),
+        F.sum("before").alias("before"),
+        F.sum(F.col("today") * F.col("before")).alias("both"),
+    )
+    in_both = (F.col("today") > 0) & (F.col("before") > 0)
+    churn = 1 - F.col("both") / F.col("today")
+    jaccard = F.col("both") / (F.col("today") + F.col("before") - F.col("both"))
+    found = users.agg(
+        F.count(F.when(in_both, 1)).alias("both"),
+        F.count(F.when(F.col("today") == 0, 1)).alias("lost"),
+        F.count(F.when(F.col("before") == 0, 1)).alias("gained"),
+        F.sum(F.when(in_both, churn.cast(_EXACT))).alias("churn"),
+        F.sum(F.when(in_both, jaccard.cast(_EXACT))).alias("jaccard"),
+    ).collect()[0]
+    shared = found["both"]
+    return ListChanges(
+        shared,
+        found["lost"],
+        found["gained"],
+        float(found["churn"]) / shared if shared else None,
+        float(found["jaccard"]) / shared if shared else None,
+    )
+
+
+def cold_entries(lists: DataFrame, clicked: DataFrame) -> int:
+    """How many list entries hold an item that nobody clicked.
+
+    Args:
+        lists: with item_id, one row an entry.
+        clicked: item_key of every click that counts, repeated or not.
+    """
+    entries = lists.groupBy(F.col("item_id").alias(ITEM_KEY)).agg(F.count(F.lit(1)).alias("entries"))
+    cold = entries.join(clicked.select(ITEM_KEY).distinct(), ITEM_KEY, "left_anti")
+    return int(cold.agg(F.coalesce(F.sum("entries"), F.lit(0)).alias("entries")).collect()[0]["entries"])
+
+
+def score_bins(lists: DataFrame) -> Counter[int]:
+    """Entries by bin of their score (metrics.histogram)."""
+    counted = lists.select("score").mapInArrow(_count_bins, "bin long, entries long")
+    return Counter(
+        {
+            row["bin"]: row["entries"]
+            for row in counted.groupBy("bin").agg(F.sum("entries").alias("entries")).collect()
+        }
+    )
+
+
+def _count_bins(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        scores = batch.column(0).to_numpy(zero_copy_only=False).astype(np.float64)
+        keys, counts = np.unique(bin_keys(scores), return_counts=True)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(keys), pa.array(counts.astype(np.int64))], ["bin", "entries"]
+        )

@@ -1,0 +1,267 @@
+"""Scores batches of users against their candidates and keeps the k best of each: one worker process's part of a night."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from conf.errors import DataError
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequest
+from scoring.model.predictor import Predictor, predictor_of_process
+from scoring.ranking.pair_scorer import Crossing
+from scoring.ranking.pairs import CandidateLists, Indices, Lists, Pieces, Side, blocks, context_side, side_of
+from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
+from scoring.rules.apply_rules import RANKED, ItemRules, load_rules
+from storage import file_io
+from storage.feature_spec import ITEM_KEY, USER_KEY
+from training.models.factorization import Part
+
+RECOMMENDATIONS = pa.schema(
+    [
+        ("user_id", pa.string()),
+        ("position", pa.int32()),
+        ("item_id", pa.string()),
+        ("score", pa.float32()),
+        ("reason", pa.string()),
+    ]
+)
+
+_FIND_NAN = "look for NaN or infinite features of this user and item, or a diverged model; train again"
+_LEAVE_FP16 = "; float16 ends at 65,504: try --set score.precision=bf16"
+
+# Keys of at least this many (user, item) places are ranked together, however few pairs go through the model at once.
+_MIN_PLACES = 131_072
+# So many users at least share a pass over the items, the second number where that computes the items' parts anew.
+_LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
+# And at most: what is held of them at once.
+_MOST_USERS = 1_024
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items on the device: `keys` (N,) strings by item index, `side` with the context features filled in."""
+
+    keys: pa.Array
+    side: Side
+
+
+@dataclass(frozen=True)
+class Recommender:
+    """A predictor with the items beside it, crossed with one user after the other."""
+
+    predictor: Predictor
+    items: Items
+    k: int
+    crossing: Crossing
+    rules: ItemRules | None = None
+
+    @classmethod
+    def of(cls, predictor: Predictor, items: Items, k: int, rules: ItemRules | None = None) -> Recommender:
+        """Of items on any device."""
+        items = Items(items.keys, items.side.to(predictor.device))
+        return cls(predictor, items, k, Crossing(predictor, items.side), rules)
+
+    def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The k best candidates of each user: batches of RECOMMENDATIONS in the order of the users, then by position.
+
+        Order within a user: score descending, then item key ascending. A user without candidates gets no row.
+
+        Args:
+            users: user_key, candidates, excluded and the user features; one row a user.
+
+        Raises:
+            DataError: a score is NaN, or candidates are out of range or repeated; names the user.
+            InfrastructureError: the device has no memory for one pair.
+        """
+        predictor = self.predictor
+        rows = pa.Table.from_batches([users])
+        side = side_of(rows, predictor.spec, predictor.multi_hot, "user").to(predictor.device)
+        lists = CandidateLists(
+            users.column(USER_KEY), users.column(CANDIDATES), users.column(EXCLUDED), len(self.items.keys)
+        )
+        least = _LEAST_USERS if self.crossing.keeps_items else _LEAST_USERS_ANEW
+        for block in blocks(lists.most(), self._places, least, _MOST_USERS):
+            parts = self.crossing.users(side.part(block))
+            names = lists.users.slice(block.start, block.stop - block.start)
+            keys = self._ranked(lists.of(block), parts, names)
+            yield (
+                self._best(keys, names)
+                if self.rules is None
+                else self._by_rules(self.rules, keys, parts, names)
+            )
+
+    @property
+    def _places(self) -> int:
+        return max(self.predictor.steps.rows, _MIN_PLACES)
+
+    @property
+    def _pool(self) -> int:
+        """How many of a user's best candidates a list is chosen from."""
+        whole = self.rules is not None and self.rules.need_whole_rankings
+        return len(self.items.keys) if whole else self.k
+
+    def _best(self, keys: Tensor, users: pa.Array) -> pa.RecordBatch:
+        """The best `k` of the rankings (U, W) that `_ranked` made."""
+        best = keys[:, : self.k].cpu()
+        filled = best != NO_CANDIDATE
+        score, index = split_keys(best[filled])
+        return self._rows(filled, score, index, pa.repeat(RANKED, len(index)), users)
+
+    @torch.inference_mode()
+    def _by_rules(self, rules: ItemRules, keys: Tensor, parts: Part, users: pa.Array) -> pa.RecordBatch:
+        """The lists that the rules choose from rankings (U, W)."""
+        valid = keys != NO_CANDIDATE
+        scores, index = split_keys(keys)
+        items = torch.where(valid, index, 0)
+        chosen = rules.choose(items, valid, users.to_pylist(), self.k)
+        filled, picked = chosen.filled, items.gather(1, chosen.places)  # (U, K) each
+        if rules.boost is None:
+            shown = scores.gather(1, chosen.places)
+        else:  # keys hold what items are ranked by; a list shows the model's score
+            shown = self.crossing.with_own(parts, torch.arange(len(picked), device=picked.device), picked)
+        reasons = pa.array(rules.reasons, pa.string()).take(pa.array(chosen.reasons[filled].cpu().numpy()))
+        return self._rows(filled.cpu(), shown[filled].cpu(), picked[filled].cpu(), reasons, users)
+
+    @torch.inference_mode()
+    def _ranked(self, asked: Lists, parts: Part, names: pa.Array) -> Tensor:
+        """(U, W) keys of the best candidates of some users, best first; W is `_pool` at most, NO_CANDIDATE where there are fewer.
+
+        Keys are those of scoring/ranking/top_k.py, which hold what an item is ranked by and its index.
+        """
+        best = torch.full(
+            (len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=self.predictor.device
+        )
+        for users, keys in (
+            (asked.everyone, self._of_all(asked, parts, names)),
+            (asked.listed, self._of_lists(asked, parts, names)),
+        ):
+            for each in keys:
+                kept = torch.from_numpy(users).to(best.device)
+                merged = torch.cat([best[kept], top_keys(each, best.shape[1])], dim=1)
+                best[kept] = top_keys(merged, best.shape[1])
+        return best
+
+    def _of_all(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
+        """Keys (A, W) of the users that are scored against all items, some items after the other."""
+        if not len(asked.everyone):
+            return
+        device = self.predictor.device
+        every = torch.from_numpy(asked.everyone).to(device)
+        own = tuple(each.index_select(0, every) for each in parts)
+        width = max(self._places // len(every), 1)
+        for start in range(0, len(self.items.keys), width):
+            items = slice(start, min(start + width, len(self.items.keys)))
+            index = torch.arange(items.start, items.stop, device=device)
+            candidate = self._not_excluded(asked, items)
+            yield self._keys(self.crossing.with_all(own, items), index, candidate, asked.everyone, names)
+
+    def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
+        """(A, W) which of some consecutive items are candidates; None where all are."""
+        user, item = asked.excluded
+        here = (item >= items.start) & (item < items.stop)
+        if not here.any():
+            return None
+        kept = np.ones((len(asked.everyone), items.stop - items.start), dtype=bool)
+        kept[user[here], item[here] - items.start] = False
+        return torch.from_numpy(kept).to(self.predictor.device)
+
+    def _of_lists(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
+        """Keys (L, W) of the users that have a list, some of its items after the other."""
+        device, longest = self.predictor.device, int(asked.lengths.max(initial=0))
+        starts = np.cumsum(asked.lengths) - asked.lengths
+        width = max(self._places // max(len(asked.listed), 1), 1)
+        for column in range(0, longest, width):
+            lengths = (asked.lengths - column).clip(0, width)
+            pieces = Pieces.of(lengths, starts + column, asked.items)
+            which = torch.from_numpy(asked.listed[pieces.list]).to(device)
+            items, filled = (torch.from_numpy(each).to(device) for each in (pieces.items, pieces.filled))
+            scores = self.crossing.with_own(parts, which, items)
+            keys = self._keys(scores, items, filled, asked.listed[pieces.list], names)
+            laid_out = torch.full(
+                (len(lengths), int(pieces.place.max()) + 1, keys.shape[1]), NO_CANDIDATE, device=device
+            )
+            laid_out[torch.from_numpy(pieces.list).to(device), torch.from_numpy(pieces.place).to(device)] = (
+                keys
+            )
+            yield laid_out.flatten(1)
+
+    def _keys(
+        self, scores: Tensor, items: Tensor, candidate: Tensor | None, users: Indices, names: pa.Array
+    ) -> Tensor:
+        """Ranking keys of scores (R, W), whose rows are of these users; NO_CANDIDATE where an item is no candidate.
+
+        Args:
+            items: (W,) or (R, W) item indices.
+            candidate: (R, W) bool; None where all are.
+
+        Raises:
+            DataError: the score of a candidate is NaN.
+        """
+        wrong = scores.isnan() if candidate is None else scores.isnan() & candidate
+        if wrong.any():
+            row, place = wrong.nonzero()[0].tolist()
+            item = self.items.keys[int(items.expand(scores.shape)[row, place])]
+            raise DataError(
+                f"model {self.predictor.version} scores user {names[int(users[row])]} with item {item} as NaN "
+                f"({int(wrong.sum())} of {wrong.numel()} pairs at once)",
+                _FIND_NAN + (_LEAVE_FP16 if self.predictor.precision == "fp16" else ""),
+            )
+        ranked_by = scores if self.rules is None else self.rules.ranking_scores(scores, items)
+        keys = ranking_keys(ranked_by, items)
+        return keys if candidate is None else keys.masked_fill_(~candidate, NO_CANDIDATE)
+
+    def _rows(
+        self, filled: Tensor, score: Tensor, index: Tensor, reasons: pa.Array, users: pa.Array
+    ) -> pa.RecordBatch:
+        """RECOMMENDATIONS of the filled (U, K) places, row after row; score, index and reasons are one a filled place."""
+        row, position = filled.nonzero(as_tuple=True)
+        return pa.RecordBatch.from_arrays(
+            [
+                users.take(pa.array(row.numpy())),
+                pa.array((position + 1).int().numpy()),
+                self.items.keys.take(pa.array(index.numpy())),
+                pa.array(score.numpy()),
+                reasons,
+            ],
+            schema=RECOMMENDATIONS,
+        )
+
+
+@lru_cache(maxsize=1)
+def recommender_of_process(request: ListRequest, gpu: int | None, threads: int) -> Recommender:
+    """The recommender of this process, made when the first batch asks for it: model and items are read once."""
+    predictor = predictor_of_process(request.model, gpu, threads)
+    items = read_items(request.item_files, predictor, dict(request.context))
+    rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None
+    return Recommender.of(predictor, items, request.k, rules)
+
+
+def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:
+    """The candidate items, by index, on the CPU, as the predictor's model takes them.
+
+    Raises:
+        DataError: their indices are not 0, 1, 2, …
+        ConfigError: the context does not fit the spec.
+    """
+    spec, multi_hot = predictor.spec, predictor.multi_hot
+    columns = [ITEM_INDEX, ITEM_KEY, *(each.name for each in spec.scoped("item"))]
+    table = pa.concat_tables(_read_parquet(path, columns) for path in files).combine_chunks()
+    index = table.column(ITEM_INDEX).to_numpy()
+    if not np.array_equal(index, np.arange(len(index))):
+        raise DataError(
+            f"{files[0]}: item_index does not count from 0 in steps of 1", "run build_candidates again"
+        )
+    keys = pa.array(table.column(ITEM_KEY).to_pylist(), pa.string())
+    return Items(keys, side_of(table, spec, multi_hot, "item").plus(context_side(context, spec, multi_hot)))
+
+
+def _read_parquet(path: str, columns: list[str]) -> pa.Table:
+    files, inner = file_io.filesystem(path)
+    return pq.read_table(inner, filesystem=files, columns=columns, partitioning=None)

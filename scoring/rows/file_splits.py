@@ -1,0 +1,97 @@
+"""Which rows a task of score_rows reads: row groups of a split, by its manifests, cut where a task would get too many.
+
+Paths and numbers travel to the workers, rows do not. The cutting is arithmetic alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from conf.errors import DataError
+from conf.types import Split
+from storage.dataset import Dataset, split_partitions
+from storage.paths import Lake
+
+# A task's end is moved to that of a row group within this share of a task's rows: a group cut in two is decoded twice.
+_MOVED_SHARE = 1 / 8
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group as its manifest names it: `rows` rows, number `index` of `count` in the file; `dt` is its partition's date."""
+
+    path: str
+    index: int
+    count: int
+    rows: int
+    dt: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [start, stop) of a row group."""
+
+    group: RowGroup
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
+    """The row groups of a split that hold rows, by date, in the order of the manifests.
+
+    Raises:
+        DataError: a partition is missing, was replaced since, or the dataset has none for this split.
+    """
+    partitions = split_partitions(lake, dataset, split)
+    if not partitions:
+        raise DataError(
+            f"the dataset of {dataset.run_date} holds no partition for {split}, only for {sorted(dataset.splits)}",
+            "run build_features for that date, or name another split in score.rows_split",
+        )
+    return [
+        RowGroup(partition.file(entry.path), index, len(entry.row_groups), rows, partition.dt)
+        for partition, manifest, label in partitions
+        for entry in manifest.split_files(label)
+        for index, rows in enumerate(entry.row_groups)
+        if rows
+    ]
+
+
+def deal(groups: Sequence[RowGroup], slots: int, most_rows: int) -> list[tuple[Piece, ...]]:
+    """The pieces of each task: every row in one piece, in order; tasks of about equal size, as many as `slots` at least.
+
+    A task has `most_rows` rows at most, but where its end is moved to that of a row group: then an eighth more. Without
+    rows there is one task without a piece.
+    """
+    ends = list(accumulate(each.rows for each in groups))
+    total = ends[-1] if ends else 0
+    tasks = min(max(slots, -(-total // most_rows)), max(total, 1))
+    cuts = sorted(
+        {0, total, *(_moved(total * task // tasks, ends, total / tasks) for task in range(1, tasks))}
+    )
+    return [_between(groups, ends, *pair) for pair in pairwise(cuts)] or [()]
+
+
+def _moved(cut: int, ends: Sequence[int], task_rows: float) -> int:
+    """The nearest end of a row group, if it is near."""
+    at = bisect_left(ends, cut)
+    nearest = min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(end - cut))
+    return nearest if abs(nearest - cut) <= task_rows * _MOVED_SHARE / 2 else cut
+
+
+def _between(groups: Sequence[RowGroup], ends: Sequence[int], first: int, last: int) -> tuple[Piece, ...]:
+    """Rows [first, last) of all groups laid end to end."""
+    pieces = []
+    at = bisect_left(ends, first + 1)
+    while at < len(groups) and ends[at] - groups[at].rows < last:
+        begin = ends[at] - groups[at].rows
+        pieces.append(Piece(groups[at], max(first - begin, 0), min(last - begin, groups[at].rows)))
+        at += 1
+    return tuple(pieces)

@@ -1,0 +1,1 @@
+"""Scoring as Spark jobs: frames of users or rows in, lists or probabilities out."""

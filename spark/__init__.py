@@ -1,0 +1,1 @@
+"""How Nightrank runs on Spark: session, Python workers, accelerator settings, error and event logs."""

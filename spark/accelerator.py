@@ -1,0 +1,178 @@
+"""Settings of the RAPIDS Accelerator that depend on its release and on Spark's, looked up in its jar.
+
+A release of the accelerator contains one *shim* for each patch release of Spark that it supports: `spark355` for Spark 3.5.5.
+Spark needs the shim's own class as `spark.shuffle.manager`, before any code of the accelerator runs. Where a jar has no shim
+for the running Spark, the accelerator refuses to start, unless `spark.rapids.shims-provider-override` names a shim.
+No profile contains either setting: `accelerator_settings` derives both, for every session (spark/session.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from conf.errors import ConfigError
+
+log = logging.getLogger("nightrank.accelerator")
+
+PLUGIN = "com.nvidia.spark.SQLPlugin"
+SHUFFLE_MANAGER = "spark.shuffle.manager"
+SHIM_OVERRIDE = "spark.rapids.shims-provider-override"
+
+_PACKAGE = "com.nvidia.spark.rapids"
+_PROVIDERS = "META-INF/services/com.nvidia.spark.rapids.SparkShimServiceProvider"
+_CLASS_PATH = "spark.driver.extraClassPath"
+_JAR_REMEDY = (
+    f"put the jar of the accelerator (requirements/jars.lock names the release) at the same path on every node and name that "
+    f"path in {_CLASS_PATH} and spark.executor.extraClassPath; docs/gpu.md"
+)
+
+
+@dataclass(frozen=True)
+class Shim:
+    """The accelerator's classes for one release of Spark, by the name that they have in the jar: `spark355`."""
+
+    name: str
+
+    @property
+    def shuffle_manager(self) -> str:
+        return f"{_PACKAGE}.{self.name}.RapidsShuffleManager"
+
+    @property
+    def provider(self) -> str:
+        return f"{_PACKAGE}.shims.{self.name}.SparkShimServiceProvider"
+
+
+def accelerator_settings(given: Callable[[str], str | None], spark_version: str) -> dict[str, str]:
+    """The settings that a session with the accelerator lacks; empty for a session without it.
+
+    Args:
+        given: the value of a setting by its name, None where neither the profile nor the command line has it.
+        spark_version: of the Spark that runs: `3.5.8`.
+
+    Raises:
+        ConfigError: no jar of the accelerator is on the driver's class path, it has no shim that fits this Spark, or a class
+            that was given is not the one that the jar has for this Spark.
+    """
+    if PLUGIN not in [each.strip() for each in (given("spark.plugins") or "").split(",")]:
+        return {}
+    jar = _jar_on(given(_CLASS_PATH) or "")
+    shims = shims_of(jar)
+    override, manager = given(SHIM_OVERRIDE), given(SHUFFLE_MANAGER)
+    shim = shim_for(spark_version, shims, jar) if override is None else _overriding(override, shims, jar)
+    if manager is not None and manager.startswith(f"{_PACKAGE}.") and manager != shim.shuffle_manager:
+        raise ConfigError(
+            f"{SHUFFLE_MANAGER}={manager} does not fit {jar} on Spark {spark_version}, whose class is {shim.shuffle_manager}",
+            f"leave out {SHUFFLE_MANAGER}: jobs derive it from the jar",
+        )
+    settings = {} if manager is not None else {SHUFFLE_MANAGER: shim.shuffle_manager}
+    if override is None and shim != _native(spark_version):
+        # No warning, which would raise an alert every night: the accelerator itself warns in Spark's log.
+        log.info(
+            "%s has no shim for Spark %s; %s, of an earlier patch release, is used",
+            jar,
+            spark_version,
+            shim.name,
+        )
+        settings[SHIM_OVERRIDE] = shim.provider
+    return settings
+
+
+def shims_of(jar: Path) -> frozenset[Shim]:
+    """The shims of a jar that the accelerator and Spark can both load.
+
+    Raises:
+        ConfigError: the file is not a jar of the accelerator.
+    """
+    try:
+        with ZipFile(jar) as packed:
+            entries = set(packed.namelist())
+            providers = packed.read(_PROVIDERS).decode().split()
+    except (OSError, BadZipFile, KeyError) as error:
+        raise ConfigError(
+            f"{jar} cannot be read as a jar of the accelerator: {error}", _JAR_REMEDY
+        ) from error
+    listed = {Shim(each.split(".")[-2]) for each in providers if each.count(".") > 1}
+    # Spark loads the shuffle manager itself, from the root of the jar.
+    return frozenset(each for each in listed if _entry(each.shuffle_manager) in entries)
+
+
+def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
+    """The shim of this Spark, or that of the newest earlier patch release: patch releases do not change plans.
+
+    Raises:
+        ConfigError: the jar has neither.
+    """
+    native = _native(spark_version)
+    if native in shims:
+        return native
+    major, minor, patch = _numbers(spark_version)
+    # Shims of vendors' releases end in letters (`spark350db143`) and fit no other Spark.
+    of_line = {
+        int(match[1]): each
+        for each in shims
+        if (match := re.fullmatch(rf"spark{major}{minor}(\d+)", each.name))
+    }
+    earlier = [each for each in of_line if each < patch]
+    if not earlier:
+        known = ", ".join(sorted(each.name for each in shims)) or "none"
+        raise ConfigError(
+            f"{jar} has no shim for Spark {spark_version} or an earlier {major}.{minor}; its shims: {known}",
+            "use a release of the accelerator that supports this Spark (docs/gpu.md), or run without the plugin",
+        )
+    return of_line[max(earlier)]
+
+
+def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
+    found = [each for each in shims if each.provider == provider]
+    if not found:
+        raise ConfigError(
+            f"{SHIM_OVERRIDE}={provider} is not in {jar}",
+            f"leave out {SHIM_OVERRIDE}: jobs derive it from the jar",
+        )
+    return found[0]
+
+
+def _jar_on(class_path: str) -> Path:
+    """The first jar of a class path that has the plugin, as the JVM would find it."""
+    for entry in (each for each in class_path.split(":") if each):
+        path = Path(entry)
+        candidates = sorted(path.parent.glob("*.jar")) if path.name == "*" else [path]
+        for each in candidates:
+            if _has_plugin(each):
+                return each
+    raise ConfigError(
+        f"spark.plugins={PLUGIN}, but no jar with that class is at {_CLASS_PATH}={class_path or '(not set)'} on this machine",
+        _JAR_REMEDY,
+    )
+
+
+def _has_plugin(path: Path) -> bool:
+    try:
+        with ZipFile(path) as packed:
+            return _entry(PLUGIN) in packed.namelist()
+    except (OSError, BadZipFile):  # the JVM passes over such entries too
+        return False
+
+
+def _entry(class_name: str) -> str:
+    return f"{class_name.replace('.', '/')}.class"
+
+
+def _native(spark_version: str) -> Shim:
+    major, minor, patch = _numbers(spark_version)
+    return Shim(f"spark{major}{minor}{patch}")
+
+
+def _numbers(spark_version: str) -> tuple[int, int, int]:
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", spark_version)
+    if match is None:
+        raise ConfigError(
+            f"Spark {spark_version!r} has no version of three numbers, by which the accelerator's shim is chosen",
+            f"name the shim of your Spark in {SHIM_OVERRIDE}",
+        )
+    return int(match[1]), int(match[2]), int(match[3])

@@ -1,0 +1,177 @@
+"""The Java stacks of a job: kept in a file that the job's error names, and not printed in front of that error.
+
+Spark logs the stack of a failed task several times, in hundreds of lines. While a job runs, its JVM prints the first line of each
+message to standard error, and writes all lines to a temporary file. When the job ends, a file with stacks in it is moved
+below the lake's logs, together with the traceback of the error that ended the job. Where the lake cannot be written, the file
+stays in the folder of temporary files. A log4j2 configuration of one's own prints what it says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+import traceback
+import uuid
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+from conf.errors import NightrankError
+from storage import file_io
+
+log = logging.getLogger("nightrank")
+
+_SPARKS_OWN = "log4j2-defaults.properties"
+_NAME = "nightrank"
+_HEAD = "%d{yy/MM/dd HH:mm:ss} %p %c{1}: "
+_FIRST_LINES = rf"{_HEAD}%replace{{%m%notEmpty{{: %throwable{{short.message}}}}}}{{[\r\n][\s\S]*}}{{}}%n"
+_ALL_LINES = f"{_HEAD}%m%n%throwable"
+
+_TRACEBACK = "Traceback (most recent call last)"
+_STACK = re.compile(rf"^\s+at [\w.$/]+[(]|^{re.escape(_TRACEBACK)}", re.MULTILINE)
+_FRAMES = re.compile(r"^\s+(?:at [\w.$/<>]+[(].*|[.]{3} \d+ (?:more|elided).*)\n?", re.MULTILINE)
+_CAUSED_BY = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_RAISED = re.compile(r"^[\w.]+(?:Error|Exception)(?:: .*)?$", re.MULTILINE)
+_CALLED = re.compile(r"^An error occurred while calling .*\n: ")
+
+
+class SparkLog:
+    """What the JVM of one job logs."""
+
+    def __init__(self) -> None:
+        self._file: Path | None = None
+        self._detach = lambda: None
+
+    def attach(self) -> None:
+        """Sends what the JVM logs from now on to the file. Does nothing before there is a JVM, nor a second time."""
+        if self._file is not None or SparkContext._jvm is None:
+            return
+        try:
+            number, path = tempfile.mkstemp(prefix="nightrank-", suffix=".stacks.log")
+            os.close(number)
+            self._file = Path(path)
+            self._detach = _divert(SparkContext._jvm, path)
+        except (OSError, Py4JError) as error:
+            log.warning("Spark's stacks are printed, and not kept in a file: %s", error)
+
+    def end(self, logs: str, run_date: str, job: str, error: BaseException | None = None) -> str | None:
+        """Ends the file. To be called before the JVM ends.
+
+        Args:
+            logs: the folder of the lake's logs.
+            error: what ended the job; its traceback is added to the file.
+
+        Returns:
+            The path of the file; None where there is no stack.
+        """
+        found = self._ended()
+        if error is not None:
+            found += "".join(traceback.format_exception(error))
+        if not _STACK.search(found):
+            self._forget()
+            return None
+        moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        path = f"{logs}/dt={run_date}/{job}-{moment}-{uuid.uuid4().hex[:8]}.stacks.log"
+        try:
+            file_io.replace_text(path, found)
+        except (NightrankError, OSError):
+            return self._kept_here(found)
+        self._forget()
+        return path
+
+    def _ended(self) -> str:
+        """All that was logged."""
+        with suppress(Py4JError, OSError):  # the JVM may be the one that has died
+            self._detach()
+        self._detach = lambda: None
+        if self._file is None:
+            return ""
+        with suppress(OSError):
+            return self._file.read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def _kept_here(self, text: str) -> str | None:
+        """The path of a temporary file with this text; where none can be written, standard error gets the text."""
+        try:
+            if self._file is None:
+                number, path = tempfile.mkstemp(prefix="nightrank-", suffix=".stacks.log")
+                os.close(number)
+                self._file = Path(path)
+            self._file.write_text(text, encoding="utf-8")
+        except OSError:
+            print(text, file=sys.stderr)
+            self._forget()
+            return None
+        path, self._file = str(self._file), None
+        return path
+
+    def _forget(self) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+            self._file = None
+
+
+def _divert(jvm: Any, path: str) -> Any:
+    """Lets log4j write all lines to a file, and only first lines to standard error where it has Spark's own configuration.
+
+    Returns:
+        What ends the file.
+    """
+    core = jvm.org.apache.logging.log4j.core
+    context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
+    configuration = context.getConfiguration()
+    root = configuration.getRootLogger()
+
+    def layout(pattern: str) -> Any:
+        return (
+            core.layout.PatternLayout.newBuilder()
+            .withPattern(pattern)
+            .withAlwaysWriteExceptions(False)
+            .build()
+        )
+
+    def add(builder: Any, name: str, pattern: str) -> None:
+        appender = builder.setName(name).setLayout(layout(pattern)).build()
+        appender.start()
+        root.addAppender(appender, None, None)
+
+    add(core.appender.FileAppender.newBuilder().withFileName(path), f"{_NAME}-file", _ALL_LINES)
+    if str(configuration.getConfigurationSource().getLocation()).endswith(_SPARKS_OWN):
+        error_output = core.appender.ConsoleAppender.Target.SYSTEM_ERR
+        add(
+            core.appender.ConsoleAppender.newBuilder().setTarget(error_output),
+            f"{_NAME}-console",
+            _FIRST_LINES,
+        )
+        root.removeAppender("console")
+    context.updateLoggers()
+
+    def detach() -> None:
+        root.removeAppender(f"{_NAME}-file")
+        context.updateLoggers()
+
+    return detach
+
+
+def without_frames(text: str) -> str:
+    """A message without the lines of Java stacks."""
+    return _FRAMES.sub("", text).rstrip()
+
+
+def root_cause(error: BaseException) -> str:
+    """The line that says what was wrong first, of an error whose text may hold stacks of Python and of Java."""
+    text = _CALLED.sub("", str(error).strip())
+    raised = [line for line in _RAISED.findall(text) if _TRACEBACK not in line]
+    if _TRACEBACK in text and raised:
+        return str(raised[-1])
+    if caused := _CAUSED_BY.findall(text):
+        return str(caused[-1])
+    first = text.splitlines()[0] if text else ""
+    return f"{type(error).__name__}: {first}".rstrip(": ")

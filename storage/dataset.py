@@ -1,0 +1,211 @@
+"""The data manifest: which feature partitions one run of build_features made for which split.
+
+Published as `datasets/dt=<run date>`; training, evaluation and scoring find everything else from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from conf.errors import DataError
+from conf.types import Split
+from storage import feature_spec, file_io, format_versions
+from storage.feature_spec import FeatureSpec
+from storage.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    combined_digest,
+    current_manifest,
+    data_files,
+    digest_of,
+    read_manifest,
+    replace_manifest,
+)
+from storage.paths import Lake, Partition
+
+_NAMED_DAYS = 7
+
+
+@dataclass(frozen=True)
+class Member:
+    """One feature partition's part in a split. `label` picks its files of that split; None takes all of them.
+
+    `clicks` counts its rows with label 1; None where a release before this count published the dataset.
+    """
+
+    dt: str
+    digest: str
+    label: str | None
+    clicks: int | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What one run of build_features made.
+
+    Attributes:
+        run_date: the logical day.
+        workflow_version: the version its features were made with.
+        splits: split → feature partitions, in date order; their rows are disjoint.
+        mode: `fit`, `extend` or `apply`: what became of the workflow in that run.
+        parent_workflow: the version that `workflow_version` extends. Ids keep their meaning only along this line, so
+            a model may be warm-started from another one only if that was made with one of these two versions.
+        changed_days: days whose raw log changed after the workflow, or a parent of it, counted them. Their features are
+            made of the new log, their counts are those of the old one.
+    """
+
+    run_date: str
+    workflow_version: str
+    splits: dict[str, tuple[Member, ...]]
+    mode: str
+    parent_workflow: str | None = None
+    changed_days: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Identifies the data, whatever its files are called: enters the model's version."""
+        members = [
+            [split, m.dt, m.digest, m.label or ""] for split, found in self.splits.items() for m in found
+        ]
+        return digest_of([self.workflow_version, sorted(members)])
+
+    @property
+    def days(self) -> list[str]:
+        return sorted({member.dt for members in self.splits.values() for member in members})
+
+
+def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
+    """Writes `datasets/dt=<run date>`, unless it says the same already: the last step of build_features."""
+    splits = {
+        split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in found]
+        for split, found in dataset.splits.items()
+    }
+    manifest = Manifest(
+        table="datasets",
+        partition=dataset.run_date,
+        files=(),
+        schema=(),
+        inputs={"features": combined_digest(m.digest for found in dataset.splits.values() for m in found)},
+        facts=format_versions.DATASET.stamp(
+            {
+                "workflow_version": dataset.workflow_version,
+                "parent_workflow": dataset.parent_workflow,
+                "mode": dataset.mode,
+                "splits": splits,
+                "changed_days": list(dataset.changed_days),
+            }
+        ),
+        created_at=created_at,
+    )
+    partition = lake.datasets.partition(dataset.run_date)
+    known = current_manifest(partition, manifest.inputs)
+    if known is None or known.facts != manifest.facts:
+        replace_manifest(partition, manifest)
+
+
+def read_dataset(lake: Lake, run_date: str) -> Dataset:
+    """The dataset of a run date.
+
+    Raises:
+        DataError: build_features has not run for that date.
+    """
+    partition = lake.datasets.partition(run_date)
+    facts = format_versions.DATASET.check(read_manifest(partition).facts, partition.file(MANIFEST_NAME))
+    splits = {split: tuple(Member(**each) for each in found) for split, found in facts["splits"].items()}
+    return Dataset(
+        run_date,
+        facts["workflow_version"],
+        splits,
+        facts["mode"],
+        facts["parent_workflow"],
+        tuple(facts.get("changed_days", ())),
+    )
+
+
+def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
+    """Refuses rows that all have one label: a model trained on them is a constant.
+
+    Args:
+        days: (day, rows, clicks) of what a model is to be trained on.
+
+    Raises:
+        DataError: there are rows, and none of them, or every one, is a click.
+    """
+    rows, clicks = sum(each[1] for each in days), sum(each[2] for each in days)
+    if not rows or 0 < clicks < rows:
+        return
+    named = ", ".join(f"{day}: {count} of {of} rows" for day, of, count in days[:_NAMED_DAYS])
+    more = f", and {len(days) - _NAMED_DAYS} more days" if len(days) > _NAMED_DAYS else ""
+    held = "no click" if not clicks else "clicks alone"
+    raise DataError(
+        f"the training rows hold {held} ({named}{more}; {clicks} of {rows} rows in all), and a model cannot learn from rows "
+        "of one label",
+        "look into the quarantine of these days and at log.label, and deliver the days again"
+        if not clicks
+        else "look at log.label; a log of choices alone needs the section negatives",
+    )
+
+
+def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
+    path = lake.feature_spec(workflow_version)
+    try:
+        return feature_spec.loads(file_io.read_text(path), path)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path} does not exist", "run build_features: it writes the workflow and its spec"
+        ) from error
+
+
+def split_partitions(
+    lake: Lake, dataset: Dataset, split: Split
+) -> list[tuple[Partition, Manifest, str | None]]:
+    """(feature partition, its manifest, file label) for each member of a split, in date order.
+
+    Raises:
+        DataError: a partition was replaced by other rows since the dataset was published.
+    """
+    found = []
+    for member in dataset.splits.get(split, ()):
+        partition = lake.features(dataset.workflow_version).partition(member.dt)
+        manifest = read_manifest(partition)
+        if manifest.digest != member.digest:
+            raise DataError(
+                f"{partition.path} holds other rows ({manifest.digest}) than dataset {dataset.run_date} was made of "
+                f"({member.digest})",
+                f"run build_features for {dataset.run_date} again",
+            )
+        found.append((partition, manifest, member.label))
+    return found
+
+
+def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]:
+    """The dataset with the rows that its partitions hold now, and the days that were made again since it was published.
+
+    For readers to whom the days matter and not their very rows. A training must not use it.
+
+    Raises:
+        DataError: a partition is missing.
+    """
+    table = lake.features(dataset.workflow_version)
+    digests = {day: read_manifest(table.partition(day)).digest for day in dataset.days}
+    splits = {
+        split: tuple(replace(member, digest=digests[member.dt]) for member in members)
+        for split, members in dataset.splits.items()
+    }
+    changed = {
+        member.dt
+        for members in dataset.splits.values()
+        for member in members
+        if digests[member.dt] != member.digest
+    }
+    return replace(dataset, splits=splits), sorted(changed)
+
+
+def split_files(lake: Lake, dataset: Dataset, split: Split) -> list[str]:
+    """Full paths of the Parquet files of one split, in date order."""
+    return [
+        path
+        for partition, manifest, label in split_partitions(lake, dataset, split)
+        for path in data_files(partition, manifest, label)
+    ]

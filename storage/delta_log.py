@@ -1,0 +1,221 @@
+"""Tables on an object store for other people's readers: a Delta log beside the data files says which of them are published.
+
+An object store has no links, and a listing shows every attempt. `<lake>/_data/<table>` is a Delta table with the partition column `dt`;
+replacing a date is one transaction that takes away the date's files and adds the new. The manifest is replaced first: a job killed
+before its transaction leaves readers the older files, which the next run mends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyarrow import fs
+
+from conf.errors import DataError, InfrastructureError
+from conf.names import scheme_of
+from storage import file_io
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, Schema
+
+log = logging.getLogger("nightrank.publish")
+
+DATE = "dt"
+# A commit of another date is merged by delta-rs itself; what fails is one of the same date, or the creation of the table.
+_TRIES = 20
+_WAIT_S = 0.2
+_UNNAMEABLE = set(" ,;{}()\n\t=")
+_ELEMENTS = {
+    "bool": "boolean",
+    "int8": "byte",
+    "int32": "integer",
+    "int64": "long",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+}
+_TYPES: dict[str, Any] = {
+    **_ELEMENTS,
+    **{
+        f"list<element: {arrow}>": {"type": "array", "elementType": delta, "containsNull": True}
+        for arrow, delta in _ELEMENTS.items()
+    },
+}
+
+# Tables as this process saw them last, None for one without a log: a run asks for many dates of a table.
+_loaded: dict[str, DeltaTable | None] = {}
+
+
+@dataclass(frozen=True)
+class Content:
+    """One date of a table: (path below the table, rows, bytes) of each file, and (column, Arrow type) in order."""
+
+    files: Sequence[tuple[str, int, int]]
+    schema: Sequence[tuple[str, str]]
+
+    @property
+    def paths(self) -> set[str]:
+        return {path for path, _, _ in self.files}
+
+
+def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
+    """Whether a Delta table can have these columns; there is a warning where only their names forbid it."""
+    if any(kind not in _TYPES for _, kind in schema):
+        return False
+    names = [name.casefold() for name, _ in schema]
+    wrong = [
+        name for name in names if name == DATE or names.count(name) > 1 or _UNNAMEABLE.intersection(name)
+    ]
+    if wrong:
+        log.warning("no Delta log is kept of a table with the columns %s: others cannot read it", wrong)
+    return not wrong
+
+
+def says(table: str, dt: str, wanted: Content) -> bool:
+    """Whether the table's log has exactly these files of a date, as far as this process knows.
+
+    Raises:
+        InfrastructureError: the log cannot be read.
+    """
+    if table not in _loaded:
+        with _named(table, dt):
+            _load(table)
+    return _paths(_loaded[table], dt) == wanted.paths
+
+
+def show(table: str, dt: str, now: Callable[[], Content]) -> None:
+    """Makes the files of a date in the table's log exactly the wanted ones.
+
+    Args:
+        table: URI of the table's folder.
+        now: gives what the manifest says that is there when it is called.
+
+    Raises:
+        DataError: a column has another type than in the table.
+        InfrastructureError: the log cannot be read or written.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    for turn in range(_TRIES):
+        with _named(table, dt):
+            # In this order: who replaces the manifest after it was read here commits after the state that was loaded.
+            known = _load(table)
+            wanted = now()
+            if _paths(known, dt) == wanted.paths:
+                return
+            try:
+                _commit(known or _create(table, wanted.schema), dt, wanted)
+                return
+            except CommitFailedError:
+                time.sleep(random.uniform(0, _WAIT_S * (turn + 1)))
+    raise InfrastructureError(
+        f"the Delta log of {table}: others replaced dt={dt} in each of {_TRIES} tries",
+        "run one job a date at a time, then rerun",
+    )
+
+
+@contextmanager
+def _named(table: str, dt: str) -> Iterator[None]:
+    """Errors of delta-rs as ours."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise InfrastructureError(
+            f"the Delta log of {table} cannot be brought up to date for dt={dt}: {error}",
+            "the partition is published, but others see the one before: check the object store, then rerun",
+        ) from error
+
+
+def _load(table: str) -> DeltaTable | None:
+    """The newest state of a table; None where it has no log."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        _loaded[table] = DeltaTable(table, storage_options=_options(table))
+    except TableNotFoundError:
+        _loaded[table] = None
+    return _loaded[table]
+
+
+def _paths(table: DeltaTable | None, dt: str) -> set[str]:
+    """The files of a date, below the table."""
+    if table is None:
+        return set()
+    paths = (str(path) for path in table.get_add_actions().column("path").to_pylist())
+    return {path for path in paths if path.startswith(f"{DATE}={dt}/")}
+
+
+def _create(table: str, columns: Sequence[tuple[str, str]]) -> DeltaTable:
+    from deltalake import DeltaTable
+
+    schema = _schema([*(_field(*column) for column in columns), _field(DATE, "string")])
+    return DeltaTable.create(
+        table, schema, mode="ignore", partition_by=[DATE], storage_options=_options(table)
+    )
+
+
+def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
+    from deltalake.transaction import AddAction, CommitProperties, Transaction
+
+    # Two transactions of one application conflict: without it delta-rs would let both replacements of a date stand.
+    application = f"{DATE}={dt}"
+    number = (table.transaction_version(application) or 0) + 1
+    modified = int(time.time() * 1000)
+    table.create_write_transaction(
+        [
+            AddAction(path, size, {DATE: dt}, modified, True, json.dumps({"numRecords": rows}))
+            for path, rows, size in wanted.files
+        ],
+        "overwrite",
+        _merged(table, wanted.schema),
+        partition_by=[DATE],
+        partition_filters=[(DATE, "=", dt)],
+        commit_properties=CommitProperties(app_transactions=[Transaction(application, number)]),
+    )
+    table.update_incremental()
+
+
+def _merged(table: DeltaTable, columns: Sequence[tuple[str, str]]) -> Schema:
+    """The table's columns, and after them those that it does not have yet."""
+    fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
+    known = {each["name"]: each["type"] for each in fields}
+    for column in columns:
+        field = _field(*column)
+        if known.setdefault(field["name"], field["type"]) != field["type"]:
+            raise DataError(
+                f"{table.table_uri}: {field['name']} is {field['type']}, in the Delta log's earlier dates {known[field['name']]}",
+                f"delete {table.table_uri}/_delta_log, then run the job again for each date that others read",
+            )
+    added = [_field(name, kind) for name, kind in columns if name not in {each["name"] for each in fields}]
+    return _schema([*fields, *added])
+
+
+def _field(name: str, kind: str) -> dict[str, Any]:
+    return {"name": name, "type": _TYPES[kind], "nullable": True, "metadata": {}}
+
+
+def _schema(fields: Sequence[dict[str, Any]]) -> Schema:
+    from deltalake import Schema
+
+    return Schema.from_json(json.dumps({"type": "struct", "fields": list(fields)}))
+
+
+def _options(table: str) -> dict[str, str]:
+    """Where the store is; credentials are found by AWS's own rules."""
+    if scheme_of(table) not in ("s3", "s3a"):
+        return {}
+    endpoint, region = file_io.s3_place()
+    if endpoint:
+        plain = str(not endpoint.startswith("https://")).lower()
+        return {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": plain, "AWS_REGION": region or "us-east-1"}
+    return {"AWS_REGION": region or fs.resolve_s3_region(table.split("://", 1)[1].split("/", 1)[0])}

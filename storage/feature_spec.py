@@ -1,0 +1,162 @@
+"""The FeatureSpec: the one contract between ETL, loader, models and scorer about columns and their order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from conf.errors import ConfigError, DataError
+from conf.types import Keys, MultiHot, Scope
+from storage import format_versions
+
+# Reserved ids of every categorical column; valid ids lie in [0, cardinality).
+PAD_ID, NULL_ID, OOV_ID = range(3)
+NUM_RESERVED_IDS = 3
+
+LABEL = "label"
+ROW_ID = "row_id"
+USER_KEY = "user_key"
+ITEM_KEY = "item_key"
+GROUP_KEY = "group_key"
+EVENT_TIME = "event_time"
+
+# The largest finite float32: dense features, and raw numbers, are within it on either side.
+FLOAT32_MAX = 3.4028234663852886e38
+
+FILE_NAME = "feature_spec.json"
+
+
+def raw_keys(keys: Keys | None) -> dict[str, str]:
+    """Key column of a feature table → the raw column it holds, as a string; in the table's order."""
+    return dict(zip((USER_KEY, ITEM_KEY, GROUP_KEY), keys.columns, strict=False)) if keys else {}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One model input. `cardinality` counts embedding rows, reserved ids included; None for dense features."""
+
+    name: str
+    kind: Literal["dense", "categorical", "multi_hot"]
+    dtype: Literal["float32", "int32", "list<int32>"]
+    scope: Scope
+    cardinality: int | None = None
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Ordered features, keys and the workflow that made them.
+
+    A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition; with the
+    section `negatives` that position times (per_positive + 1), plus the number of the draw, 0 for a row of the log),
+    `user_key`, `item_key` and `group_key` (strings, the raw ids; only where the config names them), `event_time` (int64,
+    µs UTC; only where the config names it), `label` (float32, 0 or 1) and one column a feature, non-null but for lists of ids: a
+    null list is an empty one.
+    """
+
+    features: tuple[Feature, ...]
+    key_columns: tuple[str, ...]
+    workflow_version: str
+    label: str = LABEL
+    pad_id: int = PAD_ID
+    null_id: int = NULL_ID
+    oov_id: int = OOV_ID
+
+    @cached_property
+    def dense(self) -> tuple[Feature, ...]:
+        return tuple(each for each in self.features if each.kind == "dense")
+
+    @cached_property
+    def categorical(self) -> tuple[Feature, ...]:
+        return tuple(each for each in self.features if each.kind == "categorical")
+
+    @cached_property
+    def multi_hot(self) -> tuple[Feature, ...]:
+        """Features that are lists of ids."""
+        return tuple(each for each in self.features if each.kind == "multi_hot")
+
+    @property
+    def embedded(self) -> tuple[Feature, ...]:
+        """The features made of ids, in the order in which embedding tables hold them: one id a row, then lists of ids."""
+        return (*self.categorical, *self.multi_hot)
+
+    @property
+    def cardinalities(self) -> list[int]:
+        """Embedding rows of each feature of `embedded`, in order."""
+        return [int(each.cardinality or 0) for each in self.embedded]
+
+    def list_lengths(self, multi_hot: MultiHot) -> list[int]:
+        """How many ids of each list a model takes, in the order of `multi_hot`.
+
+        Raises:
+            ConfigError: `lengths` names a feature that is no list of ids.
+        """
+        names = [each.name for each in self.multi_hot]
+        require_lists(multi_hot, names)
+        return [multi_hot.lengths.get(name, multi_hot.max_length) for name in names]
+
+    def scoped(self, scope: Scope) -> tuple[Feature, ...]:
+        return tuple(each for each in self.features if each.scope == scope)
+
+    @property
+    def table_columns(self) -> list[str]:
+        """Every column of a feature table, in order."""
+        return [*self.key_columns, self.label, *(each.name for each in self.features)]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> FeatureSpec:
+        return cls(
+            **{
+                **values,
+                "features": tuple(Feature(**each) for each in values["features"]),
+                "key_columns": tuple(values["key_columns"]),
+            }
+        )
+
+    def require_same(self, other: FeatureSpec, mine: str, theirs: str) -> None:
+        """Raises DataError, naming the first difference, unless both specs are equal."""
+        if self == other:
+            return
+        if self.workflow_version != other.workflow_version:
+            difference = f"workflow_version {self.workflow_version} against {other.workflow_version}"
+        else:
+            pairs = zip(self.features, other.features, strict=False)
+            difference = next(
+                (f"{a} against {b}" for a, b in pairs if a != b), "the number of features or the keys"
+            )
+        raise DataError(
+            f"{mine} and {theirs} have different features: {difference}",
+            "use features and model of one workflow version: run build_features for the model's version",
+        )
+
+
+def dumps(spec: FeatureSpec) -> str:
+    return json.dumps(format_versions.FEATURE_SPEC.stamp(spec.to_json()), indent=1, sort_keys=True)
+
+
+def loads(text: str, path: str) -> FeatureSpec:
+    """The spec in the text of a `feature_spec.json`; `path` is named in errors.
+
+    Raises:
+        DataError: a newer release wrote it.
+    """
+    return FeatureSpec.from_json(format_versions.FEATURE_SPEC.check(json.loads(text), path))
+
+
+def require_lists(multi_hot: MultiHot, names: Sequence[str]) -> None:
+    """Raises ConfigError where `lengths` names a feature that is no list of ids.
+
+    Args:
+        names: the features that are.
+    """
+    unknown = sorted(set(multi_hot.lengths) - set(names))
+    if unknown:
+        raise ConfigError(
+            f"model.multi_hot.lengths names {unknown}; the features that are lists of ids are {list(names)}",
+            "name these, or give the feature kind: multi_hot",
+        )

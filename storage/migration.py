@@ -1,0 +1,183 @@
+"""Brings the files of a lake to the format versions of this release.
+
+One thing needs work. Manifests of version 1 name data files in the partition's own folder, where readers that list it also see the
+files of replaced attempts. Migration links or copies these files to the folder of data files, replaces the manifest by one that
+names them there, and then removes the old ones. All other older files are read as they are.
+
+No job may work on the lake meanwhile. Killed at any instant, migration leaves each partition as it was or migrated; run again, it
+goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from pyarrow import fs
+
+from conf.errors import DataError, InfrastructureError
+from storage import file_io, format_versions
+from storage.format_versions import Format
+from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole, replace_manifest
+from storage.paths import DATA, Lake, Partition
+
+# Path below the lake → what lies there. The first pattern that fits counts.
+_KINDS: tuple[tuple[re.Pattern[str], Format], ...] = tuple(
+    (re.compile(pattern), kind)
+    for pattern, kind in (
+        (rf"(?:.+/)?{MANIFEST_NAME}", format_versions.MANIFEST),
+        (r"workflow/[^/]+/workflow\.json", format_versions.WORKFLOW),
+        (r"(?:workflow|features)/[^/]+/feature_spec\.json", format_versions.FEATURE_SPEC),
+        (r"models/[^/]+/promotions/dt=[^/]+\.json", format_versions.PROMOTION),
+        (r"models/[^/]+/interventions/dt=[^/]+\.json", format_versions.INTERVENTION),
+        (r"models/[^/]+/runs/dt=[^/]+\.json", format_versions.TRAINED_VERSION),
+        (r"models/[^/]+/[^/]+/model\.json", format_versions.MODEL),
+        (r"checkpoints/[^/]+/step-\d+\.json", format_versions.CHECKPOINT),
+        (r"runs/dt=[^/]+/[^/.][^/]*\.json", format_versions.RUN_RECORD),
+    )
+)
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """One versioned file: its path below the lake, its kind and version, and whether migration would rewrite it."""
+
+    path: str
+    kind: Format
+    version: int
+    needs_work: bool
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a lake holds.
+
+    Attributes:
+        files: every versioned file that can be read.
+        problems: the error of each file that cannot be: damaged, or written by a newer release.
+    """
+
+    files: tuple[FoundFile, ...]
+    problems: tuple[DataError, ...]
+
+    @property
+    def to_migrate(self) -> tuple[FoundFile, ...]:
+        return tuple(file for file in self.files if file.needs_work)
+
+
+def survey(lake: Lake) -> Survey:
+    """Every versioned file of a lake; nothing is changed.
+
+    Raises:
+        DataError: there is no lake at that path.
+    """
+    root = lake.root.rstrip("/")
+    paths = list(_paths(root))
+    with_attempts = _folders_of_folders(paths)
+    files: list[FoundFile] = []
+    problems: list[DataError] = []
+    for path in paths:
+        kind = next((kind for pattern, kind in _KINDS if pattern.fullmatch(path)), None)
+        if kind is None:
+            continue
+        try:
+            values = file_io.read_json(f"{root}/{path}")
+            kind.check(values, f"{root}/{path}")
+            version = kind.version_of(values, f"{root}/{path}")
+        except DataError as error:
+            problems.append(error)
+            continue
+        needs_work = kind is format_versions.MANIFEST and path.rpartition("/")[0] in with_attempts
+        files.append(FoundFile(path, kind, version, needs_work))
+    if not files and not problems:
+        raise DataError(
+            f"{lake.root} holds no file of a lake", "name the folder or URI of the configuration's key `lake`"
+        )
+    return Survey(tuple(files), tuple(problems))
+
+
+def migrate(lake: Lake, found: FoundFile) -> int:
+    """Moves the data files of one partition out of its folder; how many.
+
+    Raises:
+        DataError: a file that the manifest names is not there, or has another length.
+        InfrastructureError: a file could not be linked, copied or deleted.
+    """
+    partition = _partition(lake, found.path)
+    manifest = _read(partition)
+    if not is_whole(partition, manifest):
+        raise DataError(
+            f"{partition.file(MANIFEST_NAME)} names files that are missing or cut short",
+            "rerun the job that writes this partition; it makes it anew",
+        )
+    # A run that was killed may have replaced the manifest already.
+    moved = tuple(
+        entry if entry.path.startswith("../") else replace(entry, path=f"{partition.data}/{entry.path}")
+        for entry in manifest.files
+    )
+    new = [partition.file(entry.path) for entry in moved]
+    try:
+        for source, target in zip(data_files(partition, manifest), new, strict=True):
+            if source != target:
+                _copy(source, target)
+        file_io.make_durable(new, partition.root)
+        replace_manifest(partition, replace(manifest, files=moved))
+        _remove(partition)
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot move the data files of {partition.path}: {error}",
+            "check disk space and permissions, then run migrate again: it goes on where it stopped",
+        ) from error
+    return len(new)
+
+
+def _paths(root: str) -> Iterator[str]:
+    """Files below the lake, as paths relative to it; data files of the current layout are not looked at."""
+    _, inner = file_io.filesystem(root)
+    for info in file_io.list_files(root, recursive=True):
+        path = info.path.removeprefix(f"{inner}/")
+        if info.is_file and not path.startswith(f"{DATA}/"):
+            yield path
+
+
+def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
+    """Folders with files below a folder of theirs: partitions in which attempts of version 1 lie. Raw logs have none."""
+    return frozenset(
+        path[: match.start()]
+        for path in paths
+        for match in re.finditer("/", path)
+        if "/" in path[match.end() :]
+    )
+
+
+def _partition(lake: Lake, manifest_path: str) -> Partition:
+    """The partition of a manifest, by its path below the lake: `<table>/<partition>/_MANIFEST.json`."""
+    table, _, name = manifest_path.removesuffix(f"/{MANIFEST_NAME}").rpartition("/")
+    depth = table.count("/") + 2
+    return Partition(table, name.removeprefix("dt="), f"{lake.root.rstrip('/')}/{table}/{name}", depth)
+
+
+def _read(partition: Partition) -> Manifest:
+    path = partition.file(MANIFEST_NAME)
+    return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
+
+
+def _copy(source: str, target: str) -> None:
+    """A second name for a local file, a copy of an object; what a killed migration left at the target is replaced."""
+    files, inner = file_io.filesystem(target)
+    if not file_io.is_local(target):
+        files.copy_file(file_io.filesystem(source)[1], inner)
+        return
+    files.create_dir(os.path.dirname(inner), recursive=True)
+    if os.path.lexists(inner):
+        os.unlink(inner)
+    os.link(file_io.filesystem(source)[1], inner)
+
+
+def _remove(partition: Partition) -> None:
+    """Deletes what attempts of earlier releases left below the partition's folder: folders, and all that is in them."""
+    for info in file_io.list_files(partition.path):
+        if info.type == fs.FileType.Directory:
+            file_io.filesystem(partition.path)[0].delete_dir(info.path)

@@ -1,0 +1,82 @@
+"""What Parquet footers say: rows, row groups, columns and their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.sql import types as T
+
+from conf.errors import DataError
+from storage import file_io
+
+_SPARK_TYPES: dict[str, T.DataType] = {
+    "bool": T.BooleanType(),
+    "int32": T.IntegerType(),
+    "int64": T.LongType(),
+    "float": T.FloatType(),
+    "double": T.DoubleType(),
+    "string": T.StringType(),
+    "list<element: int8>": T.ArrayType(T.ByteType()),
+    "list<element: int32>": T.ArrayType(T.IntegerType()),
+    "list<element: int64>": T.ArrayType(T.LongType()),
+    "list<element: float>": T.ArrayType(T.FloatType()),
+    "list<element: string>": T.ArrayType(T.StringType()),
+}
+
+Description = tuple[tuple[tuple[str, str], ...], int, int, tuple[int, ...], dict[str, tuple[int, Any, Any]]]
+
+
+def written_files(folder: str) -> list[str]:
+    """Full paths of the Parquet files Spark left in a folder, by name: the order of its partitions."""
+    scheme = folder.split("://", 1)[0] + "://" if "://" in folder else ""
+    return [scheme + info.path for info in file_io.list_files(folder) if info.path.endswith(".parquet")]
+
+
+def describe(path: str) -> Description:
+    """(columns with Arrow types, rows, bytes, rows per row group, column → (nulls, lowest, highest)) of a file."""
+    files, inner = file_io.filesystem(path)
+    with files.open_input_file(inner) as source:
+        size = source.size()
+        parquet = pq.ParquetFile(source)
+        footer = parquet.metadata
+        # Whether a list's elements may be null depends on the plan that wrote them, not on the table.
+        columns = tuple(
+            (field.name, str(field.type).replace(" not null", "")) for field in parquet.schema_arrow
+        )
+        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+        statistics = (
+            {
+                chunk.path_in_schema: _over_groups(groups, index, chunk.path_in_schema)
+                for index, chunk in enumerate(groups[0].column(i) for i in range(footer.num_columns))
+            }
+            if groups
+            else {name: (0, None, None) for name, _ in columns}
+        )
+    return columns, footer.num_rows, size, tuple(group.num_rows for group in groups), statistics
+
+
+def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any, Any]:
+    nulls, lowest, highest = 0, None, None
+    for group in groups:
+        found = group.column(index).statistics
+        if found is None:
+            continue
+        nulls += found.null_count or 0
+        if found.has_min_max:
+            lowest = found.min if lowest is None else min(lowest, found.min)
+            highest = found.max if highest is None else max(highest, found.max)
+    return nulls, lowest, highest
+
+
+def spark_schema(columns: Sequence[tuple[str, str]]) -> T.StructType:
+    """The Spark schema of a manifest's columns.
+
+    Raises:
+        DataError: a type none of our tables has.
+    """
+    unknown = [(name, kind) for name, kind in columns if kind not in _SPARK_TYPES]
+    if unknown:
+        raise DataError(f"the manifest names columns of unknown types: {unknown}", "rewrite the partition")
+    return T.StructType([T.StructField(name, _SPARK_TYPES[kind]) for name, kind in columns])

@@ -1,0 +1,274 @@
+"""Replacing one date partition: write under new names, verify, replace the manifest, sweep what no manifest names.
+
+Killed before the manifest is replaced, a job leaves the previous partition as it was; killed after, the new one.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.errors import DataError
+from storage import file_io
+from storage.hard_links import LOCK_NAME
+from storage.manifest import FileEntry, Manifest, data_files, is_published, read_manifest, replace_manifest
+from storage.parquet_footers import describe, spark_schema, written_files
+from storage.paths import Partition
+from storage.verify import Rules, WrittenFile, verify
+
+__all__ = [
+    "Rules",
+    "new_attempt",
+    "own_path",
+    "publish",
+    "publish_facts",
+    "publish_files",
+    "read_published",
+    "rows_of",
+    "sweep",
+    "write_files",
+]
+
+# Above any file we write: Parquet would otherwise cut a file into row groups by its own estimate of bytes.
+_ONE_ROW_GROUP_BYTES = 2**30
+
+
+def publish(
+    rows: DataFrame,
+    partition: Partition,
+    *,
+    inputs: Mapping[str, str],
+    row_group_rows: int,
+    expected_rows: int | None = None,
+    rows_in: int | None = None,
+    dropped: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    rules: Rules | None = None,
+    sort_by: Sequence[str] = (),
+    split_column: str | None = None,
+    grace_hours: float = 24.0,
+) -> Manifest:
+    """Replaces one partition by `rows`.
+
+    Layout: with `sort_by`, rows are sorted over all files; with `expected_rows`, they are dealt evenly over as few
+    files as `row_group_rows` allows; otherwise they stay in the order and partitions they come in. Every file is one
+    row group of `row_group_rows` rows at most, give or take a few where rows are dealt evenly.
+
+    Args:
+        inputs: name → digest of everything the rows were computed from.
+        expected_rows: how many rows there must be, where the caller knows.
+        rows_in, dropped: rows read, and reason → rows left out, for the manifest.
+        facts: JSON values for readers of the manifest.
+        rules: what is verified on the written files' statistics.
+        split_column: column with the split of each row; it becomes the files' label and is not written.
+        grace_hours: age from which files that no manifest names are deleted.
+
+    Raises:
+        DataError: the written rows break a rule; the previous partition stays.
+    """
+    labelled = write_files(
+        rows, partition, new_attempt(partition), row_group_rows, expected_rows, sort_by, split_column
+    )
+    return publish_files(
+        partition,
+        labelled,
+        inputs=inputs,
+        expected_rows=expected_rows,
+        rows_in=rows_in,
+        dropped=dropped,
+        facts=facts,
+        rules=rules,
+        grace_hours=grace_hours,
+    )
+
+
+def new_attempt(partition: Partition) -> str:
+    """A folder for data files of a partition that no other attempt has, named as its manifest names files."""
+    return f"{partition.data}/a{uuid.uuid4().hex[:12]}"
+
+
+def own_path(path: str) -> str:
+    """`…/part-00000.parquet` → `…/part-00000.<16 hex digits>.parquet`, a path that no other attempt at a task has.
+
+    Spark may run a task again, or twice at once. Each attempt writes to a path of its own and returns it, so that a
+    second attempt never replaces the file that the first one reported.
+    """
+    stem, _, suffix = path.rpartition(".")
+    return f"{stem}.{uuid.uuid4().hex[:16]}.{suffix}"
+
+
+def publish_files(
+    partition: Partition,
+    files: Mapping[str, str | None],
+    *,
+    inputs: Mapping[str, str],
+    expected_rows: int | None = None,
+    rows_in: int | None = None,
+    dropped: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    rules: Rules | None = None,
+    grace_hours: float = 24.0,
+) -> Manifest:
+    """Verifies Parquet files of a partition, makes them durable, and replaces the partition by them.
+
+    Args:
+        files: path relative to the partition's folder → label, in the order of the rows. At least one, which may hold no
+            row: it has the columns.
+
+    Raises:
+        DataError: the written rows break a rule; the previous partition stays.
+    """
+    entries, schema = _described(partition, files)
+    verify(partition, entries, schema, expected_rows, rules or Rules())
+    written = sum(each.entry.rows for each in entries)
+    manifest = Manifest(
+        table=partition.table,
+        partition=partition.dt,
+        files=tuple(each.entry for each in entries if each.entry.rows),
+        schema=schema,
+        inputs=dict(inputs),
+        rows_in=written if rows_in is None else rows_in,
+        dropped=dict(dropped or {}),
+        facts=dict(facts or {}),
+        created_at=file_io.utc_now(),
+    )
+    previous = read_manifest(partition) if is_published(partition) else None
+    file_io.make_durable(data_files(partition, manifest), partition.root)
+    replace_manifest(partition, manifest)
+    sweep(partition, [manifest, previous], grace_hours)
+    return manifest
+
+
+def publish_facts(partition: Partition, *, inputs: Mapping[str, str], facts: Mapping[str, Any]) -> Manifest:
+    """Replaces a partition that has no data files: only its manifest, with facts."""
+    manifest = Manifest(
+        table=partition.table,
+        partition=partition.dt,
+        files=(),
+        schema=(),
+        inputs=dict(inputs),
+        facts=dict(facts),
+        created_at=file_io.utc_now(),
+    )
+    replace_manifest(partition, manifest)
+    return manifest
+
+
+def write_files(
+    rows: DataFrame,
+    partition: Partition,
+    attempt: str,
+    row_group_rows: int,
+    expected_rows: int | None,
+    sort_by: Sequence[str],
+    split_column: str | None,
+) -> dict[str, str | None]:
+    """Writes Parquet files into a folder of this attempt's own: path as in a manifest → label. Publishes nothing."""
+    if split_column is None:
+        _write(
+            _laid_out(rows, row_group_rows, expected_rows, sort_by), partition.file(attempt), row_group_rows
+        )
+        labelled: dict[str, str | None] = {attempt: None}
+    else:
+        labelled = {}
+        rows = rows.persist()  # one write a split would otherwise compute all rows as often
+        counted = {row[split_column]: row["count"] for row in rows.groupBy(split_column).count().collect()}
+        for split, count in sorted(counted.items()):
+            folder = f"{attempt}/{split}"
+            part = rows.where(rows[split_column] == split).drop(split_column)
+            _write(_laid_out(part, row_group_rows, count, sort_by), partition.file(folder), row_group_rows)
+            labelled[folder] = split
+        rows.unpersist()
+    return {
+        f"{folder}/{path.rsplit('/', 1)[1]}": label
+        for folder, label in labelled.items()
+        for path in written_files(partition.file(folder))
+    }
+
+
+def _described(
+    partition: Partition, files: Mapping[str, str | None]
+) -> tuple[list[WrittenFile], tuple[tuple[str, str], ...]]:
+    found: list[WrittenFile] = []
+    schema: tuple[tuple[str, str], ...] = ()
+    for name, label in files.items():
+        path = partition.file(name)
+        columns, file_rows, file_bytes, groups, statistics = describe(path)
+        if schema and columns != schema:
+            raise DataError(f"{path} has the columns {columns}, others {schema}", "rerun the job")
+        schema = columns
+        found.append(WrittenFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
+    return found, schema
+
+
+def _laid_out(
+    rows: DataFrame, row_group_rows: int, expected_rows: int | None, sort_by: Sequence[str]
+) -> DataFrame:
+    files = None if expected_rows is None else max(1, -(-expected_rows // row_group_rows))
+    if sort_by and files == 1:
+        return rows.repartition(1).sortWithinPartitions(
+            *sort_by
+        )  # coalesce would run what comes before in one task
+    if sort_by:
+        ranged = rows.repartitionByRange(files, *sort_by) if files else rows.repartitionByRange(*sort_by)
+        return ranged.sortWithinPartitions(*sort_by)
+    if files is None:
+        return rows
+    return rows.repartition(files)
+
+
+def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
+    writer = rows.write.option("parquet.block.size", _ONE_ROW_GROUP_BYTES)
+    # Dealing rows over files is even to within one row a source task: a margin keeps that from adding tiny files.
+    writer.option(
+        "maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64
+    ).parquet(folder)
+
+
+def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
+    """Deletes data files of the partition that none of the manifests names and that are past the grace; how many."""
+    named = {partition.file(each.path) for manifest in manifests if manifest for each in manifest.files}
+    kept = {file_io.filesystem(path)[1] for path in named}
+    limit = time.time() - grace_hours * 3600
+    deleted = 0
+    folder = partition.file(partition.data)
+    for info in file_io.list_files(folder, recursive=True):
+        if (
+            info.is_file
+            and info.path not in kept
+            and info.base_name != LOCK_NAME
+            and info.mtime is not None
+            and info.mtime.timestamp() < limit
+        ):
+            file_io.filesystem(folder)[0].delete_file(info.path)
+            deleted += 1
+    return deleted
+
+
+def read_published(
+    spark: SparkSession, partition: Partition, split: str | None = None, columns: Sequence[str] | None = None
+) -> DataFrame:
+    """The rows of a published partition (of one split, where named), by its manifest and never by a listing.
+
+    Raises:
+        DataError: the partition is not published.
+    """
+    return rows_of(spark, partition, read_manifest(partition), split, columns)
+
+
+def rows_of(
+    spark: SparkSession,
+    partition: Partition,
+    manifest: Manifest,
+    split: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """The rows that a manifest names, also where the partition was replaced since: of the build that the caller has checked."""
+    files = data_files(partition, manifest, split)
+    schema = spark_schema(manifest.schema)
+    rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+    return rows.select(*columns) if columns is not None else rows

@@ -1,0 +1,86 @@
+"""The context of one run of one job: its configuration, run date, lake, Spark session and phases."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from conf.errors import ConfigError
+from conf.types import Config
+from storage.paths import Lake
+
+if TYPE_CHECKING:  # jobs without Spark never import it
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("nightrank")
+
+
+def _no_session(context: RunContext) -> SparkSession:
+    raise RuntimeError(f"internal error, please report: {context.name} was given no Spark session")
+
+
+@dataclass
+class RunContext:
+    """What a stage function receives.
+
+    Attributes:
+        name: the job, such as `build_features`.
+        run_date: the logical day, ISO.
+        phases: phase → seconds, of those that have ended.
+        open_session: builds the Spark session when it is first needed, so that bad input fails before executors start.
+    """
+
+    name: str
+    config: Config
+    run_date: str
+    phases: dict[str, float] = field(default_factory=dict)
+    open_session: Callable[[RunContext], SparkSession] = _no_session
+    _spark: SparkSession | None = None
+
+    @property
+    def lake(self) -> Lake:
+        """The lake of the configuration."""
+        return Lake(self.config.lake)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The Spark session, built at first use."""
+        if self._spark is None:
+            with self.phase("session"):
+                self._spark = self.open_session(self)
+        return self._spark
+
+    @property
+    def started_spark(self) -> SparkSession | None:
+        """The Spark session if it was built."""
+        return self._spark
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a phase and logs its beginning and its end."""
+        log.info("%s …", name)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = round(self.phases.get(name, 0.0) + time.monotonic() - start, 2)
+        log.info("%s: %.1f s", name, self.phases[name])
+
+    def stop(self) -> None:
+        """Stops the Spark session if it was built."""
+        if self._spark is not None:
+            self._spark.stop()
+            self._spark = None
+
+
+def require(config: Config, *sections: str) -> None:
+    """ConfigError unless the optional sections a job needs are there."""
+    missing = [name for name in sections if getattr(config, name) is None]
+    if missing:
+        raise ConfigError(
+            f"this job needs the sections {missing} in the configuration", "add them to the file"
+        )

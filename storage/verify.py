@@ -1,0 +1,81 @@
+"""What is checked of written files before they are published."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conf.errors import DataError
+from storage.feature_spec import FLOAT32_MAX
+from storage.manifest import FileEntry
+from storage.paths import Partition
+
+FINITE = (-FLOAT32_MAX, math.inf)  # the range of a dense feature
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What must hold for every written row: columns without nulls, and column → [low, high) of its values."""
+
+    not_null: Sequence[str] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file on disk and, per column, (nulls, lowest, highest) from its Parquet statistics."""
+
+    entry: FileEntry
+    statistics: Mapping[str, tuple[int, Any, Any]]
+
+
+def verify(
+    partition: Partition,
+    files: Sequence[WrittenFile],
+    schema: tuple[tuple[str, str], ...],
+    expected_rows: int | None,
+    rules: Rules,
+) -> None:
+    """Holds the written files against what was promised.
+
+    Raises:
+        DataError: naming the column, what is wrong with it and the remedy.
+    """
+    written = sum(each.entry.rows for each in files)
+    if expected_rows is not None and written != expected_rows:
+        raise DataError(
+            f"{partition.path}: {written} rows were written, {expected_rows} expected",
+            "the input changed while the job ran, or it is our defect: rerun the job",
+        )
+    names = {name for name, _ in schema}
+    for column in [*rules.not_null, *rules.ranges]:
+        if column not in names:
+            raise DataError(f"{partition.path}: the column {column} was not written", "rerun the job")
+    for column in rules.not_null:
+        nulls = sum(each.statistics[column][0] for each in files)
+        if nulls:
+            raise null_column(partition.path, column, nulls, written)
+    for column, (low, high) in rules.ranges.items():
+        bounds = [each.statistics[column][1:] for each in files if each.entry.rows]
+        lowest = min((least for least, _ in bounds if least is not None), default=low)
+        highest = max((most for _, most in bounds if most is not None), default=low)
+        if math.isinf(lowest) or math.isinf(highest):
+            raise DataError(
+                f"{partition.path}: {column} is infinite in some rows: it lies in [{lowest}, {highest}]",
+                f"put clip at the end of {column}'s operators in features, or correct the raw log",
+            )
+        if lowest < low or highest >= high:
+            raise DataError(
+                f"{partition.path}: {column} lies in [{lowest}, {highest}], allowed is [{low}, {high})",
+                "the workflow and the data do not belong together: run build_features again",
+            )
+
+
+def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
+    """What is raised where a column that must not be is null in some of the rows that `path` holds, or that come from it."""
+    return DataError(
+        f"{path}: {column} is null in {nulls} of {rows} rows",
+        f"give {column} a fill (and clip before log1p) in features, or correct the raw log",
+    )

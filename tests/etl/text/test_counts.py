@@ -1,0 +1,108 @@
+"""Value counts conserve every cell through files, buckets and sums; lookups find what is there and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etl.native import lookup as lookups
+from etl.native.count_sums import Sums, buckets_of
+from etl.native.lookup import Lookup
+from etl.value_counts.count_files import MAX_BUCKETS, Bucket, buckets_for, read_counts, write_counts
+
+MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+VALUE = st.one_of(st.text(max_size=12), st.sampled_from(["", "12345678", "123456789", "a\0", "a", "é" * 9]))
+COUNTED = st.dictionaries(VALUE, st.integers(1, 2**40), max_size=40)
+
+
+def _arrays(counted: dict[str, int], nulls: int = 0) -> tuple[pa.StringArray, np.ndarray]:
+    values = [*counted, *([None] if nulls else [])]
+    counts = [*counted.values(), *([nulls] if nulls else [])]
+    return pa.array(values, pa.string()), np.array(counts, np.int64)
+
+
+@MANY
+@given(
+    columns=st.dictionaries(
+        st.sampled_from(["A", "B"]), st.tuples(COUNTED, st.integers(0, 9)), min_size=1, max_size=2
+    ),
+    written=st.sampled_from([1, 2, 8]),
+    asked=st.sampled_from([1, 2, 4, 16]),
+)
+def test_every_cell_is_in_one_bucket_whatever_the_file_was_cut_into(
+    tmp_path_factory: pytest.TempPathFactory,
+    columns: dict[str, tuple[dict[str, int], int]],
+    written: int,
+    asked: int,
+) -> None:
+    path = str(tmp_path_factory.mktemp("counts") / "part.parquet")
+    arrays = {name: _arrays(counted, nulls) for name, (counted, nulls) in columns.items()}
+    path, rows = write_counts(path, arrays, written)
+    for name, (counted, nulls) in columns.items():
+        assert rows[name] == len(counted) + bool(nulls)
+        found: Counter[str] = Counter()
+        missing = 0
+        for index in range(asked):
+            values, counts, of_null = read_counts(path, name, Bucket(index, asked))
+            assert values.null_count == 0
+            assert not set(values.to_pylist()) & set(found)
+            found.update(dict(zip(values.to_pylist(), counts.tolist(), strict=True)))
+            missing += of_null
+        assert (dict(found), missing) == (counted, nulls)
+
+
+@MANY
+@given(values=st.lists(VALUE, unique=True, max_size=50))
+def test_buckets_nest(values: list[str]) -> None:
+    array = pa.array(values, pa.string())
+    coarse, fine = buckets_of(array, 4), buckets_of(array, 32)
+    assert (fine % 4 == coarse).all()
+    assert (fine < 32).all()
+
+
+def test_parts_are_no_larger_than_asked_while_buckets_last() -> None:
+    assert [buckets_for(size, 10) for size in (0, 10, 11, 40, 41)] == [1, 1, 2, 4, 8]
+    assert buckets_for(10**9, 10) == MAX_BUCKETS
+
+
+@MANY
+@given(parts=st.lists(st.tuples(COUNTED, st.integers(0, 1), st.integers(0, 5)), max_size=6))
+def test_sums_by_side_and_last_day(parts: list[tuple[dict[str, int], int, int]]) -> None:
+    sums = Sums(sides=2)
+    expected: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    last: dict[str, int] = {}
+    for counted, side, day in parts:
+        values, counts = _arrays(counted)
+        sums.add(values, counts, side, day if side else np.full(len(values), day))
+        for value, count in counted.items():
+            expected[value][side] += count
+            last[value] = max(last.get(value, 0), day)
+    values, found, days = sums.result()
+    names = values.to_pylist()
+    assert names == list(expected), "in order of arrival"
+    assert found.tolist() == list(expected.values())
+    assert dict(zip(names, days.tolist(), strict=True)) == last
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_lookup_finds_what_is_there_and_nothing_else(monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
+    if not built:
+        monkeypatch.setattr(lookups, "is_built", lambda: False)
+
+    @MANY
+    @given(known=st.lists(VALUE, unique=True), wanted=st.lists(st.one_of(st.none(), VALUE)))
+    def check(known: list[str], wanted: list[str | None]) -> None:
+        asked = [*wanted, *known[::2], None]
+        lookup = Lookup(pa.array(known, pa.string()))
+        # A slice of an array begins behind its buffer's first value.
+        array = pa.array(["left out", *asked], pa.string()).slice(1)
+        found = lookup.find(array).tolist()
+        assert found == [known.index(value) if value in known else -1 for value in asked]
+        assert lookup.find(array).tolist() == found
+
+    check()

@@ -1,0 +1,124 @@
+"""A block's rows and reasons are the oracle's, whatever the text, and the same on the fast way and the slow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.raw_types import SEPARATORS
+from conf.types import Config
+from etl.text.layout import FileLayout, file_layout
+from etl.text.parse_block import parse_block, plain, unify
+from etl.text.scan_pass import _Counts, wanted
+from tests.etl import cases, oracle
+
+FIELD = st.one_of(
+    st.sampled_from(
+        ["", "0", "1", "7", "-3", "+7", "007", " 1", "1.5", "1e3", "0x1F", "nan", "é", '"q"', '"', "99999"]
+    ),
+    st.integers(-(2**64), 2**64).map(str),
+    st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"]), max_size=4),
+)
+ROWS = st.lists(st.lists(FIELD, min_size=11, max_size=14), min_size=1, max_size=25)
+MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return cases.write_config(tmp_path_factory.mktemp("parse"))
+
+
+def _layout(config: Config) -> FileLayout:
+    return file_layout(config, ("a.tsv",))
+
+
+def _rows(config: Config, block: bytes) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
+    """(good rows by column, (line from 1, reason) of the others)."""
+    layout = _layout(config)
+    names = [column.name for column in config.log.columns]
+    parsed = parse_block(block, layout, wanted(layout, names), header=False)
+    columns = {name: plain(array).to_pylist() for name, array in parsed.columns.items()}
+    good = [
+        {"line_number": int(line) + 1, **{name: values[place] for name, values in columns.items()}}
+        for place, line in enumerate(parsed.places)
+    ]
+    return good, [(line + 1, reason) for line, reason, _ in parsed.bad]
+
+
+@MANY
+@given(rows=ROWS)
+def test_rows_and_reasons_are_the_oracles(
+    config: Config, tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]
+) -> None:
+    block = "".join("\t".join(row) + "\n" for row in rows).encode()
+    path = tmp_path_factory.mktemp("block") / "a.tsv"
+    path.write_bytes(block)
+    expected, bad = oracle.parse_log(config, [path])
+    good, reasons = _rows(config, block)
+    assert [row["line_number"] for row in good] == expected["line_number"].tolist()
+    for name in [*(column.name for column in config.log.columns), "label", "user_key", "item_key"]:
+        mine = [row[name] for row in good]
+        assert mine == [None if each != each else each for each in expected[name].tolist()], name
+    assert reasons == list(zip(bad["line_number"].tolist(), bad["reason"].tolist(), strict=True))
+
+
+def test_lines_of_all_kinds_in_one_block(config: Config) -> None:
+    good = "1\t1\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9"
+    lines = [good, "", good, "a\tb", good + "\t", "\t" * 12, good.replace("1\t1", "1\tx", 1), good]
+    found, reasons = _rows(config, ("\n".join(lines)).encode())
+    assert [row["line_number"] for row in found] == [1, 3, 8]
+    assert reasons == [
+        (2, "field_count"),
+        (4, "field_count"),
+        (5, "field_count"),
+        (6, "label:label"),
+        (7, "integer:I1"),
+    ]
+
+
+@MANY
+@given(blocks=st.lists(ROWS, min_size=2, max_size=4))
+def test_blocks_of_one_slice_go_together(config: Config, blocks: list[list[list[str]]]) -> None:
+    layout, names = _layout(config), [column.name for column in config.log.columns]
+    # A malformed integer in every block: what is no number has no place in a dictionary of numbers.
+    known = ["1\t1\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9", "0\tx\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9"]
+    parsed = [
+        parse_block(
+            "".join(line + "\n" for line in [*known, *("\t".join(row) for row in rows)]).encode(),
+            layout,
+            wanted(layout, names),
+            header=False,
+        )
+        for rows in blocks
+    ]
+    for name in names[1:]:  # the label is ours by then
+        parts = [block.columns[name] for block in parsed]
+        values = [value for part in parts for value in plain(part).to_pylist()]
+        assert plain(unify(parts)).to_pylist() == values
+        counts = _Counts()
+        for part in parts:
+            counts.add(part)
+        counted, times = counts.result()
+        found: Counter[str | None] = Counter()
+        for value, count in zip(counted.to_pylist(), times.tolist(), strict=True):
+            found[value] += count
+        assert found == Counter(pa.array(values, parts[0].dictionary.type).cast(pa.string()).to_pylist())
+
+
+def test_bytes_that_are_no_utf8_cost_their_line_alone(config: Config) -> None:
+    good = b"1\t1\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9\n"
+    found, reasons = _rows(config, good + good.replace(b"u", b"\xff") + good)
+    assert [row["line_number"] for row in found] == [1, 3]
+    assert reasons == [(2, "not_utf8")]
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_every_separator_that_is_allowed(config: Config, separator: str) -> None:
+    by_tab = "1\t1\t-2\t3\t4\t5\t0.5\tu\ti\ta b\tb\t\t9\n1\tx\n"
+    other = config.model_copy(update={"log": config.log.model_copy(update={"separator": separator})})
+    assert _rows(other, by_tab.replace("\t", separator).encode()) == _rows(config, by_tab.encode())

@@ -1,0 +1,158 @@
+"""Days read by workers: the same tables however counts are cut, whatever is left of the first pass, with or without the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.types import Config
+from etl.build import Built
+from etl.ops.tables import RARE, VOCABULARY, workflow_table
+from etl.text import two_passes
+from etl.value_counts import merge_tasks
+from storage import file_io
+from storage.manifest import MANIFEST_NAME, data_files, read_manifest
+from storage.paths import Lake, Partition
+from tests.etl import cases
+
+DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
+GROUPS = {
+    "features": [
+        {"columns": ["I1", "I2"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+        {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"categorify": {"min_count": 3}}]},
+        {"columns": ["user"], "kind": "categorical", "ops": [{"categorify": {"max_size": 5}}]},
+        {
+            "columns": ["item"],
+            "kind": "categorical",
+            "ops": [{"fill": {"value": "none"}}, {"categorify": {"min_count": 2, "oov_buckets": 2}}],
+        },
+    ],
+    "scopes": {"user": ["user"], "item": ["item"]},
+}
+Tables = dict[str, Any]
+
+
+def _build(spark: SparkSession, folder: Path) -> tuple[Config, Built, Built]:
+    """A fit on the first day, and its extension by the second."""
+    config = cases.write_config(folder, GROUPS)
+    for seed, day in enumerate(DAYS):
+        cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 150, seed))
+    first = cases.run_build(spark, config, DAYS[2])
+    again = config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": "retrain"})})
+    return config, first, cases.run_build(spark, again, DAYS[3], first.workflow.version)
+
+
+def _rows(partition: Partition, *order: str) -> list[dict[str, Any]]:
+    tables = [
+        pq.read_table(path, partitioning=None) for path in data_files(partition, read_manifest(partition))
+    ]
+    return list(pa.concat_tables(tables).sort_by([(name, "ascending") for name in order]).to_pylist())
+
+
+def _tables(config: Config, first: Built, second: Built) -> Tables:
+    lake = Lake(config.lake)
+    found: Tables = {}
+    for name, built in (("first", first), ("second", second)):
+        version = built.workflow.version
+        for table in (VOCABULARY, RARE):
+            found[f"{name} {table}"] = _rows(workflow_table(lake, version, table), "column", "value")
+        stored = file_io.read_json(f"{lake.workflow(version)}/workflow.json")
+        found[f"{name} chains"] = [chain["steps"] for chain in stored["chains"]]
+        for dt in built.features:
+            partition = lake.features(version).partition(dt)
+            found[f"{name} features {dt}"] = _rows(partition, "row_id")
+    [path, *_] = data_files(partition, read_manifest(partition))
+    found["nullable"] = {field.name: field.nullable for field in pq.read_schema(path)}
+    [quality] = file_io.list_files(f"{config.lake}/quality/hard/dt={DAYS[3]}")
+    found["quality"] = {
+        name: value for name, value in file_io.read_json(quality.path)["facts"].items() if name != "made_at"
+    }
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    return _tables(*_build(spark, tmp_path_factory.mktemp("plain")))
+
+
+class _Forgetful(dict[Any, Any]):
+    """The names of parsed slices on other machines' disks."""
+
+    def get(self, *_: Any) -> str:
+        return "elsewhere"
+
+
+def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
+    spark: SparkSession, tmp_path: Path, plain: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_passes, "BUCKET_BYTES", 2_000)
+    monkeypatch.setattr(merge_tasks, "MERGE_VALUES", 5)
+    original = two_passes.FileFlow.__init__
+
+    def forget(self: two_passes.FileFlow, *arguments: Any) -> None:
+        original(self, *arguments)
+        self._scratch = _Forgetful()
+
+    monkeypatch.setattr(two_passes.FileFlow, "__init__", forget)
+    made = _tables(*_build(spark, tmp_path))
+    rare = [
+        path.name
+        for path in (tmp_path / "lake/_data/workflow").rglob("part-*.parquet")
+        if path.name.count("-") == 2
+    ]
+    assert len({name.split("-")[2] for name in rare}) >= 8, "columns were cut into buckets"
+    assert made.keys() == plain.keys()
+    for name, table in made.items():
+        assert table == plain[name], name
+
+
+def test_without_the_library_days_go_through_frames(
+    spark: SparkSession, tmp_path: Path, plain: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_passes, "is_built", lambda: False)
+    config, first, second = _build(spark, tmp_path)
+    assert not (tmp_path / "lake/value_counts").exists()
+    lake = Lake(config.lake)
+    for name, built in (("first", first), ("second", second)):
+        found = _rows(workflow_table(lake, built.workflow.version, VOCABULARY), "column", "value")
+        assert found == plain[f"{name} {VOCABULARY}"]
+        for dt in built.features:
+            partition = lake.features(built.workflow.version).partition(dt)
+            assert _rows(partition, "row_id") == plain[f"{name} features {dt}"]
+
+
+def test_what_a_model_reads_is_declared_as_never_null(plain: Tables) -> None:
+    nullable = plain["nullable"]
+    features = ["label", "I1", "I2", "C1", "C2", "user", "item"]
+    assert {name: nullable[name] for name in features} == dict.fromkeys(features, False)
+    assert nullable["row_id"], "a key may be null"
+
+
+def test_a_feature_that_is_null_names_file_and_column(spark: SparkSession, tmp_path: Path) -> None:
+    groups = {"features": [{"columns": ["I1"], "kind": "dense", "ops": ["normalize"]}], "scopes": {}}
+    config = cases.write_config(tmp_path, groups)
+    for seed, day in enumerate(DAYS[:3]):
+        cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 150, seed))
+    with pytest.raises(Exception, match=r"raw/dt=.*: I1 is null in \d+ of \d+ rows[\s\S]*give I1 a fill"):
+        cases.run_build(spark, config, DAYS[2])
+    assert not (tmp_path / "lake/datasets").exists()
+
+
+def test_published_counts_are_never_written_again(
+    spark: SparkSession, tmp_path: Path, plain: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where executors are lost all the time: what they kept of the first pass is gone, and each look at it runs it again."""
+    monkeypatch.setattr(DataFrame, "persist", lambda self, *_: self)
+    config, first, second = _build(spark, tmp_path)
+    assert _tables(config, first, second) == plain
+    manifests = sorted((tmp_path / "lake/value_counts").rglob(MANIFEST_NAME))
+    assert len(manifests) == len(DAYS)
+    for manifest in manifests:
+        files = [*manifest.parent.rglob("*.parquet")]
+        assert files
+        assert all(each.stat().st_mtime_ns <= manifest.stat().st_mtime_ns for each in files)

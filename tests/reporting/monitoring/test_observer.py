@@ -1,0 +1,180 @@
+"""What a job leaves behind, however it ends; and that no failure to record it is a failure of the job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.errors import ConfigError, DataError, InfrastructureError
+from jobs.chain.submit import environment
+from jobs.runner import run_job
+from reporting.monitoring.run_record import RunRecord, read_records
+from storage import lineage
+from storage.job_summary import JobSummary
+from storage.manifest import Manifest, replace_manifest
+from storage.paths import Lake
+from storage.run_context import RunContext
+from tests.reporting.monitoring.openlineage import assert_valid
+
+RUN_DATE = "2026-01-08"
+ROOT = Path(__file__).parents[3]
+
+
+def arguments(lake: Path, *more: str) -> list[str]:
+    settings = [f"lake={lake}", *more]
+    words = [word for setting in settings for word in ("--set", setting)]
+    return ["--config", "conf/datasets/generated.yaml", "--run-date", RUN_DATE, *words]
+
+
+def ended(body: Callable[[RunContext], JobSummary], given: list[str]) -> int:
+    with pytest.raises(SystemExit) as caught:
+        run_job("score_daily", "", body, given)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def only_record(lake: Path) -> RunRecord:
+    (found,) = read_records(Lake(str(lake)), [RUN_DATE])
+    return found
+
+
+def work(job: RunContext) -> JobSummary:
+    with job.phase("count"):
+        log = logging.getLogger("nightrank.somewhere")
+        for number in range(25):
+            log.warning("warning %d", number)
+        log.info("no warning")
+    partition = job.lake.scores.partition(job.run_date)
+    replace_manifest(partition, Manifest(partition.table, partition.dt, (), (), {}))
+    return JobSummary(output="out", rows_in=10, rows_out=9, dropped={"bad": 1}, facts={"coverage": 0.5})
+
+
+def test_a_job_that_is_done_leaves_its_closing_line_as_a_row(tmp_path: Path, capsys: Any) -> None:
+    assert ended(work, arguments(tmp_path, "watch.core_hour_price=3.6", "watch.currency=CHF")) == 0
+    found, closing = only_record(tmp_path), json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found.job, found.config, found.exit_code, found.error) == ("score_daily", "generated", 0, None)
+    assert (found.rows_in, found.rows_out, found.dropped, found.output) == (10, 9, {"bad": 1}, "out")
+    assert found.facts == {"coverage": closing["coverage"]}
+    assert set(found.phases) == {"count"} == set(closing["seconds"]) - {"total"}
+    assert found.seconds <= closing["seconds"]["total"]
+    assert (found.warning_count, len(found.warnings), found.warnings[0]) == (25, 20, "warning 0")
+    assert (found.spark, list(found.stages)) == (None, [])
+    assert (found.core_s, found.currency) == (found.seconds, "CHF")
+    assert found.cost == pytest.approx(found.core_s / 1000, abs=1e-6)
+    assert_valid(found.lineage)
+    assert found.lineage["eventType"] == "COMPLETE"
+    assert [each["name"] for each in found.lineage["outputs"]] == [f"{tmp_path}/scores/dt={RUN_DATE}"]
+    assert lineage.current() is None
+
+
+@pytest.mark.parametrize(
+    "error, code, kind, said",
+    [
+        (ConfigError("wrong key", "mend it"), 2, "ConfigError", "wrong key"),
+        (DataError("empty day", "deliver it"), 3, "DataError", "empty day"),
+        (InfrastructureError("lost rank", "again"), 4, "InfrastructureError", "lost rank"),
+        (OSError(28, "No space left on device"), 4, "OSError", "[Errno 28] No space left on device"),
+    ],
+)
+def test_a_job_that_fails_leaves_its_exit_code_and_its_error(
+    tmp_path: Path, error: Exception, code: int, kind: str, said: str
+) -> None:
+    def body(_: RunContext) -> JobSummary:
+        raise error
+
+    assert ended(body, arguments(tmp_path)) == code
+    found = only_record(tmp_path)
+    assert (found.exit_code, found.failed) == (code, True)
+    assert found.error is not None
+    assert (found.error["kind"], found.error["problem"]) == (kind, said)
+    assert_valid(found.lineage)
+    assert found.lineage["eventType"] == "FAIL"
+    assert found.lineage["run"]["facets"]["errorMessage"]["message"] == said
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a defect"), KeyboardInterrupt()])
+def test_a_defect_ends_the_process_as_ever_and_is_recorded(tmp_path: Path, error: BaseException) -> None:
+    def body(_: RunContext) -> JobSummary:
+        raise error
+
+    with pytest.raises(type(error)):
+        run_job("score_daily", "", body, arguments(tmp_path))
+    found = only_record(tmp_path)
+    assert (found.exit_code, (found.error or {})["kind"]) == (1, type(error).__name__)
+
+
+def test_a_result_that_is_no_json_is_not_recorded_as_done(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run_job(
+            "score_daily", "", lambda _: JobSummary("out", facts={"auc": float("nan")}), arguments(tmp_path)
+        )
+    assert only_record(tmp_path).exit_code == 1
+
+
+def test_a_wrong_operator_is_recorded_too(tmp_path: Path) -> None:
+    wrong = "features=[{columns: [I1], kind: dense, ops: [sqrt]}]"
+    assert ended(work, arguments(tmp_path, wrong)) == 2
+    assert "sqrt" in (only_record(tmp_path).error or {})["problem"]
+
+
+def test_a_retry_adds_a_row(tmp_path: Path) -> None:
+    assert [ended(work, arguments(tmp_path)) for _ in range(2)] == [0, 0]
+    first, second = read_records(Lake(str(tmp_path)), [RUN_DATE])
+    assert first.run_id != second.run_id
+
+
+@pytest.mark.parametrize("spoilt", ["runs", "metrics", "gateway"])
+def test_a_job_that_cannot_be_recorded_is_done_all_the_same(tmp_path: Path, capsys: Any, spoilt: str) -> None:
+    settings = []
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "file").touch()
+    if spoilt == "runs":
+        (tmp_path / "lake/runs").touch()
+    elif spoilt == "metrics":
+        settings = [f"watch.textfile_folder={tmp_path}/file"]
+    else:
+        settings = ["watch.push_gateway=http://127.0.0.1:9"]
+    assert ended(work, arguments(tmp_path / "lake", *settings)) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1])["rows_out"] == 9
+    said = "this run is not recorded" if spoilt == "runs" else "the metrics of this run are not shown"
+    assert said in captured.err
+    assert (spoilt == "runs") != bool((tmp_path / "lake/runs").is_dir())
+
+
+_BODY = """
+import sys, time
+from pathlib import Path
+from jobs.runner import run_job
+def body(job):
+    job.lake.scores
+    Path(sys.argv.pop()).touch()
+    time.sleep(600)
+run_job("score_daily", "", body, sys.argv[1:-1])
+"""
+
+
+def test_a_job_that_is_killed_leaves_no_row_and_its_rerun_one(tmp_path: Path) -> None:
+    ready, given = tmp_path / "ready", arguments(tmp_path / "lake")
+    command = [sys.executable, "-c", _BODY, *given, str(ready)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL) as process:
+        end = time.monotonic() + 60
+        while not ready.exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert read_records(Lake(str(tmp_path / "lake")), [RUN_DATE]) == []
+    assert ended(work, given) == 0
+    assert len(read_records(Lake(str(tmp_path / "lake")), [RUN_DATE])) == 1

@@ -1,0 +1,122 @@
+"""What Spark did for a job: real stages against what they must have done, and the folding of executors into core seconds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from reporting.monitoring import spark_stages
+from reporting.monitoring.spark_stages import SparkWork, Work, read_spark_work, spark_work
+
+
+@pytest.fixture
+def all_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of the tests has run more and longer stages than a job's record keeps."""
+    monkeypatch.setattr(spark_stages, "_MOST_STAGES", 100_000)
+
+
+def _since(before: SparkWork, after: SparkWork) -> list[Any]:
+    known = {(row["stage_id"], row["attempt"]) for row in before.stages}
+    return [row for row in after.stages if (row["stage_id"], row["attempt"]) not in known]
+
+
+def _newest(work: SparkWork) -> int:
+    return max((row["stage_id"] for row in work.stages), default=-1)
+
+
+@pytest.mark.usefixtures("all_stages")
+def test_stages_of_a_shuffle_are_counted_as_they_ran(spark: SparkSession, tmp_path: Any) -> None:
+    spark.range(1000, numPartitions=4).write.parquet(str(tmp_path / "in"))
+    before = read_spark_work(spark, time.time())
+    rows = spark.read.parquet(str(tmp_path / "in")).repartition(3)
+    rows.write.parquet(str(tmp_path / "out"))
+    after = read_spark_work(spark, time.time())
+    made = [row for row in _since(before, after) if row["stage_id"] > _newest(before)]
+    done = [row for row in made if row["status"] == "COMPLETE" and (row["input_rows"] or row["output_rows"])]
+    reading, writing = done
+    assert (reading["input_rows"], writing["output_rows"]) == (1000, 1000)
+    assert writing["tasks"] == 3
+    assert reading["shuffle_write_bytes"] == writing["shuffle_read_bytes"] > 0
+    assert writing["output_bytes"] > 0
+    assert all(row["failed_tasks"] == 0 and row["task_s"] > 0 and row["seconds"] > 0 for row in done)
+    assert after.total.output_rows - before.total.output_rows == 1000
+    assert after.total.tasks - before.total.tasks == sum(row["tasks"] for row in made)
+
+
+@pytest.mark.usefixtures("all_stages")
+def test_tasks_that_fail_are_counted(spark: SparkSession) -> None:
+    before = read_spark_work(spark, time.time())
+    with pytest.raises(Py4JJavaError):
+        spark.sparkContext.parallelize([1, 0], 2).map(lambda each: 1 // each).collect()
+    after = read_spark_work(spark, time.time())
+    assert after.total.failed_tasks - before.total.failed_tasks == 1
+    assert _since(before, after)[-1]["status"] == "FAILED"
+
+
+def test_cores_of_a_local_session_count_from_its_beginning(spark: SparkSession) -> None:
+    now = time.time()
+    first, later = read_spark_work(spark, now), read_spark_work(spark, now + 100)
+    assert (first.executors, first.cores) == (1, 2)
+    assert later.core_s - first.core_s == pytest.approx(200, abs=0.1)
+    assert first.application_id == spark.sparkContext.applicationId
+
+
+def test_recording_a_session_takes_less_than_a_second(spark: SparkSession) -> None:
+    for _ in range(8):
+        spark.sparkContext.parallelize(range(4), 2).count()
+    began = time.monotonic()
+    read_spark_work(spark, time.time())
+    assert time.monotonic() - began < 1
+
+
+STAGE = {
+    "status": "COMPLETE",
+    "stageId": 0,
+    "attemptId": 0,
+    "name": "collect at x.py:1",
+    "numCompleteTasks": 3,
+    "numFailedTasks": 1,
+    "numKilledTasks": 0,
+    "submissionTime": "2026-01-09T03:00:00.000GMT",
+    "completionTime": "2026-01-09T03:00:02.500GMT",
+    "executorRunTime": 4000,
+    "executorCpuTime": 1_500_000_000,
+    "jvmGcTime": 250,
+    "inputBytes": 10,
+    "inputRecords": 2,
+    "outputBytes": 20,
+    "outputRecords": 4,
+    "shuffleReadBytes": 30,
+    "shuffleWriteBytes": 40,
+    "diskBytesSpilled": 50,
+}
+
+
+def test_executors_that_came_and_went_count_for_their_lives() -> None:
+    executors = [
+        {"totalCores": 0, "addTime": "2026-01-09T03:00:00.000GMT"},  # the driver of a cluster runs no task
+        {
+            "totalCores": 4,
+            "addTime": "2026-01-09T03:00:10.000GMT",
+            "removeTime": "2026-01-09T03:00:20.000GMT",
+        },
+        {"totalCores": 8, "addTime": "2026-01-09T03:00:30.000GMT"},
+    ]
+    now = 1767927640.0  # 2026-01-09T03:00:40Z
+    found = spark_work("app", [STAGE], executors, 40.0, now)
+    assert found.core_s == 40 + 4 * 10 + 8 * 10
+    assert (found.executors, found.cores) == (2, 12)
+    assert found.total == Work(4, 1, 4.0, 1.5, 0.25, 10, 2, 20, 4, 30, 40, 50)
+    assert found.stages[0]["seconds"] == 2.5
+
+
+def test_skipped_stages_are_left_out_and_of_many_the_longest_kept() -> None:
+    stages = [{**STAGE, "stageId": each, "executorRunTime": 1000 * each} for each in range(250)]
+    found = spark_work("app", [*stages, {**STAGE, "status": "SKIPPED", "stageId": 999}], [], 0.0, 0.0)
+    assert (len(found.stages), found.stages_left_out) == (200, 50)
+    assert [row["stage_id"] for row in found.stages] == list(range(50, 250))
+    assert found.total.tasks == 4 * 250

@@ -1,0 +1,385 @@
+"""The report: complete with every fact, a sentence in place of each that is missing, escaped, and self-contained."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from jobs import report
+from jobs.runner import run_job
+from reporting.elements.markup import Html, join, table, tag
+from reporting.facts import list_facts, parquet
+from reporting.facts.run_facts import read_night
+from reporting.html.page import build
+from reporting.html.sections.stages import read_stage_times
+from storage.dataset import Dataset, Member, publish_dataset
+from storage.manifest import read_manifest, replace_manifest
+from storage.paths import Lake
+from tests.reporting.report_lake import (
+    CHANGES,
+    FINDINGS,
+    HOSTILE_ITEM,
+    MODEL,
+    RUN_DATE,
+    WORKFLOW,
+    config_of,
+    make_lake,
+    publish_facts,
+    quality_facts,
+)
+
+_VOID = {"meta", "br"}
+_SECTIONS = [
+    "data",
+    "quality",
+    "training",
+    "gate",
+    "calibration",
+    "measured",
+    "changes",
+    "coverage",
+    "sample",
+    "stages",
+]
+
+
+class Page(HTMLParser):
+    """Collects tags and text, and fails on elements that are not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build(make_lake(tmp_path_factory.mktemp("lake")), RUN_DATE)[1]
+
+
+def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
+    page = Page(full)
+    assert [attributes["id"] for name, attributes in page.tags if name == "section"] == _SECTIONS
+    assert "has not run" not in page.text
+    # (0.7984 - 0.5) / (0.8142 - 0.5) = 0.9497; the lift and the reason come from the facts as they are
+    for figure in (
+        "0.7984",
+        "0.8142",
+        "95.0%",
+        "0.7103",
+        "21.0%",
+        "2.10×",
+        "there was no champion & <none> to beat",
+    ):
+        assert figure in page.text
+    for figure in (
+        "800 rows of 4 days",
+        "16 of 816 raw rows (1.96%)",
+        "wrong number of fields 16",
+        "200 steps by 2 ranks",
+        "build_features",
+        "54.8 s",
+        "Recall @112 All candidates 62.5% covisitation 37.5% popular 25.0%",
+    ):
+        assert figure in page.text
+    assert full.count("<svg") == 12
+
+
+def test_changes_and_deliveries_stand_beside_each_other(full: str) -> None:
+    text = Page(full).text.split("Changes", 1)[1].split("Concentration", 1)[0]
+    for said in (
+        "against the lists of 2026-01-07",
+        "43.2%",
+        "0.568",
+        "50.0% before",
+        "1.2%",
+        "0.091 chance gives 0.031",
+        "1 lost, 2 gained",
+        "jdbc:postgresql:app lists 180 77 13 1.5 s",
+    ):
+        assert said in text, said
+
+
+def test_lists_that_were_held_back_are_told_with_their_limits(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    excess = {"figure": "churn", "setting": "max_churn", "value": 0.4321, "limit": 0.3}
+    facts = {**CHANGES, "held_back": True, "excesses": [excess]}
+    publish_facts(Lake(config.lake).list_changes.partition(RUN_DATE), facts)
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "They were held back : past score.stop.max_churn=0.3; 2026-01-07 stays served." in text
+
+
+def test_expected_calibration_error_weighs_bins_by_rows(full: str) -> None:
+    # |0.05 - (0.04 + 0.01 (i mod 3))| = 0.01, 0, 0.01, … over bins of 4000 // (i + 1) rows
+    rows = [4000 // (index + 1) for index in range(9)]
+    error = sum(count * 0.01 for index, count in enumerate(rows) if index % 3 != 1) / sum(rows)
+    assert f"Expected calibration error {100 * error:.2f}%" in Page(full).text
+
+
+def test_report_loads_nothing_from_anywhere(full: str) -> None:
+    assert not re.search(r"https?:|//[\w.]+/|url\(|@import|<script|<link|<img|<iframe", full)
+    for _, attributes in Page(full).tags:
+        assert not {"src", "href", "srcset", "data", "poster"} & set(attributes)
+
+
+def test_values_of_the_log_are_text_and_never_markup(full: str) -> None:
+    assert HOSTILE_ITEM not in full
+    assert HOSTILE_ITEM in Page(full).text
+    assert "<none>" not in full
+
+
+def test_data_quality_shows_every_column_and_marks_what_is_above_a_limit(full: str) -> None:
+    text = Page(full).text.split("Data quality", 1)[1].split("Calibration", 1)[0]
+    for said in (
+        "The log of 2026-01-08 against its 2 train days: 80 rows, 25.00% of them clicks (10.00% in training)",
+        "2 figures are above a limit.",
+        "warn 80 rows, 200 on the median train day 0.600 0.500 quality.row_shortfall_warn",
+        "0.313 0.250 quality.psi_warn",
+        # the column with a mark comes first
+        "C2 warn 2.50% 0.00% 25 50.00% 0.313 0.042 I1 2.50% 0.00% 25 – – –",
+        "</td><b> 25.00% –",
+        f"{HOSTILE_ITEM} 40.00% 10.00%",
+        "-5 to 1.23457e+06, mean 40.25",
+    ):
+        assert said in text, said
+    assert "stopped" not in text
+
+
+def test_raw_values_in_data_quality_are_text_and_short(full: str) -> None:
+    assert "<img" not in full
+    assert "</td><b>" not in full
+    assert full.count("onerror") == 1
+    assert "…" in Page(full).text.split("new: ")[1][:60]
+
+
+def test_data_quality_of_a_stopped_night_stands_without_a_dataset(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    for gone in ("datasets", "features", "models", "evaluations", "recommendations"):
+        (tmp_path / gone).rename(tmp_path / f"away_{gone}")
+    stopped = [replace(each, level="stop") for each in FINDINGS]
+    publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), quality_facts(stopped))
+    page = build(config, RUN_DATE)[1]
+    assert "The job was stopped: no features were published." in Page(page).text
+    assert page.count('<strong class="stop">') == 4  # two findings, the PSI and its column
+    publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), quality_facts([]))
+    assert "Nothing is above a limit." in Page(build(config, RUN_DATE)[1]).text
+
+
+def test_charts_are_named_for_screen_readers(full: str) -> None:
+    charts = [attributes for name, attributes in Page(full).tags if name == "svg"]
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in charts)
+    assert all(
+        attributes["aria-label"] for name, attributes in Page(full).tags if attributes.get("role") == "region"
+    )
+
+
+def test_report_of_an_empty_lake_names_the_jobs_that_have_not_run(tmp_path: Path) -> None:
+    page = Page(build(config_of(tmp_path), RUN_DATE)[1])
+    for job in (
+        "build_features",
+        "train_model",
+        "evaluate_model",
+        "score_daily",
+        "measure_recommendations",
+        "nightly",
+    ):
+        assert job in page.text
+    assert not [name for name, _ in page.tags if name == "svg"]
+
+
+@pytest.mark.parametrize(
+    "gone", ["evaluations", "recommendations", "measures", "datasets", "models", "logs", "quality"]
+)
+def test_report_stands_when_one_kind_of_facts_is_missing(tmp_path: Path, gone: str) -> None:
+    config = make_lake(tmp_path)
+    (tmp_path / gone).rename(tmp_path / f"away_{gone}")
+    page = Page(build(config, RUN_DATE)[1])
+    assert [attributes["id"] for name, attributes in page.tags if name == "section"] == _SECTIONS
+
+
+def test_measure_of_the_night_before_is_shown_with_its_date(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    page = Page(build(config, "2026-01-09")[1])
+    assert "lists of 2026-01-08" in page.text
+    assert "No model was trained" not in page.text  # no lists either, so neither sentence about a model
+
+
+def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    partition = Lake(config.lake).evaluations.partition(RUN_DATE)
+    facts = dict(read_manifest(partition).facts)
+    champion = {**facts["challenger"], "version": "champion00000000", "auc": 0.8011}
+    publish_facts(partition, {**facts, "champion": champion, "promoted": False, "reason": "worse by 0.0027"})
+    night = read_night(config, RUN_DATE)
+    assert night.judged is not None
+    assert night.judged["auc"] == 0.8011
+    assert "was not promoted : worse by 0.0027" in Page(build(config, RUN_DATE)[1]).text
+
+
+def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    partition = Lake(config.lake).evaluations.partition(RUN_DATE)
+    facts = dict(read_manifest(partition).facts)
+    assert "There was no champion to compare with" in Page(build(config, RUN_DATE)[1]).text
+    found = {
+        "name": "auc",
+        "level": "ok",
+        "said": "AUC <b>",
+        "value": 1.0,
+        "limit": 0.002,
+        "setting": "gate.margin",
+    }
+    held = {**found, "name": "oov_share", "level": "hold", "said": "many new ids", "setting": None}
+    between = {"difference": 0.0022, "low": -0.0008, "high": 0.0051, "confidence": 0.95, "replicates": 990}
+    more = {
+        "intervals": {"auc": between},
+        "resampled": {"by": "user", "count": 4_000},
+        "checks": [held, found],
+        "drift": {"feature_psi": {"C7": 0.412}, "oov_share": {"C1": 0.0625}},
+    }
+    publish_facts(partition, {**facts, **more})
+    page = Page(build(config, RUN_DATE)[1])
+    for words in (
+        "with 95% confidence: it comes from 990 resamples of 4,000 users",
+        "begin below minus gate.margin , 0.002.",
+        "Unknown ids hold many new ids",
+        "AUC ok AUC <b> gate.margin",
+        "C7 0.412",
+        "C1 6.25%",
+    ):
+        assert words in page.text
+    chart = next(
+        attributes["aria-label"]
+        for name, attributes in page.tags
+        if name == "svg" and str(attributes["aria-label"]).startswith("Gain in AUC")
+    )
+    assert chart == (
+        "Gain in AUC. challenger minus champion +0.0022, interval from -0.0008 to +0.0051; "
+        "it must not begin below -0.0020"
+    )
+
+
+def test_second_night_brings_the_table_of_nights(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    lake = Lake(config.lake)
+    before = {**read_manifest(lake.evaluations.partition(RUN_DATE)).facts, "promoted": False}
+    publish_facts(lake.evaluations.partition("2026-01-07"), before)
+    page = Page(build(config, RUN_DATE)[1])
+    assert "The last 2 nights" in page.text
+    assert f"2026-01-07 – kept 0.7984 0.8142 95.0% 0.7103 – – – 2026-01-08 {MODEL[:8]} promoted" in page.text
+
+
+def test_sampled_users_have_their_whole_list_and_their_own_history(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    lake = Lake(config.lake)
+    partition = lake.recommendations.partition(RUN_DATE)
+    manifest = read_manifest(partition)
+    found = list_facts.sample_lists(lake, partition, manifest, None, 3)
+    assert [each.user for each in found] == ["user03", "user10", "user16"]
+    assert all([position for position, *_ in each.entries] == list(range(1, 10)) for each in found)
+    assert {(position == 9, reason) for each in found for position, _, _, reason in each.entries} == {
+        (True, "explore"),
+        (False, f"boost:{HOSTILE_ITEM}"),
+    }
+    assert all(each.history is None for each in found)
+
+
+def test_history_orders_by_clicks_then_item() -> None:
+    history = list_facts.History({"b": (2, 3), "a": (2, 9), "c": (5, 5), "d": (0, 7)})
+    assert history.most_clicked(3) == [("c", 5, 5), ("a", 2, 9), ("b", 2, 3)]
+
+
+def test_item_counts_conserve_entries_and_say_when_they_are_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_lake(tmp_path)
+    partition = Lake(config.lake).recommendations.partition(RUN_DATE)
+    manifest = read_manifest(partition)
+    whole = list_facts.count_items(partition, manifest)
+    assert (whole.rows, whole.of_rows, whole.times[HOSTILE_ITEM]) == (180, 180, 20)
+    monkeypatch.setattr(parquet, "MOST_ROWS", 90)
+    part = list_facts.count_items(partition, manifest)
+    assert (part.rows, part.of_rows) == (90, 180)
+    assert "Counted in 90 of 180 entries" in Page(build(config, RUN_DATE)[1]).text
+
+
+def test_stage_seconds_leave_out_failed_stages_and_the_report_itself(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    folder = tmp_path / f"logs/dt={RUN_DATE}"
+    folder.mkdir(parents=True)
+    (folder / "train_model.log").write_text("it failed\n")
+    for job in ("score_daily", "report"):
+        (folder / f"{job}.log").write_text(
+            json.dumps({"job": job, "seconds": {"session": 2.0, "total": 3.0}})
+        )
+    found = read_stage_times(lake, RUN_DATE, "generated")
+    assert [(each.stage, each.total_s, dict(each.phases_s)) for each in found] == [
+        ("score_daily", 3.0, {"session": 2.0})
+    ]
+
+
+def test_job_writes_the_page_and_its_closing_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_lake(tmp_path)
+    arguments = [
+        "--config",
+        "conf/datasets/generated.yaml",
+        "--run-date",
+        RUN_DATE,
+        "--set",
+        f"lake={tmp_path}",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        run_job("report", report.DESCRIPTION, report.report, arguments)
+    assert ended.value.code == 0
+    closing = json.loads(capsys.readouterr().out.splitlines()[-1])
+    written = Path(closing["output"])
+    assert written == tmp_path / f"reports/{RUN_DATE}.html"
+    assert written.stat().st_size == closing["bytes"]
+
+
+def test_markup_escapes_everything_but_markup() -> None:
+    made = tag("p", "<b>", Html("<i>x</i>"), None, 3, title='a"b', hidden=True, lang=None)
+    assert made == '<p title="a&quot;b" hidden>&lt;b&gt;<i>x</i>3</p>'
+    assert join(["a&b"]) == "a&amp;b"
+    assert "&lt;td&gt;" in table(["n"], [["<td>"]], "c")
+
+
+def test_day_cut_into_splits_is_shown_by_split_and_counted_once(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    lake = Lake(config.lake)
+    partition = lake.features(WORKFLOW).partition(RUN_DATE)
+    manifest = read_manifest(partition)
+    train, test = manifest.files
+    cut = replace(manifest, files=(replace(train, split="train"), replace(test, split="test")))
+    replace_manifest(partition, cut)
+    splits = {name: (Member(RUN_DATE, cut.digest, name),) for name in ("test", "train")}
+    publish_dataset(lake, Dataset(RUN_DATE, WORKFLOW, splits, "fit"), "2026-01-09T00:00:00Z")
+    night = read_night(config, RUN_DATE)
+    assert [(day.split, day.rows) for day in night.days] == [("train", 100), ("test", 100)]
+    text = Page(build(config, RUN_DATE)[1]).text
+    assert "4 of 204 raw rows" in text
+    assert "after dropping, by split." in text

@@ -1,0 +1,145 @@
+"""Charts: ticks that are round and enclose the values, and drawings that stand with no, one, or infinite values."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reporting.html.charts.axis import axis, plain, tick_step
+from reporting.html.charts.bars import columns, histogram, rows
+from reporting.html.charts.line import Reference, Series, line_chart
+from reporting.html.charts.scatter import scatter
+
+_VALUES = st.lists(
+    st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-6), min_size=1, max_size=20
+)
+_NUMBER = re.compile(r' (?:x|y|x1|x2|y1|y2|cx|cy|r|width|height)="([^"]*)"')
+
+
+@given(_VALUES, st.booleans(), st.booleans())
+def test_axis_encloses_its_values_with_few_ascending_ticks(
+    values: list[float], from_zero: bool, exact: bool
+) -> None:
+    made = axis(values, "x", from_zero=from_zero, exact=exact)
+    slack = 1e-9 * (made.high - made.low)
+    assert made.low - slack <= min(values)
+    assert max(values) <= made.high + slack
+    assert made.low < made.high
+    assert list(made.ticks) == sorted(set(made.ticks))
+    assert len(made.ticks) <= 9
+    assert all(made.low - slack <= tick <= made.high + slack for tick in made.ticks)
+    if from_zero:
+        assert made.low <= 0 <= made.high
+
+
+@pytest.mark.parametrize(
+    "span, most, step",
+    [(10, 5, 2), (1, 6, 0.2), (7, 6, 2), (12, 6, 2), (0.03, 6, 0.005), (1.4e6, 6, 250_000)],
+)
+def test_tick_step_is_round(span: float, most: int, step: float) -> None:
+    assert tick_step(span, most) == pytest.approx(step)
+
+
+@pytest.mark.parametrize(
+    "step, value, written",
+    [
+        (0.25, 0.5, "0.50"),
+        (2, 1_000, "1,000"),
+        (1e3, 25_000, "25k"),
+        (2.5e6, 5e6, "5M"),
+        (2e-4, 6e-4, "0.0006"),
+    ],
+)
+def test_ticks_are_written_with_the_decimals_their_step_needs(
+    step: float, value: float, written: str
+) -> None:
+    assert plain(step)(value) == written
+
+
+def test_axis_needs_a_finite_value() -> None:
+    with pytest.raises(ValueError, match="no finite value"):
+        axis([math.nan, math.inf], "loss")
+
+
+def test_place_maps_the_ends_to_the_ends() -> None:
+    made = axis([0.0, 10.0], "x")
+    assert (made.place(0, 50, 450), made.place(5, 50, 450), made.place(10, 50, 450)) == (50, 250, 450)
+
+
+@pytest.mark.parametrize("points", [[], [(1.0, math.nan)], [(math.inf, 1.0)]])
+def test_line_without_a_finite_point_is_a_sentence(points: list[tuple[float, float]]) -> None:
+    drawn = line_chart("Loss", [Series("train", points)], x_label="step", y_label="loss")
+    assert drawn == '<p class="missing">Loss: there are no values to draw.</p>'
+
+
+def test_line_with_one_point_shows_it() -> None:
+    drawn = line_chart("Loss", [Series("train", [(1, 0.5)])], x_label="step", y_label="loss")
+    assert drawn.count("<circle") == 1
+    _all_finite(drawn)
+
+
+def test_line_skips_values_that_are_not_finite() -> None:
+    points = [(1, 0.5), (2, math.nan), (3, 0.4), (4, -math.inf)]
+    references = [Reference("best", 0.3), Reference("nothing", math.nan)]
+    drawn = line_chart(
+        "Loss", [Series("train", points)], x_label="step", y_label="loss", references=references
+    )
+    assert drawn.count("<circle") == 2
+    assert "best" in drawn
+    assert "nothing" not in drawn
+    _all_finite(drawn)
+
+
+def test_long_line_is_thinned_and_keeps_its_ends() -> None:
+    kept = Series("train", [(step, 1.0) for step in range(10_001)]).drawable()
+    assert len(kept) <= 601
+    assert (kept[0][0], kept[-1][0]) == (0, 10_000)
+
+
+def test_several_series_have_a_legend() -> None:
+    both = [Series("a", [(0, 1), (1, 2)]), Series("b", [(0, 2), (1, 1)])]
+    assert 'class="legend"' in line_chart("t", both, x_label="x", y_label="y")
+    assert 'class="legend"' not in line_chart("t", both[:1], x_label="x", y_label="y")
+
+
+def test_histogram_draws_bars_in_proportion() -> None:
+    drawn = histogram("h", [0.0, 0.5, 1.0], [10, 20], x_label="p", y_label="rows")
+    heights = [float(found) for found in re.findall(r'<rect [^>]*height="([^"]+)"', drawn)]
+    assert heights[1] == pytest.approx(2 * heights[0], abs=0.02)
+
+
+@pytest.mark.parametrize("counts", [[0, 0], [math.nan, 0]])
+def test_histogram_without_counts_is_a_sentence(counts: list[float]) -> None:
+    assert "no values" in histogram("h", [0, 1, 2], counts, x_label="p", y_label="rows")
+
+
+def test_histogram_needs_one_edge_more_than_counts() -> None:
+    with pytest.raises(ValueError, match="2 counts need 3 edges, got 2"):
+        histogram("h", [0, 1], [1, 2], x_label="p", y_label="rows")
+
+
+def test_one_bar_of_zero_width_is_drawn() -> None:
+    _all_finite(histogram("h", [0.5, 0.5], [3], x_label="p", y_label="rows"))
+
+
+def test_columns_and_rows_stand_with_none_and_one() -> None:
+    assert "no values" in columns("c", [], [], groups=[], x_label="day", y_label="rows")
+    assert "no values" in rows("r", ["a"], [math.nan], unit="s")
+    _all_finite(columns("c", ["a"], [0.0], groups=[0], x_label="day", y_label="rows"))
+    _all_finite(rows("r", ["a"], [0.0], unit="s"))
+
+
+def test_scatter_stands_with_none_one_and_weightless_points() -> None:
+    assert "no values" in scatter("s", [], x_label="p", y_label="o")
+    assert "no values" in scatter("s", [(0.1, 0.1, 0.0)], x_label="p", y_label="o")
+    drawn = scatter("s", [(0.1, 0.2, 5.0), (math.nan, 0.1, 5.0)], x_label="p", y_label="o")
+    assert drawn.count("<circle") == 1
+    _all_finite(drawn)
+
+
+def _all_finite(drawn: str) -> None:
+    assert all(math.isfinite(float(found)) for found in _NUMBER.findall(drawn))

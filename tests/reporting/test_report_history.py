@@ -1,0 +1,166 @@
+"""The last thirty days on the report's page: what is told of each day, what failed, and what stands on a lake of one day."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from conf.types import Config
+from reporting.facts.recent_runs import failures_of, read_history
+from reporting.html.charts.bars import stacked
+from reporting.html.page import build
+from reporting.html.sections.last_thirty_days import render
+from reporting.html.sections.stages import read_stage_times
+from reporting.monitoring.run_record import write_record
+from storage.paths import Lake
+from tests.reporting.history_lake import FAILED, HOSTILE_REASON, KILLED, LOST, make_history, record_of
+from tests.reporting.report_lake import RUN_DATE, config_of, make_lake
+from tests.reporting.test_report import Page
+
+
+def day_before(days: int) -> str:
+    return (date.fromisoformat(RUN_DATE) - timedelta(days=days)).isoformat()
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    config = make_lake(tmp_path_factory.mktemp("history"))
+    make_history(config)
+    return config
+
+
+def test_each_day_is_told_once_with_its_own_figures(lake: Config) -> None:
+    history = read_history(lake, RUN_DATE)
+    assert history.currency == "EUR"
+    assert len(history.days) == 29
+    assert day_before(LOST) not in {day.dt for day in history.days}
+    trained = next(day for day in history.days if day.dt == day_before(5))
+    assert trained.auc is not None
+    assert trained.champion_auc == pytest.approx(trained.auc - 0.002)
+    assert trained.best_auc == 0.812
+    assert set(trained.seconds) == {"features", "training and gate", "lists and delivery", "other"}
+    assert sum(trained.seconds.values()) * 16 == pytest.approx(trained.core_s, rel=1e-3)
+    assert trained.cost == pytest.approx(trained.core_s / 3600 * 0.05, rel=1e-3)
+    drifted = next(day for day in history.days if day.dt == day_before(9))
+    assert (drifted.psi, drifted.psi_column, drifted.auc) == (0.41, "C2", None)
+    assert drifted.rows is not None
+    assert drifted.dropped_share == pytest.approx(sum(drifted.dropped.values()) / drifted.rows)
+    assert drifted.rows_per_s["build_features"] > 0
+
+
+def test_attempts_that_failed_cost_and_are_told_and_a_retry_gives_the_seconds(lake: Config) -> None:
+    history = read_history(lake, RUN_DATE)
+    failed = next(day for day in history.days if day.dt == day_before(FAILED))
+    (failure,) = failed.failures
+    assert (failure.job, failure.exit_code, failure.problem) == (
+        "build_features",
+        3,
+        "the <log> of that day is empty",
+    )
+    assert 80 < failed.seconds["features"] < 110  # of the attempt that ended well alone
+    assert failed.core_s == pytest.approx(sum(failed.seconds.values()) * 16 + 480, rel=1e-3)
+
+
+def test_a_killed_stage_is_told_by_its_night(lake: Config, tmp_path: Path) -> None:
+    history = read_history(lake, RUN_DATE)
+    killed = next(day for day in history.days if day.dt == day_before(KILLED))
+    assert [(each.job, each.exit_code) for each in killed.failures] == [("score_daily", 137)]
+    night = {
+        "facts": {"exit_codes": {"score_daily": 4, "build_features": 0, "train_model": 1}},
+        "exit_code": 4,
+    }
+    records = [
+        record_of(lake, RUN_DATE, "score_daily", exit_code=4, started_at=f"{RUN_DATE}T03:00:30Z"),
+        record_of(lake, RUN_DATE, "nightly", **night),
+    ]
+    assert [(each.job, each.exit_code) for each in failures_of(records)] == [
+        ("score_daily", 4),  # by its own record, once
+        ("train_model", 1),
+    ]
+
+
+def test_other_configurations_of_one_lake_are_not_counted(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    record = replace(record_of(config, RUN_DATE, "build_features"), config="other")
+    write_record(Lake(config.lake), record)
+    assert read_history(config, RUN_DATE).days == ()
+
+
+def test_the_page_draws_every_figure_and_tells_what_failed(lake: Config) -> None:
+    text = build(lake, RUN_DATE)[1]
+    page = Page(text)
+    assert next(attributes["id"] for name, attributes in page.tags if name == "section") == "history"
+    titles = [
+        str(attributes["aria-label"]).split(".")[0]
+        for name, attributes in page.tags
+        if name == "svg" and attributes["aria-label"]
+    ]
+    drawn = ["Rows", "Drops", "AUC", "Drift", "Throughput", "Duration", "Cost", "Failures"]
+    assert titles[:8] == drawn
+    told = page.text.split("The last 30 days", 1)[1].split("Nights", 1)[0]
+    for said in (
+        f"Of the 30 run dates up to {RUN_DATE} 29 have run",
+        "Failed attempts: 2.",
+        "build_features 3",
+        "the <log> of that day is empty",
+        "score_daily 137",
+        "quality.psi_warn",
+        HOSTILE_REASON,
+        "other reasons (1)",
+    ):
+        assert said in told, said
+    assert HOSTILE_REASON not in text
+    assert "url(" not in text
+
+
+def test_a_lake_of_one_day_has_a_table_and_no_charts(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    make_history(config, 1)
+    made = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
+    assert made is not None
+    assert "<svg" not in made
+    assert "1 has run" in made
+    assert "No attempt failed." in made
+
+
+def test_a_lake_without_runs_has_no_such_section(tmp_path: Path) -> None:
+    assert render(read_history(config_of(tmp_path), RUN_DATE), RUN_DATE, None) is None
+
+
+def test_two_days_of_which_little_is_known_can_be_drawn(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    for back in (0, 1):
+        write_record(Lake(config.lake), record_of(config, day_before(back), "report", core_s=1.0))
+    made = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
+    assert made is not None
+    assert "AUC: there are no values to draw." in made
+    assert "core hours" in made
+
+
+def test_stages_come_from_the_rows_of_runs_where_a_scheduler_keeps_the_logs(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    make_history(config, 1)
+    found = read_stage_times(Lake(config.lake), RUN_DATE, config.name)
+    assert {each.stage for each in found} == {
+        "build_features",
+        "train_model",
+        "evaluate_model",
+        "build_candidates",
+        "score_daily",
+    }
+    assert all(each.total_s > 0 for each in found)
+
+
+def test_stacked_bars_reach_the_sum_and_leave_out_what_is_unknown() -> None:
+    chart = stacked(
+        "T", ["a", "b"], [("x", [1.0, float("nan")]), ("y", [3.0, 2.0])], x_label="days", y_label="min"
+    )
+    heights = [float(part.split('"')[0]) for part in chart.split('height="')[1:]]
+    assert chart.count("<rect") == 3
+    unit = (heights[0] + 1) / 1.0  # a pixel is left between parts
+    assert [round((height + 1) / unit, 2) for height in heights] == [1.0, 3.0, 2.0]
+    assert "at most 4 at a" in chart
+    assert "<svg" not in stacked("T", ["a"], [("x", [float("nan")])], x_label="d", y_label="m")

@@ -1,0 +1,72 @@
+"""Distributed measures equal the exact ones of one process, however the rows are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+import metrics
+from conf.errors import DataError
+from scoring.evaluation.prediction_quality import combine, measure_predictions, reduce_rows
+
+
+def predictions(rows: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and float32 probabilities with many ties, both ends of [0, 1] included."""
+    draw = np.random.default_rng(6)
+    probability = np.round(draw.beta(1.2, 4, rows), 2).astype(np.float32)
+    probability[:3], probability[3:6] = 0.0, 1.0
+    return (draw.random(rows) < probability).astype(np.float32), probability
+
+
+def in_ranges(label: np.ndarray, probability: np.ndarray, cuts: list[float]) -> list[dict[str, Any]]:
+    place = np.searchsorted(cuts, probability, side="right")
+    return [reduce_rows(label[place == each], probability[place == each]) for each in np.unique(place)[::-1]]
+
+
+def test_measures_equal_those_of_training() -> None:
+    label, probability = predictions()
+    found = combine(in_ranges(label, probability, [])).facts  # type: ignore[arg-type]
+    assert found["auc"] == pytest.approx(metrics.auc(label, probability), abs=1e-12)
+    assert found["log_loss"] == pytest.approx(metrics.log_loss(label, probability), abs=1e-9)
+    assert found["normalized_entropy"] == pytest.approx(
+        metrics.normalized_entropy(label, probability), abs=1e-9
+    )
+    assert (found["rows"], found["positives"]) == (len(label), int(label.sum()))
+    expected = probability.astype(float).sum() / label.sum()
+    assert found["predicted_over_observed"] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("cuts", [[0.5], [0.01, 0.02, 0.03, 0.9], list(np.linspace(0, 1, 97))])
+def test_ranges_do_not_change_a_digit(cuts: list[float]) -> None:
+    label, probability = predictions()
+    cut, whole = (combine(in_ranges(label, probability, each)) for each in (cuts, []))  # type: ignore[arg-type]
+    assert (cut.facts, cut.score_bins) == (whole.facts, whole.score_bins)
+
+
+def test_calibration_and_histogram_describe_the_same_bins() -> None:
+    label, probability = predictions()
+    found = combine(in_ranges(label, probability, [0.3])).facts  # type: ignore[arg-type]
+    counts, edges = np.histogram(probability.astype(float), bins=20, range=(0, 1))
+    assert found["histogram"]["counts"] == counts.tolist()
+    np.testing.assert_allclose(found["histogram"]["edges"], edges)
+    assert sum(each["rows"] for each in found["calibration"]) == len(label)
+    second = next(each for each in found["calibration"] if each["low"] == 0.05)
+    inside = np.minimum((probability.astype(float) * 20).astype(int), 19) == 1
+    assert second["click_rate"] == pytest.approx(label[inside].mean())
+    assert second["mean_probability"] == pytest.approx(probability[inside].mean(), abs=1e-6)
+
+
+def test_through_spark(spark: SparkSession) -> None:
+    label, probability = predictions(2_000)
+    rows = [(float(a), float(b)) for a, b in zip(label, probability, strict=True)]
+    frame = spark.createDataFrame(rows, "label float, probability float").repartition(5)
+    assert measure_predictions(frame).facts == combine(in_ranges(label, probability, [])).facts  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_class_has_no_quality(label: float) -> None:
+    with pytest.raises(DataError, match="needs clicks and non-clicks"):
+        combine([reduce_rows(np.full(3, label), np.array([0.1, 0.2, 0.3]))])  # type: ignore[list-item]

@@ -1,0 +1,91 @@
+"""Python workers are forked from a process that has imported, once and from compiled files, what they run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from spark.worker_daemon import IMPORTED, without_archives
+from spark.worker_imports import VARIABLE, importing
+
+
+def test_workers_start_with_their_imports_frozen(spark: SparkSession) -> None:
+    wanted = IMPORTED
+
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import gc
+
+        import pyspark
+
+        for _ in batches:
+            missing = ",".join(name for name in wanted if name not in sys.modules)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([gc.get_freeze_count()]), pa.array([missing]), pa.array([pyspark.__file__])],
+                ["frozen", "missing", "pyspark"],
+            )
+
+    [row] = spark.range(0, 1, 1, 1).mapInArrow(look, "frozen long, missing string, pyspark string").collect()
+    assert row["frozen"] > 10_000
+    assert row["missing"] == ""
+    assert ".zip" not in row["pyspark"]
+
+
+def test_functions_that_ask_for_more_have_it_before_their_workers_fork(spark: SparkSession) -> None:
+    """`colorsys` stands for what is costly: nothing else imports it."""
+
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"there": ["colorsys" in sys.modules]})
+
+    one = spark.range(0, 1, 1, 1)
+    with importing(spark, "colorsys", "pyarrow"):
+        asking = one.mapInArrow(look, "there boolean")
+    assert VARIABLE not in spark.sparkContext.environment
+    others = one.mapInArrow(look, "there boolean")
+    assert [frame.first()["there"] for frame in (asking, others)] == [True, False]
+
+
+def test_no_task_reads_the_contents_of_sparks_archives_again(spark: SparkSession) -> None:
+    """What a worker lets look at its place again before every task, and how it still finds what tasks import."""
+
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import importlib.util
+
+        for _ in batches:
+            archives = [
+                entry
+                for entry in (*sys.path, *sys.path_importer_cache)
+                if "/pyspark/" in entry and entry.endswith((".zip", ".jar"))
+            ]
+            found = importlib.util.find_spec("py4j.java_gateway")
+            origin = found.origin if found else None
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([",".join(archives)]), pa.array([origin])], ["archives", "origin"]
+            )
+
+    [row] = spark.range(0, 1, 1, 1).mapInArrow(look, "archives string, origin string").collect()
+    assert row["archives"] == ""
+    assert row["origin"].endswith("site-packages/py4j/java_gateway.py")
+
+
+def test_only_the_archives_of_the_installed_pyspark_are_left_out(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    (site / "py4j").mkdir(parents=True)
+    own = [
+        f"{site}/pyspark/{each}"
+        for each in ("python/lib/pyspark.zip", "python/lib/py4j-0.10-src.zip", "jars/spark-core.jar")
+    ]
+    rest = ["", "/jobs", "/opt/spark/python/lib/pyspark.zip", "/brought/more.zip", str(site)]
+    assert without_archives([*own, *rest]) == rest
+    # A Spark of the cluster's own brings its pyspark, and none is installed beside ours.
+    assert without_archives([*own, ""]) == [*own, ""]
+    # An environment behind a link, which Spark has followed.
+    (tmp_path / "linked").symlink_to(site)
+    rest[-1] = f"{tmp_path}/linked"
+    assert without_archives([*own, *rest]) == rest
+    (site / "py4j").rmdir()
+    assert without_archives([*own, *rest]) == [*own, *rest]

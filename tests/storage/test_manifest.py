@@ -1,0 +1,161 @@
+"""The manifest: it comes back as it was written, its digest is of the content, and it is replaced whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.errors import DataError, InfrastructureError
+from storage import file_io
+from storage.dataset import Dataset, Member, publish_dataset, read_dataset, split_files
+from storage.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    combined_digest,
+    data_files,
+    is_published,
+    read_manifest,
+    replace_manifest,
+)
+from storage.paths import Lake, Partition
+
+MANIFEST = Manifest(
+    table="features/w1",
+    partition="2026-01-01",
+    files=(
+        FileEntry("a1/train/0.parquet", 5, 100, (5,), "train"),
+        FileEntry("a1/train/1.parquet", 3, 80, (3,), "train"),
+        FileEntry("a1/test/0.parquet", 2, 70, (2,), "test"),
+    ),
+    schema=(("row_id", "int64"), ("label", "float")),
+    inputs={"raw": "r", "workflow": "w"},
+    rows_in=12,
+    dropped={"field_count": 2},
+    facts={"positives": 4, "text": "é"},
+    created_at="2026-01-02T00:00:00Z",
+)
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Partition:
+    return Lake(str(tmp_path)).features("w1").partition("2026-01-01")
+
+
+def test_a_manifest_comes_back_as_it_was_written(partition: Partition) -> None:
+    assert not is_published(partition)
+    replace_manifest(partition, MANIFEST)
+    assert is_published(partition)
+    assert read_manifest(partition) == MANIFEST
+    stored = json.loads(Path(partition.file(MANIFEST_NAME)).read_text())
+    assert (stored["rows"], stored["digest"]) == (10, MANIFEST.digest)
+
+
+def test_files_are_named_by_the_manifest_in_order(partition: Partition) -> None:
+    assert data_files(partition, MANIFEST) == [partition.file(each.path) for each in MANIFEST.files]
+    assert data_files(partition, MANIFEST, "test") == [partition.file("a1/test/0.parquet")]
+    assert data_files(partition, MANIFEST, "validation") == []
+
+
+def test_the_digest_ignores_names_sizes_and_time() -> None:
+    renamed = replace(
+        MANIFEST,
+        files=(
+            FileEntry("b2/other.parquet", 8, 7, (4, 4), "train"),
+            FileEntry("b2/another.parquet", 2, 9, (2,), "test"),
+        ),
+        facts={},
+        created_at="later",
+        inputs={"workflow": "w", "raw": "r"},
+    )
+    assert renamed.digest == MANIFEST.digest
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(MANIFEST, table="features/w2"),
+        replace(MANIFEST, partition="2026-01-02"),
+        replace(MANIFEST, files=MANIFEST.files[1:]),
+        replace(MANIFEST, files=(*MANIFEST.files[:2], replace(MANIFEST.files[2], split="validation"))),
+        replace(MANIFEST, schema=MANIFEST.schema[:1]),
+        replace(MANIFEST, inputs={"raw": "other", "workflow": "w"}),
+        replace(MANIFEST, dropped={"field_count": 3}),
+    ],
+)
+def test_the_digest_follows_the_content(changed: Manifest) -> None:
+    assert changed.digest != MANIFEST.digest
+
+
+def test_a_combined_digest_ignores_order() -> None:
+    assert combined_digest(["a", "b"]) == combined_digest(["b", "a"]) != combined_digest(["a"])
+
+
+def test_an_unpublished_partition_says_what_to_run(partition: Partition) -> None:
+    with pytest.raises(DataError, match="features/w1 has no published partition dt=2026-01-01") as caught:
+        read_manifest(partition)
+    assert "2026-01-01" in caught.value.remedy
+
+
+@pytest.mark.parametrize("text, problem", [("{", "is not JSON"), ('{"files": []}', "is not a manifest")])
+def test_a_damaged_manifest_is_named(partition: Partition, text: str, problem: str) -> None:
+    file_io.replace_text(partition.file(MANIFEST_NAME), text)
+    with pytest.raises(DataError, match=problem) as caught:
+        read_manifest(partition)
+    assert partition.file(MANIFEST_NAME) in caught.value.problem
+
+
+def test_readers_see_the_old_manifest_or_the_new(partition: Partition) -> None:
+    """One thread replaces a manifest of many files by one of few and back, another reads all the while."""
+    many = replace(MANIFEST, files=tuple(FileEntry(f"{i}.parquet", 1, 1, (1,)) for i in range(300)))
+    replace_manifest(partition, many)
+    done = threading.Event()
+
+    def replace_often() -> None:
+        for turn in range(40):
+            replace_manifest(partition, MANIFEST if turn % 2 else many)
+        done.set()
+
+    writer = threading.Thread(target=replace_often)
+    writer.start()
+    seen = set()
+    while not done.is_set():
+        seen.add(read_manifest(partition).digest)
+    writer.join()
+    assert seen <= {MANIFEST.digest, many.digest}
+    assert [path.name for path in Path(partition.path).iterdir()] == [MANIFEST_NAME]
+
+
+def test_values_json_cannot_hold_are_refused(partition: Partition) -> None:
+    with pytest.raises(ValueError, match="Out of range float"):
+        replace_manifest(partition, replace(MANIFEST, facts={"auc": float("nan")}))
+    assert not is_published(partition)
+
+
+def test_what_cannot_be_written_is_an_infrastructure_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InfrastructureError, match="cannot write"):
+        file_io.replace_text(str(tmp_path / "file/below.json"), "{}")
+
+
+def test_a_dataset_comes_back_and_notices_replaced_features(tmp_path: Path, partition: Partition) -> None:
+    lake = Lake(str(tmp_path))
+    replace_manifest(partition, MANIFEST)
+    splits: dict[str, tuple[Member, ...]] = {
+        split: (Member("2026-01-01", MANIFEST.digest, split),) for split in ("train", "test")
+    }
+    dataset = Dataset("2026-01-03", "w1", splits, "fit")
+    publish_dataset(lake, dataset, "now")
+    assert read_dataset(lake, "2026-01-03") == dataset
+    assert len(split_files(lake, dataset, "train")) == 2
+    assert split_files(lake, dataset, "validation") == []
+    replace_manifest(partition, replace(MANIFEST, inputs={"raw": "redelivered"}))
+    with pytest.raises(DataError, match="holds other rows") as caught:
+        split_files(lake, dataset, "train")
+    assert caught.value.remedy == "run build_features for 2026-01-03 again"
+    with pytest.raises(DataError, match="no published partition"):
+        read_dataset(lake, "2026-01-04")

@@ -1,0 +1,241 @@
+"""Publishing one partition: what is verified first, what readers see, what is swept, and the shape of the files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import DataError
+from storage.hard_links import LOCK_NAME
+from storage.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.publish import Rules, publish, publish_facts, read_published, sweep
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Partition:
+    return Lake(str(tmp_path)).features("w1").partition("2026-01-01")
+
+
+def _rows(spark: SparkSession, count: int) -> DataFrame:
+    rows = spark.range(count, numPartitions=3).withColumnRenamed("id", "row_id")
+    return rows.select(
+        "row_id", (F.col("row_id") % 7).cast("int").alias("c"), F.lit(0.5).cast("float").alias("d")
+    )
+
+
+def _values(spark: SparkSession, partition: Partition, split: str | None = None) -> list[int]:
+    return sorted(row["row_id"] for row in read_published(spark, partition, split, ["row_id"]).collect())
+
+
+def test_files_hold_one_row_group_of_about_equal_rows(spark: SparkSession, partition: Partition) -> None:
+    rows = _rows(spark, 1000)
+    manifest = publish(rows, partition, inputs={"raw": "r"}, row_group_rows=150, expected_rows=1000)
+    assert manifest == read_manifest(partition)
+    assert (manifest.rows, manifest.rows_in, len(manifest.files)) == (1000, 1000, 7)
+    for entry, path in zip(manifest.files, data_files(partition, manifest), strict=True):
+        footer = pq.ParquetFile(path).metadata
+        assert entry.row_groups == (footer.num_rows,) == (entry.rows,)
+        assert footer.num_row_groups == 1
+        assert entry.bytes == os.path.getsize(path)
+        assert abs(entry.rows - 1000 / 7) < 8
+    assert manifest.schema == (("row_id", "int64"), ("c", "int32"), ("d", "float"))
+    assert _values(spark, partition) == list(range(1000))
+
+
+def test_sorted_rows_stay_sorted_over_all_files(spark: SparkSession, partition: Partition) -> None:
+    rows = _rows(spark, 500)
+    manifest = publish(
+        rows.orderBy(F.rand(1)),
+        partition,
+        inputs={},
+        row_group_rows=100,
+        expected_rows=500,
+        sort_by=["c", "row_id"],
+    )
+    read = [pair for path in data_files(partition, manifest) for pair in _pairs(path)]
+    assert len(manifest.files) > 1
+    assert read == sorted((n % 7, n) for n in range(500))
+
+
+def _pairs(path: str) -> list[tuple[int, int]]:
+    table = pq.read_table(path, columns=["c", "row_id"], partitioning=None)
+    return list(zip(table["c"].to_pylist(), table["row_id"].to_pylist(), strict=True))
+
+
+def test_splits_become_labels_of_files(spark: SparkSession, partition: Partition) -> None:
+    rows = _rows(spark, 100).withColumn("split", F.when(F.col("row_id") < 80, "train").otherwise("test"))
+    manifest = publish(rows, partition, inputs={}, row_group_rows=50, split_column="split")
+    assert {entry.split for entry in manifest.files} == {"train", "test"}
+    assert "split" not in dict(manifest.schema)
+    assert _values(spark, partition, "train") == list(range(80))
+    assert _values(spark, partition, "test") == list(range(80, 100))
+    assert _values(spark, partition) == list(range(100))
+
+
+def test_no_rows_are_a_partition_too(spark: SparkSession, partition: Partition) -> None:
+    manifest = publish(
+        _rows(spark, 0), partition, inputs={}, row_group_rows=10, expected_rows=0, dropped={"x": 3}
+    )
+    assert (manifest.files, manifest.rows) == ((), 0)
+    assert [name for name, _ in manifest.schema] == ["row_id", "c", "d"]
+    read = read_published(spark, partition)
+    assert (read.columns, read.count()) == (["row_id", "c", "d"], 0)
+
+
+@pytest.mark.parametrize(
+    "change, rules, expected, problem",
+    [
+        (
+            {"c": "if(row_id = 5, null, c)"},
+            Rules(not_null=["c"]),
+            60,
+            "c is null in 1 of 60 rows",
+        ),
+        ({}, Rules(ranges={"c": (0, 6)}), 60, r"c lies in \[0, 6\], allowed is \[0, 6\)"),
+        ({"c": "c - 1"}, Rules(ranges={"c": (0, 6)}), 60, r"c lies in \[-1, 5\], allowed is \[0, 6\)"),
+        ({}, Rules(not_null=["user_key"]), 60, "the column user_key was not written"),
+        ({}, Rules(), 61, "60 rows were written, 61 expected"),
+    ],
+)
+def test_what_breaks_a_rule_is_not_published(
+    spark: SparkSession,
+    partition: Partition,
+    change: dict[str, str],
+    rules: Rules,
+    expected: int,
+    problem: str,
+) -> None:
+    before = publish_old(spark, partition)
+    with pytest.raises(DataError, match=problem) as caught:
+        publish(
+            _rows(spark, 60).withColumns(
+                {"d": F.col("d"), **{name: F.expr(sql) for name, sql in change.items()}}
+            ),
+            partition,
+            inputs={},
+            row_group_rows=100,
+            expected_rows=expected,
+            rules=rules,
+        )
+    assert partition.path in caught.value.problem
+    assert read_manifest(partition) == before
+    assert _values(spark, partition) == list(range(20))
+
+
+def publish_old(spark: SparkSession, partition: Partition) -> Manifest:
+    return publish(_rows(spark, 20), partition, inputs={"old": "1"}, row_group_rows=100, expected_rows=20)
+
+
+def test_readers_follow_the_manifest_and_not_the_folder(spark: SparkSession, partition: Partition) -> None:
+    manifest = publish_old(spark, partition)
+    stray = Path(partition.path) / "part-stray.parquet"
+    stray.write_bytes(Path(data_files(partition, manifest)[0]).read_bytes())
+    (Path(data_files(partition, manifest)[0]).parent / "part-of-another-attempt.parquet").write_bytes(
+        b"broken"
+    )
+    assert _values(spark, partition) == list(range(20))
+
+
+def test_the_folder_holds_a_link_to_each_published_file_and_nothing_else(
+    spark: SparkSession, partition: Partition
+) -> None:
+    publish_old(spark, partition)
+    again = publish(_rows(spark, 30), partition, inputs={}, row_group_rows=10, expected_rows=30)
+    shown = sorted(path for path in Path(partition.path).iterdir() if path.name != MANIFEST_NAME)
+    files = [Path(path) for path in data_files(partition, again)]
+    assert len(files) > 1
+    assert sorted(path.stat().st_ino for path in shown) == sorted(path.stat().st_ino for path in files)
+    assert not any(path.is_relative_to(partition.path) for path in files)
+    publish_facts(partition, inputs={}, facts={})
+    assert [path.name for path in Path(partition.path).iterdir()] == [MANIFEST_NAME]
+
+
+def test_links_that_are_gone_come_back_and_what_else_is_there_goes(
+    spark: SparkSession, partition: Partition
+) -> None:
+    publish_old(spark, partition)
+    shown = next(Path(partition.path).glob("*.parquet"))
+    shown.unlink()
+    (Path(partition.path) / "0-being-replaced.parquet").touch()
+    (Path(partition.path) / "of-another-table.parquet").touch()
+    assert current_manifest(partition, {"another": "input"}) is None
+    assert not shown.exists(), "a partition that must be made anew is left as it is"
+    assert current_manifest(partition, {"old": "1"}) is not None
+    assert list(Path(partition.path).glob("*.parquet")) == [shown]
+
+
+def test_where_the_file_system_has_no_links_the_folder_shows_no_file(
+    spark: SparkSession, partition: Partition, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        if os.stat(elsewhere).st_dev == os.stat(partition.root).st_dev:
+            pytest.skip("there is no second file system here")
+        (Path(partition.root) / "_data").symlink_to(elsewhere)
+        publish_old(spark, partition)
+        assert [path.name for path in Path(partition.path).iterdir()] == [MANIFEST_NAME]
+        assert "readers that list the folder find no file" in caplog.text
+        assert _values(spark, partition) == list(range(20))
+
+
+def test_an_unpublished_partition_cannot_be_read(spark: SparkSession, partition: Partition) -> None:
+    with pytest.raises(DataError, match="no published partition"):
+        read_published(spark, partition)
+
+
+def test_a_partition_may_hold_facts_alone(partition: Partition) -> None:
+    manifest = publish_facts(partition, inputs={"model": "m"}, facts={"auc": 0.75})
+    assert read_manifest(partition) == manifest
+    assert (manifest.rows, manifest.facts["auc"]) == (0, 0.75)
+
+
+def _age(path: Path, hours: float) -> None:
+    then = time.time() - hours * 3600
+    os.utime(path, (then, then))
+
+
+def test_the_sweep_deletes_old_files_no_manifest_names(spark: SparkSession, partition: Partition) -> None:
+    first = publish_old(spark, partition)
+    second = publish(
+        _rows(spark, 30), partition, inputs={"new": "1"}, row_group_rows=100, expected_rows=30, grace_hours=24
+    )
+    folder = Path(partition.file(partition.data))
+    old_debris, new_debris = folder / "adead/part-0.parquet", folder / "alive/part-0.parquet"
+    for path in (old_debris, new_debris):
+        path.parent.mkdir()
+        path.touch()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for path in files:
+        _age(path, 25)
+    _age(new_debris, 23)
+
+    deleted = sweep(partition, [second, first, None], grace_hours=24)
+    left = {str(path) for path in folder.rglob("*") if path.is_file()}
+    named = {*data_files(partition, first), *data_files(partition, second), str(folder / LOCK_NAME)}
+    assert left == {*named, str(new_debris)}
+    assert deleted == len(files) - len(left)
+
+    # Readers of the first manifest had a day to finish; now only the second counts.
+    sweep(partition, [second], grace_hours=24)
+    assert not any(Path(path).exists() for path in data_files(partition, first))
+    assert _values(spark, partition) == list(range(30))
+
+
+def test_publishing_sweeps_but_keeps_the_files_it_replaces(spark: SparkSession, partition: Partition) -> None:
+    oldest = publish_old(spark, partition)
+    for turn in (1, 2):
+        for path in Path(partition.file(partition.data)).rglob("*.parquet"):
+            _age(path, 25)
+        newest = publish(
+            _rows(spark, 20 + turn), partition, inputs={}, row_group_rows=100, expected_rows=20 + turn
+        )
+        # The manifest replaced just now may still be read; the one before it is past its grace.
+        assert all(Path(path).exists() for path in data_files(partition, oldest)) == (turn == 1)
+    assert all(Path(path).exists() for path in data_files(partition, newest))

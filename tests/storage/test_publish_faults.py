@@ -1,0 +1,81 @@
+"""SIGKILL right before and right after every step of publishing, under a reader that never stops; each time, a rerun."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from pathlib import Path
+
+from storage.manifest import current_manifest
+from tests.storage.dying_publisher import (
+    Death,
+    partition_of,
+    publish_generation,
+    read_generation,
+    read_listed,
+    read_until_told,
+)
+
+# In the order publish() takes the steps, and whether the new partition is published at that instant.
+STEPS = [
+    ("pyarrow.parquet", "write_table", 2, False, False),
+    ("storage.publish", "write_files", 1, False, False),
+    ("storage.publish", "verify", 1, False, False),
+    ("storage.publish", "read_manifest", 1, False, False),
+    ("os", "fsync", 2, False, False),
+    ("storage.file_io", "make_durable", 1, False, False),
+    ("storage.publish", "replace_manifest", 1, False, True),
+    ("os", "replace", 1, False, True),
+    ("storage.hard_links", "show", 1, True, True),
+    ("storage.hard_links", "_exchange", 1, True, True),
+    ("storage.hard_links", "_remove", 1, True, True),
+    ("storage.hard_links", "_remove", 2, True, True),
+    ("storage.hard_links", "_link", 1, True, True),
+    ("os", "link", 1, True, True),
+    ("os", "link", 2, True, True),
+    ("os", "link", 3, True, True),
+    ("storage.publish", "sweep", 1, True, True),
+]
+DEATHS = [
+    (Death(module, function, after, call), new_after if after else new_before)
+    for module, function, call, new_before, new_after in STEPS
+    for after in (False, True)
+]
+
+
+def test_readers_see_the_old_partition_or_the_new_whatever_the_instant(tmp_path: Path) -> None:
+    # A server that has imported everything forks each process: a hundred milliseconds instead of seconds.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.storage.dying_publisher"])
+    root = str(tmp_path)
+
+    def run(generation: int, death: Death | None) -> int | None:
+        process = context.Process(target=publish_generation, args=(root, generation, death))
+        process.start()
+        process.join(60)
+        return process.exitcode
+
+    assert run(0, None) == 0
+    ours, theirs = context.Pipe()
+    reader = context.Process(target=read_until_told, args=(root, theirs))
+    reader.start()
+    assert ours.poll(60), "the reader did not start"
+    assert ours.recv() == "reading"
+
+    for generation, (death, is_new) in enumerate(DEATHS, start=1):
+        assert run(generation, death) == -signal.SIGKILL, f"nothing died {death}"
+        assert read_generation(root) == (generation if is_new else generation - 1), death
+        assert read_listed(root) in (generation - 1, generation if is_new else None, None), death
+        found = current_manifest(partition_of(root), {"generation": str(generation)})
+        if is_new:
+            assert found is not None
+            assert read_listed(root) == generation, f"what readers see was not mended after {death}"
+        assert run(generation, None) == 0
+        assert read_generation(root) == read_listed(root) == generation
+
+    ours.send("stop")
+    seen = ours.recv()
+    reader.join(60)
+    assert isinstance(seen, list), seen
+    assert seen == sorted(set(seen)), "a reader went back to an older partition"
+    assert seen[-1] == len(DEATHS)

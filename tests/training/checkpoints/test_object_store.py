@@ -1,0 +1,78 @@
+"""Checkpoints and models on s3://, against a server of the S3 protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.errors import DataError
+from storage import file_io
+from tests.etl.lakes import servers
+from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer, equal
+from tests.training.checkpoints.test_models_on_disk import CPU, SPEC, SpreadTrainer, describe, make_trainer
+from tests.training.ranks_in_threads import on_ranks
+from training.checkpoints import Checkpoints, Position, load_model, open_trained, save_trained
+from training.checkpoints.checkpoints import log
+from training.distributed.collectives import Collectives, LocalCollectives
+from training.loop.warm_start import warm_start
+
+CARDINALITIES = [9, 5, 17]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with servers.bucket(tmp_path_factory.mktemp("s3"), "trainings"):
+        yield "s3://trainings"
+
+
+def names(folder: str) -> list[str]:
+    return [info.base_name for info in file_io.list_files(folder)]
+
+
+def test_checkpoints_are_kept_damaged_and_resharded(bucket: str, caplog: pytest.LogCaptureFixture) -> None:
+    folder = f"{bucket}/checkpoints/v1"
+
+    def body(collectives: Collectives) -> None:
+        with Checkpoints(folder, collectives) as opened:
+            for step in (5, 10, 15):
+                trainer = FakeTrainer(LAYOUTS["row-wise"], CARDINALITIES, collectives.rank, 2).fill(step)
+                opened.save(trainer, Position(step))
+            opened.wait()
+
+    on_ranks(2, body)
+    assert [each for each in names(folder) if each.endswith(".json")] == [
+        "step-000000000010.json",
+        "step-000000000015.json",
+    ]
+    (newest,) = [each for each in names(folder) if "15" in each and "dense" in each]
+    file_io.replace_text(f"{folder}/{newest}", "half an upload")
+    trainer = FakeTrainer(LAYOUTS["table-wise"], CARDINALITIES)
+    with Checkpoints(folder, LocalCollectives()) as opened, caplog.at_level("WARNING", log.name):
+        position = opened.restore(trainer)
+        assert position is not None
+        assert position.step == 10
+        assert newest in caplog.text
+        assert equal(trainer, FakeTrainer(LAYOUTS["table-wise"], CARDINALITIES).fill(10))
+        assert not [each for each in names(folder) if "15" in each]
+        opened.delete()
+    assert names(folder) == []
+
+
+def test_models_are_written_read_and_started_from(bucket: str, tmp_path: Path) -> None:
+    path, whole = f"{bucket}/models/tiny/v1", make_trainer(seed=4)
+
+    def body(collectives: Collectives) -> None:
+        spread = SpreadTrainer(whole, "mixed", collectives.rank, 2)
+        save_trained(path, spread, describe(), collectives)
+
+    on_ranks(2, body)
+    found = load_model(path, CPU).model.state_dict()
+    assert all(bool((found[name] == value).all()) for name, value in whole.model.state_dict().items())
+    child = make_trainer(seed=5)
+    warm_start(child, SPEC, *open_trained(path))
+    assert all(bool((child.state()[name] == value).all()) for name, value in whole.state().items())
+    file_io.delete_file(f"{path}/model.json")
+    with pytest.raises(DataError, match="holds no whole model"):
+        load_model(path, CPU)

@@ -1,0 +1,25 @@
+"""Keeps numbers that are none off the disk: a checkpoint or a model that holds them is worth less than the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from conf.errors import DataError
+from training.checkpoints.tensor_file import CHUNK_BYTES
+
+
+def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
+    """DataError where a tensor, given in pieces, holds a number that is not finite; says `when` that was seen."""
+    for name, pieces in tensors.items():
+        for piece in pieces:
+            if not piece.is_floating_point():
+                continue
+            for chunk in piece.reshape(-1).split(CHUNK_BYTES // piece.element_size()):
+                if not bool(torch.isfinite(chunk).all()):
+                    raise DataError(
+                        f"{when} {name} holds numbers that are not finite; nothing was saved",
+                        "lower train.learning_rate and train.embedding_learning_rate, and look for extreme feature values",
+                    )

@@ -1,0 +1,77 @@
+"""A batch, and its way to a device."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from training.data.buffer_pool import Pool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's share of a global batch, L rows. The tensors may be views that batches share: read-only.
+
+    Attributes:
+        dense: (L, D) float32.
+        categorical: (L, W) int32, ids as training/models/inputs.py lays them out.
+        labels: (L,) float32, 0 or 1.
+        weights: (L,) float32, 1 for a row and 0 for padding.
+        global_weight: rows in the global batch, padding not counted; equal on all ranks.
+        ready: what a stream has to wait for before it reads the tensors; None where they are there.
+    """
+
+    dense: Tensor
+    categorical: Tensor
+    labels: Tensor
+    weights: Tensor
+    global_weight: int
+    ready: torch.cuda.Event | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on a device, for work on its current stream."""
+        tensors = {
+            name: getattr(self, name).to(device) for name in ("dense", "categorical", "labels", "weights")
+        }
+        if self.ready is not None:
+            stream = torch.cuda.current_stream(device)
+            stream.wait_event(self.ready)
+            for each in tensors.values():
+                each.record_stream(stream)  # its memory is used again after what is queued there now
+        return replace(self, **tensors, ready=None)
+
+
+class Transfer:
+    """Copies pools to a GPU on a stream of its own, while the GPU works on the batches of earlier ones.
+
+    For the CPU there is nothing to copy.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copying: deque[tuple[torch.cuda.Event, Pool]] = deque()
+
+    def __enter__(self) -> Transfer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()  # the pools must outlive their copies
+        self._copying.clear()
+
+    def copy(self, pool: Pool) -> tuple[Pool, torch.cuda.Event | None]:
+        """The pool on the device, and when it is there. The host's pool is kept until then."""
+        if self._stream is None:
+            return pool, None
+        while self._copying and self._copying[0][0].query():
+            self._copying.popleft()
+        with torch.cuda.stream(self._stream):
+            moved = pool.to(self._device)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._copying.append((event, pool))
+        return moved, event

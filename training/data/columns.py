@@ -1,0 +1,133 @@
+"""The columns of one row group, checked against the manifest and the feature spec.
+
+Petastorm reads them, but for lists of ids: its batch reader takes lists of one length alone, so these come from pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from conf.errors import DataError
+from conf.types import MultiHot
+from storage.feature_spec import Feature, FeatureSpec
+from training.data.row_groups import read_row_group
+from training.data.sharding import RowGroup
+from training.models.inputs import pad_lists
+
+_REBUILD = "run build_features again for the day of this file"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A row group's columns, in the spec's order. They may be views of memory that others share: read-only.
+
+    Attributes:
+        label: (rows,) float32.
+        dense: (rows,) float32 each.
+        categorical: int32, a feature of `spec.embedded` each: (rows,) for one id, (rows, length) for a list of ids.
+        cut: features that hold lists longer than that → how many.
+    """
+
+    label: NDArray[np.float32]
+    dense: list[NDArray[np.float32]]
+    categorical: list[NDArray[np.int32]]
+    cut: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.nbytes for each in (self.label, *self.dense, *self.categorical))
+
+
+def read_columns(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
+    """The label and the features of a row group, in the order of its rows.
+
+    Raises:
+        DataError: the file is missing, holds other rows than its manifest says, an id is outside its cardinality, or a
+            column is missing, of another type, or has nulls. A null list counts as an empty one.
+    """
+    path = group.file.path
+    scalars = (*spec.dense, *spec.categorical)
+    wanted = {spec.label: "float32", **{each.name: each.dtype for each in scalars}}
+    if not Path(group.file.on_disk).is_file():
+        raise DataError(f"{path} does not exist although a manifest names it", _REBUILD)
+    found = read_row_group(group, list(wanted))
+    _require_columns(path, list(wanted), found)
+    rows = {len(values) for values in found.values()}
+    if rows != {group.rows}:
+        raise DataError(f"{_name(group)} gave {sorted(rows)} rows, its manifest says {group.rows}", _REBUILD)
+    for name, dtype in wanted.items():
+        if found[name].dtype != dtype:  # Arrow turns integers with nulls into float64
+            raise DataError(
+                f"{path}: column {name} arrives as {found[name].dtype}, not {dtype}: another type, or nulls in it",
+                _REBUILD,
+            )
+    lists = _read_lists(group, spec)
+    lengths = dict(zip(lists, spec.list_lengths(multi_hot), strict=True))
+    longer = {
+        name: pc.sum(pc.greater(pc.list_value_length(lists[name]), length)).as_py() or 0
+        for name, length in lengths.items()
+    }
+    categorical = [
+        *(found[each.name] for each in spec.categorical),
+        *(pad_lists(lists[name], length) for name, length in lengths.items()),
+    ]
+    for feature, ids in zip(spec.embedded, categorical, strict=True):
+        _check_ids(path, feature, ids)
+    return Columns(
+        found[spec.label],
+        [found[each.name] for each in spec.dense],
+        categorical,
+        {name: count for name, count in longer.items() if count},
+    )
+
+
+def _name(group: RowGroup) -> str:
+    return group.file.path if group.count == 1 else f"row group {group.index} of {group.file.path}"
+
+
+def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
+    """In the stacked table an id out of range would be a row of another column: nothing else would notice."""
+    cardinality = int(feature.cardinality or 0)
+    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # a negative one is huge without its sign
+        raise DataError(
+            f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
+            "run build_features again: features and workflow version do not belong together",
+        )
+
+
+def _read_lists(group: RowGroup, spec: FeatureSpec) -> dict[str, pa.ListArray]:
+    """The lists of ids of a row group, a feature each, in the spec's order."""
+    names = [each.name for each in spec.multi_hot]
+    if not names:
+        return {}
+    path = group.file.path
+    with pq.ParquetFile(group.file.on_disk) as opened:
+        _require_columns(path, names, opened.schema_arrow.names)
+        whole = group.count == 1
+        table = opened.read(columns=names) if whole else opened.read_row_group(group.index, columns=names)
+    return {name: _list_column(path, name, table.column(name)) for name in names}
+
+
+def _list_column(path: str, name: str, column: pa.ChunkedArray) -> pa.ListArray:
+    lists = column.combine_chunks()
+    if not pa.types.is_list(column.type) or column.type.value_type != pa.int32():
+        problem = f"arrives as {column.type}, not list<int32>"
+    elif lists.values.null_count:
+        problem = f"holds {lists.values.null_count} null ids"
+    else:
+        return lists
+    raise DataError(f"{path}: column {name} {problem}", _REBUILD)
+
+
+def _require_columns(path: str, names: list[str], held: Collection[str]) -> None:
+    missing = [name for name in names if name not in held]
+    if missing:
+        raise DataError(f"{path} lacks the columns {missing}", _REBUILD)

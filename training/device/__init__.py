@@ -1,0 +1,1 @@
+"""The device that a model runs on: precision and memory."""

@@ -1,0 +1,63 @@
+"""Embedding tables as bytes, for scoring: each row is int8 numbers and one float32 scale, symmetric around zero.
+
+    scale = max |row| / 127,    code = round(number / scale),    number ≈ code * scale
+
+so a number moves by half its row's scale at most (row-wise post-training quantisation as in Guan et al. 2019,
+arXiv:1911.02079, section 3, with a range that is symmetric: rows are, and a zero stays zero). Nothing trains such a table.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from training.embeddings.table import StackedEmbedding
+
+HIGHEST_CODE = 127
+_SCALE_BYTES = 4
+# Rows that are converted at a time.
+_ROWS = 65_536
+
+
+class Int8Embedding(StackedEmbedding):
+    """The table of another one, whose rows are all in this process; dequantised at lookup, on the device it lies on."""
+
+    scales: Tensor
+
+    def __init__(self, table: StackedEmbedding) -> None:
+        rows, dim = table.weight.shape
+        with torch.random.fork_rng(devices=[]):  # the base draws a seed
+            super().__init__(
+                table.cardinalities, dim, table.list_lengths, table.pooling, torch.int8, table.placement
+            )
+        self.register_buffer("scales", torch.zeros(rows))
+        for first in range(0, rows, _ROWS):
+            part = slice(first, first + _ROWS)
+            self.weight[part], self.scales[part] = quantised(table.weight[part].float())
+
+    def _take(self, table: Tensor, positions: Tensor) -> Tensor:
+        return super()._take(table, positions).mul_(self.scales.index_select(0, positions).unsqueeze(1))
+
+
+def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (N, E) int8 in [-127, 127] and scales (N,) float32 of rows (N, E) float32; a row of zeros has scale 0."""
+    scales = rows.abs().amax(dim=1) / HIGHEST_CODE
+    divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(1)
+    codes = (rows / divisors).round_().clamp_(-HIGHEST_CODE, HIGHEST_CODE)
+    return codes.to(torch.int8), scales
+
+
+def to_int8(model: nn.Module) -> int:
+    """Replaces, in place, the tables that get smaller by it; how many. Vectors of one number, as of linear parts, stay."""
+    replaced = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, StackedEmbedding) and _saves(child):
+                setattr(parent, name, Int8Embedding(child))
+                replaced += 1
+    return replaced
+
+
+def _saves(table: StackedEmbedding) -> bool:
+    dim = table.weight.shape[1]
+    return dim + _SCALE_BYTES < dim * table.weight.element_size()

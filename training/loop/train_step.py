@@ -1,0 +1,98 @@
+"""One training step: loss, gradients summed over ranks, and the update of every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from conf.types import Train
+from training.data.batch import Batch
+from training.data.sharding import shards_of_rank
+from training.distributed.collectives import Collectives
+from training.embeddings.table import RowBlock, RowGradient, tables_of
+from training.loop.forward import Forward
+from training.models.layers import Dropout
+from training.optimizers.gradients import LossScale, clipped
+from training.optimizers.updates import Updates
+
+
+class Trainer:
+    """A model and the state of its optimisers; equal on all ranks after every step, but for rows that some of them hold.
+
+    The loss is the weighted sum over the local rows divided by the global batch's weight, so gradients are summed over
+    ranks, not averaged, and do not depend on how rows are spread over ranks.
+    """
+
+    def __init__(self, model: nn.Module, train: Train, collectives: Collectives) -> None:
+        self.model = model
+        self._train = train
+        self._collectives = collectives
+        self._tables = tables_of(model)
+        self._updates = Updates(model, train)
+        self._dropouts = [each for each in model.modules() if isinstance(each, Dropout)]
+        self._forward = Forward(model, train)
+        self._loss_scale = LossScale(next(model.parameters()).device, active=train.precision == "fp16")
+        self._shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
+
+    def step(self, batch: Batch, rate_factor: float) -> Tensor:
+        """Updates the model by one global batch; returns the batch's mean loss, a scalar.
+
+        Args:
+            batch: this rank's rows, those of its shards one after the other.
+            rate_factor: of the configured learning rates; FTRL has rates of its own.
+        """
+        loss = self._gradients(batch)
+        # All dense gradients travel in one buffer, with the loss at its end, while those of rows are added up and sent.
+        finish = self._collectives.start_allreduce_sum(self._updates.take_dense_gradient(loss))
+        rows = self._updates.take_row_gradients(self._collectives)
+        summed = finish()
+        if self._loss_scale.accepts(summed[:-1], rows.values(), self._collectives):
+            self._apply(summed[:-1], rows, rate_factor)
+        return summed[-1].clone()  # the next step writes there
+
+    def _apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
+        """Updates every parameter by gradients of the scaled loss, summed over ranks."""
+        unscaled = self._loss_scale.unscaled
+        gradient = clipped(unscaled(dense), self._train.clip_norm)
+        by_row = {name: replace(each, values=unscaled(each.values)) for name, each in rows.items()}
+        self._updates.apply(gradient, by_row, rate_factor)
+
+    def _gradients(self, batch: Batch) -> Tensor:
+        """Leaves the gradients of this rank's share of the mean loss at the parameters; returns that share, a scalar."""
+        for layer, dropout in enumerate(self._dropouts):
+            key = f"{self._train.seed}/{int(self._updates.steps)}/{layer}"
+            dropout.begin(key, self._shards, len(batch.labels))
+        return self._forward.backward(batch, self._loss_scale.scale)
+
+    def facts(self) -> dict[str, float]:
+        """What a log entry tells of the trainer: with fp16 the scale of the loss, and the steps skipped since the beginning."""
+        return self._loss_scale.facts()
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """As `Updates.state`."""
+        return self._updates.state()
+
+    def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
+        """The names in `state` that hold one entry for each row of a table → where which of its rows lie on this rank."""
+        weights = {f"model.{name}": name for name in self._tables}
+        return {
+            name: self._tables[table].blocks
+            for name, table in {**weights, **self._updates.row_state()}.items()
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that the next step depends on, by name; not copied."""
+        return {
+            **{f"model.{name}": value for name, value in self.model.state_dict().items()},
+            **self.optimizer_state(),
+            **self._loss_scale.state(),
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from what `state` returned."""
+        for name, value in self.state().items():
+            value.copy_(state[name])

@@ -1,0 +1,134 @@
+"""Everything a rank needs to know, decided by the driver before any rank starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from conf.errors import DataError
+from conf.load import config_digest
+from conf.types import SPLITS, Config, ModelConfig, Split, Train
+from storage import file_io
+from storage.dataset import Dataset, read_spec, require_both_labels, split_partitions
+from storage.feature_spec import FeatureSpec
+from storage.paths import Lake
+from training.data.sharding import DataFile
+from training.registry import versions
+from training.registry.parent import day_name, find_parent, train_days
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """One training.
+
+    Attributes:
+        description: the part of model.json that is known beforehand.
+        model, train: sections of the configuration.
+        spec: the features' columns.
+        splits: split → its files in manifest order.
+        train_files: those of the train split that the model trains on; baselines train on all.
+        model_path: folder the model is written to.
+        checkpoint_path: folder of this training's checkpoints.
+        parent_path: folder of the model whose weights it starts from; None starts afresh.
+    """
+
+    description: Mapping[str, Any]
+    model: ModelConfig
+    train: Train
+    spec: FeatureSpec
+    splits: Mapping[Split, tuple[DataFile, ...]]
+    train_files: tuple[DataFile, ...]
+    model_path: str
+    checkpoint_path: str
+    parent_path: str | None
+
+    @property
+    def rows(self) -> int:
+        """Rows of all splits."""
+        return sum(file.rows for files in self.splits.values() for file in files)
+
+
+def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
+    """The plan of a run date's training, decided from its dataset and from what was champion before that date.
+
+    Imports torch, with the architecture, so that a wrong setting ends the job before any rank starts.
+
+    Raises:
+        ConfigError: the model's settings are not those of its architecture.
+        DataError: a partition is missing or was replaced, or the train split holds no rows, or rows of one label.
+    """
+    from training.models import complete
+
+    config = config.model_copy(update={"model": complete(config.model)})
+    spec = read_spec(lake, dataset.workflow_version)
+    parent = find_parent(config, lake, dataset)
+    seen = parent.trained_days if parent else frozenset()
+    parent_version = parent.version if parent else None
+    version = versions.model_version(config, dataset.digest, parent_version)
+    splits = {split: _find_files(lake, dataset, split) for split in SPLITS}
+    train_files = _find_files(lake, dataset, "train", without=seen)
+    if not train_files:
+        raise DataError(
+            f"the train split of dataset {dataset.run_date} holds no rows",
+            "run build_features over days that have rows",
+        )
+    _require_both_labels(lake, dataset, seen)
+    description = {
+        "name": config.name,
+        "version": version,
+        "run_date": dataset.run_date,
+        "architecture": config.model.architecture,
+        "model": config.model.model_dump(mode="json"),
+        "feature_spec": spec.to_json(),
+        "workflow_version": dataset.workflow_version,
+        "dataset_digest": dataset.digest,
+        "config_digest": config_digest(config),
+        "code_version": versions.code_version(),
+        "parent": parent_version,
+        "trained_days": sorted(seen | set(train_days(dataset))),
+    }
+    return TrainPlan(
+        description,
+        config.model,
+        config.train,
+        spec,
+        splits,
+        train_files,
+        model_path=_resolved(versions.model_path(lake, config.name, version)),
+        checkpoint_path=_resolved(lake.checkpoints(version)),
+        parent_path=_resolved(versions.model_path(lake, config.name, parent_version))
+        if parent_version
+        else None,
+    )
+
+
+def _require_both_labels(lake: Lake, dataset: Dataset, seen: Set[str]) -> None:
+    """Holds the days that this training learns from to having clicks and others; days of older datasets are not counted."""
+    days = []
+    members = dataset.splits.get("train", ())
+    for member, (partition, manifest, label) in zip(
+        members, split_partitions(lake, dataset, "train"), strict=True
+    ):
+        if day_name(partition.dt, label) not in seen:
+            if member.clicks is None:
+                return
+            days.append((partition.dt, sum(each.rows for each in manifest.split_files(label)), member.clicks))
+    require_both_labels(days)
+
+
+def _resolved(path: str) -> str:
+    """The absolute path of a local path or file URI, because ranks run in folders of their own; other URIs as they are."""
+    return file_io.filesystem(path)[1] if file_io.is_local(path) else path
+
+
+def _find_files(
+    lake: Lake, dataset: Dataset, split: Split, without: Set[str] = frozenset()
+) -> tuple[DataFile, ...]:
+    """The files of a split that hold rows, from the manifests; of days not in `without`."""
+    return tuple(
+        DataFile(_resolved(partition.file(entry.path)), entry.rows, entry.row_groups, entry.bytes)
+        for partition, manifest, label in split_partitions(lake, dataset, split)
+        for entry in manifest.split_files(label)
+        if entry.rows and day_name(partition.dt, label) not in without
+    )

@@ -1,0 +1,96 @@
+"""Deletes files that attempts at a training left behind, when they are old enough.
+
+A file that no model.json names belongs to an attempt that was killed, that came second, or that is still running. Nothing on
+disk tells these apart, so only its age counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from pyarrow import fs
+
+from conf.errors import DataError
+from storage import file_io
+from storage.paths import Lake
+from training.registry.model_json import MODEL_JSON, is_complete, names_of, read_description
+
+log = logging.getLogger("nightrank.training")
+
+_TENSORS = re.compile(r"(dense|embeddings-\d+|optimizer-(dense|\d+))-[0-9a-f]{8}\.safetensors")
+_SCRATCH = re.compile(rf"\.{re.escape(MODEL_JSON)}\.[0-9a-f]{{32}}\.tmp")
+
+
+def delete_leftovers(lake: Lake, name: str, grace_hours: float) -> int:
+    """Deletes what no model needs: beside models, and in the checkpoint folders of models. Returns the number of files.
+
+    A folder without model.json is left alone: an attempt may still be writing there.
+
+    Args:
+        name: of the models.
+        grace_hours: files younger than this stay. It must be longer than writing a model takes.
+    """
+    limit = time.time() - grace_hours * 3600
+    deleted = 0
+    try:
+        for path in (*_beside_models(lake, name, limit), *_checkpoints(lake, name, limit)):
+            with suppress(FileNotFoundError):  # another run has deleted it
+                file_io.delete_file(path)
+                deleted += 1
+    except OSError as error:
+        log.warning("files that killed trainings left in %s could not be deleted: %s", lake.root, error)
+    _remove_empty_folders(lake, name)
+    return deleted
+
+
+def is_older(info: fs.FileInfo, limit: float) -> bool:
+    """Whether a file was last changed before a time, in seconds since 1970."""
+    return info.mtime is not None and info.mtime.timestamp() < limit
+
+
+def _beside_models(lake: Lake, name: str, limit: float) -> Iterator[str]:
+    attempts: dict[str, list[fs.FileInfo]] = {}
+    for info in file_io.list_files(lake.models(name), recursive=True):
+        if _TENSORS.fullmatch(info.base_name) or _SCRATCH.fullmatch(info.base_name):
+            attempts.setdefault(info.path.split("/")[-2], []).append(info)
+    for version, infos in attempts.items():
+        # Files of one attempt alone are a whole model's: its model.json need not be read.
+        if len({info.base_name.rsplit("-", 1)[-1] for info in infos}) < 2:
+            continue
+        folder = f"{lake.models(name)}/{version}"
+        try:
+            named = names_of(read_description(folder))
+        except DataError:  # no model yet, or a damaged one, which train_model replaces
+            continue
+        yield from (
+            f"{folder}/{info.base_name}"
+            for info in infos
+            if info.base_name not in named and is_older(info, limit)
+        )
+
+
+def _checkpoints(lake: Lake, name: str, limit: float) -> Iterator[str]:
+    for folder in _checkpoint_folders(lake, name):
+        for info in file_io.list_files(folder):
+            if info.is_file and is_older(info, limit):
+                yield f"{folder}/{info.base_name}"
+
+
+def _checkpoint_folders(lake: Lake, name: str) -> list[str]:
+    """Of trainings that are complete."""
+    root = lake.checkpoints("")
+    versions = [info.base_name for info in file_io.list_files(root) if not info.is_file]
+    return [
+        lake.checkpoints(version) for version in versions if is_complete(f"{lake.models(name)}/{version}")
+    ]
+
+
+def _remove_empty_folders(lake: Lake, name: str) -> None:
+    for folder in _checkpoint_folders(lake, name) if file_io.is_local(lake.root) else ():
+        with suppress(OSError):  # it still holds files
+            Path(file_io.filesystem(folder)[1]).rmdir()

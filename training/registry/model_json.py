@@ -1,0 +1,78 @@
+"""`model.json`: what a model is, how it was made and what it measured. It is written last: without it there is no model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from conf.errors import DataError
+from storage import file_io, format_versions
+from training.registry.written_file import FileEntry, damage
+
+log = logging.getLogger("nightrank.training")
+
+MODEL_JSON = "model.json"
+
+
+def is_described(path: str) -> bool:
+    """Whether a model's folder has a model.json. The model's other files are not looked at."""
+    return file_io.exists(f"{path}/{MODEL_JSON}")
+
+
+def is_complete(path: str, *, checksums: bool = False) -> bool:
+    """Whether a model's folder holds a whole model: model.json, and every file it names with the length it says.
+
+    A model.json without such files is a damaged model. A warning says what is wrong with it.
+
+    Args:
+        checksums: compare the files' checksums too, which reads them to their ends.
+    """
+    if not is_described(path):
+        return False
+    problem = _damage(path, checksums)
+    if problem is not None:
+        log.warning("the model in %s is damaged and has to be trained again: %s", path, problem)
+    return problem is None
+
+
+def entries_of(description: Mapping[str, Any]) -> list[FileEntry]:
+    """Lengths and checksums of the tensor files that a model.json names; models of early versions list none."""
+    return [FileEntry(**each) for each in description.get("files", ())]
+
+
+def names_of(description: Mapping[str, Any]) -> set[str]:
+    """The tensor files that a model.json names."""
+    return {*description.get("weights", ()), *description.get("optimizer", ())}
+
+
+def _damage(path: str, checksums: bool) -> str | None:
+    """What is wrong with a model that has a model.json; None if nothing is."""
+    try:
+        description = read_description(path)
+        entries, names = entries_of(description), names_of(description)
+    except (DataError, ValueError, TypeError, AttributeError) as error:
+        return f"{MODEL_JSON} cannot be read: {error}"
+    sizes = {info.base_name: info.size for info in file_io.list_files(path) if info.is_file}
+    for name in sorted(names - sizes.keys()):
+        return f"{name} is missing"
+    for entry in entries:
+        if sizes.get(entry.name) != entry.bytes:
+            return f"{entry.name} has {sizes.get(entry.name)} bytes, {MODEL_JSON} says {entry.bytes}"
+    problems = (damage(path, entry) for entry in entries if checksums)
+    return next(filter(None, problems), None)
+
+
+def read_description(path: str) -> dict[str, Any]:
+    """The model.json of a model's folder.
+
+    Raises:
+        DataError: there is no whole model in that folder, or a newer release wrote it.
+    """
+    try:
+        file = f"{path}/{MODEL_JSON}"
+        return format_versions.MODEL.check(file_io.read_json(file), file)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path} holds no whole model ({MODEL_JSON} is missing)", "run train_model first"
+        ) from error
