@@ -1,1 +1,1 @@
-"""DAGs for Airflow 3. They know jobs by name and nothing of our packages: Airflow runs in an environment of its own."""
+"""DAGs for Airflow 3. They start jobs by name and import none of our packages, because Airflow has its own environment."""

@@ -1,5 +1,6 @@
-"""Who is told, and of what: a failed task, a run that is late, a training's outcome. Each is logged, and posted as JSON to the
-address of the Airflow connection `nightrank_alerts` where there is one.
+"""Alerts: a failed task, a late run, the outcome of a training.
+
+Each alert is logged. If the Airflow connection `nightrank_alerts` exists, it is also posted as JSON to its address.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Literal
 from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowException
 
-# What each means, and what is to be done then: docs/operations.md.
+# docs/operations.md says what each kind means and what to do.
 Kind = Literal["task_failed", "late", "promoted", "kept"]
 CONNECTION = "nightrank_alerts"
 _PATIENCE_S = 10
@@ -23,17 +24,17 @@ log = logging.getLogger("nightrank.alerts")
 
 
 def tell(kind: Kind, text: str, **facts: Any) -> None:
-    """Logs an alert and posts it. One that cannot be posted is logged with the reason: it must not fail what it tells of.
+    """Logs an alert and posts it. A failed post is logged only, because an alert must not fail the task that sends it.
 
     Args:
-        text: for people; chats that take webhooks show this key.
-        facts: for programs.
+        text: the message for people; chats that accept webhooks show this key.
+        facts: further JSON keys, for programs.
     """
     log.warning("%s: %s", kind, text)
     try:
         connection = BaseHook.get_connection(CONNECTION)
     except AirflowException:
-        log.info("there is no connection %s: nobody else is told", CONNECTION)
+        log.info("the alert is only logged: there is no Airflow connection %s", CONNECTION)
         return
     body = json.dumps({"kind": kind, "text": text[:_MOST_CHARACTERS], **facts}).encode()
     headers = {"Content-Type": "application/json"}
@@ -44,11 +45,11 @@ def tell(kind: Kind, text: str, **facts: Any) -> None:
         with urllib.request.urlopen(request, timeout=_PATIENCE_S):
             pass
     except (OSError, ValueError) as error:
-        log.error("%s was not told: %s", CONNECTION, error)
+        log.error("the alert could not be posted to the address of the connection %s: %s", CONNECTION, error)
 
 
 def task_failed(context: Mapping[str, Any]) -> None:
-    """Callback of every task that fails for good; retries are not told."""
+    """Callback of a task that fails and is not retried."""
     ti = context["ti"]
     error = str(context.get("exception") or "no exception")
     tell(
@@ -62,5 +63,5 @@ def task_failed(context: Mapping[str, Any]) -> None:
 
 
 def late(dag: str, hours: float) -> None:
-    """Callback of a deadline: a run has not ended in time. It goes on; nothing is stopped."""
+    """Callback of a deadline: a run has not ended in time. The run continues."""
     tell("late", f"a run of {dag} has not ended {hours:g} hours after it was queued", dag=dag, hours=hours)

@@ -1,10 +1,10 @@
-"""What the DAGs tell each other and the rest of the installation: a new champion, and a day's lists."""
+"""Airflow assets that the DAGs update: a new champion, and the lists of a day."""
 
 from __future__ import annotations
 
 from airflow.sdk import Asset
 
-# Updated by weekly_training when the gate promotes; daily_recommendations names it beside the lists it scores.
+# weekly_training updates it when the gate promotes a model. daily_recommendations reads the day of the promotion from it.
 CHAMPION = Asset("nightrank_champion", group="nightrank")
-# Updated by daily_recommendations when a day's lists are published and checked; others may be scheduled on it.
+# daily_recommendations updates it when a day's lists are published and checked. Your own DAGs may be scheduled on it.
 RECOMMENDATIONS = Asset("nightrank_recommendations", group="nightrank")

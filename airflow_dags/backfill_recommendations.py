@@ -1,14 +1,14 @@
-"""### The lists of past days, one after the other
+"""### The lists of past days, one after another
 
-Triggers a run of `daily_recommendations` for each day from `from` to `to`, and waits for it before the next: a day is compared with
-the one before, and measures its lists. A day that fails stays red and does not hold up those behind it; when its cause is
-mended, clear its box.
+Runs `daily_recommendations` for each day from `from` to `to`. It waits for each day before it starts the next one, because the lists of
+a day are compared with those of the day before, which are measured too. A day that fails does not stop the days after it. When the
+cause is corrected, clear its task.
 
 | | |
 |---|---|
 | days | Params `from` and `to`, both included |
-| published days | Param `when_published`: `skip` leaves them, `rerun` makes them again where their inputs changed |
-| beside the schedule | `daily_recommendations` has one run at a time: the back-fill takes turns with it |
+| published days | Param `when_published`: `skip` does nothing for them, `rerun` makes again what has changed inputs |
+| beside the schedule | `daily_recommendations` has one run at a time, so days of the back-fill and scheduled days run one after another |
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LOOK_EVERY_S = 10
 
 @task
 def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
-    """One run of the daily DAG a day: its id and what it is given."""
-    asked = asked_overrides(params, read_settings())  # before the first day, not in each
+    """For each day, the id and the configuration of its run of the daily DAG."""
+    asked = asked_overrides(params, read_settings())  # refused once, before the first day
     given = {"when_published": params["when_published"], "set": list(asked)}
     return [
         {"trigger_run_id": f"{run_id}__{day}", "conf": {"run_date": day, **given}}
@@ -39,7 +39,7 @@ def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
 
 with DAG(
     "backfill_recommendations",
-    description="Past days, one after the other",
+    description="Past days, one after another",
     doc_md=__doc__,
     schedule=None,
     max_active_runs=1,
@@ -57,9 +57,9 @@ with DAG(
     TriggerDagRunOperator.partial(
         task_id="night",
         trigger_dag_id="daily_recommendations",
-        logical_date=None,  # days are told by the Param, and two runs must not share a logical date
+        logical_date=None,  # the Param gives the day, and two runs must not share a logical date
         wait_for_completion=True,
-        fail_when_dag_is_paused=True,  # a run that nobody schedules would be waited for without end
+        fail_when_dag_is_paused=True,  # a run of a paused DAG would never start
         poke_interval=_LOOK_EVERY_S,
         max_active_tis_per_dagrun=1,
         map_index_template="{{ task.conf['run_date'] }}",

@@ -1,17 +1,17 @@
 """### The lists of one day
 
-Waits for the day's raw log, looks at its quality, builds features and candidates, scores every user, checks what was published,
-delivers it and measures the lists of the day before. The report is written also when a stage failed.
+Waits for the day's raw log, checks its quality, builds features and candidates, scores every user, checks what was published,
+delivers it and measures the lists of the day before. The report is written even if a stage failed.
 
 | | |
 |---|---|
 | day | Param `run_date`; a scheduled run takes it from its partition key, the day before the run |
-| again | a run of a published day makes nothing new of equal inputs; with `when_published: skip` it does nothing |
+| a published day | a run leaves unchanged what has equal inputs; with `when_published: skip` it does nothing |
 | one value changed for one run | Param `set`, such as `["quality.psi_stop=0.5"]` |
-| a red task | read the end of its log: it says what is wrong and what to do. Exit codes 2 (configuration) and 3 (data) are not tried again |
-| order | one run at a time, and none beside `weekly_training`: each day follows from the one before |
+| a failed task | read the end of its log: it says what is wrong and what to do. Exit codes 2 (configuration) and 3 (data) are not retried |
+| order | one run at a time, and never together with `weekly_training`: each day depends on the one before |
 
-docs/airflow.md has the rest.
+See docs/airflow.md for more.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LATE_AFTER_HOURS = 6
 
 @task(outlets=[RECOMMENDATIONS], inlets=[CHAMPION], trigger_rule=TriggerRule.NONE_FAILED)
 def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None) -> Mapping[str, Any]:
-    """The asset of the day's lists: which model made them, and the promotion that made it champion."""
+    """Updates the asset of the day's lists with their model and the day of its promotion."""
     checked = ti.xcom_pull(task_ids="publish_checks")
     if not checked:
         raise AirflowSkipException("no lists were published")
@@ -62,7 +62,7 @@ def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None
 
 with DAG(
     DAG_ID,
-    description="Raw log of a day → its recommendations, checked, delivered and measured",
+    description="Makes the lists of a day from its raw log, checks, delivers and measures them",
     doc_md=__doc__,
     schedule=CronPartitionTimetable("0 3 * * *", timezone="UTC", run_offset=-1, key_format="%Y-%m-%d"),
     catchup=False,
@@ -86,7 +86,7 @@ with DAG(
     checks = stage("publish_checks", step="score_daily", job="check_lists", overrides=())
     measure = stage("measure_recommendations")
     report = stage("report", trigger_rule=TriggerRule.ALL_DONE)
-    # A report that was written does not make a failed night a good one.
+    # The report runs after failures too. This task makes the run fail if a stage failed.
     night_is_done = EmptyOperator(task_id="night_is_done", trigger_rule=TriggerRule.NONE_FAILED)
     chain(
         turn,

@@ -1,4 +1,4 @@
-"""The logical day of a run: what the Param says, else the partition key. Never the clock: a run means the same day for ever."""
+"""The logical day of a run: from the Param, otherwise from the partition key. Never from the clock, so a rerun has the same day."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
     """The day a run works on.
 
     Args:
-        days_before_key: how many days before the partition key it lies.
+        days_before_key: how many days the logical day is before the partition key.
 
     Raises:
-        AirflowFailException: neither the Param nor a partition key says it, or what they say is no date.
+        AirflowFailException: there is neither a Param nor a partition key, or its value is not a date.
     """
     given = context["params"].get(RUN_DATE)
     if given:
@@ -46,7 +46,7 @@ def days_between(first: str, last: str) -> list[str]:
     """All days from `first` to `last`, both included.
 
     Raises:
-        AirflowFailException: one is no date, the last lies before the first, or they are years apart.
+        AirflowFailException: a value is not a date, the last day is before the first, or there are more than 1000 days.
     """
     start, end = _parsed(first, "the Param from"), _parsed(last, "the Param to")
     count = (end - start).days + 1

@@ -1,4 +1,4 @@
-"""spark-submit as a hook that knows our jobs' contract: the exit code, the closing line, and an end of all of it."""
+"""A spark-submit hook that reads the exit code and the job summary of our jobs, and ends all of their processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 
 class JobHook(SparkSubmitHook):
-    """Runs spark-submit in a folder and a process group of its own.
+    """Runs spark-submit in a given folder and in a process group of its own.
 
     Attributes:
-        closing: the JSON object that ended the job's standard output; empty where its driver ran elsewhere.
+        closing: the job summary, the JSON object that ends the job's standard output; empty if the driver ran on another machine.
     """
 
     def __init__(self, *, folder: str, **options: Any) -> None:
@@ -26,16 +26,16 @@ class JobHook(SparkSubmitHook):
 
     @property
     def exit_code(self) -> int | None:
-        """The job's; 128 + n where signal n ended spark-submit; None before it has ended."""
+        """The job's exit code; 128 + n if signal n ended spark-submit; None while it runs."""
         if self._submit_sp is None or self._submit_sp.returncode is None:
             return None
         code = int(self._submit_sp.returncode)
         if self._is_kubernetes and self._spark_exit_code:
-            return int(self._spark_exit_code)  # of the driver's pod
+            return int(self._spark_exit_code)  # the exit code of the driver's pod
         return 128 - code if code < 0 else code
 
     def submit(self, application: str = "", **options: Any) -> str | None:
-        """As the provider's; afterwards nothing of a failed job is left running here: a killed JVM leaves its Python driver."""
+        """As the provider's. Afterwards it ends what a failed job left running: a killed JVM leaves its Python driver."""
         try:
             return super().submit(application, cwd=self._folder, start_new_session=True, **options)
         finally:

@@ -1,9 +1,9 @@
-"""Which keys of the configuration the Param `set` may change.
+"""The keys of the configuration that the Param `set` may change.
 
-Whoever may trigger a run gives this Param, and need not be one who may read the lake or the credentials of its jobs. A key that
+People who may trigger a run give this Param. They need not be allowed to read the lake or the credentials of the jobs. A key that
 names a place could send data and passwords there (deliver.sinks, watch.push_gateway), read from there (log.path, lake) or load
-code from there (driver_jar). So only keys that change how a run computes are allowed. The deployer gives another list by the key
-`param_keys` of the Variable. Overrides of the Variable itself are not restricted.
+code from there (driver_jar). So only keys that change how a run computes are allowed. The Variable's key `param_keys` replaces
+the list. Overrides in the Variable itself are not restricted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-# A name that ends with a dot allows all keys below it, with plain values; any other name allows this very key.
+# A name that ends with a dot allows all keys below it, with plain values. Any other name allows exactly that key, with any value.
 DEFAULT_KEYS = (
     "candidates.active_days",
     "candidates.exclude_clicked",
@@ -73,7 +73,7 @@ DEFAULT_KEYS = (
 
 
 def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
-    """Why an override of the Param `set` is refused, for the first that is; None if all are allowed."""
+    """The error message for the first override of the Param `set` that is not allowed; None if all are allowed."""
     for override in overrides:
         key, separator, text = str(override).partition("=")
         if not separator or not key:
@@ -81,23 +81,23 @@ def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
         if not is_allowed(key, allowed):
             return (
                 f"the Param set must not change {key}: it may name {', '.join(allowed) or 'nothing'}\n"
-                f"  what to do: have {key} set in the configuration's file or in the Variable nightrank (keys set and param_keys)"
+                f"  what to do: set {key} in the configuration file, or in the Variable nightrank (keys set and param_keys)"
             )
         if key not in allowed and (problem := _not_plain(text)):
             return (
                 f"the Param set gives {key} {problem}, and only plain values and lists of them are allowed\n"
-                "  what to do: name the single keys, as in a.b=value"
+                "  what to do: give each key below it by itself, as in a.b=value"
             )
     return None
 
 
 def is_allowed(key: str, allowed: Sequence[str]) -> bool:
-    """Whether the key is one of these names, or lies below one that ends with a dot."""
+    """Whether the key is one of these names, or is below one that ends with a dot."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in allowed)
 
 
 def _not_plain(text: str) -> str | None:
-    """What a value is that could hold keys of its own; None for a plain value or a list of such."""
+    """What is wrong with a value that may contain further keys; None for a plain value or a list of plain values."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -1,4 +1,4 @@
-"""What a night waits for: its turn beside the other DAG, and the day's raw log, with which comes the night's plan."""
+"""The two sensors that a run begins with. One waits for the other DAG; the other waits for the raw log and returns the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_dags.dates import run_date_of
 from airflow_dags.settings import read_settings
 from airflow_dags.submit import PLAN, Call, application, asked_overrides, failure, hook_for
 
-# A task in one of these has not begun, or waits.
+# States of a task that has not begun, or that waits.
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
 _LOOK_FOR_LOG = timedelta(minutes=5)
 _LOOK_FOR_TURN = timedelta(minutes=1)
@@ -21,10 +21,10 @@ _TURN_MAY_TAKE = timedelta(days=1)
 
 
 class RawLogSensor(BaseSensorOperator):
-    """Waits until the day's raw log is there; returns what plan_night said of the night.
+    """Waits until the day's raw log is there; returns the job summary of plan_night, which is the plan of the run.
 
-    Where it lies only the configuration knows, so that a job looks for it: by pattern, by manifest, on S3 or HDFS. A wrong
-    configuration fails at once. A day whose lists are published has an empty plan where the Param `when_published` is `skip`.
+    The job plan_night looks for the log, because only the configuration says where it is: by pattern, by manifest, on S3 or HDFS. A
+    wrong configuration fails at once. If the Param `when_published` is `skip`, the plan of a day with published lists is empty.
 
     Args:
         days_before_key: see run_date_of.
@@ -42,7 +42,7 @@ class RawLogSensor(BaseSensorOperator):
         )
         self._hook = hook_for(
             call, settings, deploy_mode="client"
-        )  # elsewhere its closing line would be lost
+        )  # in cluster mode its job summary would not come back
         try:
             self._hook.submit(application(call, settings))
         except AirflowFailException:
@@ -64,12 +64,12 @@ class RawLogSensor(BaseSensorOperator):
 
 
 class TurnSensor(BaseSensorOperator):
-    """Waits while the other DAG is at work: a training and a night of one date write the same tables.
+    """Waits while the other DAG works: a training and a daily run of one date write the same tables.
 
     Args:
-        other: its dag_id.
-        yields: whether to wait also for runs of the other DAG that themselves still wait for their turn. One of two
-            DAGs that wait for each other must not, or both would wait for ever.
+        other: dag_id of the other DAG.
+        yields: whether to wait also for runs of the other DAG that are still waiting themselves. Only one of the two DAGs
+            may do so, or both would wait without end.
     """
 
     def __init__(self, *, other: str, yields: bool, **kwargs: Any) -> None:
@@ -91,7 +91,7 @@ class TurnSensor(BaseSensorOperator):
 def begin(
     other: str, *, yields: bool, log_timeout: timedelta, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
-    """The two sensors that a DAG of ours begins with, in order: its turn, then the raw log and the plan."""
+    """The two sensors that a DAG begins with, in order: wait for the other DAG, then for the raw log and the plan."""
     return [
         TurnSensor(other=other, yields=yields, timeout=_TURN_MAY_TAKE, poke_interval=_LOOK_FOR_TURN),
         RawLogSensor(days_before_key=days_before_key, timeout=log_timeout, poke_interval=_LOOK_FOR_LOG),

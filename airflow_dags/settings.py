@@ -1,5 +1,6 @@
-"""Where Nightrank lies and how its jobs are started: the Airflow Variable `nightrank`, a JSON object. Read when a task runs,
-so that a change counts for the next task and no DAG is parsed anew.
+"""The Airflow Variable `nightrank`, a JSON object: where Nightrank is installed and how its jobs are started.
+
+Each task reads it when it runs. So a change counts for the next task, and no DAG has to be parsed again.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class Settings:
     """The Variable's keys.
 
     Attributes:
-        home: the folder that holds `jobs/` and `conf/`; jobs run in it, so that paths may be relative to it.
+        home: the folder with `jobs/` and `conf/`; jobs run in it, so paths may be relative to it.
         config: the YAML file of the log.
-        profiles: job → Spark properties file; `default` is that of all jobs not named.
-        overrides: `--set` values of every job (`set` in the Variable).
-        spark_submit: the spark-submit that starts jobs.
-        environment: what its process gets beside Airflow's own environment.
-        param_keys: what the Param `set` of a run may change (airflow_dags/overrides.py).
+        profiles: job → Spark properties file; `default` is for all other jobs.
+        overrides: `--set` values of every job (key `set` of the Variable).
+        spark_submit: the program that starts jobs.
+        environment: environment variables of the jobs, added to those of Airflow.
+        param_keys: the keys that the Param `set` of a run may change (airflow_dags/overrides.py).
     """
 
     home: str
@@ -49,21 +50,21 @@ class Settings:
 
 
 def read_settings() -> Settings:
-    """The settings as they are now.
+    """The current settings.
 
     Raises:
-        AirflowFailException: the Variable is missing, has unknown or missing keys, or names what is not there. No retry helps.
+        AirflowFailException: the Variable is missing, has unknown or missing keys, or names a path that does not exist. A retry cannot help.
     """
     values = Variable.get(VARIABLE, default=None, deserialize_json=True)
     if values is None:
         raise AirflowFailException(
-            f"the Airflow Variable {VARIABLE!r} does not exist\n  what to do: make it, as docs/airflow.md says"
+            f"the Airflow Variable {VARIABLE!r} does not exist\n  what to do: create it as docs/airflow.md says"
         )
     return settings_of(values)
 
 
 def settings_of(values: Any) -> Settings:
-    """The settings of the Variable's JSON value; raises as read_settings does."""
+    """The settings in the Variable's JSON value. Raises as read_settings does."""
     if not isinstance(values, dict):
         raise _wrong(f"is not a JSON object: {values!r}")
     if unknown := sorted(set(values) - _KEYS):
@@ -99,13 +100,13 @@ def _are_texts(values: Any) -> bool:
 
 
 def require_spark_connection() -> None:
-    """AirflowFailException where the Spark connection is missing: the provider would go on with master=yarn."""
+    """Raises AirflowFailException if the Spark connection is missing: the provider would submit to YARN."""
     try:
         BaseHook.get_connection(SPARK_CONNECTION)
     except AirflowException as error:
         raise AirflowFailException(
-            f"the Airflow connection {SPARK_CONNECTION!r} does not exist, and nothing else says which Spark master runs the jobs\n"
-            f'  what to do: make it, of type spark, with the master as host: {{"conn_type": "spark", "host": "spark://…:7077"}}'
+            f"the Airflow connection {SPARK_CONNECTION!r} does not exist, so no Spark master is set for the jobs\n"
+            f'  what to do: create it with type spark and the master as host: {{"conn_type": "spark", "host": "spark://…:7077"}}'
         ) from error
 
 

@@ -1,5 +1,7 @@
-"""The one factory of tasks that run a job: `stage(name)` gives a SparkSubmitOperator that takes profile, config and `--set` from
-the Variable, its day and its own overrides from the night's plan, and its fate from the job's exit code.
+"""Tasks that run a job. `stage(name)` is the only factory of them.
+
+Such a task is a SparkSubmitOperator. It reads profile, configuration and `--set` values from the Variable, and its day and its own
+overrides from the plan of the run. The job's exit code decides whether the task is retried.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from airflow_dags.job_hook import JobHook
 from airflow_dags.overrides import refusal
 from airflow_dags.settings import POOL, SPARK_CONNECTION, Settings, read_settings, require_spark_connection
 
-PLAN = "raw_log"  # the task whose XCom is the night's plan
+PLAN = "raw_log"  # the task whose XCom is the plan of the run
 RETRIES = 2
 _HOPELESS = {2: "bad configuration", 3: "bad data"}
-# How long a job may run. Past it the task is ended and tried again.
+# How long a job may run. After that the job is ended and the task is retried.
 _TIMEOUTS = {"train_model": timedelta(hours=12), "train_retriever": timedelta(hours=6)}
 _TIMEOUT = timedelta(hours=3)
 
@@ -37,7 +39,7 @@ def hook_for(call: Call, settings: Settings, deploy_mode: str | None = None) -> 
     """The hook that runs a job.
 
     Raises:
-        AirflowFailException: there is no Spark connection.
+        AirflowFailException: the Spark connection does not exist.
     """
     require_spark_connection()
     words = ["--config", settings.config, "--run-date", call.run_date]
@@ -72,7 +74,7 @@ def application(call: Call, settings: Settings) -> str:
 
 
 def failure(job: str, code: int | None, error: Exception) -> AirflowException:
-    """What a failed job raises: for bad configuration (2) and bad data (3) what Airflow never tries again."""
+    """The exception for a failed job. Airflow does not retry bad configuration (2) and bad data (3)."""
     if code in _HOPELESS:
         return AirflowFailException(
             f"{job} ended with exit code {code}: {_HOPELESS[code]}, which no retry can change\n{error}"
@@ -82,13 +84,13 @@ def failure(job: str, code: int | None, error: Exception) -> AirflowException:
 
 
 class JobOperator(SparkSubmitOperator):
-    """Runs one step of a plan; is skipped where the plan has no such step. Returns the job's closing line.
+    """Runs one step of a plan, or is skipped if the plan has no such step. Returns the job summary.
 
     Args:
-        step: the step's name in the plan, which gives day and overrides.
-        part: which list of the plan it stands in: `night` or `retraining`.
-        job: the job, where it is not the step's own.
-        overrides: `--set` values of this task alone, in place of the step's.
+        step: name of the step in the plan. The step gives the day and the overrides.
+        part: the list of the plan that holds the step: `night` or `retraining`.
+        job: another job than the one of the step.
+        overrides: `--set` values of this task, in place of those of the step.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class JobOperator(SparkSubmitOperator):
         self._settings: Settings | None = None
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises what `failure` gives for the job's exit code."""
+        """Runs the job. Raises the exception that `failure` returns for its exit code."""
         plan = context["ti"].xcom_pull(task_ids=PLAN)
         found = find_step(plan, self.part, self.step)
         if found is None:
@@ -119,7 +121,7 @@ class JobOperator(SparkSubmitOperator):
         asked = asked_overrides(context["params"], self._settings)
         self._call = Call(self.job or found["job"], found["run_date"], (*overrides, *asked))
         self.application = application(self._call, self._settings)
-        self._hook = None  # a retry in this process would find the last one's
+        self._hook = None  # a retry in this process must not reuse the hook of the last attempt
         try:
             super().execute(context)
         except AirflowFailException:
@@ -130,7 +132,9 @@ class JobOperator(SparkSubmitOperator):
 
     def _get_hook(self) -> JobHook:
         if self._call is None or self._settings is None:
-            raise AirflowException(f"{self.task_id} has not begun: there is nothing to run or to end")
+            raise AirflowException(
+                f"internal error, please report: {self.task_id} asked for its hook before it began"
+            )
         return hook_for(self._call, self._settings)
 
     def on_kill(self) -> None:
@@ -139,19 +143,19 @@ class JobOperator(SparkSubmitOperator):
 
 
 def find_step(plan: Mapping[str, Any] | None, part: str, name: str) -> Mapping[str, Any] | None:
-    """The step of this name; None where the plan has none, or where there is no plan."""
+    """The step of this name; None if the plan has no such step, or if there is no plan."""
     steps = plan[part] if plan else []
     return next((step for step in steps if step["name"] == name), None)
 
 
 def stage(name: str, **options: Any) -> JobOperator:
-    """A task that runs the step of this name; `options` are those of JobOperator and of any operator."""
+    """A task that runs the step of this name. `options` are arguments of JobOperator or of any operator."""
     chosen: dict[str, Any] = {
         "task_id": name,
         "step": name,
         "pool": POOL,
         "execution_timeout": _TIMEOUTS.get(options.get("job", name), _TIMEOUT),
-        # A skipped step does not skip those behind it; a failed one does not let them run.
+        # After a skipped step the next one still runs; after a failed one it does not.
         "trigger_rule": "none_failed",
         **options,
     }

@@ -1,19 +1,19 @@
-"""### A challenger and the gate
+"""### Train a challenger and let the gate decide
 
-Fits or extends the workflow on the days up to the run date, trains a challenger (and the retriever, where candidates are
-retrieved), and lets the gate compare it with the champion on the same raw test day. A promotion updates the asset
-`nightrank_champion`; the next day's lists are the new champion's. A challenger that is kept out leaves the champion serving, and the
+Fits or extends the workflow on the days up to the run date and trains a challenger. If candidates are retrieved by vectors, it trains
+the retriever too. The gate then compares the challenger with the champion on the same raw test day. If it promotes the challenger, the
+asset `nightrank_champion` is updated, and the new champion makes the lists of the next day. If not, the champion still serves, and the
 day's features are made again as the champion needs them.
 
 | | |
 |---|---|
 | day | Param `run_date`; a scheduled run (Sundays at noon, UTC) takes the Saturday before |
-| again | the same inputs give the same model, which is not trained twice, and the same decision |
+| run again | equal inputs give the same model, which is not trained twice, and the same decision |
 | one value changed for one run | Param `set`, such as `["train.retrain.start=fresh"]` |
-| a red task | read the end of its log. Exit codes 2 (configuration) and 3 (data) are not tried again |
-| order | waits for a night that runs; a night waits for a training that runs |
+| a failed task | read the end of its log. Exit codes 2 (configuration) and 3 (data) are not retried |
+| order | never together with `daily_recommendations`: each waits while the other works |
 
-docs/airflow.md has the rest, docs/retraining.md how the gate decides and how a bad champion is taken out.
+See docs/airflow.md for more. docs/retraining.md says how the gate decides and how to withdraw a bad champion.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _LATE_AFTER_HOURS = 24
 
 
 class FeaturesOfChampion(JobOperator):
-    """build_features once more with the workflow of the champion, where the gate kept it."""
+    """Runs build_features again with the champion's workflow, if the gate kept the champion."""
 
     def execute(self, context: Any) -> dict[str, Any]:
         evaluated = context["ti"].xcom_pull(task_ids="evaluate_model")
         if evaluated["promoted"] or evaluated["champion"] is None:
-            raise AirflowSkipException("the features that were built are those of who serves now")
+            raise AirflowSkipException("the features are already those of the model that serves")
         return super().execute(context)
 
 
 @task(outlets=[CHAMPION])
 def promote(ti: Any = None, outlet_events: Any = None) -> None:
-    """The asset of a new champion. The gate has recorded the promotion already: this makes it known."""
+    """Updates the asset of the champion. The gate has recorded the promotion already."""
     evaluated = ti.xcom_pull(task_ids="evaluate_model")
     if not evaluated["promoted"]:
         raise AirflowSkipException(f"the champion stays: {evaluated['reason']}")
@@ -71,7 +71,7 @@ def promote(ti: Any = None, outlet_events: Any = None) -> None:
 
 @task(trigger_rule=TriggerRule.NONE_FAILED)
 def notify(ti: Any = None) -> None:
-    """Tells what the gate decided."""
+    """Sends an alert with the decision of the gate."""
     evaluated = ti.xcom_pull(task_ids="evaluate_model")
     kind, words = ("promoted", "serves now") if evaluated["promoted"] else ("kept", "does not serve")
     facts = {
@@ -88,7 +88,7 @@ def notify(ti: Any = None) -> None:
 
 with DAG(
     DAG_ID,
-    description="Challenger: fit or extend, train, evaluate, promote or keep",
+    description="Fits or extends the workflow, trains a challenger, evaluates it, and promotes it or not",
     doc_md=__doc__,
     schedule=CronPartitionTimetable("0 12 * * 0", timezone="UTC", key_format="%Y-%m-%d"),
     catchup=False,
@@ -115,7 +115,7 @@ with DAG(
         execution_timeout=evaluate.execution_timeout,
     )
     chain(
-        # On Sunday the last whole day is Saturday.
+        # The partition key is the Sunday. The last complete day is the Saturday before.
         *begin("daily_recommendations", yields=True, log_timeout=_LOG_MAY_TAKE, days_before_key=1),
         stage("quality_gate", step="build_features", part="retraining", job="check_quality", overrides=()),
         stage("build_features", part="retraining"),

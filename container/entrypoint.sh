@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a container of ours runs. Spark on Kubernetes starts pods with the word `executor`, and in cluster mode `driver`, and says
-# the rest in variables; everything else is a command of its own.
+# The entry point of our images. Spark on Kubernetes passes the argument `executor`, or `driver` in cluster mode, and gives the rest in
+# environment variables. Any other arguments are run as a command.
 set -euo pipefail
 
 case "${1:-}" in
@@ -9,14 +9,14 @@ driver)
     set -- spark-submit --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" --deploy-mode client "$@"
     ;;
 executor)
-    # SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1, …, in the order of their numbers.
+    # Java options: SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1, and so on, in the order of their numbers.
     options=()
     number=0
     while name="SPARK_JAVA_OPT_$number" && [ -n "${!name+set}" ]; do
         options+=("${!name}")
         number=$((number + 1))
     done
-    # Where the pod has a folder of Spark settings, it comes first; what a profile adds to the class path, next.
+    # The order of the class path: the folder of Spark settings if the pod has one, what the profile adds, Spark's jars.
     class_path="${SPARK_CONF_DIR:+$SPARK_CONF_DIR:}${SPARK_CLASSPATH:+$SPARK_CLASSPATH:}$SPARK_HOME/jars/*"
     set -- "$JAVA_HOME/bin/java" "${options[@]}" "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" \
         -cp "$class_path" org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \

@@ -1,1 +1,1 @@
-"""An Airflow of one's own on loopback, for a first look at the DAGs and for their tests: `make airflow`."""
+"""`make airflow`: an Airflow on 127.0.0.1, to try the DAGs and to test them."""

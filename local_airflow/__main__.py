@@ -1,6 +1,6 @@
-"""`make airflow`: an Airflow on loopback that trains on a generated click log and makes the lists of a day, then stays for a look.
+"""`make airflow`: starts an Airflow on 127.0.0.1, trains on a generated click log and makes the lists of one day. Airflow then keeps running.
 
-Its state is in one folder, and a second start goes on from there. Ctrl-C ends it, with all that it started.
+All state is in one folder, and the next start continues from there. Ctrl-C ends Airflow and all processes that it started.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from setup.console import SetupError, fail, say, step
 CONFIG = "conf/datasets/generated.yaml"
 FIRST_DAY = "2026-01-01"
 _WINDOW_DAYS = 5
-# A log small enough for a look: 3 train days, a validation and a test day, then the days whose lists are made.
+# A small log: 3 train days, a validation day and a test day, then 3 more days.
 SMALL_LOG = [
     f"generate.days={_WINDOW_DAYS + 3}",
     "generate.rows_per_day=8000",
@@ -51,12 +51,12 @@ def main(argv: list[str] | None = None) -> int:
     except SetupError as error:
         return fail(error)
     except KeyboardInterrupt:
-        say("ended; the state stays for the next start")
+        say("Airflow has ended; the next start continues with its state")
     return 0
 
 
 def run(arguments: argparse.Namespace, stop: threading.Event) -> None:
-    """Starts Airflow, runs the first day unless its lists are there, and waits for the end."""
+    """Starts Airflow, runs the DAGs for one day unless its lists exist, and waits for Ctrl-C."""
     folder = Path(arguments.folder).resolve()
     made = environment()
     overrides = [*SMALL_LOG, f"lake={folder}/lake"]
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, stop: threading.Event) -> None:
             run_dag(api, "daily_recommendations", {"run_date": day})
         say(f"the lists of {day} are in {folder}/lake/recommendations/dt={day}")
         if not arguments.once:
-            say(f"look at {home.url}; Ctrl-C ends it")
+            say(f"open {home.url} in a browser; Ctrl-C ends Airflow")
             stop.wait()
     finally:
         say("ending Airflow")
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, stop: threading.Event) -> None:
 
 
 def generate(variable: Mapping[str, Any]) -> None:
-    """The click log, by the job that makes it."""
+    """Generates the click log with the job generate_clicks."""
     words = ["--config", variable["config"], "--run-date", FIRST_DAY]
     for override in variable["set"]:
         words += ["--set", override]
@@ -105,10 +105,10 @@ def generate(variable: Mapping[str, Any]) -> None:
 
 
 def run_dag(api: Api, dag: str, conf: Mapping[str, Any]) -> None:
-    """Runs a DAG to its end and says each task's seconds.
+    """Runs a DAG to its end and prints the seconds of each task.
 
     Raises:
-        SetupError: it failed; names the tasks.
+        SetupError: the run failed; names the failed tasks.
     """
     with step(f"{dag} {json.dumps(dict(conf))}"):
         run_id = api.trigger(dag, conf)
@@ -123,7 +123,7 @@ def run_dag(api: Api, dag: str, conf: Mapping[str, Any]) -> None:
 
 def _interrupt(stop: threading.Event) -> None:
     if stop.is_set():
-        return  # a second Ctrl-C must not break off the ending
+        return  # a second Ctrl-C must not interrupt the shutdown
     stop.set()
     raise KeyboardInterrupt
 
@@ -132,14 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="make airflow",
         description=__doc__,
-        epilog="AIRFLOW_DATABASE=postgresql+psycopg2://… in the environment keeps the state in a PostgreSQL.",
+        epilog="Set AIRFLOW_DATABASE=postgresql+psycopg2://… to keep Airflow's state in PostgreSQL.",
     )
     made.add_argument(
-        "--folder", default=".airflow", help="where all state is kept (default: %(default)s, in the checkout)"
+        "--folder", default=".airflow", help="folder for all state (default: %(default)s, in the checkout)"
     )
-    made.add_argument("--port", type=int, help="of the UI on 127.0.0.1 (default: a free one)")
-    made.add_argument("--master", default="local[2]", help="the Spark master (default: %(default)s)")
-    made.add_argument("--once", action="store_true", help="end when the day is done")
+    made.add_argument("--port", type=int, help="port of the UI on 127.0.0.1 (default: a free one)")
+    made.add_argument("--master", default="local[2]", help="Spark master (default: %(default)s)")
+    made.add_argument("--once", action="store_true", help="end when the lists of the day are made")
     return made
 
 

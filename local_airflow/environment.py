@@ -1,6 +1,6 @@
-"""The environment Airflow runs in: it shares no package with the jobs, which it starts by spark-submit.
+"""The Python environment of Airflow. It shares no package with the jobs, which Airflow starts by spark-submit.
 
-Made from the locked requirements/airflow.txt, below the cache folder, the first time it is needed (660 MB).
+It is made below the cache folder when it is first needed (660 MB), from the lock file requirements/airflow.txt.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ LOCK = ROOT / "requirements/airflow.txt"
 
 
 def environment() -> Path:
-    """The folder of the environment, made or made anew where the lock file is another one.
+    """The folder of the environment. Makes it if it is missing or if the lock file has changed.
 
     Raises:
-        SetupError: it cannot be made.
+        SetupError: the environment cannot be made.
     """
     folder = cache_folder() / "airflow"
     if is_current(folder):
         return folder
     with locked(folder.with_suffix(".lock")):
-        if not is_current(folder):  # another make finished it while this one waited
+        if not is_current(folder):  # another process may have made it while this one waited
             with step(f"installing Airflow ({folder}, 660 MB)"):
                 _make(folder)
     return folder

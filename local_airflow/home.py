@@ -1,4 +1,4 @@
-"""The folder an Airflow keeps its state in, and the environment variables that configure it."""
+"""The state folder of an Airflow, and the environment variables that configure it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any
 from local_airflow.environment import ROOT
 from setup.console import SetupError
 
-# Nothing of another Airflow, and no package of ours: the folder on PYTHONPATH would shadow Airflow's own.
+# Variables that Airflow must not inherit: those of another Airflow, and paths to our packages, which would shadow its own.
 _NOT_OURS = ("AIRFLOW", "PYTHONPATH", "SPARK_HOME", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
 class Home:
-    """One installation's state.
+    """The state of one installation.
 
     Attributes:
-        folder: AIRFLOW_HOME: database, logs, links to the DAGs.
-        port: of the API server and UI, on 127.0.0.1.
+        folder: AIRFLOW_HOME, with the database, the logs and a link to the DAGs.
+        port: port of the API server and UI on 127.0.0.1.
         variable: the JSON value of the Variable `nightrank`.
         connections: connection id → its JSON value.
-        database: an SQLAlchemy address, for a PostgreSQL; without one an SQLite file in the folder.
+        database: SQLAlchemy address of a PostgreSQL database; None for an SQLite file in the folder.
         options: further environment variables, such as AIRFLOW__CORE__….
     """
 
@@ -50,7 +50,7 @@ class Home:
         return self.folder / "dags"
 
     def prepare(self) -> None:
-        """Makes the folder, and in it the link by which Airflow sees the checkout's DAGs: an edit counts at once."""
+        """Makes the folder, and a link in it to the DAGs of the checkout, so that edits take effect at once."""
         self.dags.mkdir(parents=True, exist_ok=True)
         (self.folder / "logs").mkdir(exist_ok=True)
         link = self.dags / "airflow_dags"
@@ -62,7 +62,7 @@ class Home:
             secret.write_text(secrets.token_urlsafe(48))
 
     def environment(self) -> dict[str, str]:
-        """What Airflow's processes run with. Everybody who reaches the port is an administrator, so that it is on loopback."""
+        """The environment of Airflow's processes. Everybody who reaches the port is an administrator, so it is on 127.0.0.1 only."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
         secret = (self.folder / "secret").read_text()
         return {
@@ -90,10 +90,10 @@ class Home:
 
 
 def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
-    """The Variable for this checkout and the environment this interpreter belongs to.
+    """The Variable `nightrank` for this checkout and for the environment of this interpreter.
 
     Raises:
-        SetupError: JAVA_HOME is not set, as setup/env.sh would.
+        SetupError: JAVA_HOME is not set; setup/env.sh sets it.
     """
     if "JAVA_HOME" not in os.environ:
         raise SetupError("JAVA_HOME is not set: source setup/env.sh first")
@@ -106,12 +106,12 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
         "spark_submit": str(Path(python).with_name("spark-submit")),
         "environment": {
             "JAVA_HOME": os.environ["JAVA_HOME"],
-            # What setup/env.sh says: jobs start sooner with it.
+            # As setup/env.sh sets it: jobs start faster.
             "SPARK_SUBMIT_OPTS": os.environ.get("SPARK_SUBMIT_OPTS", ""),
             "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", ""),
             "PYTHONPATH": str(
                 ROOT
-            ),  # jobs import the packages of this checkout, whoever made the environment
+            ),  # jobs import the packages of this checkout, not those that the environment may have
             "PYSPARK_PYTHON": python,
             "PYSPARK_DRIVER_PYTHON": python,
         },
@@ -119,9 +119,9 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nobody listens on, drawn from below those that systems give to connections (Linux: from 32768).
+    """A free port on 127.0.0.1, drawn from below the range that systems give to connections (Linux: from 32768).
 
-    Asked of the system by port 0, it would be one of these, and a server that starts seconds later may find it given away.
+    Port 0 would give a port of that range. Another connection could take it before a server starts seconds later.
     """
     draw = random.SystemRandom()
     while True:

@@ -1,8 +1,8 @@
-"""The pictures of docs/airflow.md: a headless Chromium looks at a running `make airflow`.
+"""Makes the pictures of docs/airflow.md: a headless Chromium takes screenshots of a running `make airflow`.
 
     ~/.cache/nightrank/airflow/bin/python local_airflow/pictures.py http://127.0.0.1:8080 docs/pictures
 
-Runs with Airflow's interpreter, which has a client of WebSockets: Chromium is driven over its debugging protocol.
+It runs with Airflow's interpreter, which has a WebSocket client, and drives Chromium over its debugging protocol.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 DAG = "daily_recommendations"
-# The runs as a grid and the tasks as a graph are two states of one page, which the browser's storage remembers.
+# The grid of runs and the graph of tasks are two views of one page. The browser's local storage holds which one is shown.
 VIEWS = {"airflow-grid": "grid", "airflow-graph": "graph"}
 SIZES = {"airflow-grid": (1680, 760), "airflow-graph": (2600, 620)}
 _PATIENCE_S = 60
-_SETTLED_S = 4  # the graph is laid out, and moves into place, after its data are there
+_SETTLED_S = 4  # the page lays the graph out after its data have arrived
 
 
 class Page:
-    """One tab, driven by commands of the debugging protocol."""
+    """A browser tab, driven by commands of the debugging protocol."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -50,7 +50,7 @@ class Page:
         return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
 
     def visit(self, url: str, until: str) -> None:
-        """Opens a page and waits until its text holds `until`."""
+        """Opens a page and waits until its text contains `until`."""
         self.call("Page.navigate", url=url)
         end = time.monotonic() + _PATIENCE_S
         while until not in (self.evaluate("document.body ? document.body.innerText : ''") or ""):
@@ -68,7 +68,7 @@ class Page:
 
 @contextmanager
 def chromium() -> Iterator[Page]:
-    """A headless Chromium with a profile of its own."""
+    """A headless Chromium with a temporary profile."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         raise SystemExit("there is no chromium on PATH: apt-get install chromium")

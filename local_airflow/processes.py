@@ -1,4 +1,4 @@
-"""Airflow's four processes, started together and ended together with all that they have started."""
+"""Starts the four processes of Airflow, and ends them together with all processes that they started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from local_airflow.home import Home
 from local_airflow.rest import Api
 from setup.console import SetupError
 
-# Logs are read from disk, by the API server on the same machine.
+# The API server runs on the same machine and reads the logs from disk, so no process serves them.
 _COMPONENTS = {
     "api-server": ["api-server"],
     "scheduler": ["scheduler", "--skip-serve-logs"],
@@ -30,10 +30,10 @@ DAGS = ("daily_recommendations", "weekly_training", "backfill_recommendations")
 
 
 def airflow(environment: Path, home: Home, *words: str) -> None:
-    """Runs one command of Airflow's CLI, its output in <home>/logs/<command>.log.
+    """Runs one command of Airflow's CLI. Its output goes to <home>/logs/<command>.log.
 
     Raises:
-        SetupError: it failed; repeats the end of what it said.
+        SetupError: the command failed; repeats the end of its output.
     """
     log = home.folder / "logs" / f"{words[0]}-{words[1]}.log"
     with log.open("wb") as output:
@@ -52,10 +52,10 @@ def airflow(environment: Path, home: Home, *words: str) -> None:
 
 @contextmanager
 def running(environment: Path, home: Home, spark_slots: int = 1) -> Iterator[Api]:
-    """An Airflow that runs while the context lasts, its DAGs parsed and not paused.
+    """Runs an Airflow while the context lasts, with its DAGs parsed and not paused.
 
     Args:
-        spark_slots: how many Spark applications run at a time (the pool's size).
+        spark_slots: how many Spark applications may run at the same time (the size of the pool).
 
     Raises:
         SetupError: a process ended, or the DAGs were not parsed in time.
@@ -73,7 +73,7 @@ def running(environment: Path, home: Home, spark_slots: int = 1) -> Iterator[Api
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a Ctrl-C on the terminal is ours to pass on
+                    start_new_session=True,  # Ctrl-C must not reach it directly: this process ends it
                 )
         api = Api(home.url)
         _wait_until_ready(api, home, started)
@@ -96,9 +96,9 @@ def _wait_until_ready(api: Api, home: Home, started: dict[str, subprocess.Popen[
 
 
 def make_ready(api: Api, spark_slots: int) -> None:
-    """Makes the pool and lets the DAGs run."""
+    """Creates the pool and unpauses the DAGs."""
     if POOL not in {each["name"] for each in api.get("/pools")["pools"]}:
-        pool = {"name": POOL, "slots": spark_slots, "description": "Spark applications at a time"}
+        pool = {"name": POOL, "slots": spark_slots, "description": "Spark applications that run at once"}
         api.post("/pools", pool)
     for dag in DAGS:
         api.patch(f"/dags/{dag}", {"is_paused": False})
@@ -112,7 +112,7 @@ def _parsed(api: Api) -> bool:
 
 
 def _end(started: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Ends the processes, and then what tasks of theirs have left: a spark-submit is in a process group of its own."""
+    """Ends the processes, then those that their tasks left: each spark-submit has its own process group."""
     family: list[psutil.Process] = []
     for process in started.values():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -128,7 +128,7 @@ def _end(started: dict[str, subprocess.Popen[bytes]]) -> None:
         process.wait()
     for child in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()  # psutil knows a process by its start too: a number used again is not killed
+            child.kill()  # psutil also compares start times, so a process that reuses the number is not killed
     psutil.wait_procs(family, timeout=_GRACE_S)
 
 

@@ -1,4 +1,4 @@
-"""What we ask of Airflow over its REST API: runs, their tasks, logs."""
+"""A client of Airflow's REST API: runs, tasks, logs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from setup.console import SetupError
 
 _ENDED = ("success", "failed")
 _TIMEOUT_S = 30
-# Runs last minutes, and every look is work for Airflow's web server.
+# Runs last minutes, and each request costs the API server work.
 _LOOK_EVERY_S = 2
 
 
 @dataclass
 class Api:
-    """A client of the API at a URL. It asks for a token when it needs one."""
+    """A client of the API at a URL. It requests a token when it needs one."""
 
     url: str
     _token: str = field(default="", repr=False)
 
     def answers(self) -> bool:
-        """Whether all of scheduler, triggerer, DAG processor and database say that they are well."""
+        """Whether scheduler, triggerer, DAG processor and database all report that they are healthy."""
         try:
             health = self._json("GET", "/api/v2/monitor/health", token=False)
         except OSError:
@@ -45,7 +45,7 @@ class Api:
         return self._json("PATCH", f"/api/v2{path}", body)
 
     def trigger(self, dag: str, conf: Mapping[str, Any], partition_key: str | None = None) -> str:
-        """Starts a run of a DAG with these Params; its run id."""
+        """Starts a run of a DAG with these Params. Returns its run id."""
         asked: dict[str, Any] = {"logical_date": None, "conf": dict(conf)}
         if partition_key:
             asked["partition_key"] = partition_key
@@ -55,10 +55,10 @@ class Api:
         return str(self.get(f"/dags/{dag}/dagRuns/{quote(run)}")["state"])
 
     def wait(self, dag: str, run: str, timeout_s: float) -> str:
-        """`success` or `failed`, when the run has ended.
+        """Waits for the end of a run. Returns `success` or `failed`.
 
         Raises:
-            SetupError: it has not ended in time; says which tasks are in which state.
+            SetupError: the run has not ended in time; the message has the states of its tasks.
         """
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
@@ -70,7 +70,7 @@ class Api:
         raise SetupError(f"{dag} {run} has not ended after {timeout_s:g} s: {states}")
 
     def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
-        """task_id (with the map index of a mapped task, as night[0]) → what Airflow knows of it, as it is now."""
+        """task_id → its current task instance as the API returns it; the id of a mapped task has its index, such as night[0]."""
         listed = self.get(f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances?limit=100")
         return {_name(each): each for each in listed["task_instances"]}
 

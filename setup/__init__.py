@@ -1,1 +1,4 @@
-"""Makes and checks the environment that everything else runs in. Only the standard library: it runs before any package."""
+"""Makes and checks the environment that everything else runs in.
+
+What `make setup` runs uses only the standard library, because no package is installed yet.
+"""

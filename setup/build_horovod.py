@@ -1,15 +1,15 @@
-"""Builds Horovod from its PyPI sdist against the torch in .venv, and keeps the wheel outside the checkout.
+"""Builds Horovod from its PyPI sdist against the torch in .venv, and keeps the wheel in the cache.
 
-Horovod's last release predates torch 2.1, which needs C++17, and its rendezvous server runs code for whoever reaches its port
-(CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod change both; each begins with what it changes and why. In short:
+Horovod's last release is older than torch 2.1, which needs C++17. Its rendezvous server runs code for anybody who reaches its port
+(CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod correct both; each begins with what it changes and why:
 
     torch.patch             builds against a current torch, into a wheel that works in any environment
     interface.patch         process sets use the network interface that the launcher gives
-    signed-requests.patch   servers take requests signed with the job's key alone, and listen on one address
+    signed-requests.patch   servers accept only requests signed with the job's key, and listen on one address
     command-lifetime.patch  horovod.spark.run does not sleep for 3 s at its end
 
-With a CUDA build of torch, Horovod's CMake wants a whole CUDA toolkit: the Python packages that torch and requirements/build.in
-bring are one once they are laid out as the compiler expects. No GPU and no CUDA installation is needed to build or to import it.
+With a CUDA build of torch, Horovod's CMake needs a whole CUDA toolkit. The Python packages of torch and of requirements/build.in have
+its files; they are arranged as the compiler expects. Neither building nor importing Horovod needs a GPU or an installed CUDA.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from setup import horovod_patches
 from setup.console import SetupError, cache_folder, capture, run, say
 from setup.preflight import python_headers
 
-# The variables that Horovod's build reads, whatever the torch.
+# Variables of Horovod's build, for CPU and CUDA builds of torch.
 OPTIONS = {
     "HOROVOD_WITH_PYTORCH": "1",
     "HOROVOD_WITHOUT_TENSORFLOW": "1",
@@ -42,7 +42,7 @@ CUDA_OPTIONS = {
     "HOROVOD_BUILD_CUDA_CC_LIST": "80,90",  # compute capabilities: 8.0 is A100, 9.0 is H100 and H200
 }
 
-# What a line of the log means for the user, the most telling first.
+# Pattern of a log line → cause and remedy. The first pattern that matches is reported.
 EXPLANATIONS = (
     (
         r"No space left on device",
@@ -51,7 +51,7 @@ EXPLANATIONS = (
     (r"Python\.h: No such file", "Python's headers are missing: apt-get install python3.11-dev"),
     (
         r"Killed signal terminated|c\+\+: fatal error: Killed",
-        "the compiler was killed, most likely for want of memory: 4 GB are needed",
+        "the compiler was killed, probably because memory ran out: 4 GB are needed",
     ),
     (
         r"No CMAKE_CXX_COMPILER could be found|CMAKE_CXX_COMPILER.*not able to compile",
@@ -63,7 +63,7 @@ EXPLANATIONS = (
     ),
     (
         r"Could NOT find (NCCL|CUDAToolkit)|nvcc fatal|ptxas fatal",
-        "the CUDA packages of requirements/build.in do not fit torch's",
+        "the CUDA packages of requirements/build.in do not match those of torch",
     ),
     (r"Could NOT find Pytorch|No module named 'torch'", "torch cannot be imported from .venv"),
 )
@@ -86,10 +86,10 @@ def digest_of(value: object) -> str:
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """All that the wheel depends on. Its digest names the wheel's folder in the cache."""
+    """Everything that the wheel depends on. Its digest is the name of the wheel's folder in the cache."""
 
     requirement: str  # Horovod's version and the hashes of its sdist
-    torch: str  # with the local part, such as 2.13.0+cu130
+    torch: str  # with the local version part, such as 2.13.0+cu130
     cuda: str | None  # None for a CPU build of torch
     nccl: str | None
     python_abi: str
@@ -132,9 +132,10 @@ def compiler() -> str:
 
 
 def cached_wheel(venv: Path, bootstrap: Path, requirement_file: Path) -> Path:
-    """The wheel that fits this environment, from the cache or built now (2 to 4 minutes on 2 cores).
+    """The wheel for this environment, from the cache or built now (2 to 4 minutes on 2 cores).
 
-    Raises SetupError saying what is missing, with the end of the log, if the build fails.
+    Raises:
+        SetupError: the build failed; the message has the cause, if it is a known one, and the end of the log.
     """
     inputs = inputs_of(venv, requirement_file)
     kept = cache_folder() / "horovod" / inputs.digest()
@@ -169,8 +170,8 @@ def pip_of(bootstrap: Path) -> list[str]:
 
 
 def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path:
-    """The unpacked sdist, its hash checked."""
-    # pip asks the sdist for its metadata even when it only fetches; the bootstrap environment has what that takes.
+    """Downloads the sdist, checks its hash and unpacks it. Returns its folder."""
+    # pip builds the metadata of an sdist even if it only downloads it; the bootstrap environment has the packages for that.
     options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
     run([*pip_of(bootstrap), "--quiet", "download", *options, "--dest", scratch, "-r", requirement_file])
     (archive,) = scratch.glob("horovod-*.tar.gz")
@@ -179,7 +180,7 @@ def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path
 
 
 def build_environment(scratch: Path, venv: Path, inputs: BuildInputs) -> dict[str, str]:
-    """The variables Horovod's build reads. Anything of Horovod's or CUDA's that the user has set is left out."""
+    """The environment of Horovod's build, without the user's own variables of Horovod, CUDA and NCCL."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "CUDA", "NCCL"))
     }
@@ -221,10 +222,10 @@ def nvidia_packages(venv: Path) -> Path:
 
 
 def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
-    """Makes a CUDA toolkit from the files the Python packages bring.
+    """Makes a CUDA toolkit from the files of the Python packages.
 
-    Its folders are real and its files are links: nvcc looks for its libraries in bin/../lib64 of where its own folder
-    really is, so a linked bin would lead it astray.
+    The folders are real and the files are links. nvcc looks for its libraries in ../lib64 of the real path of its folder, so `bin`
+    itself must not be a link.
     """
     shutil.copytree(nvidia / "cu13", toolkit, copy_function=os.symlink)
     (toolkit / "lib64").symlink_to("lib")
@@ -235,13 +236,13 @@ def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
 
 
 def parallel_jobs() -> int:
-    """One compiler a core, and 2 GB of memory for each: torch's headers are large."""
+    """How many compilers run at once: one per core, with 2 GB of memory each, because torch's headers are large."""
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1000**3
     return max(1, min(len(os.sched_getaffinity(0)), memory_gb // 2))
 
 
 def compile_logged(command: Sequence[str | Path], environment: dict[str, str], log: Path) -> None:
-    """Runs the build with its output in the log, showing the percentage that make reports."""
+    """Runs the build with its output in the log, and prints the percentage that make reports."""
     words = [str(word) for word in command]
     with (
         log.open("wb") as output,
@@ -266,7 +267,7 @@ def _still_runs(process: subprocess.Popen[bytes], for_s: float) -> bool:
 
 
 def last_percentage(log: Path) -> int:
-    """The last `[ 48%]` near the end of the log, 0 where there is none."""
+    """The last percentage such as `[ 48%]` near the end of the log; 0 if there is none."""
     with log.open("rb") as text:
         text.seek(max(0, log.stat().st_size - 20_000))
         found = re.findall(rb"\[\s*(\d+)%\]", text.read())
@@ -274,30 +275,28 @@ def last_percentage(log: Path) -> int:
 
 
 def explain(log_text: str, log: Path) -> str:
-    """What to tell the user about a failed build: the cause if it is a known one, the end of the log, and its path."""
+    """The message for a failed build: the cause if it is a known one, the path of the log, and its last lines."""
     causes = [advice for pattern, advice in EXPLANATIONS if re.search(pattern, log_text)]
-    cause = (
-        causes[0] if causes else "the cause is none of the known ones; the first error in the log tells most"
-    )
+    cause = causes[0] if causes else "the cause is none of the known ones; read the first error in the log"
     tail = "\n".join(f"    {line[:200]}" for line in log_text.splitlines()[-25:])
     return f"Horovod did not compile: {cause}\n  the end of {log}:\n{tail}"
 
 
 def _keep(wheel: Path, kept: Path, inputs: BuildInputs) -> Path:
-    """Moves the wheel into the cache in one step, with a note of what it was built against."""
+    """Moves the wheel into the cache in one step, with a file that says what it was built against."""
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix="keeping-") as folder:
         staged = Path(folder) / "wheel"
         staged.mkdir()
         shutil.copy(wheel, staged)
         (staged / "built-against.json").write_text(json.dumps(asdict(inputs), indent=2) + "\n")
-        if not kept.exists():  # another set-up may have built the same meanwhile
+        if not kept.exists():  # another set-up may have built the same wheel meanwhile
             staged.rename(kept)
     return kept / wheel.name
 
 
 def verify(venv: Path) -> None:
-    """Imports Horovod and reduces a tensor in one process. Raises SetupError with what went wrong."""
-    # On the loopback interface, because Gloo otherwise wants the host's name to resolve, which in a bare container it need not.
+    """Imports Horovod and reduces a tensor in one process. Raises SetupError with the error output if that fails."""
+    # On the loopback interface: otherwise Gloo resolves the host's name, which fails in some containers.
     environment = {**os.environ, "HOROVOD_GLOO_IFACE": "lo"}
     command = [str(venv / "bin/python"), "-W", "ignore", "-c", VERIFY]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -305,4 +304,4 @@ def verify(venv: Path) -> None:
         raise SetupError(
             f"Horovod was installed but does not work (exit code {done.returncode}):\n{done.stderr}"
         )
-    say("    Horovod imports, and reduces in one process")
+    say("    Horovod can be imported and reduces a tensor in one process")

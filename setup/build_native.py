@@ -1,7 +1,7 @@
-"""Compiles the folders named `native` into the environment: the loops that Python cannot run fast enough.
+"""Compiles the folders named `native` into the environment: loops that are too slow in Python.
 
-A few seconds with the g++ that builds Horovod. A library is kept in the cache under a name that says its sources and flags,
-and needs no instruction that a 64-bit processor may lack, so that it runs wherever a packed environment goes.
+It takes a few seconds, with the g++ that builds Horovod. The cache keeps each library under a digest of its sources and flags. The
+libraries use only instructions that every 64-bit x86 processor has, so they run wherever a packed environment is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from setup.build_horovod import compiler
 from setup.console import SetupError, cache_folder
 
 FLAGS = ("-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden")
-# Folder of sources → where the library goes, below the environment.
+# Folder of sources → path of the library below the environment.
 LIBRARIES = {
     "etl/native": Path("lib/nightrank/libnightrank.so"),  # etl/native/library.py looks there
     "training/data/native": Path(
@@ -25,7 +25,7 @@ LIBRARIES = {
 
 
 def sources(root: Path, folder: str) -> list[Path]:
-    """All files that a folder's library is made of."""
+    """The source files of a folder's library."""
     return sorted([*(root / folder).glob("*.cpp"), *(root / folder).glob("*.h")])
 
 
@@ -38,7 +38,7 @@ def build(root: Path, venv: Path) -> list[Path]:
     """Puts all libraries into an environment and returns their paths.
 
     Raises:
-        SetupError: one does not compile; with the compiler's words.
+        SetupError: a library does not compile; the message has the compiler's output.
     """
     return [_build(root, venv, folder, library) for folder, library in LIBRARIES.items()]
 
@@ -55,7 +55,7 @@ def _build(root: Path, venv: Path, folder: str, library: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_suffix(".new")
     shutil.copyfile(kept, scratch)
-    scratch.replace(target)  # a worker that has the old one open keeps it
+    scratch.replace(target)  # a worker that has loaded the old file keeps it
     return target
 
 

@@ -1,9 +1,9 @@
 """Archives the JVM classes that Spark's drivers load, so that a job starts 2 to 3 s sooner (class-data sharing, JEP 350).
 
-The archive holds for one Java and for the jars at their place, so that it lies in the environment. setup/env.sh names it in
-SPARK_SUBMIT_OPTS; a JVM that cannot use it, or does not find it, loads classes from jars and says nothing.
+The archive is valid for one Java and for jars at one path, so it is part of the environment. setup/env.sh names it in
+SPARK_SUBMIT_OPTS. A JVM that cannot use it, or does not find it, silently loads the classes from the jars.
 
-spark-submit runs this file as a job: what that loads is archived.
+spark-submit runs this file as a job. The classes that this job loads are archived.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PATIENCE_S = 300
 
 
 def make(root: Path, venv: Path, java_home: Path) -> str | None:
-    """Writes venv/spark.jsa; what went wrong where it could not, for a runtime may come without what this needs."""
+    """Writes venv/spark.jsa. Returns None, or what went wrong: some Java runtimes cannot write such archives."""
     archive = venv / NAME
     archive.unlink(missing_ok=True)
     profile = root / "conf/spark/local.conf"
@@ -55,7 +55,7 @@ def make(root: Path, venv: Path, java_home: Path) -> str | None:
             )
         except subprocess.TimeoutExpired:
             archive.unlink(missing_ok=True)
-            return f"it was not done in {_PATIENCE_S} s"
+            return f"it did not finish within {_PATIENCE_S} s"
     if done.returncode or not archive.is_file():
         archive.unlink(missing_ok=True)
         return (done.stderr or done.stdout).strip()[-1000:] or f"exit code {done.returncode}"
@@ -63,7 +63,7 @@ def make(root: Path, venv: Path, java_home: Path) -> str | None:
 
 
 def typical_work(folder: Path) -> None:
-    """What jobs do: text and Parquet read and written, joins, windows, sums, Python workers fed with Arrow and with pickled rows."""
+    """Uses Spark as the jobs do: reads and writes text and Parquet, joins, windows, sums, Python workers with Arrow and pickled rows."""
     import pyarrow as pa
     from pyspark.sql import SparkSession, Window
     from pyspark.sql import functions as F

@@ -1,8 +1,8 @@
-"""Compiles the archive of pyspark's sources that Spark puts on every Python's path.
+"""Adds compiled modules to pyspark.zip, the archive that Spark puts on the path of every Python process.
 
-spark-submit gives the driver's Python, and executors theirs, <pyspark>/python/lib/pyspark.zip before the installed package. Python
-never keeps what it compiled out of a zip, so that each process compiles pyspark anew. Where a zip has name.pyc beside
-name.py, zipimport takes that.
+The driver's Python and those of the executors import <pyspark>/python/lib/pyspark.zip before the installed package. Python does not
+cache what it compiles from a zip, so each process would compile pyspark again. If the zip has name.pyc beside name.py, zipimport
+loads that file instead.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from setup.console import SetupError
 
 
 def add_compiled(site_packages: Path) -> None:
-    """Adds name.pyc to every name.py of pyspark's archive in these packages; nothing where all have one.
+    """Adds name.pyc for every name.py of pyspark.zip in these packages. Does nothing if all are there.
 
     Raises:
-        SetupError: there is no such archive, or it does not compile.
+        SetupError: there is no pyspark.zip, or it does not compile.
     """
     archive = site_packages / "pyspark/python/lib/pyspark.zip"
     if not archive.is_file():
@@ -36,7 +36,7 @@ def add_compiled(site_packages: Path) -> None:
 
 
 def _compile(folder: Path, shown: str) -> None:
-    """By hash and unchecked: the time of a zip's entry is local, and a node may be in another zone than where this ran."""
+    """Compiles with unchecked hashes. Times cannot be compared: those of zip entries are local, and nodes may be in another time zone."""
     done = compileall.compile_dir(
         folder,
         maxlevels=20,
@@ -56,4 +56,4 @@ def _pack(folder: Path, archive: Path) -> None:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as out:
         for path in sorted(each for each in folder.rglob("*") if each.is_file()):
             out.write(path, path.relative_to(folder))
-    packed.replace(archive)  # a new file: the old one may be a link into a package cache
+    packed.replace(archive)  # a new file, because the old one may be a hard link into a package cache

@@ -1,4 +1,4 @@
-"""What set-up says to its user: timed steps, and errors that tell what to do. And the locks that it takes."""
+"""Output of the set-up (timed steps, errors with a remedy), its commands and its locks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class SetupError(Exception):
-    """Set-up cannot go on; the message says what is wrong and what the user can do about it."""
+    """Set-up cannot continue; the message says what is wrong and what the user can do."""
 
 
 def say(text: str) -> None:
@@ -22,7 +22,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Announces a step and, if it succeeds, says how long it took."""
+    """Prints the title of a step and, if the step succeeds, how long it took."""
     say(f"==> {title}")
     began = time.monotonic()
     yield
@@ -30,7 +30,7 @@ def step(title: str) -> Iterator[None]:
 
 
 def run(command: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
-    """Runs a command whose output the user sees. Raises SetupError naming the command if it fails."""
+    """Runs a command and shows its output. Raises SetupError with the command if it fails."""
     words = [str(word) for word in command]
     status = subprocess.run(words, env=None if env is None else dict(env), cwd=cwd, check=False).returncode
     if status != 0:
@@ -38,7 +38,7 @@ def run(command: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd
 
 
 def capture(command: Sequence[str | Path], cwd: Path | None = None) -> str:
-    """Standard output of a command. Raises SetupError with its error output if it fails."""
+    """The standard output of a command. Raises SetupError with its error output if it fails."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd)
     if done.returncode != 0:
@@ -49,17 +49,17 @@ def capture(command: Sequence[str | Path], cwd: Path | None = None) -> str:
 
 
 def cache_folder() -> Path:
-    """Where builds and downloads that outlive a checkout are kept."""
+    """The folder for builds and downloads that several checkouts share."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "nightrank"
 
 
 @contextmanager
 def locked(path: Path, patience_s: float = 3600) -> Iterator[None]:
-    """Holds the lock on a file, which is made where it is missing, so that two calls do not do the same work at once.
+    """Holds the lock on a file, so that two calls do not do the same work at once. Makes the file if it is missing.
 
     Raises:
-        SetupError: another process still holds it after so many seconds, or the file is a symbolic link.
+        SetupError: another process still holds the lock after `patience_s` seconds, or the file is a symbolic link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -92,6 +92,6 @@ def _lock(file: int, path: Path, patience_s: float) -> None:
 
 
 def fail(error: SetupError) -> int:
-    """Prints the error and gives the exit code to end with."""
+    """Prints the error and returns the exit code."""
     print(f"\nset-up failed: {error}", file=sys.stderr, flush=True)
     return 1

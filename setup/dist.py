@@ -1,11 +1,11 @@
-"""Makes build/nightrank-<version>.tar, all that a cluster needs beside Java and Python: what `make dist` does.
+"""`make dist`: makes build/nightrank-<version>.tar, which has all that a cluster needs except Python itself.
 
 nightrank-<version>/
     nightrank-<version>-py3-none-any.whl   our packages
-    environment.tar.gz                     those and all they import, for --archives or to be unpacked once a node
-    jobs/ conf/ airflow_dags/              what is submitted, and with which settings
-    requirements/jars.lock                 jars that GPUs, object stores and PostgreSQL want, by their SHA-256
-    setup/env.sh docs/clusters.md …        to be sourced; to be read
+    environment.tar.gz                     these and all that they import, Java included; for --archives or to unpack on each node
+    jobs/ conf/ airflow_dags/              the jobs, their settings and the DAGs
+    requirements/jars.lock                 the jars for GPUs, object stores and PostgreSQL, with their SHA-256
+    setup/env.sh docs/clusters.md …        the environment variables; documents
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from setup.install import ROOT
 from setup.pack import Joined, packed_parts, without_owner
 
 BUILD = ROOT / "build"
-# Folders and files of the checkout that the archive has as they are.
+# Folders and files of the checkout that are copied unchanged.
 CONTENTS = (
     "jobs",
     "conf",
@@ -45,7 +45,7 @@ def version(root: Path = ROOT) -> str:
 
 
 def make_dist(build: Path = BUILD) -> Path:
-    """Makes the archive in a folder, whose other content is left alone, and returns its path.
+    """Makes the archive in a folder and returns its path. Other files of the folder are not touched.
 
     Raises:
         SetupError: a package or a file of the archive is missing.
@@ -65,7 +65,7 @@ def make_dist(build: Path = BUILD) -> Path:
         with tarfile.open(archive.with_suffix(".new"), "w") as packed:
             packed.add(staged, name, filter=without_owner)
             environment = tarfile.TarInfo(f"{name}/environment.tar.gz")
-            joined = Joined(*parts)  # not joined on disk first: gigabytes
+            joined = Joined(*parts)  # these are gigabytes, so they are not joined on disk first
             environment.size = joined.size_bytes
             packed.addfile(environment, cast(IO[bytes], joined))
         archive.with_suffix(".new").replace(archive)
@@ -75,7 +75,7 @@ def make_dist(build: Path = BUILD) -> Path:
 
 
 def copy_contents(root: Path, staged: Path) -> None:
-    """Copies CONTENTS. Raises SetupError where one is missing."""
+    """Copies CONTENTS and the DAGs. Raises SetupError if one of CONTENTS is missing."""
     dags = ["airflow_dags"] if (root / "airflow_dags").is_dir() else []
     for name in (*CONTENTS, *dags):
         source, target = root / name, staged / name
@@ -85,7 +85,7 @@ def copy_contents(root: Path, staged: Path) -> None:
         elif source.is_file():
             shutil.copy(source, target)
         else:
-            raise SetupError(f"{source} is missing: the archive would be without it")
+            raise SetupError(f"{source} is missing, and the archive needs it")
 
 
 def main() -> int:

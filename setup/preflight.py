@@ -1,4 +1,4 @@
-"""What the machine must have, checked before anything large is downloaded."""
+"""Checks what the machine must have, before anything large is downloaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from setup.console import SetupError, cache_folder, capture, say
 
 
 def check_machine(root: Path, needed_bytes: int) -> None:
-    """Raises one SetupError listing everything that is missing, so that one round of fixing is enough."""
+    """Raises one SetupError that lists everything that is missing, so that one round of corrections is enough."""
     problems = [*_platform_problems(), *_tool_problems(), *_folder_problems(root, needed_bytes)]
     if problems:
         raise SetupError(
-            "this machine lacks something:\n" + "\n".join(f"  - {problem}" for problem in problems)
+            "this machine does not meet the requirements:\n"
+            + "\n".join(f"  - {problem}" for problem in problems)
         )
 
 
@@ -25,7 +26,7 @@ def _platform_problems() -> list[str]:
     problems = []
     if sys.version_info[:2] != (3, 11):
         problems.append(
-            f"Python {platform.python_version()} runs this; 3.11 is needed (make PYTHON=/path/to/python3.11)"
+            f"this is Python {platform.python_version()}; 3.11 is needed (make PYTHON=/path/to/python3.11)"
         )
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         problems.append(
@@ -41,7 +42,7 @@ def _tool_problems() -> list[str]:
     if shutil.which("g++") is None:
         problems.append("no g++, which compiles Horovod: apt-get install g++")
     if shutil.which("make") is None:
-        problems.append("no make, which Horovod's build calls: apt-get install make")
+        problems.append("no make, which Horovod's build runs: apt-get install make")
     return problems
 
 
@@ -49,20 +50,20 @@ def _folder_problems(root: Path, needed_bytes: int) -> list[str]:
     problems = []
     if any(character.isspace() for character in str(root)):
         problems.append(
-            f"the checkout's path has white space in it, which Spark's scripts do not survive: {str(root)!r}"
+            f"the checkout's path has white space in it, and Spark's scripts fail with that: {str(root)!r}"
         )
     free_bytes = shutil.disk_usage(root).free
     if free_bytes < needed_bytes:
         free, needed = (f"{size / 1024**3:.1f} GiB" for size in (free_bytes, needed_bytes))
-        problems.append(f"the disk that holds {root} has {free} free, {needed} are needed")
+        problems.append(f"the disk with {root} has {free} free, {needed} are needed")
     return problems
 
 
 def python_headers() -> Path | None:
-    """The folder to put before the compiler's include path, or None where Python's own headers are installed.
+    """A folder to add to the compiler's include path, or None if Python's headers are installed.
 
-    Debian keeps Python's headers in a package of its own. Where it is missing, its files are unpacked into the cache:
-    that needs no root and changes nothing on the machine.
+    Debian has Python's headers in a separate package. If it is missing, its files are unpacked into the cache. That needs no root
+    rights and changes nothing else on the machine.
     """
     if (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return None
@@ -73,7 +74,7 @@ def python_headers() -> Path | None:
 
 
 def _unpack_debian_headers(target: Path) -> None:
-    advice = "Python's headers (Python.h) are missing, and Horovod is compiled with them: apt-get install python3.11-dev"
+    advice = "Python's headers (Python.h) are missing, and Horovod needs them to compile: apt-get install python3.11-dev"
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise SetupError(advice)
     say("    Python.h is not installed: unpacking Debian's libpython3.11-dev into the cache")
@@ -85,5 +86,5 @@ def _unpack_debian_headers(target: Path) -> None:
             package.unlink()
     except SetupError as error:
         raise SetupError(
-            f"{advice}\n(fetching them without installing did not work either: {error})"
+            f"{advice}\n(downloading them without an installation failed too: {error})"
         ) from error
