@@ -16,7 +16,7 @@ ARGS ?=
 # Processes that share the tests, one more than two cores: jobs and servers are waited for. 0: all in one process, with less memory.
 TEST_WORKERS ?= 3
 
-.PHONY: help setup demo airflow airflow-test jars dist test check docs lock clean
+.PHONY: help setup demo airflow airflow-test jars dist test test-fast check format docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,13 +45,23 @@ dist: setup ## build/nightrank-<version>.tar: the wheel, a packed environment, j
 test: setup $(if $(CI),jars) ## the test suite
 	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) $(ARGS)
 
+# OMP_NUM_THREADS: two processes on two cores.
+test-fast: setup ## units and properties alone, no Spark job: under 90 seconds on two cores
+	@$(IN_ENV) OMP_NUM_THREADS=1 pytest -n 2 -m "not spark and not servers and not cluster and not processes" $(ARGS)
+
+format: setup ## sort imports and format the code
+	@$(IN_ENV) ruff check --select I --fix --quiet $(LINTED)
+	@$(IN_ENV) ruff format $(LINTED)
+
 check: setup ## lint, formatting and types
 	@$(IN_ENV) ruff check $(LINTED)
 	@$(IN_ENV) ruff format --check $(LINTED)
 	@$(IN_ENV) mypy $(PACKAGES) $(wildcard benchmarks)
 
-docs: setup ## docs/operators, from the operators' docstrings
+docs: setup ## the generated reference pages, and the documentation site in build/docs/site
 	@$(IN_ENV) python -m etl.ops.pages docs/operators
+	@$(IN_ENV) python -m setup.job_pages docs/jobs.md
+	@$(IN_ENV) python -m setup.docs_site
 
 UV_COMPILE = UV_CUSTOM_COMPILE_COMMAND='make lock' ../.bootstrap/bin/uv pip compile --quiet --generate-hashes --no-annotate \
 	--no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS)
@@ -66,6 +76,7 @@ lock: setup ## resolve requirements/*.in anew into the lock files (ARGS=--upgrad
 	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt
 	@cd requirements && $(UV_COMPILE) test-container.in -o test-container.txt
 	@cd requirements && $(UV_COMPILE) airflow.in -o airflow.txt
+	@cd requirements && $(UV_COMPILE) docs.in -o docs.txt
 	@cd requirements && $(UV_COMPILE) bootstrap.in -o bootstrap.txt
 	@cd requirements && $(UV_COMPILE) --no-deps horovod.in -o horovod.txt
 

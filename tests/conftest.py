@@ -37,6 +37,36 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     return ByFile(config, log)
 
 
+# A marker and the fixtures that bring it; the markers are described in pyproject.toml. A file whose tests start such things
+# themselves has a `pytestmark`.
+MARKED_FIXTURES = {
+    "spark": {"spark"},
+    "servers": {"airflow_environment", "bucket", "database", "hdfs", "object_store"},
+    "cluster": {"cluster", "node"},
+}
+SLOW_MARKERS = (*MARKED_FIXTURES, "processes")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Adds the markers that follow from the fixtures of each test."""
+    for item in items:
+        fixtures = {*getattr(item, "fixturenames", ())}
+        for marker, names in MARKED_FIXTURES.items():
+            if fixtures & names:
+                item.add_marker(marker)
+
+
+@pytest.fixture(autouse=True)
+def no_unmarked_spark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unmarked test that starts a JVM fails, so that `make test-fast` stays fast."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(f"{request.node.nodeid} starts Spark: use the fixture `spark` or a marker")
+
+    if not any(request.node.get_closest_marker(marker) for marker in SLOW_MARKERS):
+        monkeypatch.setattr("pyspark.context.launch_gateway", refuse)
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2] with the settings of conf/spark/local.conf, warehouse and scratch in a temporary folder, and INTERPRETED."""

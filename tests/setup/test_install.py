@@ -69,6 +69,7 @@ def test_lock_files_agree_on_versions() -> None:
     apart = {
         "airflow.txt",
         "benchmark-nvtabular.txt",
+        "docs.txt",
         "test-container.txt",
         "test-postgres.txt",
         "test-readers.txt",

@@ -1,0 +1,101 @@
+"""Builds the documentation site from the repository's Markdown: `python -m setup.docs_site`, part of `make docs`.
+
+MkDocs reads one folder, so the documents are staged below build/ with the paths that they have in the repository. Their
+relative links stay valid that way. A linked file that is no document, such as a configuration, is staged as it is; a link to a
+folder becomes plain text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from setup.console import SetupError, fail, run, say
+from setup.locked_environment import locked_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements/docs.txt"
+CONFIG = ROOT / "docs/mkdocs.yml"
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/**/*.md",
+    "benchmarks/*.md",
+)
+BUILD = ROOT / "build/docs"
+
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def documents(root: Path) -> list[Path]:
+    """Every document of the site, relative to the root, sorted."""
+    return sorted({path.relative_to(root) for pattern in DOCUMENTS for path in root.glob(pattern)})
+
+
+def stage(root: Path, folder: Path) -> None:
+    """Copies the documents, and the files that they link to, into an empty folder.
+
+    Raises:
+        SetupError: a document links to a file that does not exist, or that lies outside the repository.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    for document in documents(root):
+        target = folder / document
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = (root / document).read_text(encoding="utf-8")
+        target.write_text(_with_staged_links(root, document, text, folder), encoding="utf-8")
+
+
+def _with_staged_links(root: Path, document: Path, text: str, folder: Path) -> str:
+    def staged(link: re.Match[str]) -> str:
+        picture, title, target = link[1], link[2], link[3]
+        if re.match(r"[a-z]+:", target):
+            return link[0]
+        path = (root / document.parent / target).resolve()
+        if not path.exists() or not path.is_relative_to(root.resolve()):
+            raise SetupError(f"{document} links to {target}, which does not exist: correct the link")
+        if path.is_dir():
+            return title
+        relative = path.relative_to(root.resolve())
+        if path.suffix != ".md" and not (folder / relative).exists():
+            (folder / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / relative)
+        return f"{picture}[{title}]({target}{link[4] or ''})"
+
+    return _LINK.sub(staged, text)
+
+
+def build_site(build: Path = BUILD) -> Path:
+    """Builds the site of this repository below a folder and returns the site's folder.
+
+    Raises:
+        SetupError: the environment cannot be installed, a link is broken, or MkDocs reports a warning, such as a page outside
+            the navigation or an anchor that does not exist.
+    """
+    mkdocs = locked_environment("docs", LOCK, "import mkdocs, material") / "bin/mkdocs"
+    stage(ROOT, build / "docs")
+    shutil.copy(CONFIG, build / "mkdocs.yml")
+    quiet = {
+        **os.environ,
+        "NO_MKDOCS_2_WARNING": "1",
+    }  # an announcement of the theme's authors, on every build
+    command = [mkdocs, "build", "--strict", "--quiet", "--config-file", build / "mkdocs.yml"]
+    run([*command, "--site-dir", build / "site"], env=quiet)
+    return build / "site"
+
+
+def main() -> None:
+    """Builds the site and prints where it lies."""
+    say(f"the documentation site is ready: {build_site() / 'index.html'}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except SetupError as error:
+        sys.exit(fail(error))

@@ -1,0 +1,39 @@
+"""Virtual environments below the cache folder, each installed from one lock file, apart from the environment of the jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+from setup.console import cache_folder, locked, run, step
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def locked_environment(name: str, lock: Path, check: str) -> Path:
+    """The folder of an environment. It is installed when it is missing or when its lock file has changed.
+
+    Args:
+        name: name of its folder below the cache folder.
+        lock: requirements file with exact versions and hashes.
+        check: Python statement that must succeed in it, such as `import mkdocs`.
+
+    Raises:
+        SetupError: a package cannot be installed, or the check fails.
+    """
+    folder = cache_folder() / name
+    digest = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
+    stamp = folder / "locked.sha256"
+    with locked(folder.with_suffix(".lock")):
+        if stamp.is_file() and stamp.read_text() == digest:
+            return folder
+        with step(f"installing {lock.name} into {folder}"):
+            shutil.rmtree(folder, ignore_errors=True)
+            run([sys.executable, "-m", "venv", folder])
+            options = ["--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps"]
+            run([folder / "bin/python", "-m", "pip", "install", *options, "-r", lock])
+            run([folder / "bin/python", "-c", check])
+            stamp.write_text(digest)
+    return folder

@@ -1,0 +1,58 @@
+"""The documentation site and the generated page of jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from setup import docs_site, job_pages
+from setup.console import SetupError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_of_jobs_holds_the_help_of_each_job() -> None:
+    """The golden help texts are those of the jobs (tests/contract/test_help.py). After a change: `make docs`."""
+    golden = ROOT / "tests/contract/golden"
+    helps = {path.stem: path.read_text(encoding="utf-8") for path in golden.glob("*.txt")}
+    assert sorted(helps) == [job.stem for job in job_pages.job_files()]
+    assert (ROOT / "docs/jobs.md").read_text(encoding="utf-8") == job_pages.page(helps)
+
+
+def test_the_help_of_a_job_is_that_of_its_file() -> None:
+    golden = (ROOT / "tests/contract/golden/migrate.txt").read_text(encoding="utf-8")
+    assert job_pages.help_text(ROOT / "jobs/migrate.py") == golden
+
+
+def checkout(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    return root
+
+
+def test_linked_files_are_staged_and_links_to_folders_become_text(tmp_path: Path) -> None:
+    text = "[a config](../conf/a.yaml), [models](../conf/), [home](../README.md#top), [site](https://example.org)\n"
+    root = checkout(tmp_path / "r", {"README.md": "# Home\n", "docs/a.md": text, "conf/a.yaml": "a: 1\n"})
+    docs_site.stage(root, tmp_path / "staged")
+    assert (tmp_path / "staged/conf/a.yaml").read_text() == "a: 1\n"
+    assert (tmp_path / "staged/docs/a.md").read_text() == text.replace("[models](../conf/)", "models")
+    assert (tmp_path / "staged/README.md").is_file()
+
+
+@pytest.mark.parametrize("target", ["missing.md", "../conf/missing.yaml", "../../outside.md"])
+def test_a_broken_link_ends_the_build(tmp_path: Path, target: str) -> None:
+    (tmp_path / "outside.md").write_text("outside\n")
+    root = checkout(tmp_path / "r", {"docs/a.md": f"[x]({target})\n"})
+    with pytest.raises(SetupError, match=r"docs/a\.md links to .*, which does not exist"):
+        docs_site.stage(root, tmp_path / "staged")
+
+
+@pytest.mark.processes
+def test_the_site_is_built_from_this_repository(tmp_path: Path) -> None:
+    """MkDocs runs with --strict: a page outside the navigation or an anchor that does not exist is an error."""
+    site = docs_site.build_site(tmp_path)
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    assert {"index.html", "ARCHITECTURE.html", "docs/operations.html", "docs/configuration.html"} <= pages
+    assert len([page for page in pages if page.startswith("docs/decisions/0")]) >= 49
