@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from conf.dates import days_since_epoch
 from conf.errors import ConfigError
 from conf.load import config_digest
 from conf.types import Config, Scope
@@ -75,8 +75,8 @@ def fit_workflow(
         _require_same_chains(asked, parent)
     counts = None
     if counts_of:
-        counts = added(_day_number(max(counted)), [counts_of(day) for day in new_days])
-    latest = _day_number(max(counted))
+        counts = added(days_since_epoch(max(counted)), [counts_of(day) for day in new_days])
+    latest = days_since_epoch(max(counted))
     fitting = Fitting(
         spark,
         config,
@@ -102,11 +102,6 @@ def fit_workflow(
         latest=latest,
     )
     return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
-
-
-def _day_number(day: str) -> int:
-    """Days since 1970-01-01."""
-    return date.fromisoformat(day).toordinal() - date(1970, 1, 1).toordinal()
 
 
 def training_rows(days: Sequence[DataFrame]) -> DataFrame:

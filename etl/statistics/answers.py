@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from conf.dates import EPOCH
 from etl.ops.base import Moments, Statistics, Step, Type
 from etl.statistics.medians import measure_medians
 from etl.statistics.moments import measure_moments
@@ -82,4 +83,4 @@ def _aggregates(rows: DataFrame, questions: Sequence[Question]) -> dict[str, dic
 
 def day_number(day: Column) -> Column:
     """Days since 1970-01-01 of an ISO date."""
-    return F.datediff(F.to_date(day), F.lit("1970-01-01").cast("date"))
+    return F.datediff(F.to_date(day), F.lit(EPOCH.isoformat()).cast("date"))
