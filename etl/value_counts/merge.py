@@ -20,6 +20,7 @@ from etl.value_counts.count_files import ALL, Bucket
 from etl.value_counts.merge_tasks import count_pieces, shared_out
 from etl.value_counts.requests import Counts, Question, measured
 from etl.value_counts.vocabularies import Folders, collect, complete, split_bucket
+from spark.tasks import Batches, run_tasks
 
 _SCHEMA = "question int, found string, value string, id int, count bigint, last_seen int"
 _ARROW = pa.schema(
@@ -32,8 +33,6 @@ _ARROW = pa.schema(
         ("last_seen", pa.int32()),
     ]
 )
-
-Batches = Iterable[pa.RecordBatch]
 
 
 def answer_from_counts(
@@ -49,9 +48,7 @@ def answer_from_counts(
     asked = tuple(questions)
     values = {index: _values(question, counts) for index, question in enumerate(asked)}
     tasks = shared_out(values, spark.sparkContext.defaultParallelism)
-    found = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(
-        _first(tasks, asked, counts, folders), _SCHEMA
-    )
+    found = run_tasks(spark, len(tasks), _first(tasks, asked, counts, folders), _SCHEMA)
     if count_pieces(tasks) > len(asked):
         found = found.repartition(len(tasks), "question").mapInArrow(_second(asked, folders), _SCHEMA)
     rows = found.select("question", "found").collect()  # one row a question
@@ -74,19 +71,18 @@ def _first(
     questions: tuple[Question, ...],
     counts: Counts,
     folders: Folders,
-) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+) -> Callable[[int], Iterator[pa.RecordBatch]]:
     """Answers whole questions, and for a bucket of one gives the entries that may get an id."""
 
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index, bucket in [piece for task in batch.column(0).to_pylist() for piece in tasks[task]]:
-                question = questions[index]
-                if bucket.of == 1:
-                    yield _found(index, _answer(index, question, counts, folders))
-                else:
-                    kept, facts = split_bucket(index, question, counts, bucket, folders)
-                    yield _found(index, facts)
-                    yield from _entries(index, kept)
+    def run(task: int) -> Iterator[pa.RecordBatch]:
+        for index, bucket in tasks[task]:
+            question = questions[index]
+            if bucket.of == 1:
+                yield _found(index, _answer(index, question, counts, folders))
+            else:
+                kept, facts = split_bucket(index, question, counts, bucket, folders)
+                yield _found(index, facts)
+                yield from _entries(index, kept)
 
     return run
 

@@ -6,7 +6,7 @@ One task answers for a column, or for a hash bucket of one that has very many va
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 
@@ -21,6 +21,7 @@ from etl.quality.day_values import Values, values_of
 from etl.value_counts.count_files import Bucket, read_counts
 from etl.value_counts.merge_tasks import shared_out
 from etl.value_counts.requests import Counts
+from spark.tasks import run_tasks
 
 
 def summarise_days(
@@ -87,22 +88,19 @@ def _each(
         return {}
     tasks = shared_out(values, spark.sparkContext.defaultParallelism)
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            pieces = [piece for task in batch.column(0).to_pylist() for piece in tasks[task]]
-            names, buckets = zip(*pieces, strict=True)
-            answers = [json.dumps(ask(name, bucket)) for name, bucket in pieces]
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array(names),
-                    pa.array([bucket.index for bucket in buckets], pa.int32()),
-                    pa.array(answers),
-                ],
-                ["name", "bucket", "answer"],
-            )
+    def run(task: int) -> Iterator[pa.RecordBatch]:
+        names, buckets = zip(*tasks[task], strict=True)
+        answers = [json.dumps(ask(name, bucket)) for name, bucket in tasks[task]]
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array(names),
+                pa.array([bucket.index for bucket in buckets], pa.int32()),
+                pa.array(answers),
+            ],
+            ["name", "bucket", "answer"],
+        )
 
-    numbers = spark.range(0, len(tasks), 1, len(tasks))
-    found = numbers.mapInArrow(run, "name string, bucket int, answer string").collect()
+    found = run_tasks(spark, len(tasks), run, "name string, bucket int, answer string").collect()
     answers: dict[str, list[list[str]]] = {}
     for row in sorted(found, key=lambda each: int(each["bucket"])):
         answers.setdefault(row["name"], []).append(json.loads(row["answer"]))
