@@ -13,9 +13,9 @@ from etl.ops.base import Statistics, Step
 from etl.ops.categorify import Categorify
 from etl.ops.tables import RARE, VOCABULARY
 from etl.statistics.vocabulary import IdRule
-from etl.value_counts.merge import answer_from_counts, moments_from
-from etl.value_counts.requests import Counts, Question, Source
-from etl.value_counts.vocabularies import Folders
+from etl.value_counts.fit_statistics import compute_statistics, moments_from
+from etl.value_counts.requests import CountRequest, Counts, DerivedColumn
+from etl.value_counts.vocabularies import VocabularyFolders
 from storage.publish import new_attempt
 
 
@@ -28,45 +28,47 @@ class CountStatistics:
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
         """As StatisticsSource.measure."""
-        asked = self._requests(requests)
+        count_requests = self._requests(requests)
         attempts = {name: new_attempt(self._tables.partition(name)) for name in (VOCABULARY, RARE)}
         known, rare = (self._tables.partition(name).file(attempt) for name, attempt in attempts.items())
-        folders = Folders(known, rare, self._tables.row_group_rows)
-        answers = answer_from_counts(self._spark, list(asked.values()), self._counts, folders)
-        vocabularies = sorted(key for key, request in asked.items() if request.wants == "counts")
+        folders = VocabularyFolders(known, rare, self._tables.row_group_rows)
+        results = compute_statistics(self._spark, list(count_requests.values()), self._counts, folders)
+        vocabularies = sorted(
+            key for key, request in count_requests.items() if request.statistic == "vocabulary"
+        )
         if vocabularies:
-            self._publish(attempts, [answers[name]["files"] for name in vocabularies])
-            self._tables.add_vocabularies({name: answers[name]["facts"] for name in vocabularies})
+            self._publish(attempts, [results[name]["files"] for name in vocabularies])
+            self._tables.add_vocabularies({name: results[name]["facts"] for name in vocabularies})
         return {
-            request.key(step): _statistics(answers[_key(request, step)], request.cardinality(step))
+            request.key(step): _statistics(results[_key(request, step)], request.cardinality(step))
             for request in requests
             for step in request.steps
         }
 
-    def _requests(self, requests: Sequence[ChainRequest]) -> dict[str, Question]:
+    def _requests(self, requests: Sequence[ChainRequest]) -> dict[str, CountRequest]:
         """Key of a step, or name of a vocabulary → its request. Steps with one vocabulary share a request."""
         parent = self._tables.parent_files(VOCABULARY), self._tables.parent_files(RARE)
-        asked: dict[str, Question] = {}
+        count_requests: dict[str, CountRequest] = {}
         for request in requests:
             for step in request.steps:
                 key = _key(request, step)
-                source = Source(request.before.inputs[0], request.before, step.inputs[0])
+                column = DerivedColumn(request.before.inputs[0], request.before, step.inputs[0])
                 operator = step.operator
                 if isinstance(operator, Categorify):
-                    asked[key] = Question(
+                    count_requests[key] = CountRequest(
                         key=key,
-                        wants="counts",
-                        sources=(*(asked[key].sources if key in asked else ()), source),
+                        statistic="vocabulary",
+                        columns=(*(count_requests[key].columns if key in count_requests else ()), column),
                         rule=IdRule(operator.least(key), operator.first_id, operator.max_size),
-                        given=operator.values,
+                        fixed_values=operator.values,
                         parent=parent,
                     )
                 else:
-                    wants: Literal["moments", "median"] = (
+                    statistic: Literal["moments", "median"] = (
                         "moments" if operator.needs == "moments" else "median"
                     )
-                    asked[key] = Question(key, wants, (source,))
-        return asked
+                    count_requests[key] = CountRequest(key, statistic, (column,))
+        return count_requests
 
     def _publish(self, attempts: Mapping[str, str], files: Sequence[Mapping[str, Sequence[str]]]) -> None:
         """Publishes the files of all vocabularies, and of their rare values."""
@@ -79,9 +81,9 @@ def _key(request: ChainRequest, step: Step) -> str:
     return vocabulary_of(step) or request.key(step)
 
 
-def _statistics(answer: Mapping[str, Any], cardinality: int | None) -> Statistics:
-    if "facts" in answer:
-        return Statistics(cardinality=answer["facts"]["highest"] + 1)
-    if "median" in answer:
-        return Statistics(median=answer["median"], cardinality=cardinality)
-    return Statistics(moments=moments_from(answer), cardinality=cardinality)
+def _statistics(result: Mapping[str, Any], cardinality: int | None) -> Statistics:
+    if "facts" in result:
+        return Statistics(cardinality=result["facts"]["highest"] + 1)
+    if "median" in result:
+        return Statistics(median=result["median"], cardinality=cardinality)
+    return Statistics(moments=moments_from(result), cardinality=cardinality)

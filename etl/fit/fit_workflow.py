@@ -22,7 +22,7 @@ from etl.raw.files import RawFiles, require_raw
 from etl.spark.quarantine import layout_digest
 from etl.spark.split_rows import preparation
 from etl.split.time_split import SPLIT
-from etl.value_counts.requests import Counts, added
+from etl.value_counts.requests import Counts, join_days
 from etl.workflow.chains import FittedChain
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow, save_workflow, workflow_exists
@@ -80,7 +80,7 @@ def fit_workflow(
     latest = days_since_epoch(max(counted))
     training = TrainingDays(
         rows=lambda: training_rows([rows_of(day) for day in new_days]),
-        value_counts=added(latest, [counts_of(day) for day in new_days]) if counts_of else None,
+        value_counts=join_days(latest, [counts_of(day) for day in new_days]) if counts_of else None,
         days=sorted(day.dt for day in new_days),
         latest=latest,
     )

@@ -20,8 +20,8 @@ from etl.ops.tables import RARE, VOCABULARY
 from etl.raw.value_text import text_column
 from etl.spark.read_log import read_attributes
 from etl.split.time_split import DAY
-from etl.statistics.answers import Question, answer, day_number
 from etl.statistics.keyed_tables import keyed_tables
+from etl.statistics.step_statistics import StepInputs, day_number, measure_steps
 from etl.statistics.vocabulary import IdRule, add_counts, assign_ids, count_values, vocabulary_facts
 
 _COUNTS = "column string, value string, count bigint, last_seen int"
@@ -39,92 +39,87 @@ class RowStatistics:
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
         """As StatisticsSource.measure."""
-        rows, columns = self._columns(requests)
-        of_need: dict[str, list[Question]] = {}
-        for column in columns:
-            need = column.step.operator.needs
-            of_need.setdefault(need if need in ("counts", "groups", "external") else "", []).append(column)
-        statistics = answer(rows, of_need.get("", []))
-        statistics |= {column.key: self._join_external(column) for column in of_need.get("external", [])}
-        statistics |= self._measure_groups(rows, of_need.get("groups", []))
-        if "counts" in of_need:
-            statistics |= self._count_vocabularies(rows, of_need["counts"])
+        rows, steps = self._inputs(requests)
+        by_need: dict[str, list[StepInputs]] = {}
+        for inputs in steps:
+            need = inputs.step.operator.needs
+            by_need.setdefault(need if need in ("counts", "groups", "external") else "", []).append(inputs)
+        statistics = measure_steps(rows, by_need.get("", []))
+        statistics |= {inputs.key: self._join_external(inputs) for inputs in by_need.get("external", [])}
+        statistics |= self._measure_groups(rows, by_need.get("groups", []))
+        if "counts" in by_need:
+            statistics |= self._count_vocabularies(rows, by_need["counts"])
         return statistics
 
-    def _columns(self, requests: Sequence[ChainRequest]) -> tuple[DataFrame, list[Question]]:
-        """(training rows through the fitted steps, the columns of these rows that are measured)."""
-        rows, columns = self._training.rows(), []
+    def _inputs(self, requests: Sequence[ChainRequest]) -> tuple[DataFrame, list[StepInputs]]:
+        """(training rows, joined as fitted steps need it; the steps with their inputs over these rows)."""
+        rows, steps = self._training.rows(), []
         tables = self._tables.open(self._spark, self._config.output.broadcast_max_rows, self._training.latest)
         for request in requests:
             rows, values = request.before.apply(rows, tables, f"_q{request.index}_")
-            columns += [
-                Question(
+            steps += [
+                StepInputs(
                     key=request.key(step),
                     step=step,
                     values=tuple(values[name] for name in step.inputs),
-                    kinds=tuple(request.types[name] for name in step.inputs),
+                    types=tuple(request.types[name] for name in step.inputs),
                     cardinality=request.cardinality(step),
                 )
                 for step in request.steps
             ]
-        return rows, columns
+        return rows, steps
 
-    def _join_external(self, column: Question) -> Statistics:
+    def _join_external(self, inputs: StepInputs) -> Statistics:
         """Publishes the table that a step of join_external names."""
-        operator = cast(JoinExternal, column.step.operator)
-        source, key = operator.source(column.step)
+        operator = cast(JoinExternal, inputs.step.operator)
+        source, key = operator.source(inputs.step)
         external = read_attributes(
             self._spark, self._config, source, key, "join_external", self._training.days[-1]
         )
         names = (F.col(name) for name in operator.columns)
-        return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), column, {})
+        return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})
 
-    def _measure_groups(self, rows: DataFrame, columns: Sequence[Question]) -> dict[str, Statistics]:
+    def _measure_groups(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
         """Publishes the keyed tables of these steps: one pass over the rows for each operator."""
-        by_operator: list[list[Question]] = []
-        for column in columns:
-            for group in by_operator:
-                if group[0].step.operator == column.step.operator:
-                    group.append(column)
-                    break
-            else:
-                by_operator.append([column])
         statistics = {}
-        for group in by_operator:
-            keys = [column.values for column in group]
-            with keyed_tables(rows, group[0].step.operator, keys) as made:
-                for number, column in enumerate(group):
-                    statistics[column.key] = self._publish_keyed(made.table(number), column, made.facts)
+        remaining = list(steps)
+        while remaining:
+            operator = remaining[0].step.operator
+            group = [inputs for inputs in remaining if inputs.step.operator == operator]
+            remaining = [inputs for inputs in remaining if inputs.step.operator != operator]
+            with keyed_tables(rows, operator, [inputs.values for inputs in group]) as tables:
+                for number, inputs in enumerate(group):
+                    statistics[inputs.key] = self._publish_keyed(tables.table(number), inputs, tables.facts)
         return statistics
 
-    def _publish_keyed(self, table: DataFrame, column: Question, facts: Mapping[str, Any]) -> Statistics:
-        name = table_name(column.step)
+    def _publish_keyed(self, table: DataFrame, inputs: StepInputs, facts: Mapping[str, Any]) -> Statistics:
+        name = table_name(inputs.step)
         self._tables.publish_frame(table, name)
         return Statistics(table=name, facts={**facts, "days": list(self._training.days)})
 
-    def _count_vocabularies(self, rows: DataFrame, columns: Sequence[Question]) -> dict[str, Statistics]:
+    def _count_vocabularies(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
         """Counts all vocabularies in one pass, assigns ids, and publishes vocabularies and rare values."""
-        operators = {vocabulary_of(column.step): cast(Categorify, column.step.operator) for column in columns}
+        operators = {vocabulary_of(inputs.step): cast(Categorify, inputs.step.operator) for inputs in steps}
         rules = {
             name: IdRule(operator.least(name), operator.first_id, operator.max_size)
             for name, operator in operators.items()
         }
         fixed = [
-            (name, value, operator.first_id + place, 0, self._training.latest)
+            (name, value, operator.first_id + position, 0, self._training.latest)
             for name, operator in operators.items()
-            for place, value in enumerate(operator.values or ())
+            for position, value in enumerate(operator.values or ())
         ]
         fixed_names = {name for name, *_ in fixed}
         values = [
-            (vocabulary_of(column.step), column.values[0], column.kinds[0] in LISTS)
-            for column in columns
-            if vocabulary_of(column.step) not in fixed_names
+            (vocabulary_of(inputs.step), inputs.values[0], inputs.types[0] in LISTS)
+            for inputs in steps
+            if vocabulary_of(inputs.step) not in fixed_names
         ]
         facts = self._publish_vocabularies(self._counts(rows, values), rules, fixed)
         self._tables.add_vocabularies(facts)
         highest = {name: facts[name]["highest"] if name in facts else 0 for name in operators}
         return {
-            column.key: Statistics(cardinality=highest[vocabulary_of(column.step)] + 1) for column in columns
+            inputs.key: Statistics(cardinality=highest[vocabulary_of(inputs.step)] + 1) for inputs in steps
         }
 
     def _counts(self, rows: DataFrame, values: Sequence[tuple[str, Column, bool]]) -> DataFrame:
