@@ -18,6 +18,7 @@ from etl.fit.training_days import TrainingDays
 from etl.fit.version_tables import VersionTables
 from etl.ops import Operator, operator_from_config
 from etl.ops.join_external import JoinExternal
+from etl.ops.tables import LocalTables
 from etl.raw.files import RawFiles, require_raw
 from etl.spark.quarantine import layout_digest
 from etl.spark.split_rows import preparation
@@ -25,7 +26,13 @@ from etl.split.time_split import SPLIT
 from etl.value_counts.requests import Counts, join_days
 from etl.workflow.chains import FittedChain
 from etl.workflow.feature_plan import Plan, plan
-from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow, save_workflow, workflow_exists
+from etl.workflow.fitted_workflow import (
+    FittedWorkflow,
+    LocalWorkflow,
+    load_workflow,
+    save_workflow,
+    workflow_exists,
+)
 from etl.workflow.unfitted_chains import Chain
 from storage.feature_spec import EVENT_TIME, ROW_ID, Feature, FeatureSpec, raw_keys
 from storage.manifest import digest_of
@@ -86,18 +93,17 @@ def fit_workflow(
     )
     tables = VersionTables(lake, version, parent.version if parent else None, config.output.row_group_rows)
     chains = fit_chains(spark, config, planned.chains, training, parent, tables)
-    save_workflow(
-        lake,
+    workflow = LocalWorkflow(
         version=version,
         parent=parent.version if parent else None,
         spec=_spec(config, version, planned, chains),
         chains=chains,
-        asked=descriptions,
+        descriptions=tuple(descriptions),
         counted=counted,
-        tables=tables.rows,
         vocabularies=tables.vocabularies,
-        latest=latest,
+        local=LocalTables({}, latest),
     )
+    save_workflow(lake, workflow, tables.rows)
     return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
 
 
@@ -143,8 +149,8 @@ def _canonical(config: Config) -> Config:
 
 def _require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> None:
     """Raises ConfigError where the chains are not those of the parent."""
-    changed = [chain for chain in descriptions if chain not in parent.asked]
-    changed += [chain for chain in parent.asked if chain not in descriptions]
+    changed = [chain for chain in descriptions if chain not in parent.descriptions]
+    changed += [chain for chain in parent.descriptions if chain not in descriptions]
     if changed:
         raise ConfigError(
             f"workflow {parent.version} has other features, so it cannot be extended: {changed[:3]}",
