@@ -1,4 +1,4 @@
-"""Dates in arguments and configurations: ISO dates of years for which every reckoning with days has a result."""
+"""Dates in arguments and configurations: ISO dates of years in which every date arithmetic has a result."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 2199
+EPOCH = date(1970, 1, 1)
 
 
 def iso_date(value: Any) -> str:
-    """The date as YYYY-MM-DD; ValueError otherwise. YAML makes a date of it where it is not quoted."""
+    """Returns the date as YYYY-MM-DD; raises ValueError for other values. YAML reads an unquoted date as a `date`."""
     text = value.isoformat() if type(value) is date else str(value)
     parsed = date.fromisoformat(text)
     if parsed.isoformat() != text:
@@ -19,6 +20,12 @@ def iso_date(value: Any) -> str:
     if not _FIRST_YEAR <= parsed.year <= _LAST_YEAR:
         raise ValueError(f"its year is not one from {_FIRST_YEAR} to {_LAST_YEAR}")
     return text
+
+
+def days_since_epoch(day: str | date) -> int:
+    """Days from 1970-01-01 to a day, which is a date or an ISO date."""
+    parsed = date.fromisoformat(day) if isinstance(day, str) else day
+    return (parsed - EPOCH).days
 
 
 IsoDate = Annotated[str, BeforeValidator(iso_date)]

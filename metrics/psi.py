@@ -44,6 +44,11 @@ class Drift:
     moved_train_share: float
     moved_day_share: float
 
+    @property
+    def psi_above_noise(self) -> float:
+        """The PSI where it is more than chance may cause, otherwise 0."""
+        return above_noise(self.psi, self.noise)
+
 
 def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
     """(B,) counts of both → (B,) terms of the PSI, none negative; zero for bins that are empty in both.
@@ -62,6 +67,11 @@ def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
     terms = np.zeros(e.shape)
     terms[used] = (a[used] - e[used]) * np.log(a[used] / e[used])
     return terms
+
+
+def above_noise(psi: float, noise: float) -> float:
+    """A PSI where it is above its noise, otherwise 0: chance alone causes a large PSI on a day with few rows."""
+    return psi if psi > noise else 0.0
 
 
 def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:

@@ -18,7 +18,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from spark.worker_imports import asked_for
+from spark.worker_imports import requested_imports
 
 # What Python workers of ours run; they bring numpy, pyarrow and pyspark with them. torch is left to those that score
 # (worker_imports.py).
@@ -62,7 +62,7 @@ def forget_archives() -> None:
 
 def main() -> None:
     forget_archives()
-    for module in (*IMPORTED, *asked_for()):
+    for module in (*IMPORTED, *requested_imports()):
         import_module(module)
     import pyspark.daemon
 

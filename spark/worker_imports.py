@@ -1,37 +1,16 @@
-"""Python workers that have more imported before their fork than spark.worker_daemon imports for all."""
+"""The modules that one kind of Python worker imports before its fork, in addition to those of spark.worker_daemon.
+
+spark.tasks writes the variable on the driver, and the daemon reads it. Spark starts one daemon for each different
+environment of the functions that it runs. This module must not import pyspark: the daemon first decides from where.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # the daemon chooses where pyspark is imported from
-    from pyspark.sql import SparkSession
 
 VARIABLE = "NIGHTRANK_WORKER_IMPORTS"
 
 
-@contextmanager
-def importing(spark: SparkSession, *modules: str) -> Iterator[None]:
-    """Functions that meet a frame within this block run in workers forked from a process that has imported these modules too.
-
-    Spark keeps a process to fork from for each set of variables of the functions it runs. Another daemon than ours does not know the
-    variable, and its workers import what they need themselves.
-    """
-    environment = spark.sparkContext.environment
-    before = environment.get(VARIABLE)
-    environment[VARIABLE] = ",".join(modules)
-    try:
-        yield
-    finally:
-        if before is None:
-            del environment[VARIABLE]
-        else:
-            environment[VARIABLE] = before
-
-
-def asked_for() -> list[str]:
-    """The modules that the functions of this process asked for."""
+def requested_imports() -> list[str]:
+    """The modules that the environment of this process names."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]

@@ -1,29 +1,39 @@
-"""Makes workflow versions: fits a new one on training days, or extends one by days it has not counted."""
+"""Fits a workflow version on training days, or extends a version by days that it has not counted."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from conf.dates import days_since_epoch
 from conf.errors import ConfigError
 from conf.load import config_digest
 from conf.types import Config, Scope
-from etl.fit.fit_chains import Fitting
+from etl.fit.fit_chains import fit_chains
+from etl.fit.training_days import TrainingDays
+from etl.fit.version_tables import VersionTables
 from etl.ops import Operator, operator_from_config
 from etl.ops.join_external import JoinExternal
+from etl.ops.tables import LocalTables
 from etl.raw.files import RawFiles, require_raw
 from etl.spark.quarantine import layout_digest
 from etl.spark.split_rows import preparation
 from etl.split.time_split import SPLIT
-from etl.value_counts.requests import Counts, added
+from etl.value_counts.requests import Counts, join_days
 from etl.workflow.chains import FittedChain
-from etl.workflow.feature_plan import Chain, Plan, plan
-from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow, save_workflow, workflow_exists
+from etl.workflow.feature_plan import Plan, plan
+from etl.workflow.fitted_workflow import (
+    FittedWorkflow,
+    LocalWorkflow,
+    load_workflow,
+    save_workflow,
+    workflow_exists,
+)
+from etl.workflow.unfitted_chains import Chain
 from storage.feature_spec import EVENT_TIME, ROW_ID, Feature, FeatureSpec, raw_keys
 from storage.manifest import digest_of
 from storage.paths import Lake
@@ -32,8 +42,8 @@ log = logging.getLogger("nightrank.etl")
 
 # Part of every version: raise it when the meaning of an operator changes.
 FORMAT = 2
-# Parameters an extension may change: they decide for values without an id alone, or how old a value may be.
-_OF_NEW_VALUES = ("min_count", "max_size", "max_age_days")
+# Parameters that an extension may change: they concern only values without an id, or the age of a value.
+_MAY_CHANGE = ("min_count", "max_size", "max_age_days")
 
 
 def fit_workflow(
@@ -45,10 +55,11 @@ def fit_workflow(
     parent: FittedWorkflow | None,
     counts_of: Callable[[RawFiles], Counts] | None = None,
 ) -> FittedWorkflow:
-    """The workflow version of these training days; made unless it exists.
+    """The workflow version of these training days; it is fitted unless it exists.
 
-    With a parent, its fitted numbers stay and its vocabularies are extended by the days it has not counted; so a model
-    trained on the parent's features keeps its meaning. Without, everything is fitted anew.
+    With a parent, its fitted numbers stay, and its vocabularies are extended by the days that it has not
+    counted. So a model trained on the parent's features keeps its meaning. Without a parent, everything is
+    fitted anew.
 
     Args:
         days: the training days.
@@ -70,53 +81,41 @@ def fit_workflow(
     if workflow_exists(lake, version):
         log.info("workflow %s exists already", version)
         return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
-    asked = [_asked(chain) for chain in planned.chains]
+    descriptions = [_description(chain) for chain in planned.chains]
     if parent:
-        _require_same_chains(asked, parent)
-    counts = None
-    if counts_of:
-        counts = added(_day_number(max(counted)), [counts_of(day) for day in new_days])
-    latest = _day_number(max(counted))
-    fitting = Fitting(
-        spark,
-        config,
-        lake,
-        version,
-        lambda: training_rows([rows_of(day) for day in new_days]),
-        sorted(day.dt for day in new_days),
-        latest,
-        parent,
-        counts,
-    )
-    fitted, measured = fitting.fit(planned.chains)
-    save_workflow(
-        lake,
-        version=version,
-        parent=parent.version if parent else None,
-        spec=_spec(config, version, planned, fitted),
-        chains=fitted,
-        asked=asked,
-        counted=counted,
-        tables=fitting.table_rows,
-        vocabularies=measured,
+        _require_same_chains(descriptions, parent)
+    latest = days_since_epoch(max(counted))
+    training = TrainingDays(
+        rows=lambda: training_rows([rows_of(day) for day in new_days]),
+        value_counts=join_days(latest, [counts_of(day) for day in new_days]) if counts_of else None,
+        days=sorted(day.dt for day in new_days),
         latest=latest,
     )
+    tables = VersionTables(lake, version, parent.version if parent else None, config.output.row_group_rows)
+    chains = fit_chains(spark, config, planned.chains, training, parent, tables)
+    workflow = LocalWorkflow(
+        version=version,
+        parent=parent.version if parent else None,
+        spec=_spec(config, version, planned, chains),
+        chains=chains,
+        descriptions=tuple(descriptions),
+        counted=counted,
+        vocabularies=tables.vocabularies,
+        local=LocalTables({}, latest),
+    )
+    save_workflow(lake, workflow, tables.rows)
     return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine)
 
 
-def _day_number(day: str) -> int:
-    """Days since 1970-01-01."""
-    return date.fromisoformat(day).toordinal() - date(1970, 1, 1).toordinal()
-
-
 def training_rows(days: Sequence[DataFrame]) -> DataFrame:
-    """The training rows of days: all of a day, or its train split for logs cut inside one partition."""
+    """The training rows of days: all rows, or the train split of a log that is split inside one partition."""
     rows = reduce(DataFrame.unionByName, days)
     return rows.where(F.col(SPLIT) == "train") if SPLIT in rows.columns else rows
 
 
 def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
-    # The split decides which rows are training rows only for logs that are cut inside a partition.
+    """The digest of everything that the fitted workflow depends on."""
+    # The split decides which rows are training rows only for logs that are split inside one partition.
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
     sections += [] if config.split.by == "day" else ["split"]
     external = {
@@ -140,7 +139,7 @@ def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days:
 
 
 def _canonical(config: Config) -> Config:
-    """The same configuration with each operator written in one way: without parameters that are the defaults."""
+    """The same configuration with its operators in one notation, without parameters that are defaults."""
     groups = [
         group.model_copy(update={"ops": [operator_from_config(entry).config() for entry in group.ops]})
         for group in config.features
@@ -148,31 +147,33 @@ def _canonical(config: Config) -> Config:
     return config.model_copy(update={"features": groups})
 
 
-def _require_same_chains(asked: Sequence[str], parent: FittedWorkflow) -> None:
-    changed = [each for each in asked if each not in parent.asked]
-    changed += [each for each in parent.asked if each not in asked]
+def _require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> None:
+    """Raises ConfigError where the chains are not those of the parent."""
+    changed = [chain for chain in descriptions if chain not in parent.descriptions]
+    changed += [chain for chain in parent.descriptions if chain not in descriptions]
     if changed:
         raise ConfigError(
-            f"features differ from those of workflow {parent.version}, which cannot be extended: {changed[:3]}",
-            "set workflow.mode=fit to start anew (the next model then starts cold), or restore the features",
+            f"workflow {parent.version} has other features, so it cannot be extended: {changed[:3]}",
+            "restore the features, or set workflow.mode=fit to fit a new one (the next model starts cold)",
         )
 
 
-def _asked(chain: Chain) -> str:
-    """A chain with all that an extension must find unchanged: its fitted numbers are the parent's, its ids stay."""
+def _description(chain: Chain) -> str:
+    """A text with everything of a chain that an extension may not change."""
     steps = [f"{_parameters(step.operator)} {'/'.join(step.outputs)}" for step in chain.steps]
     return f"{','.join(chain.inputs)} → {', '.join(steps)}"
 
 
 def _parameters(operator: Operator) -> str:
-    """The operator's name and parameters, but for those that say which new values of a vocabulary get an id."""
+    """The operator's name and its parameters, without those that an extension may change."""
     entry = operator.config()
-    given = dict((entry.get(operator.name) or {}) if isinstance(entry, dict) else {})
-    told = {name: value for name, value in sorted(given.items()) if name not in _OF_NEW_VALUES}
-    return f"{operator.name}({', '.join(f'{name}={value}' for name, value in told.items())})"
+    parameters = dict((entry.get(operator.name) or {}) if isinstance(entry, dict) else {})
+    fixed = {name: value for name, value in sorted(parameters.items()) if name not in _MAY_CHANGE}
+    return f"{operator.name}({', '.join(f'{name}={value}' for name, value in fixed.items())})"
 
 
 def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedChain]) -> FeatureSpec:
+    """The features of the fitted chains, in the order of the configuration."""
     scopes: dict[str, Scope] = dict.fromkeys(config.scopes.user, "user")
     scopes |= dict.fromkeys(config.scopes.item, "item")
     scopes |= dict.fromkeys(config.scopes.context, "context")
@@ -180,11 +181,11 @@ def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedCh
     cardinalities: Mapping[str, int] = {
         name: size for chain in chains for name, size in chain.cardinalities.items()
     }
-    made = {name for chain in chains for name in chain.outputs}
+    outputs = {name for chain in chains for name in chain.outputs}
     features = tuple(
         _feature(name, kinds[name], scopes.get(name, "pair"), cardinalities.get(name))
         for name in planned.features
-        if name in made
+        if name in outputs
     )
     if not features:
         raise ConfigError("every feature was left out", "lower min_cardinality of drop_low_cardinality")

@@ -1,6 +1,7 @@
-"""Is today's log like the log the model was trained on? Profiles of days, drift between them, limits that warn or stop.
+"""The data report: is the log of a day like the log that the model was trained on?
 
-`counts` turns rows into (column, value, count); `summary` boils those down to what a profile holds; `profile` publishes the
-profile of one part of the log; `compare` holds a day's values against the training window's; `drift` is the arithmetic;
-`checks` has the limits; `report` puts it all together for one run date.
+`counts` turns rows into (column, value, count), and `column_summary` reduces these to the figures of a
+column. `profile` publishes them for each day. `day_values` compares the values of a day with those of the
+train days. `metrics.psi` computes drift, `checks` has the limits, and `report` publishes the report of a run
+date.
 """

@@ -1,34 +1,49 @@
-"""The limits of the section `quality`: which figures of a data report are worth a warning, and which stop the job."""
+"""The limits of the section `quality`: which figures of a data report are warnings, and which stop a job."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from conf.errors import DataError
 from conf.types import Quality, SplitConfig
-from etl.quality.report_types import ColumnReport, Comparison, PieceRows
+from etl.quality.report_types import ColumnReport, Comparison
 
 Level = Literal["warn", "stop"]
 
+# Keys of a published finding that differ from the names of its fields.
+_KEYS = {"message": "said"}
 _LEVELS: tuple[Level, ...] = ("stop", "warn")
-_NAMED = 5
-_SHOWN_CHARACTERS = 60
+_MAX_STOPS = 5  # that the error names
+_MAX_CHARACTERS = 60  # of a value that a message shows
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A figure above a limit. `check` and `level` name the key: `quality.<check>_<level>`; without `column`, of the day."""
+    """A figure above a limit, which is the setting `quality.<check>_<level>`.
+
+    Attributes:
+        column: None for figures of the whole day.
+    """
 
     level: Level
     check: str
     column: str | None
     value: float
     limit: float
-    said: str
+    message: str
+
+    def to_facts(self) -> dict[str, Any]:
+        """The finding as JSON values."""
+        return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Finding:
+        """The finding whose `to_facts` these are."""
+        return cls(**{field.name: facts[_KEYS.get(field.name, field.name)] for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -36,100 +51,107 @@ class _Figure:
     check: str
     column: str | None
     value: float
-    said: str
+    message: str
 
 
-def find(quality: Quality, split: SplitConfig, compared: Comparison) -> list[Finding]:
-    """Every figure above its limit, at the higher of its two levels; stops first, then by check and column."""
-    figures = [*_of_rows(split, compared), *_of_columns(quality, compared)]
-    found = []
+def check_limits(quality: Quality, split: SplitConfig, compared: Comparison) -> list[Finding]:
+    """Every figure above its limit, at the higher of its two levels; stops first, then by check."""
+    figures = [*_row_figures(split, compared), *_all_column_figures(quality, compared)]
+    findings = []
     for figure in figures:
         for level in _LEVELS:
             limit = getattr(quality, f"{figure.check}_{level}")
             if limit is not None and figure.value > limit:
-                found.append(Finding(level, figure.check, figure.column, figure.value, limit, figure.said))
+                findings.append(
+                    Finding(level, figure.check, figure.column, figure.value, limit, figure.message)
+                )
                 break
-    return sorted(found, key=lambda each: (each.level, each.check, -each.value, each.column or ""))
+    return sorted(
+        findings, key=lambda finding: (finding.level, finding.check, -finding.value, finding.column or "")
+    )
 
 
-def enforce(compared: Comparison, findings: list[Finding], report: str) -> None:
-    """Ends the job where a finding says so.
+def require_no_stop(compared: Comparison, findings: list[Finding], report: str) -> None:
+    """Stops the job if a finding has the level "stop".
 
     Args:
-        report: path of the published data report, for the reader of the error.
+        report: path of the published data report, which the error names.
 
     Raises:
-        DataError: names day, columns, values and limits, and the `--set` that would accept them.
+        DataError: names day, columns, values and limits, and the `--set` that accepts them.
     """
-    stops = [each for each in findings if each.level == "stop"]
+    stops = [finding for finding in findings if finding.level == "stop"]
     if not stops:
         return
     days = [piece.dt for piece in compared.train]
-    told = "; ".join(
-        f"{each.said}: {each.check}={each.value:.4g} is above quality.{each.check}_stop={each.limit:g}"
-        for each in stops[:_NAMED]
+    messages = "; ".join(
+        f"{stop.message}: {stop.check}={stop.value:.4g} is above quality.{stop.check}_stop={stop.limit:g}"
+        for stop in stops[:_MAX_STOPS]
     )
-    more = f"; and {len(stops) - _NAMED} more" if len(stops) > _NAMED else ""
+    more = f"; and {len(stops) - _MAX_STOPS} more" if len(stops) > _MAX_STOPS else ""
     accepted: dict[str, float] = {}
-    for each in stops:
-        accepted[each.check] = max(accepted.get(each.check, 0.0), each.value)
+    for stop in stops:
+        accepted[stop.check] = max(accepted.get(stop.check, 0.0), stop.value)
     options = " ".join(
         f"--set quality.{check}_stop={_rounded_up(value)}" for check, value in sorted(accepted.items())
     )
     raise DataError(
-        f"the log of {compared.day} is not like that of its train days {days[0]} to {days[-1]}: {told}{more}",
-        f"look at {report} or the report job's page and deliver the day again; if the change is meant, accept it with "
-        f"{options} or name columns that always change in quality.exempt",
+        f"the log of {compared.day} is not like that of its train days {days[0]} to {days[-1]}: "
+        f"{messages}{more}",
+        f"look at {report} or at the page of the report job, and deliver the day again; if the change is "
+        f"intended, accept it with {options} or name columns that always change in quality.exempt",
     )
 
 
-def _of_rows(split: SplitConfig, compared: Comparison) -> Iterator[_Figure]:
-    """Rows and clicks of the day; sizes only where splits are days, clicks only where splits are not made by them."""
+def _row_figures(split: SplitConfig, compared: Comparison) -> Iterator[_Figure]:
+    """Figures of rows and clicks of the day.
+
+    Numbers of rows are compared where splits are days, click rates where clicks do not decide the split.
+    """
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)
     if split.by == "day" and usual:
-        said = f"{today.rows} rows, {usual:g} on the median train day"
-        yield _Figure("row_shortfall", None, 1 - today.rows / usual, said)
-        yield _Figure("row_excess", None, today.rows / usual - 1, said)
-    rate, before = _click_rate([today]), _click_rate(train)
-    if split.by != "leave_last_out" and rate is not None and before:
-        said = f"{rate:.2%} of rows are clicks, {before:.2%} in the train days"
-        yield _Figure("click_rate_change", None, abs(rate / before - 1), said)
+        message = f"{today.rows} rows, {usual:g} on the median train day"
+        yield _Figure("row_shortfall", None, 1 - today.rows / usual, message)
+        yield _Figure("row_excess", None, today.rows / usual - 1, message)
+    rates = compared.click_rates
+    if split.by != "leave_last_out" and rates is not None:
+        message = f"{rates.today:.2%} of rows are clicks, {rates.train:.2%} in the train days"
+        yield _Figure("click_rate_change", None, rates.change, message)
 
 
-def _click_rate(pieces: list[PieceRows]) -> float | None:
-    rows = sum(piece.rows for piece in pieces)
-    return sum(piece.clicks for piece in pieces) / rows if rows else None
-
-
-def _of_columns(quality: Quality, compared: Comparison) -> Iterator[_Figure]:
+def _all_column_figures(quality: Quality, compared: Comparison) -> Iterator[_Figure]:
     for column in compared.columns:
         if column.name not in quality.exempt:
-            yield from _of_column(column)
+            yield from _column_figures(column)
 
 
-def _of_column(column: ColumnReport) -> Iterator[_Figure]:
-    null, before = column.null_rate, column.train_null_rate
-    if null is not None and before is not None:
-        said = f"{column.name} is null in {null:.2%} of rows, {before:.2%} in the train days"
-        yield _Figure("null_rate_change", column.name, abs(null - before), said)
+def _column_figures(column: ColumnReport) -> Iterator[_Figure]:
+    null_rate, train_null_rate = column.null_rate, column.train_null_rate
+    if null_rate is not None and train_null_rate is not None:
+        message = f"{column.name} is null in {null_rate:.2%} of rows, {train_null_rate:.2%} in the train days"
+        yield _Figure("null_rate_change", column.name, abs(null_rate - train_null_rate), message)
     if column.new_value_rate is not None:
         most = f", most often {_quoted(column.new_top[0][0])}" if column.new_top else ""
-        said = f"{column.new_value_rate:.2%} of the values of {column.name} are not in the train days{most}"
-        yield _Figure("new_value_rate", column.name, column.new_value_rate, said)
-    # A PSI that chance may give says nothing, whatever the limit: a day of ten rows has a large one.
-    if column.psi is not None and column.psi > (column.psi_noise or 0.0) and column.moved is not None:
+        message = (
+            f"{column.new_value_rate:.2%} of the values of {column.name} are not in the train days{most}"
+        )
+        yield _Figure("new_value_rate", column.name, column.new_value_rate, message)
+    if column.psi_above_noise and column.moved is not None:
         label, train, day = column.moved
-        said = f"{column.name} drifted, most at {_quoted(label)} with {day:.2%} of rows, {train:.2%} in the train days"
-        yield _Figure("psi", column.name, column.psi, said)
+        message = (
+            f"{column.name} drifted, most at {_quoted(label)} with {day:.2%} of rows, {train:.2%} in the "
+            "train days"
+        )
+        yield _Figure("psi", column.name, column.psi_above_noise, message)
 
 
 def _quoted(value: str) -> str:
-    """A raw value inside a message, on one line and not for ever."""
-    return repr(value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "…")
+    """A raw value as a message shows it: on one line, and shortened."""
+    return repr(value if len(value) <= _MAX_CHARACTERS else value[:_MAX_CHARACTERS] + "…")
 
 
 def _rounded_up(value: float) -> str:
-    """The value with two digits, rounded up: a limit that it does not exceed."""
+    """The value with two digits, rounded up, so that it is not above this limit."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / step) * step:.6g}"

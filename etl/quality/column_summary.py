@@ -1,4 +1,4 @@
-"""A column's value counts boiled down to what a profile holds: summaries of parts, which add up to that of the whole."""
+"""Summaries of columns: the figures of a profile, from value counts. Summaries of parts can be added."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from etl.quality.counts import Kind
-from etl.quality.reduce_by_key import gather
+from etl.quality.reduce_by_key import reduce_by_key
 from etl.quality.report_types import Number
 from metrics.histogram import bin_keys
 
 TOP = 20
-# Every finite double is a whole multiple of 2**-1074, so sums in that unit are exact in any order.
+# Every finite double is a multiple of 2**-1074, so sums in this unit are exact in any order.
 _UNIT = 2**1074
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What is known of some of a column's values; each value lies in one summary with all its cells.
+    """The figures of some values of a column. Each value is in one summary, with all its cells.
 
     Attributes:
-        nulls, cells: cells without and with a value.
-        distinct: number of values.
-        top: (value, count) of the most frequent, by descending count, ties by value (names by their UTF-8 bytes).
-        low, high, total, bins: of numbers: extremes, sum in units of 2**-1074, bin key (metrics.histogram) → cells.
+        nulls, cells: number of cells without and with a value.
+        distinct: number of different values.
+        top: (value, count) of the most frequent values, by descending count, ties by value (text by UTF-8
+            bytes).
+        low, high: extremes of numbers.
+        total: sum of numbers in units of 2**-1074.
+        bins: bin key (metrics.histogram) → cells, of numbers.
     """
 
     nulls: int = 0
@@ -48,18 +51,18 @@ class Summary:
 
     @property
     def mean(self) -> float | None:
-        """The mean of the numbers; None for names and where there is no cell."""
+        """The mean of the numbers; None for text and where there is no cell."""
         return None if self.low is None else float(Fraction(self.total, self.cells * _UNIT))
 
     def __add__(self, other: Summary) -> Summary:
-        lows = [each.low for each in (self, other) if each.low is not None]
-        highs = [each.high for each in (self, other) if each.high is not None]
+        lows = [part.low for part in (self, other) if part.low is not None]
+        highs = [part.high for part in (self, other) if part.high is not None]
         bins = Counter(self.bins or {}) + Counter(other.bins or {})
         return Summary(
             nulls=self.nulls + other.nulls,
             cells=self.cells + other.cells,
             distinct=self.distinct + other.distinct,
-            top=tuple(sorted((*self.top, *other.top), key=lambda each: (-each[1], each[0]))[:TOP]),
+            top=tuple(sorted((*self.top, *other.top), key=lambda entry: (-entry[1], entry[0]))[:TOP]),
             low=min(lows, default=None),
             high=max(highs, default=None),
             total=self.total + other.total,
@@ -67,10 +70,12 @@ class Summary:
         )
 
     def to_json(self) -> str:
+        """The summary as JSON."""
         return json.dumps({**asdict(self), "bins": self.bins and list(self.bins.items())})
 
     @classmethod
     def from_json(cls, text: str) -> Summary:
+        """The summary whose `to_json` this is."""
         values = json.loads(text)
         top = tuple((value, count) for value, count in values.pop("top"))
         bins = values.pop("bins")
@@ -78,24 +83,23 @@ class Summary:
 
 
 def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
-    """The summary of (n,) different values as strings, one of them null at most, and their (n,) counts."""
-    there = values.is_valid()
+    """The summary of (n,) different values as strings, at most one of them null, and their (n,) counts."""
+    valid = values.is_valid()
     nulls = int(pc.sum(counts.filter(values.is_null()), min_count=0).as_py())
-    named = values.filter(there)
-    counted = counts.filter(there)
-    if not len(named):
+    texts, text_counts = values.filter(valid), counts.filter(valid)
+    if not len(texts):
         return Summary(nulls=nulls)
-    table = pa.table({"value": named if kind == "string" else _numbers(named, kind), "count": counted})
+    table = pa.table({"value": texts if kind == "string" else _numbers(texts, kind), "count": text_counts})
     order = [("count", "descending"), ("value", "ascending")]
     most = table.take(pc.select_k_unstable(table, k=min(TOP, len(table)), sort_keys=order))
     top = tuple(zip(most["value"].to_pylist(), most["count"].to_pylist(), strict=True))
-    cells = int(pc.sum(counted).as_py())
+    cells = int(pc.sum(text_counts).as_py())
     if kind == "string":
         return Summary(nulls, cells, len(table), top)
-    numbers, times = table["value"].to_pylist(), counted.to_pylist()
-    keys, place = np.unique(bin_keys(np.array(numbers, np.float64)), return_inverse=True)
+    numbers, times = table["value"].to_pylist(), text_counts.to_pylist()
+    keys, position = np.unique(bin_keys(np.array(numbers, np.float64)), return_inverse=True)
     in_bin = np.zeros(len(keys), np.int64)
-    np.add.at(in_bin, place, np.asarray(times, np.int64))
+    np.add.at(in_bin, position, np.asarray(times, np.int64))
     bins = dict(zip(keys.tolist(), in_bin.tolist(), strict=True))
     if kind == "int":
         total = sum(map(mul, numbers, times)) * _UNIT
@@ -114,10 +118,13 @@ def _in_units(number: float) -> int:
 
 
 def summarise_counts(counts: DataFrame, pieces: int, kinds: Mapping[str, Kind]) -> list[dict[str, Summary]]:
-    """Per piece: column → summary of its (piece, column, value, count) rows, empty where it has none. One Spark job."""
+    """For each piece, column → summary of its (piece, column, value, count) rows. One Spark job.
+
+    A column without rows has an empty summary.
+    """
     keyed = counts.select(F.concat("piece", F.lit(":"), "column").alias("key"), "value", "count")
-    found = gather(keyed, partial(_summary_of, dict(kinds)), Summary)
-    return [{name: found.get(f"{piece}:{name}", Summary()) for name in kinds} for piece in range(pieces)]
+    summaries = reduce_by_key(keyed, partial(_summary_of, dict(kinds)), Summary)
+    return [{name: summaries.get(f"{piece}:{name}", Summary()) for name in kinds} for piece in range(pieces)]
 
 
 def _summary_of(kinds: Mapping[str, Kind], key: str, rows: pa.RecordBatch) -> Summary:

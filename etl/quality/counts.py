@@ -1,4 +1,4 @@
-"""How often each value occurs in each column: one pass over the rows for all columns, nothing collected."""
+"""The value counts of every column, from one pass over the rows for all columns."""
 
 from __future__ import annotations
 
@@ -19,31 +19,36 @@ from storage.feature_spec import LABEL
 
 Kind = Literal["string", "int", "float"]
 
-LABEL_CELLS = ""  # the name the label is counted under: no raw column has it
+LABEL_CELLS = ""  # the name of the label in value counts; no raw column has this name
 
 
 @dataclass(frozen=True)
 class Column:
-    """A raw feature column. `kind` string: its values are names, compared as text; int or float: they are numbers."""
+    """A raw feature column.
+
+    Attributes:
+        kind: "string" for categorical values, which are compared as text; "int" or "float" for numbers.
+    """
 
     name: str
     kind: Kind
 
     @property
     def numeric(self) -> bool:
+        """Whether the values are numbers."""
         return self.kind != "string"
 
 
 def feature_columns(config: Config) -> list[Column]:
-    """The raw columns behind the features, in config order: dense ones as numbers, categorical ones as names."""
+    """The raw columns of the features, in order: numbers for dense features, text for categorical ones."""
     types = plan(config).columns
-    found: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     for group in config.features:
         for name in group.columns:
             kind = types[name]
-            if kind in ("int", "float", "string"):  # lists that `prepare` made have no profile
-                found.setdefault(name, Column(name, _kind(kind) if group.kind == "dense" else "string"))
-    return list(found.values())
+            if kind in ("int", "float", "string"):  # lists that `prepare` makes have no profile
+                columns.setdefault(name, Column(name, _kind(kind) if group.kind == "dense" else "string"))
+    return list(columns.values())
 
 
 def _kind(of_column: Type) -> Kind:
@@ -51,42 +56,44 @@ def _kind(of_column: Type) -> Kind:
 
 
 def count_cells(pieces: Sequence[DataFrame], columns: Sequence[Column]) -> DataFrame:
-    """(piece, column, value, count): every cell of the columns and of the label, nulls as a null value. Exact.
+    """(piece, column, value, count) of all cells of the columns and of the label. Nulls have a null value.
 
-    All pieces of the log are counted in one pass: a day is small beside what a Spark job costs on one machine. Each Arrow
-    batch is counted where it is read, so that what is shuffled, by column and value, is values and not cells. Numbers are
-    written as decimals that read back as the same number; -0.0 counts as 0.0.
+    One pass counts all pieces, because a Spark job for each day would cost more than counting the day. Each
+    Arrow batch is counted where it is read, so Spark shuffles values instead of cells. Numbers are texts that
+    read back as the same number; -0.0 counts as 0.0.
 
     Args:
-        pieces: rows with the columns and the label; `piece` is the place in this list.
+        pieces: rows with the columns and the label; `piece` is the index in this list.
     """
-    every = [Column(LABEL_CELLS, "float"), *columns]
+    all_columns = [Column(LABEL_CELLS, "float"), *columns]
     cells = [
         F.col(LABEL if column.name == LABEL_CELLS else f"`{column.name}`")
         .cast({"string": "string", "int": "bigint", "float": "double"}[column.kind])
         .alias(f"c{index}")
-        for index, column in enumerate(every)
+        for index, column in enumerate(all_columns)
     ]
-    marked = [rows.select(F.lit(place).alias("piece"), *cells) for place, rows in enumerate(pieces)]
+    marked = [rows.select(F.lit(index).alias("piece"), *cells) for index, rows in enumerate(pieces)]
     schema = "piece int, column string, value string, count long"
-    partial = reduce(DataFrame.unionAll, marked).mapInArrow(_counter(every), schema)
+    partial = reduce(DataFrame.unionAll, marked).mapInArrow(_count_batches(all_columns), schema)
     return partial.groupBy("piece", "column", "value").agg(F.sum("count").alias("count"))
 
 
-def _counter(columns: Sequence[Column]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _count_batches(
+    columns: Sequence[Column],
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     names = ["piece", "column", "value", "count"]
 
     def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            column_of, values, counts = [], [], []
+            column_names, values, counts = [], [], []
             for column, cells in zip(columns, batch.columns[1:], strict=True):
-                found = pc.value_counts(pc.add(cells, 0.0) if column.kind == "float" else cells)
-                column_of.append(pa.repeat(column.name, len(found)))
-                values.append(found.field("values").cast(pa.string()))
-                counts.append(found.field("counts"))
-            arrays = [pa.concat_arrays(each) for each in (column_of, values, counts)]
+                counted = pc.value_counts(pc.add(cells, 0.0) if column.kind == "float" else cells)
+                column_names.append(pa.repeat(column.name, len(counted)))
+                values.append(counted.field("values").cast(pa.string()))
+                counts.append(counted.field("counts"))
+            arrays = [pa.concat_arrays(parts) for parts in (column_names, values, counts)]
             piece = pa.repeat(batch.column(0)[0], len(arrays[0]))  # a task reads one piece
             yield pa.RecordBatch.from_arrays([piece, *arrays], names)
 

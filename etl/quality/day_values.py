@@ -1,4 +1,4 @@
-"""A day's values against those of the training window: what is new, and how the frequent ones moved. Exact, distributed."""
+"""The values of a day compared with those of the train days: new values, and counts of frequent ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from etl.quality.column_summary import TOP
-from etl.quality.reduce_by_key import gather
+from etl.quality.reduce_by_key import reduce_by_key
 from storage.paths import Partition
 from storage.publish import read_published
 
@@ -22,14 +22,15 @@ Count = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Values:
-    """What is known of some values of a column; each value lies in one part with all its cells. Nulls are no value.
+    """Figures of some values of a column. Each value is in one part, with all its cells. Nulls are no values.
 
     Attributes:
-        train_cells, day_cells: cells of the training window and of the day.
-        train_distinct: number of values of the training window.
-        new_cells, new_distinct: the day's cells and values that the training window does not have.
-        top: (value, cells in the training window, cells on the day), most frequent in the window first, ties by value.
-        new_top: the most frequent new values, likewise; their cells in the training window are 0.
+        train_cells, day_cells: number of cells on the train days and on the day.
+        train_distinct: number of different values on the train days.
+        new_cells, new_distinct: the day's cells and values that no train day has.
+        top: (value, cells on the train days, cells on the day), most frequent on the train days first, ties
+            by value.
+        new_top: (value, 0, cells on the day) of the most frequent new values, in the same way.
     """
 
     train_cells: int = 0
@@ -47,34 +48,39 @@ class Values:
             self.train_distinct + other.train_distinct,
             self.new_cells + other.new_cells,
             self.new_distinct + other.new_distinct,
-            tuple(sorted((*self.top, *other.top), key=lambda each: (-each[1], each[0]))[:TOP]),
-            tuple(sorted((*self.new_top, *other.new_top), key=lambda each: (-each[2], each[0]))[:TOP]),
+            tuple(sorted((*self.top, *other.top), key=lambda entry: (-entry[1], entry[0]))[:TOP]),
+            tuple(sorted((*self.new_top, *other.new_top), key=lambda entry: (-entry[2], entry[0]))[:TOP]),
         )
 
     def to_json(self) -> str:
+        """The part as JSON."""
         return json.dumps(self.__dict__)
 
     @classmethod
     def from_json(cls, text: str) -> Values:
+        """The part whose `to_json` this is."""
         values = json.loads(text)
         lists = {name: tuple((v, t, d) for v, t, d in values.pop(name)) for name in ("top", "new_top")}
         return cls(**{**values, **lists})
 
 
 def compare_values(spark: SparkSession, train: Sequence[Partition], day: Partition) -> dict[str, Values]:
-    """Column → its values on the day against the training window, from published profiles. One Spark job.
+    """Column → its values on the day compared with the train days, from published profiles. One Spark job.
 
-    Columns without a value on either side are left out.
+    A column that has no value on any of these days is left out.
     """
     zero = F.lit(0).cast("long")
-    window = [_counts(spark, each).select("column", "value", "count", zero.alias("of_day")) for each in train]
+    window = [
+        _counts(spark, partition).select("column", "value", "count", zero.alias("of_day"))
+        for partition in train
+    ]
     today = _counts(spark, day).select("column", "value", zero.alias("count"), F.col("count").alias("of_day"))
     both = (
         reduce(DataFrame.unionByName, [*window, today])
         .groupBy("column", "value")
         .agg(F.sum("count").alias("train"), F.sum("of_day").alias("day"))
     )
-    return gather(both, values_of, Values)
+    return reduce_by_key(both, values_of, Values)
 
 
 def _counts(spark: SparkSession, partition: Partition) -> DataFrame:
@@ -82,7 +88,7 @@ def _counts(spark: SparkSession, partition: Partition) -> DataFrame:
 
 
 def values_of(column: str, rows: pa.RecordBatch) -> Values:
-    """The part of rows (column, value, train, day), one row a value."""
+    """The figures of rows (column, value, train, day), with one row per value."""
     table = pa.table({"value": rows.column(1), "train": rows.column(2), "day": rows.column(3)})
     old, new = (
         table.filter(pc.greater(table["train"], 0)),

@@ -1,4 +1,4 @@
-"""The profile of one day (or of one split of a log that is cut inside its one partition), made once for each delivery."""
+"""The profile of one day, or of one split of a log that is split inside one partition, for each delivery."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from storage.publish import Rules, publish, publish_facts
 
 log = logging.getLogger("nightrank.etl")
 
-# Part of every profile's inputs: raise it when the meaning of a figure changes.
+# A part of the inputs of every profile: raise it when the meaning of a figure changes.
 FORMAT = 1
 
-_SHOWN_CHARACTERS = 200
+_MAX_CHARACTERS = 200
 
 
 class CountedDays(Protocol):
-    """Days whose values were counted when they were read."""
+    """Days whose values were counted when their text was read."""
 
-    def summaries_of(
-        self, days: Sequence[RawFiles], columns: Sequence[Column]
-    ) -> list[dict[str, Summary]]: ...
+    def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
+        """For each day, column (and the label) → the summary of its values."""
 
     def compared(
         self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
-    ) -> dict[str, Values]: ...
+    ) -> dict[str, Values]:
+        """Categorical column → its values on a day compared with the train days."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What has a profile: the day's rows in a split. `cut`: the day's other rows are in other splits."""
+    """The rows of a day in a split, which have a profile. `cut`: its other rows are in other splits."""
 
     raw: RawFiles
     split: Split
@@ -55,9 +55,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """One raw feature column; see etl.quality.column_summary for the meaning. `mean`, `low`, `high` and `bins` are of numbers.
+    """The figures of one raw feature column, which etl.quality.column_summary explains. All are exact.
 
-    Every figure is exact. `top` shows the first 200 characters of a value; `bins` has (key, cells), see metrics.histogram.
+    Attributes:
+        top: with the first 200 characters of each value.
+        low, high, mean: of numbers.
+        bins: (key, cells) of numbers, see metrics.histogram.
     """
 
     kind: str
@@ -73,7 +76,13 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """Rows, rows with a click, and column → its profile. `manifest` is that of the published partition."""
+    """A published profile.
+
+    Attributes:
+        manifest: of the published partition.
+        rows, clicks: number of rows, and of rows with a click.
+        columns: raw feature column → its profile.
+    """
 
     piece: Piece
     partition: Partition
@@ -90,38 +99,39 @@ def profiles_of(
     rows_of: Callable[[RawFiles], DataFrame],
     counted: CountedDays | None = None,
 ) -> list[Profile]:
-    """The profiles of pieces, in their order: published as `profiles/<config name>/…/dt=…`, or read where up to date.
+    """The profiles of pieces, in their order. They are published as `profiles/<config name>/…/dt=…`.
 
-    A partition's facts are the profile; its rows (column, value, count) are the values of the categorical columns, which
-    the values of other days are held against. What is up to date costs no Spark job, all the rest one pass together.
+    The facts of a partition are the profile. Its rows (column, value, count) are the values of the
+    categorical columns, which are compared with those of other days. Profiles that are up to date are read
+    without a Spark job. All others are computed in one pass.
 
     Args:
         rows_of: the prepared rows of a day (etl.spark.split_rows).
-        counted: days whose values are counted already: their rows are not read, and the partitions hold facts alone.
+        counted: value counts of the days. With them, no rows are read, and the partitions have facts only.
     """
     columns = feature_columns(config)
-    wanted = [
-        _Wanted(piece, _partition(config, lake, piece), _inputs(config, piece, columns, counted is not None))
+    targets = [
+        _Target(piece, _partition(config, lake, piece), _inputs(config, piece, columns, counted is not None))
         for piece in pieces
     ]
-    known = {each.partition: current_manifest(each.partition, each.inputs) for each in wanted}
-    missing = [each for each in wanted if known[each.partition] is None]
+    manifests = {target.partition: current_manifest(target.partition, target.inputs) for target in targets}
+    missing = [target for target in targets if manifests[target.partition] is None]
     if missing:
-        known |= (
+        manifests |= (
             _publish_counted(missing, columns, counted)
             if counted
             else _publish(config, missing, columns, rows_of)
         )
     return [
-        _from_manifest(each.piece, each.partition, manifest)
-        for each in wanted
-        if (manifest := known[each.partition]) is not None
+        _from_manifest(target.piece, target.partition, manifest)
+        for target in targets
+        if (manifest := manifests[target.partition]) is not None
     ]
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """A piece, where its profile stands, and the digests of everything it follows from."""
+class _Target:
+    """A piece, the partition of its profile, and the digests of everything that the profile depends on."""
 
     piece: Piece
     partition: Partition
@@ -133,7 +143,7 @@ def _partition(config: Config, lake: Lake, piece: Piece) -> Partition:
 
 
 def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bool) -> dict[str, str]:
-    """Digests of everything a profile follows from."""
+    """Digests of everything that a profile depends on."""
     kinds = [[column.name, column.kind] for column in columns]
     split = config_digest(config, "split") if piece.cut else ""
     inputs = {
@@ -149,16 +159,16 @@ def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bo
 
 
 def _publish_counted(
-    missing: Sequence[_Wanted], columns: Sequence[Column], counted: CountedDays
+    missing: Sequence[_Target], columns: Sequence[Column], counted: CountedDays
 ) -> dict[Partition, Manifest]:
-    """Profiles of days from their value counts."""
+    """Publishes profiles of days from their value counts."""
     kinds = {column.name: column.kind for column in columns}
-    found = counted.summaries_of([each.piece.raw for each in missing], columns)
+    summaries_of_days = counted.summaries_of([target.piece.raw for target in missing], columns)
     return {
-        each.partition: publish_facts(
-            each.partition, inputs=each.inputs, facts=_profile_facts(kinds, summaries)
+        target.partition: publish_facts(
+            target.partition, inputs=target.inputs, facts=_profile_facts(kinds, summaries)
         )
-        for each, summaries in zip(missing, found, strict=True)
+        for target, summaries in zip(missing, summaries_of_days, strict=True)
     }
 
 
@@ -173,24 +183,24 @@ def _profile_facts(kinds: Mapping[str, str], summaries: Mapping[str, Summary]) -
 
 def _publish(
     config: Config,
-    missing: Sequence[_Wanted],
+    missing: Sequence[_Target],
     columns: Sequence[Column],
     rows_of: Callable[[RawFiles], DataFrame],
 ) -> dict[Partition, Manifest]:
-    """Profiles the pieces in one pass over their rows and publishes them one by one."""
+    """Counts the values of all pieces in one pass over their rows, and publishes their profiles."""
     kinds = {column.name: column.kind for column in columns}
     names = [column.name for column in columns if not column.numeric]
-    counts = count_cells([_rows(each.piece, rows_of) for each in missing], columns).persist()
+    counts = count_cells([_rows(target.piece, rows_of) for target in missing], columns).persist()
     try:
-        found = summarise_counts(counts, len(missing), {LABEL_CELLS: "float", **kinds})
+        all_summaries = summarise_counts(counts, len(missing), {LABEL_CELLS: "float", **kinds})
         published = {}
-        for place, (each, summaries) in enumerate(zip(missing, found, strict=True)):
-            log.info("profile of %s: %d rows", each.partition.dt, summaries[LABEL_CELLS].cells)
-            mine = counts.where(F.col("piece") == place)
-            published[each.partition] = publish(
-                mine.where(F.col("column").isin(names) & F.col("value").isNotNull()).drop("piece"),
-                each.partition,
-                inputs=each.inputs,
+        for index, (target, summaries) in enumerate(zip(missing, all_summaries, strict=True)):
+            log.info("profile of %s: %d rows", target.partition.dt, summaries[LABEL_CELLS].cells)
+            of_piece = counts.where(F.col("piece") == index)
+            published[target.partition] = publish(
+                of_piece.where(F.col("column").isin(names) & F.col("value").isNotNull()).drop("piece"),
+                target.partition,
+                inputs=target.inputs,
                 row_group_rows=config.output.row_group_rows,
                 expected_rows=sum(summaries[name].distinct for name in names),
                 facts=_profile_facts(kinds, summaries),
@@ -214,7 +224,7 @@ def _facts(kind: str, summary: Summary) -> dict[str, Any]:
             nulls=summary.nulls,
             cells=summary.cells,
             distinct=summary.distinct,
-            top=tuple((shown(value), count) for value, count in summary.top),
+            top=tuple((shortened(value), count) for value, count in summary.top),
             low=summary.low,
             high=summary.high,
             mean=summary.mean,
@@ -223,11 +233,11 @@ def _facts(kind: str, summary: Summary) -> dict[str, Any]:
     )
 
 
-def shown(value: str | Number) -> str | Number:
-    """A value as facts hold it: a raw log may hold one of any length."""
-    if not isinstance(value, str) or len(value) <= _SHOWN_CHARACTERS:
+def shortened(value: str | Number) -> str | Number:
+    """A value as facts contain it: text of a raw log may have any length."""
+    if not isinstance(value, str) or len(value) <= _MAX_CHARACTERS:
         return value
-    return value[:_SHOWN_CHARACTERS] + "…"
+    return value[:_MAX_CHARACTERS] + "…"
 
 
 def _from_manifest(piece: Piece, partition: Partition, manifest: Manifest) -> Profile:

@@ -1,4 +1,4 @@
-"""Brings what is known of each key (a column) to the driver: parts are made where the rows lie, and added up on the way."""
+"""Distributed reduce by key: tasks compute partial results where the rows are, and add those of a key."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from pyspark.sql import DataFrame
 
 
 class Part(Protocol):
-    """What is known of some rows. Addition does not depend on the order of parts."""
+    """A partial result of some rows. The order of additions does not change the sum."""
 
     def __add__(self, other: Self) -> Self: ...
 
-    def to_json(self) -> str: ...
+    def to_json(self) -> str:
+        """The part as JSON."""
 
     @classmethod
-    def from_json(cls, text: str) -> Self: ...
+    def from_json(cls, text: str) -> Self:
+        """The part whose `to_json` this is."""
 
 
 P = TypeVar("P", bound=Part)
@@ -27,23 +29,26 @@ Batches = Iterable[pa.RecordBatch]
 _SCHEMA = "key string, part string"
 
 
-def gather(rows: DataFrame, summarise: Callable[[str, pa.RecordBatch], P], kind: type[P]) -> dict[str, P]:
+def reduce_by_key(
+    rows: DataFrame, summarise: Callable[[str, pa.RecordBatch], P], kind: type[P]
+) -> dict[str, P]:
     """Key → the sum of the parts of its rows, for every key that has a row. One Spark job.
 
-    Each task makes its parts; those of a key meet in one task. So one row a key comes back, whatever the data.
+    Each task computes its parts, and one task adds all parts of a key. So the driver collects one row per
+    key.
 
     Args:
         rows: the first column is the key, a string.
-        summarise: the part of a key and rows of it.
-        kind: the type of the parts.
+        summarise: returns the part of a key and some of its rows.
+        kind: type of the parts.
     """
-    parts = rows.mapInArrow(_maker(summarise), _SCHEMA)
-    merged = parts.repartition("key").mapInArrow(_adder(kind), _SCHEMA)
-    return _added((row["key"], kind.from_json(row["part"])) for row in merged.collect())
+    parts = rows.mapInArrow(_summarise_batches(summarise), _SCHEMA)
+    merged = parts.repartition("key").mapInArrow(_add_batches(kind), _SCHEMA)
+    return _sum_by_key((row["key"], kind.from_json(row["part"])) for row in merged.collect())
 
 
 def by_key(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of a batch apart by the text in its first column."""
+    """(key, rows) for each different text in the first column of a batch."""
     encoded = batch.column(0).dictionary_encode()
     codes = np.asarray(encoded.indices)
     for code, name in enumerate(encoded.dictionary.to_pylist()):
@@ -56,31 +61,33 @@ def by_key(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         )
 
 
-def _added(parts: Iterable[tuple[str, P]]) -> dict[str, P]:
-    found: dict[str, P] = {}
-    for name, part in parts:
-        found[name] = found[name] + part if name in found else part
-    return found
+def _sum_by_key(parts: Iterable[tuple[str, P]]) -> dict[str, P]:
+    sums: dict[str, P] = {}
+    for key, part in parts:
+        sums[key] = sums[key] + part if key in sums else part
+    return sums
 
 
-def _maker(summarise: Callable[[str, pa.RecordBatch], P]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    def make(batches: Batches) -> Iterator[pa.RecordBatch]:
-        found = (pair for batch in batches for pair in by_key(batch))
-        yield _as_batch(_added((name, summarise(name, rows)) for name, rows in found))
+def _summarise_batches(
+    summarise: Callable[[str, pa.RecordBatch], P],
+) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        rows_by_key = (pair for batch in batches for pair in by_key(batch))
+        yield _as_batch(_sum_by_key((key, summarise(key, rows)) for key, rows in rows_by_key))
 
-    return make
+    return run
 
 
-def _adder(kind: type[P]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    def add(batches: Batches) -> Iterator[pa.RecordBatch]:
+def _add_batches(kind: type[P]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield _as_batch(_added((row["key"], kind.from_json(row["part"])) for row in rows))
+        yield _as_batch(_sum_by_key((row["key"], kind.from_json(row["part"])) for row in rows))
 
-    return add
+    return run
 
 
-def _as_batch(found: Mapping[str, Part]) -> pa.RecordBatch:
-    texts = [part.to_json() for part in found.values()]
+def _as_batch(parts: Mapping[str, Part]) -> pa.RecordBatch:
+    texts = [part.to_json() for part in parts.values()]
     return pa.RecordBatch.from_arrays(
-        [pa.array(list(found), pa.string()), pa.array(texts, pa.string())], ["key", "part"]
+        [pa.array(list(parts), pa.string()), pa.array(texts, pa.string())], ["key", "part"]
     )

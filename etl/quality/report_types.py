@@ -1,4 +1,4 @@
-"""What the data report of a run date says: JSON values, as they stand in `quality/<config name>/dt=…`."""
+"""The data report of a run date as JSON values, which `quality/<config name>/dt=…` publishes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from conf.types import Split
+from metrics.psi import above_noise
 
 Number = int | float
 
 
 @dataclass(frozen=True)
 class PieceRows:
-    """The good rows of one day in one split, and how many of them are clicks."""
+    """Number of good rows of one day in one split, and number of clicks among them."""
 
     dt: str
     split: Split
@@ -22,18 +23,31 @@ class PieceRows:
 
 
 @dataclass(frozen=True)
+class ClickRates:
+    """Share of clicks among the rows of the compared day, and among those of the train days."""
+
+    today: float
+    train: float
+
+    @property
+    def change(self) -> float:
+        """The change relative to the train days, without its sign."""
+        return abs(self.today / self.train - 1)
+
+
+@dataclass(frozen=True)
 class ColumnReport:
-    """One raw feature column on the compared day (`nulls`, `cells`, …) and in the training window (`train_…`).
+    """One raw feature column on the compared day (`nulls`, `cells`, …) and on the train days (`train_…`).
 
     Attributes:
         kind: `string` for names (categorical features), `int` or `float` for numbers (dense features).
         nulls, cells: cells without and with a value.
-        distinct, train_distinct: number of values; for numbers, that of the window is not known.
-        new_cells: the day's cells whose value the window does not have; names only.
-        psi, psi_noise: population stability index (metrics.psi), and what chance alone may make it; None where one
-            side has no row.
-        moved: (bin that adds most to the PSI, its share in the window, its share on the day).
-        top: (value, cells on the day, cells in the window or None), most frequent on the day first.
+        distinct, train_distinct: number of different values; `train_distinct` is None for numbers.
+        new_cells: cells of the day whose value no train day has; None for numbers.
+        psi, psi_noise: population stability index, and the PSI that chance may cause (metrics.psi); None
+            where one side has no row.
+        moved: (bin that adds most to the PSI, its share on the train days, its share on the day).
+        top: (value, cells on the day, cells on the train days or None), most frequent on the day first.
         new_top: (value, cells on the day) of the most frequent new values.
         low, high, mean: of the day's numbers.
     """
@@ -58,21 +72,34 @@ class ColumnReport:
 
     @property
     def null_rate(self) -> float | None:
+        """Share of null cells on the day."""
         return share(self.nulls, self.nulls + self.cells)
 
     @property
     def train_null_rate(self) -> float | None:
+        """Share of null cells on the train days."""
         return share(self.train_nulls, self.train_nulls + self.train_cells)
 
     @property
     def new_value_rate(self) -> float | None:
-        """Share of the day's cells with a value whose value the training window does not have."""
+        """Share of the day's cells with a value whose value no train day has."""
         return None if self.new_cells is None else share(self.new_cells, self.cells)
+
+    @property
+    def psi_above_noise(self) -> float | None:
+        """The PSI where it is more than chance may cause, otherwise 0; None where there is no PSI."""
+        return None if self.psi is None else above_noise(self.psi, self.psi_noise or 0.0)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The day `day` (its split, for a log cut inside one partition) against the training window; names no limit."""
+    """The compared day, or the test split of a log that is split inside one partition, and the train days.
+
+    Attributes:
+        day: ISO date.
+        cut: whether the log is split inside one partition.
+        pieces: rows of each day and split.
+    """
 
     day: str
     cut: bool
@@ -81,14 +108,23 @@ class Comparison:
 
     @property
     def train(self) -> list[PieceRows]:
+        """The rows of the train days."""
         return [piece for piece in self.pieces if piece.split == "train"]
 
     @property
     def today(self) -> PieceRows:
+        """The rows of the compared day."""
         return next(piece for piece in self.pieces if piece.dt == self.day and piece.split == "test")
 
+    @property
+    def click_rates(self) -> ClickRates | None:
+        """Click rates of the day and of the train days; None without rows, or without a click in train."""
+        today = share(self.today.clicks, self.today.rows)
+        train = share(sum(day.clicks for day in self.train), sum(day.rows for day in self.train))
+        return None if today is None or not train else ClickRates(today, train)
+
     def to_facts(self) -> dict[str, Any]:
-        """JSON values, rates included for readers that are not ours."""
+        """The comparison as JSON values. It has the rates too, for readers other than this project."""
         rates = ("null_rate", "train_null_rate", "new_value_rate")
         return {
             "day": self.day,
@@ -99,6 +135,7 @@ class Comparison:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Comparison:
+        """The comparison whose `to_facts` these are."""
         return cls(
             facts["day"],
             facts["cut"],
@@ -108,11 +145,12 @@ class Comparison:
 
 
 def share(part: int, whole: int) -> float | None:
+    """Returns part / whole; None where the whole is 0."""
     return part / whole if whole else None
 
 
 def _column(values: Mapping[str, Any]) -> ColumnReport:
-    known = {each.name: values[each.name] for each in fields(ColumnReport)}
+    known = {field.name: values[field.name] for field in fields(ColumnReport)}
     return ColumnReport(
         **{
             **known,
@@ -124,4 +162,4 @@ def _column(values: Mapping[str, Any]) -> ColumnReport:
 
 
 def _tuples(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
-    return tuple(tuple(each) for each in lists)
+    return tuple(tuple(values) for values in lists)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 import numpy as np
@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.errors import ConfigError, DataError
 from conf.names import scheme_of
 from etl.raw.file_splits import Slice, blocks, compression
+from spark.tasks import run_tasks
 from storage import file_io
 
 
@@ -55,25 +56,20 @@ def lines_by_workers(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     """Lines of compressed files, read by Python workers, a task a file: (file, escaped as Spark does; block 0; index in the
     file; line; is_utf8).
     """
-    function = _reader(tuple(paths))
-    return spark.range(0, len(paths), 1, max(1, len(paths))).mapInArrow(function, _LINES)
+    sent = tuple(paths)
+    return run_tasks(spark, len(sent), lambda index: _read_lines(sent[index]), _LINES)
 
 
 _BLOCK_BYTES = 4 * 2**20  # of text, a record batch each
 _LINES = "file string, block bigint, index bigint, line string, is_utf8 boolean"
 
 
-def _reader(paths: tuple[str, ...]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for place in batch.column(0).to_pylist():
-                first = 0
-                for block in blocks(Slice(paths[place], 0, None), _BLOCK_BYTES):
-                    text = bytes(block)
-                    yield _lines(quote(paths[place]), first, text)
-                    first += text.count(b"\n")
-
-    return read
+def _read_lines(path: str) -> Iterator[pa.RecordBatch]:
+    first = 0
+    for block in blocks(Slice(path, 0, None), _BLOCK_BYTES):
+        text = bytes(block)
+        yield _lines(quote(path), first, text)
+        first += text.count(b"\n")
 
 
 def _lines(file: str, first: int, block: bytes) -> pa.RecordBatch:

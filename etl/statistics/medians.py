@@ -1,4 +1,4 @@
-"""Exact medians of many columns, distributed: values are counted and sorted over all tasks, none sees all of them."""
+"""Exact medians of many columns: values are counted and sorted over all tasks, and no task holds them all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pyspark.sql import functions as F
 
 
 def measure_medians(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, float | None]:
-    """Name → the lower median of an expression: the least value that at least half of the values do not exceed.
+    """Name → the lower median of an expression.
 
-    Nulls are left out; None where nothing is left. What is collected is one number a task and column.
+    It is the least value that at least half of the values do not exceed. Nulls are left out. The median is
+    None where no value is left. The driver collects one number per task and column.
     """
     if not values:
         return {}
@@ -35,27 +36,29 @@ def measure_medians(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
         parts = ranged.groupBy("column", "part").agg(F.sum("count").alias("count")).collect()
         targets = []
         for index in range(len(values)):
-            mine = sorted((row["part"], row["count"]) for row in parts if row["column"] == index)
-            half = -(-sum(count for _, count in mine) // 2)  # place of the lower median, from 1
+            column_parts = sorted((row["part"], row["count"]) for row in parts if row["column"] == index)
+            half = -(-sum(count for _, count in column_parts) // 2)  # position of the lower median, from 1
             before = 0
-            for part, count in mine:
+            for part, count in column_parts:
                 if before < half <= before + count:
                     targets.append((index, part, half - before))
                 before += count
-        found = _values_at(ranged, targets) if targets else {}
+        medians = _values_at(ranged, targets) if targets else {}
     finally:
         ranged.unpersist()
-    return {name: found.get(index) for index, name in enumerate(values)}
+    return {name: medians.get(index) for index, name in enumerate(values)}
 
 
 def _values_at(ranged: DataFrame, targets: list[tuple[int, int, int]]) -> dict[int, float]:
-    """Column → the value at a place within one part of its sorted values."""
-    wanted = ranged.sparkSession.createDataFrame(targets, "column int, part int, place long")
+    """Column → the value at a position within one part of its sorted values."""
+    positions = ranged.sparkSession.createDataFrame(targets, "column int, part int, position long")
     until = Window.partitionBy("column").orderBy("value").rowsBetween(Window.unboundedPreceding, 0)
-    running = ranged.join(F.broadcast(wanted), ["column", "part"]).withColumn(
+    running = ranged.join(F.broadcast(positions), ["column", "part"]).withColumn(
         "until", F.sum("count").over(until)
     )
     reached = (
-        running.where(F.col("until") >= F.col("place")).groupBy("column").agg(F.min("value").alias("value"))
+        running.where(F.col("until") >= F.col("position"))
+        .groupBy("column")
+        .agg(F.min("value").alias("value"))
     )
     return {row["column"]: row["value"] for row in reached.collect()}

@@ -1,10 +1,12 @@
-"""Exact mean and variance of many columns in one pass, whatever the order of rows and partitions.
+"""Exact mean and variance of many columns in one pass. The order of rows and partitions does not change them.
 
 Floating-point sums depend on their order, and statistics enter digests. So values are rounded to multiples of
-2**-24 (6e-8) and summed as whole numbers, which is exact; the division comes last, on whole numbers too. Sums of
-squares need more digits than a decimal has, so a number is cut into three parts of 31 bits, x = upper * 2**62 + high * 2**31
-+ low in units of 2**-24. The sums are of these parts and of halves of their products: as long integers within a partition,
-which cannot overflow there, and as decimals over the partitions. The upper part is 0 below 2**38.
+2**-24 (6e-8) and summed as integers, which is exact. The division comes last, and is one of integers too.
+
+Sums of squares need more digits than a decimal has. So a number is divided into three parts of 31 bits: x =
+upper * 2**62 + high * 2**31 + low, in units of 2**-24. The upper part is 0 below 2**38. The sums are those of
+the parts, and of the halves of their products. Within a partition they are long integers, which cannot
+overflow there. Over the partitions they are decimals.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from conf.errors import DataError
 from etl.ops.base import Moments
 
 _UNITS = 2**24
-_LIMIT = 2.0**69  # below it, the upper part of a value has 31 bits; all 64-bit integers are
-_UPPER = 2.0**38  # what the upper part counts: 2**62 units
+_LIMIT = 2.0**69  # below it, the upper part of a value has 31 bits; every 64-bit integer is
+_UPPER = 2.0**38  # unit of the upper part: 2**62 units of 2**-24
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
 _PRODUCTS = ("upper_upper", "upper_high", "upper_low", "high_high", "high_low", "low_low")
-# Sums that make up one column's: of its three parts, and of the halves of their products.
+# The sums of one column: of its three parts, and of the halves of their products.
 _SUMS = ["upper", "high", "low", *(f"{product}_{half}" for product in _PRODUCTS for half in ("high", "low"))]
 
 
@@ -43,17 +45,18 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
     """
     if not values:
         return {}
-    # In steps, or a value's whole expression would stand in the plan once for each time that it is used: dozens of times.
+    # Several selects, because Spark would repeat a value's whole expression wherever it is used: dozens of
+    # times.
     reals = rows.select(*(value.cast("double").alias(f"real_{i}") for i, value in enumerate(values.values())))
-    # A cast cuts towards zero, so what is left has the sign of the value, and no digit is lost.
-    split = reals.select(
+    # A cast rounds towards zero, so the rest has the sign of the value, and no digit is lost.
+    with_upper = reals.select(
         "*",
         *(
             (F.col(f"real_{index}") / _UPPER).cast("bigint").alias(f"upper_{index}")
             for index in range(len(values))
         ),
     )
-    parts = [F.col(name) for name in split.columns]
+    parts = [F.col(name) for name in with_upper.columns]
     for index in range(len(values)):
         rest = F.col(f"real_{index}") - F.col(f"upper_{index}").cast("double") * _UPPER
         high, low = _halves(F.rint(rest * _UNITS).cast("bigint"))
@@ -70,24 +73,32 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
             F.sum(F.when(F.isnan(real) | (F.abs(real) >= _LIMIT), 1).otherwise(0)).alias(f"unfit_{index}"),
             *(F.sum(half).alias(f"{name}_{index}") for name, half in zip(_SUMS, halves, strict=True)),
         ]
-    of_partitions = split.select(*parts).groupBy(F.spark_partition_id().alias("partition")).agg(*aggregates)
+    of_partitions = (
+        with_upper.select(*parts).groupBy(F.spark_partition_id().alias("partition")).agg(*aggregates)
+    )
     sums = [name for name in of_partitions.columns if name != "partition"]
     totals = of_partitions.agg(
         *(F.sum(F.col(name).cast("decimal(20,0)")).alias(name) for name in sums)
     ).first()
-    found = {}
+    moments = {}
     for index, name in enumerate(values):
         if totals is None or totals[f"unfit_{index}"]:
             raise _unfit(name, totals[f"unfit_{index}"] if totals else 0)
-        total = {each: int(totals[f"{each}_{index}"] or 0) for each in _SUMS}
-        products = {each: total[f"{each}_high"] * _HALF + total[f"{each}_low"] for each in _PRODUCTS}
-        found[name] = ExactSums(int(totals[f"rows_{index}"] or 0), _sum(total), _squares(products)).moments()
-    return found
+        total = {part: int(totals[f"{part}_{index}"] or 0) for part in _SUMS}
+        products = {
+            product: total[f"{product}_high"] * _HALF + total[f"{product}_low"] for product in _PRODUCTS
+        }
+        row_count = int(totals[f"rows_{index}"] or 0)
+        moments[name] = ExactSums(row_count, _sum(total), _squares(products)).moments()
+    return moments
 
 
 @dataclass(frozen=True)
 class ExactSums:
-    """Rows, and the sums of their values and of the squares, in units of 2**-24. They add up in any order."""
+    """Number of rows, and the sums of their values and of the squares, in units of 2**-24.
+
+    Sums of parts of the rows can be added in any order.
+    """
 
     rows: int = 0
     total: int = 0
@@ -97,11 +108,12 @@ class ExactSums:
         return ExactSums(self.rows + other.rows, self.total + other.total, self.squares + other.squares)
 
     def moments(self) -> Moments:
+        """Mean and deviation of the rows."""
         return _moments(self.rows, self.total, self.squares)
 
 
 def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSums:
-    """The sums of (n,) float64 values that occur `counts` times each; NaN is not allowed.
+    """The sums of (n,) float64 values that occur (n,) `counts` times. NaN is not allowed.
 
     Raises:
         DataError: as for measure_moments.
@@ -114,22 +126,22 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     parts = {"upper": upper.astype(np.int64), "high": units >> _HALF_BITS, "low": units & (_HALF - 1)}
 
     def total(numbers: np.ndarray) -> int:
-        """Exact: halves of 31 bits times counts fit 63, and Python's integers take their sum."""
+        """Exact: halves of 31 bits times counts have at most 63 bits; Python's integers hold the sum."""
         most, least = numbers >> _HALF_BITS, numbers & (_HALF - 1)
         return sum((most * counts).tolist()) * _HALF + sum((least * counts).tolist())
 
-    products = {name: total(np.multiply(*(parts[each] for each in name.split("_")))) for name in _PRODUCTS}
+    products = {name: total(np.multiply(*(parts[part] for part in name.split("_")))) for name in _PRODUCTS}
     sums = {name: total(part) for name, part in parts.items()}
     return ExactSums(int(counts.sum()), _sum(sums), _squares(products))
 
 
 def _sum(parts: Mapping[str, int]) -> int:
-    """A sum of values, in units, from those of their parts."""
+    """A sum of values, in units, from the sums of their parts."""
     return parts["upper"] * _HALF**2 + parts["high"] * _HALF + parts["low"]
 
 
 def _squares(products: Mapping[str, int]) -> int:
-    """A sum of squares, in units, from those of the products of parts: (u * h**2 + v * h + w)**2 for h = 2**31."""
+    """A sum of squares, in units, from the sums of products: (u * h**2 + v * h + w)**2 for h = 2**31."""
     return (
         products["upper_upper"] * _HALF**4
         + 2 * products["upper_high"] * _HALF**3
@@ -147,7 +159,7 @@ def _unfit(name: str, count: int) -> DataError:
 
 
 def _halves(number: Column) -> tuple[Column, Column]:
-    """(h, l) with number = h * 2**31 + l, both within 31 bits (h with a sign) for a number of 62."""
+    """(h, l) with number = h * 2**31 + l. Both have 31 bits for a number of 62 bits; h has the sign."""
     return F.shiftright(number, _HALF_BITS), number.bitwiseAND(F.lit(_HALF - 1))
 
 

@@ -1,4 +1,4 @@
-"""Vocabularies: value → id for every categorical column, counted in one pass, extended without moving an id."""
+"""Vocabularies: value → id for each categorical column, from one pass; an extension moves no id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from etl.raw.value_text import text_column
 
 @dataclass(frozen=True)
 class IdRule:
-    """Which values of one vocabulary get an id: at least `min_count` occurrences, at most `max_size` values."""
+    """Which values of a vocabulary get an id: those that occur `min_count` times, at most `max_size`."""
 
     min_count: int
     first_id: int
@@ -22,12 +22,13 @@ class IdRule:
 
 
 def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], day: Column) -> DataFrame:
-    """How often each value occurs, and when last: (column, value, count, last_seen). One pass for all columns.
+    """(column, value, count, last_seen) for each value, from one pass over the rows for all columns.
 
-    The shuffle is keyed by (column, value), so a large column is spread over all tasks. Nulls are left out.
+    The shuffle is keyed by (column, value), so the values of a large column are spread over all tasks. Nulls
+    are left out.
 
     Args:
-        values: (vocabulary, value, whether it is a list).
+        values: (vocabulary, value, whether the value is a list).
         day: the row's day, in days since 1970-01-01.
     """
     cells = [
@@ -60,46 +61,47 @@ def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
     """Cumulative counts: (column, value, id, count, last_seen), where values only in `new` have a null id.
 
     Args:
-        known: (column, value, id, count, last_seen) of the vocabulary to extend, rare values with a null id included.
+        known: (column, value, id, count, last_seen) of the vocabulary to extend, rare values with a null id
+            included.
         new: (column, value, count, last_seen) of days not counted yet.
     """
-    arrived = new.select("column", "value", F.lit(None).cast("int").alias("id"), "count", "last_seen")
+    without_id = new.select("column", "value", F.lit(None).cast("int").alias("id"), "count", "last_seen")
     return (
         known.select("column", "value", "id", "count", "last_seen")
-        .unionByName(arrived)
+        .unionByName(without_id)
         .groupBy("column", "value")
         .agg(F.max("id").alias("id"), F.sum("count").alias("count"), F.max("last_seen").alias("last_seen"))
     )
 
 
 def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
-    """Gives an id to every value that has none and occurs often enough: (column, value, id, count, last_seen).
+    """Assigns ids to values that have none and occur often enough: (column, value, id, count, last_seen).
 
-    New ids follow the highest one of the column (or start at its first id), by descending count, ties by value in
-    UTF-8 order. Values below the threshold, or beyond the greatest size, keep a null id, so that a later extension can
-    count on.
+    New ids follow the highest id of the column, or start at its first id. They are assigned by descending
+    count, ties by value in UTF-8 order. Values below `min_count`, or beyond `max_size`, keep a null id. A
+    later extension adds to their counts.
 
     Args:
         counts: (column, value, id, count, last_seen); id null for values without one.
     """
     marked = counts.withColumn(
-        "arrives",
+        "is_new",
         F.col("id").isNull() & (F.col("count") >= _by_column(rules, lambda rule: rule.min_count)),
     )
     by_column = Window.partitionBy("column")
-    # Arrivals only are ranked: the window's partition holds a filtered column, never the whole raw vocabulary.
-    arrivals = (
-        marked.where("arrives")
+    # Only values with a new id are ranked, so that no partition of the window holds a whole raw vocabulary.
+    ranked = (
+        marked.where("is_new")
         .withColumn("rank", F.row_number().over(by_column.orderBy(F.desc("count"), F.asc("value"))))
-        .drop("id", "arrives")
+        .drop("id", "is_new")
     )
     highest = counts.groupBy("column").agg(
         F.coalesce(F.max("id"), _by_column(rules, lambda rule: rule.first_id - 1)).alias("highest"),
         F.count("id").alias("entries"),
     )
-    room = _by_column(rules, lambda rule: 2**31 if rule.max_size is None else rule.max_size)
-    fits = F.col("entries") + F.col("rank") <= room
-    numbered = arrivals.join(F.broadcast(highest), "column").select(
+    max_size = _by_column(rules, lambda rule: 2**31 if rule.max_size is None else rule.max_size)
+    fits = F.col("entries") + F.col("rank") <= max_size
+    numbered = ranked.join(F.broadcast(highest), "column").select(
         "column",
         "value",
         F.when(fits, F.col("highest") + F.col("rank")).cast("int").alias("id"),
@@ -107,11 +109,11 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
         "last_seen",
     )
     columns = ["column", "value", "id", "count", "last_seen"]
-    return marked.where(~F.col("arrives")).select(*columns).unionByName(numbered)
+    return marked.where(~F.col("is_new")).select(*columns).unionByName(numbered)
 
 
 def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
-    """The rule's value for the row's column; columns with equal ones share a branch."""
+    """A value of the rule of the row's column. Columns with equal values share a branch."""
     branches: dict[Any, list[str]] = {}
     for name, rule in rules.items():
         branches.setdefault(value(rule), []).append(name)
@@ -119,13 +121,16 @@ def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
 
 
 def vocabulary_facts(with_id: DataFrame, rare: DataFrame) -> dict[str, dict[str, int]]:
-    """Vocabulary → entries, highest id, occurrences counted under an id and without. One row a column is collected."""
+    """Vocabulary → number of entries, highest id, and occurrences with and without an id.
+
+    The driver collects one row per vocabulary.
+    """
     known = with_id.groupBy("column").agg(
         F.count("id").alias("entries"), F.max("id").alias("highest"), F.sum("count").alias("occurrences")
     )
     others = rare.groupBy("column").agg(
         F.count(F.lit(1)).alias("rare_values"), F.sum("count").alias("rare_occurrences")
     )
-    found = known.join(others, "column", "full_outer").collect()
+    rows = known.join(others, "column", "full_outer").collect()
     names = ("entries", "highest", "occurrences", "rare_values", "rare_occurrences")
-    return {row["column"]: {name: int(row[name] or 0) for name in names} for row in found}
+    return {row["column"]: {name: int(row[name] or 0) for name in names} for row in rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from etl.text.layout import FileLayout
 from etl.text.parse_block import Block, parse_block, unify
 from etl.text.scan_pass import starts_file, wanted
 from etl.workflow.chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
+from spark.tasks import collect_results
 from storage import file_io
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, FeatureSpec
 from storage.publish import own_path
@@ -68,24 +69,8 @@ def encode(spark: SparkSession, tasks: Sequence[Task], encoding: Encoding) -> li
 
     Rows are dealt round-robin over the row groups of a slice, so that each group is a fair sample of it.
     """
-    function = _worker(tuple(tasks), encoding)
-    done = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(function, "task int, file string")
-    files = {row["task"]: row["file"] for row in done.collect()}  # one row a slice
-    return [files[index] for index in range(len(tasks))]
-
-
-def _worker(
-    tasks: tuple[Task, ...], encoding: Encoding
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                file = encode_slice(tasks[index], encoding)
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([index], pa.int32()), pa.array([file], pa.string())], ["task", "file"]
-                )
-
-    return run
+    sent = tuple(tasks)
+    return collect_results(spark, len(sent), lambda index: encode_slice(sent[index], encoding))
 
 
 def encode_slice(task: Task, encoding: Encoding) -> str:

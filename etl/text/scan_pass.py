@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from etl.text import parsed_splits
 from etl.text.layout import FileLayout
 from etl.text.parse_block import Block, parse_block, unify
 from etl.value_counts.count_files import write_counts
+from spark.tasks import run_tasks
 from storage.feature_spec import LABEL
 
 # Blocks whose counts are kept before they are merged: bounds what a task holds beside one block.
@@ -82,25 +83,16 @@ def survey(
     Args:
         counted: raw columns whose values are counted; the labels are too, under the name LABEL_CELLS.
     """
-    function = _worker(tuple(tasks), layout, tuple(counted))
-    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(function, _SCHEMA)
+    sent, names = tuple(tasks), tuple(counted)
+    return run_tasks(
+        spark, len(sent), lambda index: _survey_slice(index, sent[index], layout, names), _SCHEMA
+    )
 
 
 def summaries(surveyed: DataFrame) -> dict[int, Summary]:
     """Task → summary. One row a slice is collected."""
     rows = surveyed.where("summary is not null").select("task", "summary").collect()
     return {row["task"]: Summary(**json.loads(row["summary"])) for row in rows}
-
-
-def _worker(
-    tasks: tuple[Task, ...], layout: FileLayout, counted: tuple[str, ...]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                yield from _survey_slice(index, tasks[index], layout, counted)
-
-    return run
 
 
 def _survey_slice(

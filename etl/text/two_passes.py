@@ -7,7 +7,6 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from conf.dates import days_since_epoch
 from conf.errors import DataError
 from conf.names import scheme_of
 from conf.types import Config
@@ -119,7 +119,7 @@ class FileFlow:
     def counts_of(self, raw: RawFiles) -> Counts:
         """The value counts of a surveyed day."""
         partition = self._lake.value_counts.partition(raw.dt)
-        day = date.fromisoformat(raw.dt).toordinal() - date(1970, 1, 1).toordinal()
+        day = days_since_epoch(raw.dt)
         manifest = read_manifest(partition)
         files = tuple((path, day) for path in data_files(partition, manifest))
         return Counts(files, day, manifest.facts["values"])

@@ -1,1 +1,1 @@
-"""Files of value counts per day, and everything that is computed from them without reading a row."""
+"""Files of value counts for each day, and the statistics that are computed from them without reading rows."""

@@ -1,7 +1,7 @@
-"""Files of value counts: how often each value of each column occurs in one slice of a day.
+"""Files of value counts: how often each value of each column occurs in one file split of a day.
 
-A file holds a row group for each column, or for each hash bucket of a column where the day is large, and says in its footer
-which: a task that merges one bucket of one column reads nothing else.
+A file has a row group for each column. Where the day is large, it has one for each hash bucket of a column.
+The footer says which row group is which, so a task that merges one bucket of a column reads nothing else.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from storage.publish import own_path
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
 _GROUPS = b"nightrank.groups"  # footer: JSON of (column, bucket, buckets) by row group
-# Lengths and counts as differences: smaller, and written and read in two thirds of the time of plain pages.
+# Lengths and counts are stored as differences, which is smaller and faster than plain pages.
 _ENCODINGS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
-# A bucket of a day's counts comes from no more text than this.
+# Most bytes of text whose counts are in one bucket of a day.
 BUCKET_BYTES = 4 * 2**30
 MAX_BUCKETS = 256
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The values whose hash is `index` modulo `of`, a power of two. Buckets nest: 5 of 8 lies within 1 of 4."""
+    """The values whose hash is `index` modulo `of`, a power of two. Bucket 5 of 8 lies in bucket 1 of 4."""
 
     index: int = 0
     of: int = 1
 
-    def meets(self, other: Bucket) -> bool:
+    def overlaps(self, other: Bucket) -> bool:
+        """Whether one of the two buckets contains the other."""
         least = min(self.of, other.of)
         return self.index % least == other.index % least
 
@@ -47,7 +48,7 @@ ALL = Bucket()
 
 
 def buckets_for(size: int, most: int) -> int:
-    """A power of two that cuts `size` into parts of at most `most`, as far as MAX_BUCKETS allows."""
+    """The power of two that divides `size` into parts of at most `most`, or MAX_BUCKETS if it is smaller."""
     needed = max(1, -(-size // most))
     return min(MAX_BUCKETS, 1 << (needed - 1).bit_length())
 
@@ -58,14 +59,13 @@ def write_counts(
     """Writes one file; (its path, column → rows).
 
     Args:
-        path: to whose last part each call adds a part of its own (storage.publish.own_path).
-        counts: column → (n different values, their (n,) counts), null last where it occurs.
-        buckets: into which each column is cut.
+        path: each attempt adds a different part to the file's name (storage.publish.own_path).
+        counts: column → (n different values, their (n,) counts). Null is the last value, where it occurs.
+        buckets: the number of hash buckets of each column.
     """
     groups: list[tuple[str, Bucket, pa.StringArray, np.ndarray]] = []
     for name in sorted(counts):
-        values, found = counts[name]
-        groups += [(name, bucket, *part) for bucket, part in _cut(values, found, buckets)]
+        groups += [(name, bucket, *part) for bucket, part in _by_bucket(*counts[name], buckets)]
     labels = [(name, bucket.index, bucket.of) for name, bucket, *_ in groups]
     schema = COUNTS_SCHEMA.with_metadata({_GROUPS: json.dumps(labels).encode()})
     path = own_path(path)
@@ -78,46 +78,46 @@ def write_counts(
             sink, schema, compression="zstd", use_dictionary=["column"], column_encoding=_ENCODINGS
         ) as writer,
     ):
-        for name, _, values, found in groups:
+        for name, _, values, value_counts in groups:
             column = pa.array([name]).take(pa.array(np.zeros(len(values), np.int32)))
             writer.write_table(
-                pa.Table.from_arrays([column, values, pa.array(found, pa.int64())], schema=schema),
+                pa.Table.from_arrays([column, values, pa.array(value_counts, pa.int64())], schema=schema),
                 row_group_size=len(values),
             )
     return path, {name: len(values) for name, (values, _) in counts.items()}
 
 
-def _cut(
+def _by_bucket(
     values: pa.StringArray, counts: np.ndarray, buckets: int
 ) -> list[tuple[Bucket, tuple[pa.StringArray, np.ndarray]]]:
-    """The buckets that hold a value; null belongs to the first."""
+    """(bucket, (values, counts)) of the buckets that have a value. Null is in the first bucket."""
     if not len(values):
         return []
     if buckets == 1:
         return [(ALL, (values, counts))]
-    # Null comes last, if at all, and hashes as the empty text would.
+    # Null is the last value, where it occurs, and has the hash of the empty text.
     of_value = buckets_of(values, buckets)
     if values.null_count:
         of_value[-1] = 0
     order = np.argsort(of_value, kind="stable")
     bounds = np.searchsorted(of_value[order], np.arange(buckets + 1))
     return [
-        (Bucket(index, buckets), (values.take(pa.array(at)), counts[at]))
+        (Bucket(index, buckets), (values.take(pa.array(positions)), counts[positions]))
         for index in range(buckets)
-        if len(at := order[bounds[index] : bounds[index + 1]])
+        if len(positions := order[bounds[index] : bounds[index + 1]])
     ]
 
 
 def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.StringArray, np.ndarray, int]:
-    """(n values without null, their (n,) counts, cells that are null) of one column, or of one bucket of it."""
+    """(n values without null, their (n,) counts, number of nulls) of a column, or of a bucket of it."""
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
         parquet = pq.ParquetFile(source)
         labels = json.loads(parquet.metadata.metadata[_GROUPS])
         groups = [
             index
-            for index, (name, place, of) in enumerate(labels)
-            if name == column and bucket.meets(Bucket(place, of))
+            for index, (name, bucket_index, of) in enumerate(labels)
+            if name == column and bucket.overlaps(Bucket(bucket_index, of))
         ]
         table = parquet.read_row_groups(groups, columns=["value", "count"], use_threads=False)
         finer = any(labels[index][2] < bucket.of for index in groups)
@@ -128,6 +128,6 @@ def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.String
         nulls = int(counts[missing].sum()) if bucket.index == 0 else 0
         values, counts = values.drop_null(), counts[~missing]
     if finer:
-        kept = bucket.holds(values)
-        values, counts = values.filter(pa.array(kept)), counts[kept]
+        in_bucket = bucket.holds(values)
+        values, counts = values.filter(pa.array(in_bucket)), counts[in_bucket]
     return values, counts, nulls

@@ -1,4 +1,4 @@
-"""How the merging of value counts is shared out: pieces of columns over tasks."""
+"""Which task merges the value counts of which column, or of which hash bucket of a column."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from typing import TypeVar
 
 from etl.value_counts.count_files import Bucket, buckets_for
 
-# Different values that one task merges at most, some 100 bytes each.
+# Most different values that one task merges. A value takes some 100 bytes.
 MERGE_VALUES = 8_000_000
-_TASKS_A_SLOT = 3
+_TASKS_PER_SLOT = 3
 
 K = TypeVar("K")
 
 
-def shared_out(values: Mapping[K, int], slots: int) -> list[list[tuple[K, Bucket]]]:
-    """The hash buckets of columns, by task.
+def assign_to_tasks(values: Mapping[K, int], slots: int) -> list[list[tuple[K, Bucket]]]:
+    """The hash buckets of columns that each task merges.
 
-    A Python task costs some milliseconds whatever it does, so that small columns share one; large ones come first and are spread, so that
-    no slot is left with a large one at the end.
+    Small columns share a task, because a Python task costs some milliseconds whatever it does. Large buckets
+    come first and are spread over the tasks, so that no slot is left with a large one at the end.
 
     Args:
-        values: column, or what stands for it → an upper bound of its different values.
+        values: column, or its key → an upper bound of its different values.
         slots: tasks that run at a time.
     """
-    pieces = []
+    buckets = []
     for key, count in values.items():
         of = buckets_for(count, MERGE_VALUES)
-        pieces += [(count / of, key, Bucket(index, of)) for index in range(of)]
-    ordered = sorted(pieces, key=lambda piece: -piece[0])  # stable: equal ones keep their order
-    tasks = max(1, min(len(ordered), _TASKS_A_SLOT * slots))
+        buckets += [(count / of, key, Bucket(index, of)) for index in range(of)]
+    ordered = sorted(buckets, key=lambda entry: -entry[0])  # stable: equal ones keep their order
+    tasks = max(1, min(len(ordered), _TASKS_PER_SLOT * slots))
     return [[(key, bucket) for _, key, bucket in ordered[task::tasks]] for task in range(tasks)]
 
 
-def count_pieces(tasks: Sequence[Sequence[tuple[K, Bucket]]]) -> int:
+def count_buckets(tasks: Sequence[Sequence[tuple[K, Bucket]]]) -> int:
+    """The number of buckets of all tasks."""
     return sum(len(task) for task in tasks)

@@ -1,12 +1,13 @@
-"""What the data report asks of surveyed days, answered from their value counts: no pass over rows.
+"""Column summaries and comparisons of days for the data report, from value counts, without a pass over rows.
 
-One task answers for a column, or for a hash bucket of one that has very many values: the answers add up.
+One task works on a column, or on a hash bucket of a column with very many values. Results of buckets are
+added.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 
@@ -19,91 +20,96 @@ from etl.quality.column_summary import Summary, summarise
 from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.day_values import Values, values_of
 from etl.value_counts.count_files import Bucket, read_counts
-from etl.value_counts.merge_tasks import shared_out
+from etl.value_counts.merge_tasks import assign_to_tasks
 from etl.value_counts.requests import Counts
+from spark.tasks import run_tasks
 
 
 def summarise_days(
     spark: SparkSession, days: Sequence[Counts], columns: Sequence[Column]
 ) -> list[dict[str, Summary]]:
-    """Per day: column (and the label) → the summary of its values. One Spark job, few rows a column come back."""
-    every = {column.name: column for column in [Column(LABEL_CELLS, "float"), *columns]}
+    """For each day, column (and the label) → the summary of its values.
 
-    def ask(name: str, bucket: Bucket) -> list[str]:
-        return [_summary(counts, every[name], bucket).to_json() for counts in days]
+    One Spark job. The driver collects a few rows per column.
+    """
+    by_name = {column.name: column for column in [Column(LABEL_CELLS, "float"), *columns]}
 
-    answers = _each(spark, _values(list(every), days), ask)
+    def summaries(name: str, bucket: Bucket) -> list[str]:
+        return [_summary(counts, by_name[name], bucket).to_json() for counts in days]
+
+    results = _run_by_bucket(spark, _max_values(list(by_name), days), summaries)
     return [
-        {name: reduce(add, (Summary.from_json(part[place]) for part in answers[name])) for name in every}
-        for place in range(len(days))
+        {name: reduce(add, (Summary.from_json(part[index]) for part in results[name])) for name in by_name}
+        for index in range(len(days))
     ]
 
 
 def compare_days(
     spark: SparkSession, train: Sequence[Counts], day: Counts, columns: Sequence[Column]
 ) -> dict[str, Values]:
-    """Column of names → its values on a day against the training days. One Spark job."""
+    """Categorical column → its values on a day compared with the training days. One Spark job."""
     names = [column.name for column in columns if not column.numeric]
     sides = tuple((path, 0) for counts in train for path, _ in counts.files)
     sides += tuple((path, 1) for path, _ in day.files)
 
-    def ask(name: str, bucket: Bucket) -> list[str]:
+    def compare(name: str, bucket: Bucket) -> list[str]:
         sums = Sums(sides=2)
         for path, side in sides:
             values, counts, _ = read_counts(path, name, bucket)
             sums.add(values, counts, side)
-        values, found, _ = sums.result()
+        values, summed, _ = sums.result()
         key = pa.array([name]).take(pa.array(np.zeros(len(values), np.int64)))
-        counted = [pa.array(np.ascontiguousarray(found[:, side])) for side in (0, 1)]
-        batch = pa.RecordBatch.from_arrays([key, values, *counted], ["column", "value", "train", "day"])
+        counts_of_sides = [pa.array(np.ascontiguousarray(summed[:, side])) for side in (0, 1)]
+        batch = pa.RecordBatch.from_arrays(
+            [key, values, *counts_of_sides], ["column", "value", "train", "day"]
+        )
         return [values_of(name, batch).to_json()]
 
-    answers = _each(spark, _values(names, [*train, day]), ask)
+    results = _run_by_bucket(spark, _max_values(names, [*train, day]), compare)
     compared = {
-        name: reduce(add, (Values.from_json(text) for [text] in parts)) for name, parts in answers.items()
+        name: reduce(add, (Values.from_json(text) for [text] in parts)) for name, parts in results.items()
     }
     return {name: values for name, values in compared.items() if values.train_cells or values.day_cells}
 
 
 def _summary(counts: Counts, column: Column, bucket: Bucket) -> Summary:
+    """The summary of a day's values of a column in a bucket."""
     sums, nulls = Sums(), 0
     for path, _ in counts.files:
         values, times, missing = read_counts(path, column.name, bucket)
         sums.add(values, times)
         nulls += missing
-    values, found, _ = sums.result()
-    return summarise(values, pa.array(found[:, 0]), column.kind) + Summary(nulls=nulls)
+    values, summed, _ = sums.result()
+    return summarise(values, pa.array(summed[:, 0]), column.kind) + Summary(nulls=nulls)
 
 
-def _values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
+def _max_values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
+    """Column → an upper bound of its different values on all days."""
     return {name: sum(counts.values[name] for counts in days) for name in names}
 
 
-def _each(
-    spark: SparkSession, values: Mapping[str, int], ask: Callable[[str, Bucket], list[str]]
+def _run_by_bucket(
+    spark: SparkSession, values: Mapping[str, int], function: Callable[[str, Bucket], list[str]]
 ) -> Mapping[str, list[list[str]]]:
-    """Column → what workers answer for its pieces."""
+    """Column → results of `function` for each of its hash buckets, in order, computed by workers."""
     if not values:
         return {}
-    tasks = shared_out(values, spark.sparkContext.defaultParallelism)
+    tasks = assign_to_tasks(values, spark.sparkContext.defaultParallelism)
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            pieces = [piece for task in batch.column(0).to_pylist() for piece in tasks[task]]
-            names, buckets = zip(*pieces, strict=True)
-            answers = [json.dumps(ask(name, bucket)) for name, bucket in pieces]
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array(names),
-                    pa.array([bucket.index for bucket in buckets], pa.int32()),
-                    pa.array(answers),
-                ],
-                ["name", "bucket", "answer"],
-            )
+    def run(task: int) -> Iterator[pa.RecordBatch]:
+        names, buckets = zip(*tasks[task], strict=True)
+        results = [json.dumps(function(name, bucket)) for name, bucket in tasks[task]]
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array(names),
+                pa.array([bucket.index for bucket in buckets], pa.int32()),
+                pa.array(results),
+            ],
+            ["name", "bucket", "result"],
+        )
 
-    numbers = spark.range(0, len(tasks), 1, len(tasks))
-    found = numbers.mapInArrow(run, "name string, bucket int, answer string").collect()
-    answers: dict[str, list[list[str]]] = {}
-    for row in sorted(found, key=lambda each: int(each["bucket"])):
-        answers.setdefault(row["name"], []).append(json.loads(row["answer"]))
-    return answers
+    rows = run_tasks(spark, len(tasks), run, "name string, bucket int, result string").collect()
+    results: dict[str, list[list[str]]] = {}
+    for row in sorted(rows, key=lambda row: int(row["bucket"])):
+        results.setdefault(row["name"], []).append(json.loads(row["result"]))
+    return results

@@ -1,4 +1,4 @@
-"""What a fit asks of value counts, and the values of a column as its first steps leave them."""
+"""Requests of a fit for statistics from value counts, and the values that fitted steps make of a column."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ _TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float64(), 
 
 
 @dataclass(frozen=True)
-class Source:
-    """A raw column and the steps its values go through before they are measured.
+class DerivedColumn:
+    """Values that fitted steps compute from one raw column.
 
     Attributes:
-        value: name of the step's value that is measured.
+        column: the raw column.
+        chain: the steps.
+        value: name of the chain's value whose statistics are needed.
     """
 
     column: str
@@ -35,19 +37,20 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Question:
-    """One thing a fit asks: moments or the median of a column, or the vocabulary of one column or several.
+class CountRequest:
+    """A request of a fit: moments or median of one column, or the vocabulary of one or several columns.
 
     Attributes:
-        rule, given, parent: of a vocabulary: who gets an id, a given list of values, files of (vocabulary, rare values) to
-            extend.
+        rule: which values of a vocabulary get an id.
+        fixed_values: all values of a vocabulary that the configuration lists; None where values are counted.
+        parent: files of (vocabulary, rare values) that are extended.
     """
 
     key: str
-    wants: Literal["moments", "median", "counts"]
-    sources: tuple[Source, ...]
+    statistic: Literal["moments", "median", "vocabulary"]
+    columns: tuple[DerivedColumn, ...]
     rule: IdRule | None = None
-    given: tuple[str, ...] | None = None
+    fixed_values: tuple[str, ...] | None = None
     parent: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
@@ -56,9 +59,9 @@ class Counts:
     """The value counts of some days.
 
     Attributes:
-        files: (file, day in days since 1970-01-01) each.
+        files: (file, day in days since 1970-01-01).
         latest: the last of the days.
-        values: column → rows of its counts in all files: at least as many as it has different values.
+        values: column → rows of its counts in all files, which are at least as many as its different values.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -66,7 +69,7 @@ class Counts:
     values: Mapping[str, int]
 
 
-def added(latest: int, days: Sequence[Counts]) -> Counts:
+def join_days(latest: int, days: Sequence[Counts]) -> Counts:
     """The counts of several days together."""
     values: Counter[str] = Counter()
     for day in days:
@@ -74,33 +77,35 @@ def added(latest: int, days: Sequence[Counts]) -> Counts:
     return Counts(tuple(file for day in days for file in day.files), latest, dict(values))
 
 
-def measured(source: Source, path: str) -> tuple[pa.Array, np.ndarray]:
-    """(n values without null, their (n,) counts) of one file, after the source's steps; a value may come twice."""
-    values, counts, nulls = read_counts(path, source.column)
-    if nulls:  # a step may make something of them
-        values, counts = pa.concat_arrays([values, pa.nulls(1, pa.string())]), np.append(counts, nulls)
-    made = {source.chain.inputs[0]: values.cast(_TYPES[source.chain.types[0]])}
-    for step in source.chain.steps:
-        outputs = step.compute([made[name] for name in step.inputs], LocalTables({}))
-        made |= dict(zip(step.outputs, outputs, strict=True))
-    value = made[source.value]
+def derived_values(column: DerivedColumn, path: str) -> tuple[pa.Array, np.ndarray]:
+    """(n values without null, their (n,) counts) of one file. A value may occur more than once."""
+    raw, counts, nulls = read_counts(path, column.column)
+    if nulls:  # a step may replace them
+        raw, counts = pa.concat_arrays([raw, pa.nulls(1, pa.string())]), np.append(counts, nulls)
+    values = {column.chain.inputs[0]: raw.cast(_TYPES[column.chain.types[0]])}
+    for step in column.chain.steps:
+        outputs = step.compute([values[name] for name in step.inputs], LocalTables({}))
+        values |= dict(zip(step.outputs, outputs, strict=True))
+    value = values[column.value]
     if pa.types.is_list(value.type):
         counts = counts[np.asarray(pc.list_parent_indices(value))]
         value = pc.list_flatten(value)
     if value.null_count:
-        there = value.is_valid()
-        value, counts = value.filter(there), counts[np.asarray(there)]
+        valid = value.is_valid()
+        value, counts = value.filter(valid), counts[np.asarray(valid)]
     return value, counts
 
 
-def measured_texts(source: Source, path: str, bucket: Bucket = ALL) -> tuple[pa.StringArray, np.ndarray]:
-    """The same of one hash bucket, as texts."""
-    if not source.chain.steps:
-        values, counts, _ = read_counts(path, source.column, bucket)
+def derived_texts(
+    column: DerivedColumn, path: str, bucket: Bucket = ALL
+) -> tuple[pa.StringArray, np.ndarray]:
+    """The values of `derived_values` as texts, of one hash bucket."""
+    if not column.chain.steps:
+        values, counts, _ = read_counts(path, column.column, bucket)
         return values, counts
-    value, counts = measured(source, path)
+    value, counts = derived_values(column, path)
     texts = text_array(value)
     if bucket.of == 1:
         return texts, counts
-    kept = bucket.holds(texts)
-    return texts.filter(pa.array(kept)), counts[kept]
+    in_bucket = bucket.holds(texts)
+    return texts.filter(pa.array(in_bucket)), counts[in_bucket]

@@ -1,4 +1,4 @@
-"""A vocabulary from value counts: the parent's entries and new counts added up, ids given, files written."""
+"""A vocabulary from value counts: adds new counts to the parent's entries, assigns ids, and writes files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from etl.native.count_sums import Sums
 from etl.statistics.vocabulary import IdRule
 from etl.value_counts.count_files import ALL, Bucket
-from etl.value_counts.requests import Counts, Question, measured_texts
+from etl.value_counts.requests import CountRequest, Counts, derived_texts
 from storage import file_io
 from storage.publish import own_path
 
@@ -31,89 +31,93 @@ RARE_SCHEMA = pa.schema([field for field in VOCABULARY_SCHEMA if field.name != "
 
 
 @dataclass(frozen=True)
-class Folders:
-    """Where files of values with ids and of rare values are written, and the rows of their row groups."""
+class VocabularyFolders:
+    """The folders for files of values with an id and of rare values, and the rows of their row groups."""
 
     known: str
     rare: str
     row_group_rows: int
 
 
-def collect(question: Question, counts: Counts, bucket: Bucket) -> pa.Table:
-    """(value, id or null, count, last_seen) of a bucket's values: those of the parent, and those counted, or those given."""
-    if question.given is not None:
-        return _given(question.given, _rule(question), counts.latest)
+def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.Table:
+    """(value, id or null, count, last_seen) of a bucket's values, with the counts of the parent."""
+    if request.fixed_values is not None:
+        return _fixed_entries(request.fixed_values, _rule(request), counts.latest)
     sums, ids = Sums(), [np.zeros(0, np.int32)]
-    for files, known in zip(question.parent, (True, False), strict=True):
-        for entries in _of_parent(files, question.key, bucket):
+    for files, known in zip(request.parent, (True, False), strict=True):
+        for entries in _parent_entries(files, request.key, bucket):
             values = entries["value"].combine_chunks()
             sums.add(values, entries["count"].to_numpy(), day=entries["last_seen"].to_numpy())
             if known:
                 ids.append(entries["id"].to_numpy())
-    for source in question.sources:
+    for column in request.columns:
         for path, day in counts.files:
-            texts, times = measured_texts(source, path, bucket)
+            texts, times = derived_texts(column, path, bucket)
             sums.add(texts, times, day=day)
-    values, found, last = sums.result()
-    # The parent's entries came first, each once, so that theirs are the first codes.
-    given = np.concatenate(ids)
-    every = np.concatenate([given, np.zeros(len(values) - len(given), np.int32)])
+    values, summed, last = sums.result()
+    # The parent's entries were added first and once each, so they are the first values.
+    known_ids = np.concatenate(ids)
+    all_ids = np.concatenate([known_ids, np.zeros(len(values) - len(known_ids), np.int32)])
     return pa.table(
         {
             "value": values,
-            "id": pa.array(every, mask=np.arange(len(values)) >= len(given)),
-            "count": pa.array(found[:, 0]),
+            "id": pa.array(all_ids, mask=np.arange(len(values)) >= len(known_ids)),
+            "count": pa.array(summed[:, 0]),
             "last_seen": pa.array(last),
         }
     )
 
 
-def split_bucket(
-    index: int, question: Question, counts: Counts, bucket: Bucket, folders: Folders
+def merge_bucket(
+    index: int, request: CountRequest, counts: Counts, bucket: Bucket, folders: VocabularyFolders
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """(entries that have an id or may get one, what is known of the others, which are written)."""
-    entries = collect(question, counts, bucket)
-    enough = pc.greater_equal(entries["count"], _rule(question).min_count)
+    """(entries that have an id or may get one, the facts of the others, which are rare and are written)."""
+    entries = merge_entries(request, counts, bucket)
+    enough = pc.greater_equal(entries["count"], _rule(request).min_count)
     stays = pc.or_(pc.is_valid(entries["id"]), enough)
     return entries.filter(stays), _write_rare(
-        f"part-{index:05d}-{bucket.index:03d}.parquet", question, entries.filter(pc.invert(stays)), folders
+        f"part-{index:05d}-{bucket.index:03d}.parquet", request, entries.filter(pc.invert(stays)), folders
     )
 
 
-def complete(
-    index: int, question: Question, entries: pa.Table, rare: Sequence[Mapping[str, Any]], folders: Folders
+def write_vocabulary(
+    index: int,
+    request: CountRequest,
+    entries: pa.Table,
+    rare: Sequence[Mapping[str, Any]],
+    folders: VocabularyFolders,
 ) -> dict[str, Any]:
-    """Gives ids, writes the files, and tells {facts, files}.
+    """Assigns ids, writes the files, and returns {facts, files}.
 
     Args:
-        entries: all that have an id or may get one.
-        rare: what is known of the rare values that were written already, bucket by bucket.
+        entries: all entries that have an id or may get one.
+        rare: the facts of the rare values that were written before, for each bucket.
     """
-    whole = entries if question.given is not None else _with_ids(entries, _rule(question))
+    whole = entries if request.fixed_values is not None else _with_ids(entries, _rule(request))
     has_id = pc.is_valid(whole["id"])
     known = whole.filter(has_id).sort_by("id")
-    part = f"part-{index:05d}.parquet"
-    name = _write(part, folders.known, question, known, VOCABULARY_SCHEMA, folders)
-    written = [*rare, _write_rare(part, question, whole.filter(pc.invert(has_id)), folders)]
+    file_name = f"part-{index:05d}.parquet"
+    name = _write(file_name, folders.known, request, known, VOCABULARY_SCHEMA, folders)
+    written = [*rare, _write_rare(file_name, request, whole.filter(pc.invert(has_id)), folders)]
     return {
-        "files": {"known": [name], "rare": [each["rare"] for each in written]},
+        "files": {"known": [name], "rare": [part["rare"] for part in written]},
         "facts": {
             "entries": len(known),
             "highest": pc.max(known["id"]).as_py() or 0,
             "occurrences": pc.sum(known["count"]).as_py() or 0,
-            "rare_values": sum(each["values"] for each in written),
-            "rare_occurrences": sum(each["occurrences"] for each in written),
+            "rare_values": sum(part["values"] for part in written),
+            "rare_occurrences": sum(part["occurrences"] for part in written),
         },
     }
 
 
-def _rule(question: Question) -> IdRule:
-    if question.rule is None:
-        raise ValueError(f"the vocabulary {question.key} has no rule for ids")
-    return question.rule
+def _rule(request: CountRequest) -> IdRule:
+    if request.rule is None:
+        raise ValueError(f"internal error, please report: the vocabulary {request.key} has no rule for ids")
+    return request.rule
 
 
-def _given(values: Sequence[str], rule: IdRule, latest: int) -> pa.Table:
+def _fixed_entries(values: Sequence[str], rule: IdRule, latest: int) -> pa.Table:
     return pa.table(
         {
             "value": pa.array(values, pa.string()),
@@ -124,11 +128,11 @@ def _given(values: Sequence[str], rule: IdRule, latest: int) -> pa.Table:
     )
 
 
-def _of_parent(files: Sequence[str], name: str, bucket: Bucket = ALL) -> Iterator[pa.Table]:
-    """A vocabulary's entries in a bucket, row group by row group."""
+def _parent_entries(files: Sequence[str], name: str, bucket: Bucket = ALL) -> Iterator[pa.Table]:
+    """The parent's entries of a vocabulary in a bucket, for each row group."""
     for path in files:
-        found, inner = file_io.filesystem(path)
-        with found.open_input_file(inner) as source:
+        files_of_path, inner = file_io.filesystem(path)
+        with files_of_path.open_input_file(inner) as source:
             parquet = pq.ParquetFile(source)
             for group in range(parquet.metadata.num_row_groups):
                 names = parquet.metadata.row_group(group).column(0).statistics
@@ -137,41 +141,48 @@ def _of_parent(files: Sequence[str], name: str, bucket: Bucket = ALL) -> Iterato
                 entries = parquet.read_row_group(group, use_threads=False)
                 entries = entries.filter(pc.equal(entries["column"], name))
                 if bucket.of > 1 and len(entries):
-                    kept = bucket.holds(entries["value"].combine_chunks())
-                    entries = entries.filter(pa.array(kept))
+                    in_bucket = bucket.holds(entries["value"].combine_chunks())
+                    entries = entries.filter(pa.array(in_bucket))
                 yield entries
 
 
 def _with_ids(entries: pa.Table, rule: IdRule) -> pa.Table:
-    """Ids for the arrivals, as etl.statistics.vocabulary.assign_ids gives them."""
+    """The entries with new ids, which are those of etl.statistics.vocabulary.assign_ids."""
     ids = entries["id"].combine_chunks()
     counts = entries["count"].to_numpy()
-    arrives = ids.is_null().to_numpy(zero_copy_only=False) & (counts >= rule.min_count)
-    at = np.flatnonzero(arrives)
-    if not len(at):
+    is_new = ids.is_null().to_numpy(zero_copy_only=False) & (counts >= rule.min_count)
+    positions = np.flatnonzero(is_new)
+    if not len(positions):
         return entries
-    arriving = entries.take(pa.array(at))
-    order = pc.sort_indices(arriving, [("count", "descending"), ("value", "ascending")]).to_numpy()
+    new_entries = entries.take(pa.array(positions))
+    order = pc.sort_indices(new_entries, [("count", "descending"), ("value", "ascending")]).to_numpy()
     known = len(ids) - ids.null_count
     room = len(order) if rule.max_size is None else max(0, rule.max_size - known)
     highest = pc.max(ids).as_py() if known else rule.first_id - 1
-    found = ids.fill_null(-1).to_numpy(zero_copy_only=False).copy()
-    found[at[order[:room]]] = highest + 1 + np.arange(min(room, len(order)), dtype=np.int32)
-    return entries.set_column(1, "id", pa.array(found, mask=found < 0))
+    new_ids = ids.fill_null(-1).to_numpy(zero_copy_only=False).copy()
+    new_ids[positions[order[:room]]] = highest + 1 + np.arange(min(room, len(order)), dtype=np.int32)
+    return entries.set_column(1, "id", pa.array(new_ids, mask=new_ids < 0))
 
 
-def _write_rare(name: str, question: Question, rare: pa.Table, folders: Folders) -> dict[str, Any]:
+def _write_rare(
+    name: str, request: CountRequest, rare: pa.Table, folders: VocabularyFolders
+) -> dict[str, Any]:
     ordered = rare.drop_columns(["id"]).sort_by("value")
-    written = _write(name, folders.rare, question, ordered, RARE_SCHEMA, folders)
+    written = _write(name, folders.rare, request, ordered, RARE_SCHEMA, folders)
     return {"rare": written, "values": len(rare), "occurrences": pc.sum(rare["count"]).as_py() or 0}
 
 
 def _write(
-    name: str, folder: str, question: Question, part: pa.Table, schema: pa.Schema, folders: Folders
+    name: str,
+    folder: str,
+    request: CountRequest,
+    part: pa.Table,
+    schema: pa.Schema,
+    folders: VocabularyFolders,
 ) -> str:
-    """Writes one file of a vocabulary; its name, to which each call adds a part of its own."""
+    """Writes one file of a vocabulary; its name, to which every attempt adds a different part."""
     path = own_path(f"{folder}/{name}")
-    column = pa.array([question.key]).take(pa.array(np.zeros(len(part), np.int64)))
+    column = pa.array([request.key]).take(pa.array(np.zeros(len(part), np.int64)))
     files, inner = file_io.filesystem(path)
     if file_io.is_local(path):
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)

@@ -1,1 +1,1 @@
-"""What a configuration asks of its columns, the fitted chains of operators, and the workflow that stores them."""
+"""From the configuration to chains of operators, and the fitted workflow that computes features by them."""

@@ -33,9 +33,9 @@ class FittedChain:
     """Fitted steps in order.
 
     Attributes:
-        inputs: raw columns; their values reach the steps under these names.
+        inputs: raw columns; the steps read their values under these names.
         types: of the inputs.
-        outputs: the features it makes.
+        outputs: the features that it computes.
     """
 
     inputs: tuple[str, ...]
@@ -45,48 +45,54 @@ class FittedChain:
 
     @property
     def sql_only(self) -> bool:
+        """Whether only the sql engine can compute the chain for rows of a table."""
         return any(step.sql_only for step in self.steps)
 
     @property
     def cardinalities(self) -> dict[str, int]:
-        """Feature → embedding rows, for those that are ids."""
-        found: dict[str, int] = {}
+        """Feature → embedding rows, for features that are ids."""
+        by_value: dict[str, int] = {}
         for step in self.steps:
             if step.cardinality is not None:
-                found |= dict.fromkeys(step.outputs, step.cardinality)
-        return {name: found[name] for name in self.outputs if name in found}
+                by_value |= dict.fromkeys(step.outputs, step.cardinality)
+        return {name: by_value[name] for name in self.outputs if name in by_value}
 
     def apply(self, rows: DataFrame, tables: Tables, tag: str) -> tuple[DataFrame, dict[str, Column]]:
-        """(rows, joined where need be; value name → expression), by the sql engine."""
+        """(rows with the columns that steps join, value name → expression), by the sql engine."""
         values = {
             name: F.col(name).cast(SPARK_TYPES[kind])
             for name, kind in zip(self.inputs, self.types, strict=True)
         }
         for index, step in enumerate(self.steps):
-            rows, made = step.apply(rows, [values[name] for name in step.inputs], tables, f"{tag}{index}_")
-            values |= dict(zip(step.outputs, made, strict=True))
+            inputs = [values[name] for name in step.inputs]
+            rows, outputs = step.apply(rows, inputs, tables, f"{tag}{index}_")
+            values |= dict(zip(step.outputs, outputs, strict=True))
         return rows, values
 
     def compute(
         self, arrays: Sequence[pa.Array], tables: LocalTables, dtypes: Mapping[str, str] | None = None
     ) -> dict[str, pa.Array]:
-        """Output → array, from one array an input, by the arrow engine.
+        """Output → array, from one array per input, by the arrow engine.
 
-        Where one input is dictionary-encoded or a string, each of its distinct values goes through the steps once.
+        If the only input is dictionary-encoded or a string, the steps compute each distinct value once.
 
         Args:
-            dtypes: features to make → dtype each; without it, all outputs as the steps leave them.
+            dtypes: feature → dtype, of the features to compute. Without it, all outputs in the types of the
+                steps.
         """
-        coded = arrays[0] if len(arrays) == 1 else None
-        if coded is not None and (isinstance(coded, pa.DictionaryArray) or pa.types.is_string(coded.type)):
-            if not isinstance(coded, pa.DictionaryArray):
-                coded = coded.dictionary_encode()
-            distinct = pa.concat_arrays([coded.dictionary, pa.nulls(1, coded.dictionary.type)])
-            codes = coded.indices.fill_null(len(coded.dictionary))
-            return {name: made.take(codes) for name, made in self._run([distinct], tables, dtypes).items()}
+        encoded = arrays[0] if len(arrays) == 1 else None
+        if encoded is not None and (
+            isinstance(encoded, pa.DictionaryArray) or pa.types.is_string(encoded.type)
+        ):
+            if not isinstance(encoded, pa.DictionaryArray):
+                encoded = encoded.dictionary_encode()
+            distinct = pa.concat_arrays([encoded.dictionary, pa.nulls(1, encoded.dictionary.type)])
+            codes = encoded.indices.fill_null(len(encoded.dictionary))
+            outputs = self._run([distinct], tables, dtypes)
+            return {name: output.take(codes) for name, output in outputs.items()}
         plain = [
-            each.dictionary.take(each.indices) if isinstance(each, pa.DictionaryArray) else each
-            for each in arrays
+            array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
+            for array in arrays
         ]
         return self._run(plain, tables, dtypes)
 
@@ -95,8 +101,8 @@ class FittedChain:
     ) -> dict[str, pa.Array]:
         values = dict(zip(self.inputs, arrays, strict=True))
         for step in self.steps:
-            made = step.compute([values[name] for name in step.inputs], tables)
-            values |= dict(zip(step.outputs, made, strict=True))
+            outputs = step.compute([values[name] for name in step.inputs], tables)
+            values |= dict(zip(step.outputs, outputs, strict=True))
         if dtypes is None:
             return {name: values[name] for name in self.outputs}
         return {
@@ -106,6 +112,7 @@ class FittedChain:
         }
 
     def to_json(self) -> dict[str, Any]:
+        """The chain as JSON values."""
         return {
             "inputs": self.inputs,
             "types": self.types,
@@ -118,9 +125,10 @@ class FittedChain:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> FittedChain:
+        """The chain whose `to_json` this is."""
         steps = tuple(
-            OPERATORS[each["op"]][1].from_state(each["inputs"], each["outputs"], each["state"])
-            for each in stored["steps"]
+            OPERATORS[step["op"]][1].from_state(step["inputs"], step["outputs"], step["state"])
+            for step in stored["steps"]
         )
         return cls(tuple(stored["inputs"]), tuple(stored["types"]), steps, tuple(stored["outputs"]))
 
@@ -133,25 +141,27 @@ def apply_chains(
     tables: Tables,
     arrow: bool,
 ) -> DataFrame:
-    """`keep` columns and the chains' features that are in `features`, in its order and dtypes; one row a row.
+    """The columns `keep` and the features of the chains, one row for each row.
 
     Args:
-        arrow: whether chains that can be are computed in Python workers, all in one pass; otherwise by joins.
+        features: those to compute, in the order and with the dtypes of the result.
+        arrow: whether Python workers compute the chains that they can, all in one pass. Joins compute the
+            others.
     """
     in_workers = [chain for chain in chains if arrow and not chain.sql_only]
     values: dict[str, Column] = {}
     for index, chain in enumerate(chains):
         if chain not in in_workers:
-            rows, made = chain.apply(rows, tables, f"_c{index}_")
-            values |= {name: made[name] for name in chain.outputs if name in features}
-    done = [
+            rows, chain_values = chain.apply(rows, tables, f"_c{index}_")
+            values |= {name: chain_values[name] for name in chain.outputs if name in features}
+    computed = [
         value.cast(FEATURE_SPARK_TYPES[features[name].dtype]).alias(f"_f_{name}")
         for name, value in values.items()
     ]
     if in_workers:
-        rows = _in_workers(rows, in_workers, features, keep, done, tables.local)
+        rows = _in_workers(rows, in_workers, features, keep, computed, tables.local)
     else:
-        rows = rows.select(*keep, *done)
+        rows = rows.select(*keep, *computed)
     return rows.select(*keep, *(F.col(f"_f_{name}").alias(name) for name in features))
 
 
@@ -160,23 +170,24 @@ def _in_workers(
     chains: Sequence[FittedChain],
     features: Mapping[str, Feature],
     keep: Sequence[str],
-    done: Sequence[Column],
+    computed: Sequence[Column],
     tables: LocalTables,
 ) -> DataFrame:
+    """The columns `keep`, computed features, and the features that Python workers compute by the chains."""
     raw = {name: kind for chain in chains for name, kind in zip(chain.inputs, chain.types, strict=True)}
-    passed = rows.select(
+    inputs = rows.select(
         *(F.col(name).alias(f"_k_{name}") for name in keep),
-        *done,
+        *computed,
         *(F.col(name).cast(SPARK_TYPES[kind]).alias(f"_r_{name}") for name, kind in raw.items()),
     )
-    kept = [field for field in passed.schema.fields if not field.name.startswith("_r_")]
-    made = [features[name] for chain in chains for name in chain.outputs if name in features]
+    kept = [field for field in inputs.schema.fields if not field.name.startswith("_r_")]
+    outputs = [features[name] for chain in chains for name in chain.outputs if name in features]
     schema = T.StructType(
-        [*kept, *(T.StructField(f"_f_{each.name}", _spark_type(each.dtype)) for each in made)]
+        [*kept, *(T.StructField(f"_f_{feature.name}", _spark_type(feature.dtype)) for feature in outputs)]
     )
     names = [field.name for field in schema.fields]
-    function = _worker(tuple(chains), {each.name: each.dtype for each in made}, len(kept), names, tables)
-    encoded = passed.mapInArrow(function, schema)
+    dtypes = {feature.name: feature.dtype for feature in outputs}
+    encoded = inputs.mapInArrow(_encoder(tuple(chains), dtypes, len(kept), names, tables), schema)
     return encoded.select(
         *(F.col(f"_k_{name}").alias(name) for name in keep),
         *(F.col(name) for name in names if name.startswith("_f_")),
@@ -189,7 +200,7 @@ def _spark_type(dtype: str) -> T.DataType:
     return T.FloatType() if dtype == "float32" else T.IntegerType()
 
 
-def _worker(
+def _encoder(
     chains: tuple[FittedChain, ...],
     dtypes: Mapping[str, str],
     kept: int,
@@ -203,8 +214,8 @@ def _worker(
                 for i, name in enumerate(batch.schema.names)
                 if name.startswith("_r_")
             }
-            made = compute_features(chains, raw, dtypes, tables)
-            yield pa.RecordBatch.from_arrays([*batch.columns[:kept], *made.values()], names)
+            encoded = compute_features(chains, raw, dtypes, tables)
+            yield pa.RecordBatch.from_arrays([*batch.columns[:kept], *encoded.values()], names)
 
     return encode
 
@@ -215,15 +226,15 @@ def compute_features(
     dtypes: Mapping[str, str],
     tables: LocalTables,
 ) -> dict[str, pa.Array]:
-    """Feature → array of its dtype, for the features in `dtypes`, from raw columns (n values each)."""
-    found: dict[str, pa.Array] = {}
+    """Feature → (n,) array of its dtype, for the features in `dtypes`, from raw columns of n values."""
+    features: dict[str, pa.Array] = {}
     for chain in chains:
-        found |= chain.compute([raw[name] for name in chain.inputs], tables, dtypes)
-    return found
+        features |= chain.compute([raw[name] for name in chain.inputs], tables, dtypes)
+    return features
 
 
 def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
-    """The raw columns that the chains read, as arrays of one value; a missing one is null.
+    """The raw columns that the chains read, as arrays of one value. A missing column is null.
 
     Raises:
         ValueError: a value does not fit its column's type.
@@ -241,7 +252,7 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
             value = raw.get(name)
             if kind == "string" and value is not None:
                 value = str(value)
-            # Arrow would cut a fraction off, and take a text apart into a list.
+            # Arrow would truncate a fraction, and split a text into a list of characters.
             if (kind == "int" and isinstance(value, float)) or (kind in LISTS and isinstance(value, str)):
                 raise ValueError(f"{name}={value!r} is no {kind}")
             try:
@@ -256,6 +267,6 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
 
 
 def as_number(values: pa.Array) -> float | int | list[int] | None:
-    """The single value of an array, as Python has it."""
+    """The single value of an array, as a Python value."""
     value = values[0].as_py()
     return float(np.float32(value)) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""The workflow: fitted chains of operators for all features, versioned, stored as JSON and Parquet without pickles."""
+"""The workflow: fitted chains for all features. Versions are stored as JSON and Parquet, without pickles."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ FILE_NAME = "workflow.json"
 
 @dataclass(frozen=True)
 class LocalWorkflow:
-    """A fitted workflow without Spark: features of raw values on Arrow arrays, by the `arrow` engine.
+    """A fitted workflow without Spark. It computes features on Arrow arrays, by the `arrow` engine.
 
     Attributes:
-        asked: each chain as the configuration had it, which an extension must find again.
-        counted: raw day → digest of the days whose values the vocabularies count, in this version or before.
+        descriptions: a text for each chain of the configuration; an extension must have the same texts.
+        counted: raw day → digest, of the days whose values this version or a parent has counted.
         vocabularies: vocabulary → entries, highest id, occurrences, rare_values, rare_occurrences.
     """
 
@@ -38,7 +38,7 @@ class LocalWorkflow:
     parent: str | None
     spec: FeatureSpec
     chains: tuple[FittedChain, ...]
-    asked: tuple[str, ...]
+    descriptions: tuple[str, ...]
     counted: Mapping[str, str]
     vocabularies: Mapping[str, Mapping[str, int]]
     local: LocalTables
@@ -46,13 +46,13 @@ class LocalWorkflow:
     def encode_values(self, raw: Mapping[str, Any], features: Sequence[str]) -> dict[str, Any]:
         """Feature → its value for one raw row (raw column → value; missing columns are null).
 
-        The row counts as one outside the training days: target encodings are those of all training rows.
+        The row is not one of the training days, so target encodings are those of all training rows.
 
         Raises:
             ConfigError: a name is no feature of this workflow, or a value does not fit its column.
         """
-        wanted = {each.name: each for each in self.spec.features}
-        unknown = sorted(set(features) - set(wanted))
+        by_name = {feature.name: feature for feature in self.spec.features}
+        unknown = sorted(set(features) - set(by_name))
         if unknown:
             raise ConfigError(f"no features of workflow {self.version}: {unknown}", "correct the names")
         chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
@@ -60,41 +60,42 @@ class LocalWorkflow:
             arrays = one_row(chains, raw)
         except ValueError as error:
             raise ConfigError(f"workflow {self.version}: {error}", "correct the value") from error
-        made = compute_features(chains, arrays, {name: wanted[name].dtype for name in features}, self.local)
-        return {name: as_number(made[name]) for name in features}
+        dtypes = {name: by_name[name].dtype for name in features}
+        values = compute_features(chains, arrays, dtypes, self.local)
+        return {name: as_number(values[name]) for name in features}
 
     def raw_columns(self, features: Sequence[str]) -> list[str]:
-        """The raw columns these features are made of, in order of the chains."""
-        found = [name for chain in self.chains if set(chain.outputs) & set(features) for name in chain.inputs]
-        return list(dict.fromkeys(found))
+        """The raw columns that these features depend on, in the order of the chains."""
+        names = [name for chain in self.chains if set(chain.outputs) & set(features) for name in chain.inputs]
+        return list(dict.fromkeys(names))
 
     def decode_ids(self, ids: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-        """Feature → id → the raw value it stands for, of those of `ids` that have one, in one pass over the vocabularies.
+        """Feature → id → the raw value that has this id. One pass over the vocabularies.
 
-        Reserved ids and ids that no value has are left out.
+        Reserved ids and ids without a value are left out.
 
         Raises:
             ConfigError: a feature has no vocabulary.
         """
-        wanted = {feature: set(each) for feature, each in ids.items()}
-        names = {feature: self.vocabulary_of(feature) for feature in wanted}
-        found: dict[str, dict[int, str]] = {feature: {} for feature in wanted}
-        some = pc.field("column").isin(sorted(set(names.values())))
-        some &= pc.field("id").isin(sorted(set().union(*wanted.values())))
-        for path in self.local.files.get(VOCABULARY, ()) if wanted else ():
+        ids_of = {feature: set(numbers) for feature, numbers in ids.items()}
+        vocabularies = {feature: self.vocabulary_of(feature) for feature in ids_of}
+        values: dict[str, dict[int, str]] = {feature: {} for feature in ids_of}
+        selected = pc.field("column").isin(sorted(set(vocabularies.values())))
+        selected &= pc.field("id").isin(sorted(set().union(*ids_of.values())))
+        for path in self.local.files.get(VOCABULARY, ()) if ids_of else ():
             source, inner = file_io.filesystem(path)
-            rows = ds.dataset(inner, format="parquet", filesystem=source)
-            for row in rows.to_table(columns=["column", "id", "value"], filter=some).to_pylist():
-                for feature, name in names.items():
-                    if name == row["column"] and row["id"] in wanted[feature]:
-                        found[feature][row["id"]] = row["value"]
-        return found
+            entries = ds.dataset(inner, format="parquet", filesystem=source)
+            for entry in entries.to_table(columns=["column", "id", "value"], filter=selected).to_pylist():
+                for feature, vocabulary in vocabularies.items():
+                    if vocabulary == entry["column"] and entry["id"] in ids_of[feature]:
+                        values[feature][entry["id"]] = entry["value"]
+        return values
 
     def vocabulary_of(self, feature: str) -> str:
-        """The name of the vocabulary whose ids a feature holds.
+        """The name of the vocabulary whose ids a feature has.
 
         Raises:
-            ConfigError: it holds no ids of a vocabulary.
+            ConfigError: it has no ids of a vocabulary.
         """
         name = feature
         for step in (
@@ -114,79 +115,67 @@ class LocalWorkflow:
 
 @dataclass(frozen=True)
 class FittedWorkflow(LocalWorkflow):
-    """The same, for frames: with its tables open in a Spark session, and the engine that applies it."""
+    """A fitted workflow for frames, with its tables in a Spark session, and the engine that applies it."""
 
     tables: Tables
     engine: Engine
 
     def apply(self, rows: DataFrame, keep: Sequence[str] = ()) -> DataFrame:
-        """Prepared rows (keys, label and raw columns) → rows of `spec.table_columns` and `keep`, one for one."""
+        """One row of `spec.table_columns` and `keep` for each prepared row (keys, label and raw columns)."""
         label = F.col(self.spec.label).cast("float")
         keys = [*self.spec.key_columns, self.spec.label]
-        names = [each.name for each in self.spec.features]
+        names = [feature.name for feature in self.spec.features]
         encoded = self.encode(rows.withColumn(self.spec.label, label), names, [*keys, *keep])
         return encoded.select(*keys, *names, *keep)
 
     def encode(self, rows: DataFrame, features: Sequence[str], keep: Sequence[str]) -> DataFrame:
-        """The columns `keep` and the named features, in the dtype of each; one row a row."""
-        known: dict[str, Feature] = {each.name: each for each in self.spec.features}
+        """The columns `keep` and the named features in their dtypes, one row for each row."""
+        by_name: dict[str, Feature] = {feature.name: feature for feature in self.spec.features}
         chains = [chain for chain in self.chains if set(chain.outputs) & set(features)]
-        wanted = {name: known[name] for name in features}
-        return apply_chains(rows, chains, wanted, keep, self.tables, self.engine == "arrow")
+        selected = {name: by_name[name] for name in features}
+        return apply_chains(rows, chains, selected, keep, self.tables, self.engine == "arrow")
 
     def decode(self, rows: DataFrame, feature: str, to: str) -> DataFrame:
-        """Adds the column `to`: the raw value an id of a categorified feature stands for; null for reserved ids.
+        """Adds the column `to` with the raw values of a feature's ids; null for reserved ids.
 
         Raises:
             ConfigError: the feature has no vocabulary.
         """
-        names = self.vocabulary_of(feature)
-        entries = self.tables.frames[VOCABULARY].where(F.col("column") == names)
+        vocabulary = self.vocabulary_of(feature)
+        entries = self.tables.frames[VOCABULARY].where(F.col("column") == vocabulary)
         lookup = entries.select(F.col("id").alias(f"_{to}_id"), F.col("value").alias(to))
         return rows.join(lookup, F.col(feature) == F.col(f"_{to}_id"), "left").drop(f"_{to}_id")
 
 
-def save_workflow(
-    lake: Lake,
-    *,
-    version: str,
-    parent: str | None,
-    spec: FeatureSpec,
-    chains: Sequence[FittedChain],
-    asked: Sequence[str],
-    counted: Mapping[str, str],
-    tables: Mapping[str, int],
-    vocabularies: Mapping[str, Mapping[str, int]],
-    latest: int,
-) -> None:
-    """Writes the FeatureSpec, then workflow.json, which makes the version exist. Its tables are published before.
+def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]) -> None:
+    """Writes the FeatureSpec, then workflow.json, with which the version exists. Publish its tables before.
 
     Args:
         tables: published table → rows.
-        latest: the last counted day, in days since 1970-01-01.
     """
+    version = workflow.version
     for path in (lake.feature_spec(version), f"{lake.features(version).path}/{feature_spec.FILE_NAME}"):
-        file_io.replace_text(path, feature_spec.dumps(spec))
+        file_io.replace_text(path, feature_spec.dumps(workflow.spec))
     file_io.replace_json(
         f"{lake.workflow(version)}/{FILE_NAME}",
         {
             format_versions.KEY: format_versions.WORKFLOW.version,
             "version": version,
-            "parent": parent,
-            "spec": spec.to_json(),
-            "chains": [chain.to_json() for chain in chains],
-            "asked": list(asked),
-            "counted": dict(counted),
+            "parent": workflow.parent,
+            "spec": workflow.spec.to_json(),
+            "chains": [chain.to_json() for chain in workflow.chains],
+            "asked": list(workflow.descriptions),
+            "counted": dict(workflow.counted),
             "tables": dict(tables),
-            "vocabularies": {name: dict(found) for name, found in vocabularies.items()},
-            "latest": latest,
+            "vocabularies": {name: dict(facts) for name, facts in workflow.vocabularies.items()},
+            "latest": workflow.local.latest,
         },
     )
     lineage.writes(lake.workflow(version), version)
 
 
 def workflow_exists(lake: Lake, version: str) -> bool:
-    """Whether a version is there and whole: the files of its tables are what their manifests say."""
+    """Whether a version exists and is complete: the files of its tables agree with their manifests."""
     if not file_io.exists(f"{lake.workflow(version)}/{FILE_NAME}"):
         return False
     tables = [workflow_table(lake, version, name) for name in _read(lake, version)["tables"]]
@@ -211,17 +200,17 @@ def _read(lake: Lake, version: str) -> dict[str, Any]:
 
 
 def _table_names(stored: Mapping[str, Any]) -> list[str]:
-    """The tables that are looked up in: all but the rare values, which only an extension reads."""
+    """The tables that features need: all but the rare values, which only an extension reads."""
     return [name for name in stored["tables"] if name != RARE]
 
 
 def table_sizes(tables: Mapping[str, int], vocabularies: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Rows of each table, and of each vocabulary within the table of all."""
-    return {**tables, **{vocabulary_key(name): found["entries"] for name, found in vocabularies.items()}}
+    """Rows of each table, and of each vocabulary within the table of all vocabularies."""
+    return {**tables, **{vocabulary_key(name): facts["entries"] for name, facts in vocabularies.items()}}
 
 
 def load_local(lake: Lake, version: str) -> LocalWorkflow:
-    """A stored workflow version for one process, without Spark: it turns raw rows into features on Arrow arrays.
+    """A stored workflow version for one process, without Spark.
 
     Raises:
         DataError: there is no such version, or it is damaged.
@@ -239,8 +228,8 @@ def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
         "version": stored["version"],
         "parent": stored["parent"],
         "spec": FeatureSpec.from_json(stored["spec"]),
-        "chains": tuple(FittedChain.from_json(each) for each in stored["chains"]),
-        "asked": tuple(stored["asked"]),
+        "chains": tuple(FittedChain.from_json(chain) for chain in stored["chains"]),
+        "descriptions": tuple(stored["asked"]),
         "counted": stored["counted"],
         "vocabularies": stored["vocabularies"],
     }
@@ -252,7 +241,7 @@ def load_workflow(
     broadcast_max_rows: int = 2_000_000,
     engine: Literal["auto", "sql", "arrow"] = "auto",
 ) -> FittedWorkflow:
-    """A stored workflow version, ready to be applied to frames by the given engine.
+    """A stored workflow version that the engine can apply to frames.
 
     Raises:
         DataError: there is no such version, or it is damaged.

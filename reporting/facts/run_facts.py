@@ -164,7 +164,9 @@ def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
     facts = published_facts(lake.quality(name).partition(run_date))
     if facts is None:
         return None
-    return DataQuality(Comparison.from_facts(facts), tuple(Finding(**each) for each in facts["findings"]))
+    return DataQuality(
+        Comparison.from_facts(facts), tuple(Finding.from_facts(each) for each in facts["findings"])
+    )
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:

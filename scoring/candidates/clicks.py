@@ -7,6 +7,7 @@ from datetime import date, timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from conf.dates import days_since_epoch
 from scoring.inputs.requests import FEATURES_DT, ITEM_INDEX
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
 
@@ -36,7 +37,7 @@ def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:
         return rows
     first = date.fromisoformat(run_date) - timedelta(days=days - 1)
     if EVENT_TIME in rows.columns:
-        since = (first - date(1970, 1, 1)).days * _DAY_US
+        since = days_since_epoch(first) * _DAY_US
         return rows.where(F.col(EVENT_TIME).between(since, since + days * _DAY_US - 1))
     return rows.where(F.col(FEATURES_DT).between(first.isoformat(), run_date))
 

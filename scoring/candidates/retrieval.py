@@ -13,7 +13,8 @@ from pyspark.sql import types as T
 
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
 from scoring.spark.score_frames import task_slot
-from scoring.spark.scoring_workers import scoring_workers
+from scoring.spark.scoring_workers import SCORING_IMPORTS
+from spark.tasks import map_batches
 from storage.feature_spec import USER_KEY
 
 Batches = Iterable[pa.RecordBatch]
@@ -33,8 +34,8 @@ def retrieved_items(users: DataFrame, features: Sequence[str], request: Retrieva
         DataError: a product is NaN, or excluded indices are out of range; names the user.
         ConfigError: the device asked for is not there, a context value is missing, or the model has no towers.
     """
-    with scoring_workers(users.sparkSession):
-        return users.select(USER_KEY, *features, EXCLUDED).mapInArrow(_retriever(request), LISTED)
+    rows = users.select(USER_KEY, *features, EXCLUDED)
+    return map_batches(rows, _retriever(request), LISTED, SCORING_IMPORTS)
 
 
 def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:

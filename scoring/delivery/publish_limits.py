@@ -134,7 +134,7 @@ def _against(context: RunContext, lists: DataFrame, before: Partition, manifest:
         "users_lost_share": compared.users_lost_share,
         "coverage_before": manifest.facts.get("coverage"),
         # A PSI counts only where it is more than chance gives lists of this size.
-        "score_psi": None if drift is None else drift.psi if drift.psi > drift.noise else 0.0,
+        "score_psi": drift and drift.psi_above_noise,
         "score_psi_noise": drift and drift.noise,
         "score_moved": drift
         and {"range": drift.moved, "before": drift.moved_train_share, "today": drift.moved_day_share},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from etl.quality.report_types import Comparison, share
+from etl.quality.report_types import ClickRates, Comparison
 from metrics.psi import Drift, bin_numbers, drift_of
 from scoring.evaluation.gate import Check, level_of
 from scoring.evaluation.gate_measures import ModelMeasures
@@ -30,7 +30,7 @@ def drift_checks(
         ((name, value) for name, value in challenger.oov_shares.items() if name not in exempt),
         key=lambda each: (-each[1], each[0]),
     )
-    clicks = _click_rates(report) if report else None
+    clicks = report.click_rates if report else None
     checks = [
         _of_scores(context, scores),
         _of_columns(context, report, columns),
@@ -41,7 +41,7 @@ def drift_checks(
         "score_psi": scores.psi if scores else None,
         "score_psi_noise": scores.noise if scores else None,
         "feature_psi": dict(columns[:_NAMED]),
-        "click_rate": clicks and {"test": clicks[0], "train": clicks[1]},
+        "click_rate": clicks and {"test": clicks.today, "train": clicks.train},
         "oov_share": dict(oov[:_NAMED]),
     }
     return [each for each in checks if each], facts
@@ -61,15 +61,8 @@ def score_drift(challenger: ModelMeasures, champion: ModelMeasures) -> Drift | N
 def _column_psi(report: Comparison, exempt: set[str]) -> Iterator[tuple[str, float]]:
     """Raw columns whose drift is more than chance."""
     for column in report.columns:
-        if column.name not in exempt and column.psi is not None and column.psi > (column.psi_noise or 0.0):
-            yield column.name, column.psi
-
-
-def _click_rates(report: Comparison) -> tuple[float, float] | None:
-    """Share of clicks of the test day and of the train days; None where one of them has no row, or the latter no click."""
-    test = share(report.today.clicks, report.today.rows)
-    train = share(sum(each.clicks for each in report.train), sum(each.rows for each in report.train))
-    return None if test is None or not train else (test, train)
+        if column.name not in exempt and column.psi_above_noise:
+            yield column.name, column.psi_above_noise
 
 
 def _check(context: RunContext, name: str, value: float | None, said: str) -> Check:
@@ -85,7 +78,7 @@ def _of_scores(context: RunContext, scores: Drift | None) -> Check | None:
     if scores is None:
         return None
     said = f"scores moved by PSI {scores.psi:.3f} from the champion's"
-    value = scores.psi if scores.psi > scores.noise else 0.0
+    value = scores.psi_above_noise
     if value:
         said += (
             f", most at {scores.moved}, which {scores.moved_day_share:.1%} of its rows have and "
@@ -106,16 +99,13 @@ def _of_columns(context: RunContext, report: Comparison | None, columns: list[tu
     )
 
 
-def _of_clicks(
-    context: RunContext, report: Comparison | None, rates: tuple[float, float] | None
-) -> Check | None:
+def _of_clicks(context: RunContext, report: Comparison | None, rates: ClickRates | None) -> Check | None:
     if (
         report is None or rates is None or context.config.split.by == "leave_last_out"
     ):  # its splits are made by clicks
         return None
-    test, train = rates
-    said = f"{test:.2%} of the test rows are clicks, {train:.2%} of the train rows"
-    return _check(context, "click_rate_change", abs(test / train - 1), said)
+    said = f"{rates.today:.2%} of the test rows are clicks, {rates.train:.2%} of the train rows"
+    return _check(context, "click_rate_change", rates.change, said)
 
 
 def _of_oov(context: RunContext, oov: list[tuple[str, float]]) -> Check | None:

@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from scoring.inputs.requests import PROBABILITY, ListRequest, ModelRequest
 from scoring.rows.file_splits import Piece, RowGroup
-from scoring.spark.scoring_workers import scoring_workers
+from scoring.spark.scoring_workers import SCORING_IMPORTS
+from spark.tasks import map_batches, run_tasks
 from storage.feature_spec import USER_KEY, FeatureSpec
 
 SAMPLE_ROWS = 10_000
@@ -38,7 +39,7 @@ def sample_of(groups: Sequence[RowGroup]) -> tuple[Piece, ...]:
 def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelRequest) -> dict[str, Any]:
     """Of feature rows; the facts of `change`."""
 
-    def compare(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def compare(_: int) -> Iterator[pa.RecordBatch]:
         from scoring.rows.task import score_pieces  # torch: in the workers alone
 
         def score(predictor: Any) -> Iterable[Any]:
@@ -46,9 +47,7 @@ def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelReq
 
         yield change(model, score)
 
-    with scoring_workers(spark):
-        compared = spark.range(0, 1, 1, 1).mapInArrow(compare, _SCHEMA)
-    return _facts(compared)
+    return _facts(run_tasks(spark, 1, compare, _SCHEMA, SCORING_IMPORTS))
 
 
 def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> dict[str, Any]:
@@ -70,9 +69,7 @@ def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -
                 request.model, lambda predictor: [score_sample(predictor, rows, request, SAMPLE_ITEMS)]
             )
 
-    with scoring_workers(users.sparkSession):
-        compared = chosen.coalesce(1).mapInArrow(compare, _SCHEMA)
-    return _facts(compared)
+    return _facts(map_batches(chosen.coalesce(1), compare, _SCHEMA, SCORING_IMPORTS))
 
 
 def change(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.RecordBatch:

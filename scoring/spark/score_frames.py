@@ -15,7 +15,8 @@ from pyspark.sql import types as T
 
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, PROBABILITY, ListRequest, ModelRequest
 from scoring.rows.file_splits import Piece
-from scoring.spark.scoring_workers import scoring_workers
+from scoring.spark.scoring_workers import SCORING_IMPORTS
+from spark.tasks import collect_results, map_batches
 from storage.feature_spec import USER_KEY, FeatureSpec
 
 Batches = Iterable[pa.RecordBatch]
@@ -47,8 +48,7 @@ def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> Da
         ConfigError: the device asked for is not there, or a context value is missing.
     """
     columns = [USER_KEY, *(each.name for each in spec.scoped("user")), CANDIDATES, EXCLUDED]
-    with scoring_workers(users.sparkSession):
-        return users.select(*columns).mapInArrow(_list_maker(request), LISTS)
+    return map_batches(users.select(*columns), _list_maker(request), LISTS, SCORING_IMPORTS)
 
 
 def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> DataFrame:
@@ -61,8 +61,7 @@ def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Se
     names = [each.name for each in spec.features]
     wanted = rows.select(*keep, *(name for name in names if name not in keep))
     schema = T.StructType([*(rows.schema[name] for name in keep), T.StructField(PROBABILITY, T.FloatType())])
-    with scoring_workers(rows.sparkSession):
-        return wanted.mapInArrow(_row_scorer(model, tuple(keep)), schema)
+    return map_batches(wanted, _row_scorer(model, tuple(keep)), schema, SCORING_IMPORTS)
 
 
 def score_split(
@@ -77,31 +76,16 @@ def score_split(
         ConfigError: the device asked for is not there.
         InfrastructureError: a file could not be read or written.
     """
-    numbers = spark.range(0, len(tasks), 1, len(tasks))
-    with scoring_workers(spark):
-        done = numbers.mapInArrow(_split_scorer(tuple(tasks), model, folder), "task int, file string")
-    found = done.collect()
-    names = {row["task"]: row["file"] for row in found}  # one row a task
-    return [names[index] for index in range(len(tasks))]
+    scored = tuple(tasks)
 
-
-def _split_scorer(
-    tasks: tuple[tuple[Piece, ...], ...], model: ModelRequest, folder: str
-) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    def score(batches: Batches) -> Iterator[pa.RecordBatch]:
+    def score(index: int) -> str:
         from scoring.model.predictor import predictor_of_process
         from scoring.rows.task import write_scores  # torch: in the workers alone
 
         gpu, threads = task_slot()
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                predictor = predictor_of_process(model, gpu, threads)
-                name = write_scores(predictor, tasks[index], folder, threads)
-                yield pa.RecordBatch.from_pydict(
-                    {"task": pa.array([index], pa.int32()), "file": pa.array([name])}
-                )
+        return write_scores(predictor_of_process(model, gpu, threads), scored[index], folder, threads)
 
-    return score
+    return collect_results(spark, len(tasks), score, SCORING_IMPORTS)
 
 
 def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 
+from conf.dates import days_since_epoch
 from conf.errors import ConfigError
 from conf.load import load_config, parse_date
 
@@ -118,3 +120,8 @@ def test_a_run_date_is_an_iso_date(text: str) -> None:
     with pytest.raises(ConfigError, match="--run-date"):
         parse_date(text)
     assert parse_date("2026-01-31") == "2026-01-31"
+
+
+def test_days_are_counted_from_1970() -> None:
+    assert [days_since_epoch(day) for day in ("1970-01-01", "1970-01-02", "2026-01-01")] == [0, 1, 20454]
+    assert days_since_epoch(date(2026, 1, 1)) == 20454

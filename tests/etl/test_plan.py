@@ -1,4 +1,4 @@
-"""What a configuration may ask of its columns: refused before anything runs."""
+"""Errors of a configuration that are feature_plan before anything runs, and its chains."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
         ),
     ],
 )
-def test_what_does_not_fit_together_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_parts_that_do_not_fit_together_are_named(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(ConfigError, match=problem):
         plan(write_config(tmp_path, changes))
 
 
-def test_columns_that_go_alone_are_chains_of_their_own(tmp_path: Path) -> None:
+def test_columns_that_no_step_combines_have_separate_chains(tmp_path: Path) -> None:
     features = [
         {"columns": ["I{1..2}"], "kind": "dense", "ops": ["log1p"]},
         {
@@ -52,8 +54,8 @@ def test_columns_that_go_alone_are_chains_of_their_own(tmp_path: Path) -> None:
         },
         {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"hashed_cross": {"buckets": 9}}]},
     ]
-    found = plan(write_config(tmp_path, {"features": features, "scopes": {}}))
-    assert [chain.inputs for chain in found.chains] == [
+    feature_plan = plan(write_config(tmp_path, {"features": features, "scopes": {}}))
+    assert [chain.inputs for chain in feature_plan.chains] == [
         ("I1",),
         ("I2",),
         ("C1",),
@@ -61,4 +63,4 @@ def test_columns_that_go_alone_are_chains_of_their_own(tmp_path: Path) -> None:
         ("C3",),
         ("C1", "C2"),
     ]
-    assert found.features == ("I1", "I2", "C1_id", "C2_id", "C3_id", "C1_x_C2")
+    assert feature_plan.features == ("I1", "I2", "C1_id", "C2_id", "C3_id", "C1_x_C2")

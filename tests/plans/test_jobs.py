@@ -15,13 +15,13 @@ ON_GPU = [name for name, run in RUNS.items() if run.on_gpu]
 
 # What each run must at least evaluate: a recording that misses them would prove nothing.
 MAIN_FRAMES = {
-    "operators": ["etl.fit.fit_chains._assign write", "etl.build._publish_frame write"],
+    "operators": ["etl.fit.version_tables.publish_frame write", "etl.build._publish_frame write"],
     "by_day": [
         "etl.raw.positions.number_lines collect",
         "etl.spark.quarantine._count_and_publish collect",
         "etl.spark.quarantine._count_and_publish write",
         "etl.statistics.moments.measure_moments collect",
-        "etl.fit.fit_chains._assign persist",
+        "etl.fit.row_statistics._publish_vocabularies persist",
         "etl.build._publish_frame write",
         "etl.spark.latest_features.publish_latest write",
     ],

@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ def quality_facts(findings: Sequence[Finding]) -> dict[str, Any]:
     days = [(dt, split) for split, dts in SPLITS.items() for dt in dts]
     pieces = tuple(PieceRows(dt, split, 80 if split == "test" else 200, 20) for dt, split in days)
     compared = Comparison(RUN_DATE, False, pieces, (numbers, names))
-    return {**compared.to_facts(), "findings": [asdict(each) for each in findings]}
+    return {**compared.to_facts(), "findings": [each.to_facts() for each in findings]}
 
 
 def _features(lake: Lake) -> None:

@@ -10,7 +10,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark.worker_daemon import IMPORTED, without_archives
-from spark.worker_imports import VARIABLE, importing
 
 
 def test_workers_start_with_their_imports_frozen(spark: SparkSession) -> None:
@@ -32,21 +31,6 @@ def test_workers_start_with_their_imports_frozen(spark: SparkSession) -> None:
     assert row["frozen"] > 10_000
     assert row["missing"] == ""
     assert ".zip" not in row["pyspark"]
-
-
-def test_functions_that_ask_for_more_have_it_before_their_workers_fork(spark: SparkSession) -> None:
-    """`colorsys` stands for what is costly: nothing else imports it."""
-
-    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            yield pa.RecordBatch.from_pydict({"there": ["colorsys" in sys.modules]})
-
-    one = spark.range(0, 1, 1, 1)
-    with importing(spark, "colorsys", "pyarrow"):
-        asking = one.mapInArrow(look, "there boolean")
-    assert VARIABLE not in spark.sparkContext.environment
-    others = one.mapInArrow(look, "there boolean")
-    assert [frame.first()["there"] for frame in (asking, others)] == [True, False]
 
 
 def test_no_task_reads_the_contents_of_sparks_archives_again(spark: SparkSession) -> None:

@@ -72,7 +72,7 @@ def _findings(findings: Iterable[Finding]) -> Html | None:
     rows: list[list[Child]] = [
         [
             _mark(each.level, each.level),
-            _short(each.said, 200),
+            _short(each.message, 200),
             numbers.decimal(each.value, 3),
             numbers.decimal(each.limit, 3),
             tag("code", f"quality.{each.check}_{each.level}"),

@@ -1,4 +1,4 @@
-"""Limits: what is found, at which level, and what the error says."""
+"""Limits: which figures become findings, at which level, and the text of the error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from conf.errors import EXIT_DATA, DataError
 from conf.types import Quality, SplitConfig
-from etl.quality.checks import enforce, find
+from etl.quality.checks import Finding, check_limits, require_no_stop
 from etl.quality.report_types import ColumnReport, Comparison, PieceRows
 
 DAY = "2026-01-08"
@@ -43,32 +43,32 @@ PIECES = (
     PieceRows(DAY, "test", 1000, 100),
 )
 COMPARED = Comparison(DAY, False, PIECES, (COLUMN,))
-# What the figures above are: 100/1000 - 100/2000 nulls, 90/900 new, rows and clicks as in training.
+# The figures of these rows: 100/1000 - 100/2000 nulls, 90/900 new values, rows and clicks as in training.
 FIGURES = {"null_rate_change": 0.05, "new_value_rate": 0.1, "psi": 0.2}
 OFF: dict[str, Any] = {name: None for name in Quality.model_fields if name.endswith(("_warn", "_stop"))}
 
 
-def _found(compared: Comparison = COMPARED, split: SplitConfig = BY_DAY, **limits: Any) -> list[Any]:
-    findings = find(Quality(**{**OFF, **limits}), split, compared)
-    return [(each.level, each.check, each.column) for each in findings]
+def _findings(compared: Comparison = COMPARED, split: SplitConfig = BY_DAY, **limits: Any) -> list[Any]:
+    findings = check_limits(Quality(**{**OFF, **limits}), split, compared)
+    return [(finding.level, finding.check, finding.column) for finding in findings]
 
 
 def test_defaults_find_nothing_in_a_quiet_day() -> None:
-    assert find(Quality(), BY_DAY, COMPARED) == []
+    assert check_limits(Quality(), BY_DAY, COMPARED) == []
 
 
 @pytest.mark.parametrize("check, value", FIGURES.items())
 @pytest.mark.parametrize("level", ["warn", "stop"])
 def test_a_figure_is_found_above_its_limit_and_not_at_it(check: str, value: float, level: str) -> None:
-    assert _found(**{f"{check}_{level}": value - 0.001}) == [(level, check, "C3")]
-    assert _found(**{f"{check}_{level}": value + 0.001}) == []
-    assert _found(**{f"{check}_{level}": value - 0.001}, exempt=["C3"]) == []
+    assert _findings(**{f"{check}_{level}": value - 0.001}) == [(level, check, "C3")]
+    assert _findings(**{f"{check}_{level}": value + 0.001}) == []
+    assert _findings(**{f"{check}_{level}": value - 0.001}, exempt=["C3"]) == []
 
 
 def test_a_figure_is_found_once_at_its_higher_level() -> None:
-    assert _found(psi_warn=0.1, psi_stop=0.15) == [("stop", "psi", "C3")]
-    assert _found(psi_warn=0.1, psi_stop=0.25) == [("warn", "psi", "C3")]
-    assert _found(psi_warn=0.1, null_rate_change_stop=0.0, new_value_rate_warn=0.0) == [
+    assert _findings(psi_warn=0.1, psi_stop=0.15) == [("stop", "psi", "C3")]
+    assert _findings(psi_warn=0.1, psi_stop=0.25) == [("warn", "psi", "C3")]
+    assert _findings(psi_warn=0.1, null_rate_change_stop=0.0, new_value_rate_warn=0.0) == [
         ("stop", "null_rate_change", "C3"),
         ("warn", "new_value_rate", "C3"),
         ("warn", "psi", "C3"),
@@ -77,14 +77,14 @@ def test_a_figure_is_found_once_at_its_higher_level() -> None:
 
 def test_nulls_that_vanish_are_a_change_too() -> None:
     fewer = replace(COMPARED, columns=(replace(COLUMN, nulls=0, cells=1000),))
-    assert _found(fewer, null_rate_change_warn=0.04) == [("warn", "null_rate_change", "C3")]
+    assert _findings(fewer, null_rate_change_warn=0.04) == [("warn", "null_rate_change", "C3")]
 
 
-def test_a_psi_that_chance_may_give_is_not_found() -> None:
+def test_a_psi_that_chance_may_give_is_not_findings() -> None:
     small = replace(COMPARED, columns=(replace(COLUMN, psi_noise=0.3),))
-    assert _found(small, psi_warn=0.1) == []
+    assert _findings(small, psi_warn=0.1) == []
     unknown = replace(COMPARED, columns=(replace(COLUMN, psi=None, psi_noise=None, moved=None),))
-    assert _found(unknown, psi_warn=0.0) == []
+    assert _findings(unknown, psi_warn=0.0) == []
 
 
 def _with_day(rows: int, clicks: int) -> Comparison:
@@ -92,7 +92,7 @@ def _with_day(rows: int, clicks: int) -> Comparison:
 
 
 @pytest.mark.parametrize(
-    "rows, clicks, limits, found",
+    "rows, clicks, limits, expected",
     [
         (390, 39, {"row_shortfall_warn": 0.6}, [("warn", "row_shortfall", None)]),
         (410, 41, {"row_shortfall_warn": 0.6}, []),
@@ -110,26 +110,26 @@ def _with_day(rows: int, clicks: int) -> Comparison:
     ],
 )
 def test_rows_and_clicks_of_the_day(
-    rows: int, clicks: int, limits: dict[str, float], found: list[Any]
+    rows: int, clicks: int, limits: dict[str, float], expected: list[Any]
 ) -> None:
-    assert _found(_with_day(rows, clicks), **limits) == found
+    assert _findings(_with_day(rows, clicks), **limits) == expected
 
 
 def test_splits_of_one_partition_have_no_usual_size_and_leave_last_out_no_usual_rate() -> None:
     odd = _with_day(10, 10)
     limits = {"row_shortfall_stop": 0.1, "click_rate_change_stop": 0.1}
-    assert _found(odd, SplitConfig(by="fraction"), **limits) == [("stop", "click_rate_change", None)]
-    assert _found(odd, SplitConfig(by="leave_last_out"), **limits) == []
+    assert _findings(odd, SplitConfig(by="fraction"), **limits) == [("stop", "click_rate_change", None)]
+    assert _findings(odd, SplitConfig(by="leave_last_out"), **limits) == []
 
 
 def test_the_error_names_everything_and_its_remedy_is_accepted() -> None:
     drifted = replace(COMPARED, columns=(COLUMN, replace(COLUMN, name="I1", psi=0.8123)))
     quality = Quality(psi_stop=0.15, psi_warn=0.1, new_value_rate_stop=0.05, new_value_rate_warn=0.05)
-    findings = find(quality, BY_DAY, drifted)
+    findings = check_limits(quality, BY_DAY, drifted)
     with pytest.raises(DataError) as caught:
-        enforce(drifted, findings, "lake/quality/x/dt=2026-01-08")
+        require_no_stop(drifted, findings, "lake/quality/x/dt=2026-01-08")
     assert caught.value.exit_code == EXIT_DATA == 3
-    for said in (
+    for text in (
         DAY,
         "2026-01-05 to 2026-01-06",
         "I1 drifted, most at '<b>' with 30.00% of rows, 10.00% in the train days",
@@ -137,19 +137,19 @@ def test_the_error_names_everything_and_its_remedy_is_accepted() -> None:
         "10.00% of the values of C3 are not in the train days, most often 'fresh\\nvalue'",
         "new_value_rate=0.1 is above quality.new_value_rate_stop=0.05",
     ):
-        assert said in caught.value.problem
+        assert text in caught.value.problem
     assert "\n" not in caught.value.problem
     assert "lake/quality/x/dt=2026-01-08" in caught.value.remedy
     accepted = dict(re.findall(r"--set quality\.(\w+)=([\d.e-]+)", caught.value.remedy))
     assert accepted == {"psi_stop": "0.82", "new_value_rate_stop": "0.1"}
     raised = quality.model_copy(update={name: float(value) for name, value in accepted.items()})
-    enforce(drifted, find(raised, BY_DAY, drifted), "")
+    require_no_stop(drifted, check_limits(raised, BY_DAY, drifted), "")
 
 
 def test_warnings_alone_end_nothing() -> None:
-    findings = find(Quality(psi_warn=0.1), BY_DAY, COMPARED)
-    assert [each.level for each in findings] == ["warn"]
-    enforce(COMPARED, findings, "")
+    findings = check_limits(Quality(psi_warn=0.1), BY_DAY, COMPARED)
+    assert [finding.level for finding in findings] == ["warn"]
+    require_no_stop(COMPARED, findings, "")
 
 
 @pytest.mark.parametrize("check", [name[:-5] for name in Quality.model_fields if name.endswith("_warn")])
@@ -163,6 +163,22 @@ def test_every_check_has_two_levels_in_order(check: str) -> None:
         Quality(**{f"{check}_warn": -0.1})
 
 
-def test_facts_read_back_as_they_were() -> None:
+def test_facts_are_read_as_they_were_written() -> None:
     assert Comparison.from_facts(COMPARED.to_facts()) == COMPARED
     assert COMPARED.to_facts()["columns"][0]["new_value_rate"] == 0.1
+
+
+def test_published_findings_keep_their_keys() -> None:
+    finding = Finding("warn", "psi", "C3", 0.2, 0.1, "C3 drifted")
+    facts = finding.to_facts()
+    assert list(facts) == ["level", "check", "column", "value", "limit", "said"]
+    assert Finding.from_facts(facts) == finding
+
+
+def test_click_rates_need_rows_and_a_click_in_training() -> None:
+    assert COMPARED.click_rates is not None
+    assert (COMPARED.click_rates.today, COMPARED.click_rates.train) == (0.1, 0.1)
+    assert COMPARED.click_rates.change == 0.0
+    assert _with_day(0, 0).click_rates is None
+    no_clicks = tuple(replace(piece, clicks=0) for piece in PIECES[:3])
+    assert replace(COMPARED, pieces=(*no_clicks, PIECES[3])).click_rates is None

@@ -1,4 +1,4 @@
-"""PSI against numbers worked out by hand, its properties, and the bins it is taken over."""
+"""PSI against numbers computed by hand, its properties, and its bins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrics.histogram import bin_bounds, bin_keys
-from metrics.psi import NULL, OTHER, Binned, bin_names, bin_numbers, drift_of, psi_noise, psi_terms
+from metrics.psi import (
+    NULL,
+    OTHER,
+    Binned,
+    above_noise,
+    bin_names,
+    bin_numbers,
+    drift_of,
+    psi_noise,
+    psi_terms,
+)
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -42,7 +52,7 @@ COUNTS = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_s
 
 
 @given(COUNTS)
-def test_psi_is_symmetric_never_negative_and_blind_to_order_and_to_empty_bins(
+def test_psi_is_symmetric_and_never_negative_and_ignores_order_and_empty_bins(
     pairs: list[tuple[int, int]],
 ) -> None:
     train, day = zip(*pairs, strict=True)
@@ -103,13 +113,14 @@ def test_bins_of_numbers_are_tenths_of_the_training_window() -> None:
     drift = drift_of(binned)
     assert drift is not None
     assert drift.psi < drift.noise
+    assert drift.psi_above_noise == 0.0
 
 
 def test_a_constant_that_changes_is_seen_as_drift() -> None:
     drift = drift_of(bin_numbers({**_histogram([7.0] * 1000)}, _histogram([9.0] * 1000), 0, 0))
     assert drift is not None
     assert drift.psi > 10
-    assert drift.psi > drift.noise
+    assert drift.psi_above_noise == drift.psi
     assert (drift.moved_train_share, drift.moved_day_share) in {(1.0, 0.0), (0.0, 1.0)}
 
 
@@ -118,6 +129,10 @@ def test_a_number_that_takes_many_tenths_has_a_bin_of_its_own() -> None:
     # cells before zero end in the first tenth; the other 20 lie in the last two
     assert binned.train == (0, 80, 10, 10, 0, 0)
     assert binned.day == (0, 1, 0, 0, 0, 0)
+
+
+def test_a_psi_equal_to_its_noise_is_none_above_it() -> None:
+    assert (above_noise(0.2, 0.2), above_noise(0.3, 0.2)) == (0.0, 0.3)
 
 
 def test_drift_is_none_where_one_side_has_no_cell() -> None:

@@ -1,4 +1,4 @@
-"""Data reports made by Spark against pandas, on the hard log of tests/etl/cases; reuse, limits, and a day that is spoiled."""
+"""Data reports by Spark compared with pandas on the log of tests/etl/cases: figures, reuse, limits."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ RUN_DATE, NEXT = DAYS[3], DAYS[4]
 
 
 class Rows:
-    """Prepared rows of days, remembering which days were asked for."""
+    """Prepared rows of days. `days_read` lists the days whose rows were requested."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self.spark, self.config = spark, config
-        self.asked: list[str] = []
+        self.days_read: list[str] = []
 
     def __call__(self, raw: RawFiles) -> DataFrame:
-        self.asked.append(raw.dt)
+        self.days_read.append(raw.dt)
         return prepared_rows(self.spark, self.config, raw)
 
 
@@ -72,7 +72,7 @@ def jobs_of(spark: SparkSession, group: str) -> Iterator[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def world(
+def hard_log_report(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Config, dict[str, pd.DataFrame], DataReport]:
     """The hard log, the oracle's good rows of each day, and the report of RUN_DATE."""
@@ -86,44 +86,44 @@ def world(
 
 
 def test_days_whose_values_are_counted_have_the_same_report(
-    spark: SparkSession, world: tuple[Config, dict[str, pd.DataFrame], DataReport], tmp_path: Path
+    spark: SparkSession, hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport], tmp_path: Path
 ) -> None:
-    of_rows, _, known = world
+    rows_config, _, known = hard_log_report
     # X holds real numbers, which are not counted when a day is read: the same log without it.
     features = [
         {**group.model_dump(), "columns": [name for name in group.columns if name != "X"]}
-        for group in of_rows.features
+        for group in rows_config.features
         if group.columns != ["X"]
     ]
     config = cases.write_config(tmp_path, {"features": features})
-    config = config.model_copy(update={"data": of_rows.data})
+    config = config.model_copy(update={"data": rows_config.data})
     flow = FileFlow(spark, config, Lake(config.lake))
     splits = window(config, RUN_DATE)
     flow.survey(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
     assert flow.has_counts_of(feature_columns(config))
     found = report_quality(spark, config, Lake(config.lake), RUN_DATE, splits, Rows(spark, config), flow)
-    expected = tuple(each for each in known.compared.columns if each.name != "X")
-    assert {each.name: each for each in found.compared.columns} == {each.name: each for each in expected}
+    expected = {column.name: column for column in known.compared.columns if column.name != "X"}
+    assert {column.name: column for column in found.compared.columns} == expected
     assert found.compared.pieces == known.compared.pieces
 
 
 def _cells(rows: pd.DataFrame, column: Column) -> Counter[Any]:
     """Value → cells of a column; text for names, numbers for numbers."""
-    there = [each for each in rows[column.name] if not pd.isna(each)]
+    values = [value for value in rows[column.name] if not pd.isna(value)]
     kinds: dict[str, Any] = {"string": str, "int": int, "float": float}
-    return Counter(kinds[column.kind](each) for each in there)
+    return Counter(kinds[column.kind](value) for value in values)
 
 
 def _psi(train: Mapping[Any, int], day: Mapping[Any, int]) -> float:
     """Plain Python, from the definition: half a cell more in each bin that is not empty in both."""
-    bins = [each for each in {*train, *day} if train.get(each, 0) or day.get(each, 0)]
-    e = {each: (train.get(each, 0) + 0.5) / (sum(train.values()) + len(bins) / 2) for each in bins}
-    a = {each: (day.get(each, 0) + 0.5) / (sum(day.values()) + len(bins) / 2) for each in bins}
-    return math.fsum((a[each] - e[each]) * math.log(a[each] / e[each]) for each in bins)
+    bins = [label for label in {*train, *day} if train.get(label, 0) or day.get(label, 0)]
+    e = {label: (train.get(label, 0) + 0.5) / (sum(train.values()) + len(bins) / 2) for label in bins}
+    a = {label: (day.get(label, 0) + 0.5) / (sum(day.values()) + len(bins) / 2) for label in bins}
+    return math.fsum((a[label] - e[label]) * math.log(a[label] / e[label]) for label in bins)
 
 
 def _named_bins(train: Counter[str], cells: Counter[str], nulls: int) -> dict[Any, int]:
-    top = [v for v, _ in sorted(train.items(), key=lambda each: (-each[1], each[0].encode()))[:TOP]]
+    top = [v for v, _ in sorted(train.items(), key=lambda entry: (-entry[1], entry[0].encode()))[:TOP]]
     bins: dict[Any, int] = {("value", value): cells[value] for value in top}
     return bins | {"null": nulls, "other": cells.total() - sum(cells[value] for value in top)}
 
@@ -148,8 +148,8 @@ def _number_bins(train: Counter[Any], cells: Counter[Any], nulls: int) -> dict[A
     bins: dict[Any, int] = Counter({"null": nulls})
     for value, count in cells.items():
         step = _step(float(value))
-        nearest = max((each for each in tenth if each <= step), default=None)
-        following = min((each for each in tenth if each >= step), default=None)
+        nearest = max((start for start in tenth if start <= step), default=None)
+        following = min((start for start in tenth if start >= step), default=None)
         if nearest is None or following is None:
             bins["below" if nearest is None else "above"] += count
         else:
@@ -178,8 +178,8 @@ def _expected(column: Column, train: pd.DataFrame, day: pd.DataFrame) -> dict[st
         "psi": pytest.approx(
             _psi(binned(before, before, train_nulls), binned(before, now, nulls)), rel=1e-9, abs=1e-12
         ),
-        "top": sorted(now.items(), key=lambda each: (-each[1], key(each[0])))[:TOP],
-        "new_top": sorted(new.items(), key=lambda each: (-each[1], each[0].encode()))[:5] if names else [],
+        "top": sorted(now.items(), key=lambda entry: (-entry[1], key(entry[0])))[:TOP],
+        "new_top": sorted(new.items(), key=lambda entry: (-entry[1], entry[0].encode()))[:5] if names else [],
         "low": min(now, default=None) if column.numeric else None,
         "high": max(now, default=None) if column.numeric else None,
         "mean": pytest.approx(sum(v * c for v, c in now.items()) / now.total())
@@ -188,37 +188,37 @@ def _expected(column: Column, train: pd.DataFrame, day: pd.DataFrame) -> dict[st
     }
 
 
-def _assert_is_expected(found: ColumnReport, expected: dict[str, Any]) -> None:
-    actual = asdict(found)
+def _assert_is_expected(column: ColumnReport, expected: dict[str, Any]) -> None:
+    actual = asdict(column)
     for name, value in expected.items():
         if name == "top":
-            assert [(shown, count) for shown, count, _ in actual["top"]] == value, found.name
+            assert [(shown, count) for shown, count, _ in actual["top"]] == value, column.name
         elif name == "new_top":
-            assert list(actual["new_top"]) == value, found.name
+            assert list(actual["new_top"]) == value, column.name
         else:
-            assert actual[name] == value, (found.name, name)
+            assert actual[name] == value, (column.name, name)
 
 
 def test_every_figure_of_every_column_is_the_oracles(
-    world: tuple[Config, dict[str, pd.DataFrame], DataReport],
+    hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport],
 ) -> None:
-    config, good, found = world
+    config, good, data_report = hard_log_report
     train, day = pd.concat([good[DAYS[0]], good[DAYS[1]]]), good[RUN_DATE]
-    by_name = {column.name: column for column in found.compared.columns}
+    by_name = {column.name: column for column in data_report.compared.columns}
     assert list(by_name) == list(plan(config).features)
     for column in feature_columns(config):
         _assert_is_expected(by_name[column.name], _expected(column, train, day))
-    assert [(p.dt, p.split, p.rows, p.clicks) for p in found.compared.pieces] == [
+    assert [(p.dt, p.split, p.rows, p.clicks) for p in data_report.compared.pieces] == [
         (dt, split, len(good[dt]), int(good[dt]["label"].sum()))
         for dt, split in zip(DAYS, ["train", "train", "validation", "test"], strict=False)
     ]
 
 
 def test_the_oracle_notices_a_wrong_figure(
-    world: tuple[Config, dict[str, pd.DataFrame], DataReport],
+    hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport],
 ) -> None:
-    _, good, found = world
-    column = next(each for each in found.compared.columns if each.name == "C1")
+    _, good, data_report = hard_log_report
+    column = next(column for column in data_report.compared.columns if column.name == "C1")
     expected = _expected(Column("C1", "string"), pd.concat([good[DAYS[0]], good[DAYS[1]]]), good[RUN_DATE])
     for name in ("psi", "new_cells", "distinct", "nulls"):
         wrong = ColumnReport(**{**asdict(column), name: (getattr(column, name) or 0) + 1})
@@ -226,8 +226,10 @@ def test_the_oracle_notices_a_wrong_figure(
             _assert_is_expected(wrong, expected)
 
 
-def test_the_log_has_what_is_hard(world: tuple[Config, dict[str, pd.DataFrame], DataReport]) -> None:
-    columns = {column.name: column for column in world[2].compared.columns}
+def test_the_log_has_what_is_hard(
+    hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport],
+) -> None:
+    columns = {column.name: column for column in hard_log_report[2].compared.columns}
     assert columns["I5"].cells == columns["C3"].cells == 0
     assert columns["C3"].psi == columns["I5"].psi == 0.0
     assert (columns["I4"].distinct, columns["I4"].mean) == (1, 7.0)
@@ -237,26 +239,26 @@ def test_the_log_has_what_is_hard(world: tuple[Config, dict[str, pd.DataFrame], 
 
 
 def test_the_published_report_is_the_one_returned(
-    world: tuple[Config, dict[str, pd.DataFrame], DataReport],
+    hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport],
 ) -> None:
-    config, _, found = world
+    config, _, data_report = hard_log_report
     facts = read_manifest(Lake(config.lake).quality(config.name).partition(RUN_DATE)).facts
-    assert Comparison.from_facts(facts) == found.compared
-    assert facts["findings"] == [asdict(each) for each in found.findings]
+    assert Comparison.from_facts(facts) == data_report.compared
+    assert facts["findings"] == [finding.to_facts() for finding in data_report.findings]
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
-def test_an_unchanged_night_runs_no_spark_job_and_the_next_reads_one_day(
-    spark: SparkSession, world: tuple[Config, dict[str, pd.DataFrame], DataReport]
+def test_an_unchanged_run_date_runs_no_spark_job_and_the_next_reads_one_day(
+    spark: SparkSession, hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport]
 ) -> None:
-    config, good, found = world
+    config, good, data_report = hard_log_report
     rows = Rows(spark, config)
     with jobs_of(spark, "again") as jobs:
-        assert report(spark, config, RUN_DATE, rows) == found
-    assert (rows.asked, jobs) == ([], [])
+        assert report(spark, config, RUN_DATE, rows) == data_report
+    assert (rows.days_read, jobs) == ([], [])
     with jobs_of(spark, "next") as jobs:
         after = report(spark, config, NEXT, rows)
-    assert rows.asked == [NEXT]
+    assert rows.days_read == [NEXT]
     assert jobs
     columns = {column.name: column for column in after.compared.columns}
     train = pd.concat([good[DAYS[1]], good[DAYS[2]]])
@@ -265,17 +267,17 @@ def test_an_unchanged_night_runs_no_spark_job_and_the_next_reads_one_day(
 
 
 def test_other_limits_are_judged_without_reading_again(
-    spark: SparkSession, world: tuple[Config, dict[str, pd.DataFrame], DataReport]
+    spark: SparkSession, hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport]
 ) -> None:
-    config, _, found = world
+    config, _, data_report = hard_log_report
     strict = config.model_copy(update={"quality": config.quality.model_copy(update={"psi_warn": 0.0})})
     rows = Rows(spark, strict)
     with jobs_of(spark, "limits") as jobs:
         judged = report(spark, strict, RUN_DATE, rows)
-    assert (rows.asked, jobs) == ([], [])
-    assert judged.compared == found.compared
+    assert (rows.days_read, jobs) == ([], [])
+    assert judged.compared == data_report.compared
     facts = read_manifest(Lake(config.lake).quality(config.name).partition(RUN_DATE)).facts
-    assert facts["findings"] == [asdict(each) for each in judged.findings]
+    assert facts["findings"] == [finding.to_facts() for finding in judged.findings]
 
 
 def test_a_delivery_that_changed_is_profiled_again(spark: SparkSession, tmp_path: Path) -> None:
@@ -287,7 +289,7 @@ def test_a_delivery_that_changed_is_profiled_again(spark: SparkSession, tmp_path
     (tmp_path / f"raw/dt={RUN_DATE}/a.tsv").write_text("".join(line + "\n" for line in lines))
     rows = Rows(spark, config)
     after = report(spark, config, RUN_DATE, rows)
-    assert rows.asked == [RUN_DATE]
+    assert rows.days_read == [RUN_DATE]
     assert after.compared.today.rows > before.compared.today.rows
 
 
@@ -323,12 +325,12 @@ def test_a_stop_publishes_the_report_and_nothing_else_and_its_remedy_lets_the_da
         "quality",
     }
     facts = read_manifest(lake.quality(config.name).partition(RUN_DATE)).facts
-    assert {each["level"] for each in facts["findings"]} == {"stop"}
+    assert {finding["level"] for finding in facts["findings"]} == {"stop"}
     options = re.findall(r"--set (\S+)", caught.value.remedy)
     accepting = load_config(str(tmp_path / "config.yaml"), options)
     accepted = report(spark, accepting, RUN_DATE)
     assert accepted.warnings
-    assert all(each.level == "warn" for each in accepted.findings)
+    assert all(finding.level == "warn" for finding in accepted.findings)
 
 
 def test_rows_in_any_order_and_partitions_give_one_profile(spark: SparkSession) -> None:
@@ -365,11 +367,11 @@ def test_a_day_without_a_good_row_has_a_report(spark: SparkSession, tmp_path: Pa
     for seed, day in enumerate(DAYS[:4]):
         lines = ["no fields"] if day == RUN_DATE else cases.make_lines(day, 20, seed)
         cases.write_day(tmp_path / f"raw/dt={day}", lines)
-    found = report(spark, config, RUN_DATE)
-    assert found.compared.today.rows == 0
-    for column in found.compared.columns:
+    data_report = report(spark, config, RUN_DATE)
+    assert data_report.compared.today.rows == 0
+    for column in data_report.compared.columns:
         assert (column.cells, column.nulls, column.psi, column.new_value_rate) == (0, 0, None, None)
-    assert [each.check for each in found.findings] == ["row_shortfall"]
+    assert [finding.check for finding in data_report.findings] == ["row_shortfall"]
 
 
 def test_splits_of_one_partition_are_compared_with_each_other(spark: SparkSession, tmp_path: Path) -> None:
@@ -381,11 +383,11 @@ def test_splits_of_one_partition_are_compared_with_each_other(spark: SparkSessio
     paths = cases.write_day(tmp_path / "raw/all", cases.make_lines(RUN_DATE, 200, 1))
     good, _ = oracle.parse_log(config, paths)
     split = oracle.split_by_fraction(good, 0.6, 0.2)
-    found = report(spark, config, RUN_DATE)
-    assert [(p.split, p.rows) for p in found.compared.pieces] == [
-        (each, int((split == each).sum())) for each in SPLITS
+    data_report = report(spark, config, RUN_DATE)
+    assert [(p.split, p.rows) for p in data_report.compared.pieces] == [
+        (name, int((split == name).sum())) for name in SPLITS
     ]
-    columns = {column.name: column for column in found.compared.columns}
+    columns = {column.name: column for column in data_report.compared.columns}
     for column in feature_columns(config):
         expected = _expected(column, good[split == "train"], good[split == "test"])
         _assert_is_expected(columns[column.name], expected)
@@ -397,7 +399,7 @@ def test_defaults_are_silent_on_the_generated_log_and_name_what_was_spoiled(
     overrides = ["rows_per_day=6000", "users=500", "items=100", "files_per_day=1", "compression=none"]
     config = load_config(
         str(ROOT / "conf/datasets/generated.yaml"),
-        [f"lake={tmp_path}", "split.train_days=3", *(f"generate.{each}" for each in overrides)],
+        [f"lake={tmp_path}", "split.train_days=3", *(f"generate.{override}" for override in overrides)],
     )
     generate_days(spark, Lake(config.lake), generate_settings(config), DAYS)
     quiet = report(spark, config, NEXT)
@@ -407,8 +409,8 @@ def test_defaults_are_silent_on_the_generated_log_and_name_what_was_spoiled(
     Path(path).write_text("".join(_spoiled(line) for line in Path(path).read_text().splitlines()))
     manifest = Path(partition.file("_MANIFEST.json"))
     manifest.write_text(re.sub(r'"content": "\w+"', '"content": "spoiled"', manifest.read_text()))
-    found = report(spark, config, NEXT)
-    assert {(each.check, each.column) for each in found.findings} == {
+    data_report = report(spark, config, NEXT)
+    assert {(finding.check, finding.column) for finding in data_report.findings} == {
         ("psi", "I5"),  # ages in months
         ("null_rate_change", "C8"),  # half of the regions lost
         ("psi", "C8"),

@@ -1,4 +1,4 @@
-"""Summaries of values and counts against plain Python, and that parts add up to the whole."""
+"""Summaries of value counts compared with plain Python. The sum of the parts is the summary of the whole."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ def _summary(cells: list[Any], kind: Kind) -> Summary:
 @given(data=st.data())
 def test_a_summary_is_what_plain_python_counts(kind: Kind, data: st.DataObject) -> None:
     cells = data.draw(st.lists(st.one_of(st.none(), CELLS[kind]), max_size=60))
-    found = _summary(cells, kind)
-    there = [cell for cell in cells if cell is not None]
-    assert (found.nulls, found.cells, found.distinct) == (
+    summary = _summary(cells, kind)
+    valid = [cell for cell in cells if cell is not None]
+    assert (summary.nulls, summary.cells, summary.distinct) == (
         cells.count(None),
-        len(there),
-        len(set(there)),
+        len(valid),
+        len(set(valid)),
     )
     key = (lambda v: v.encode()) if kind == "string" else (lambda v: v)
-    ranked = sorted(Counter(there).items(), key=lambda each: (-each[1], key(each[0])))
-    assert list(found.top) == ranked[:TOP]
-    if kind == "string" or not there:
-        assert (found.low, found.high, found.mean, found.bins) == (None, None, None, None)
+    ranked = sorted(Counter(valid).items(), key=lambda entry: (-entry[1], key(entry[0])))
+    assert list(summary.top) == ranked[:TOP]
+    if kind == "string" or not valid:
+        assert (summary.low, summary.high, summary.mean, summary.bins) == (None, None, None, None)
         return
-    assert (found.low, found.high) == (min(there), max(there))
-    assert found.mean == float(sum(map(Fraction, there)) / len(there))
-    assert found.bins is not None
-    assert sum(found.bins.values()) == len(there)
-    for bin_key, count in found.bins.items():
+    assert (summary.low, summary.high) == (min(valid), max(valid))
+    assert summary.mean == float(sum(map(Fraction, valid)) / len(valid))
+    assert summary.bins is not None
+    assert sum(summary.bins.values()) == len(valid)
+    for bin_key, count in summary.bins.items():
         low, high = bin_bounds(bin_key)
         if abs(low) > 1e-300:
-            inside = [v for v in there if (low <= float(v) < high if bin_key > 0 else low < float(v) <= high)]
+            inside = [v for v in valid if (low <= float(v) < high if bin_key > 0 else low < float(v) <= high)]
             assert len(inside) == count
 
 
@@ -77,9 +77,9 @@ def test_parts_add_up_to_the_whole_in_any_order(kind: Kind, data: st.DataObject)
 
 
 def test_numbers_beyond_a_double_keep_their_extremes() -> None:
-    found = _summary([2**63 - 1, 2**53 + 1, -(2**63)], "int")
-    assert (found.low, found.high) == (-(2**63), 2**63 - 1)
-    assert [value for value, _ in found.top] == [-(2**63), 2**53 + 1, 2**63 - 1]
+    summary = _summary([2**63 - 1, 2**53 + 1, -(2**63)], "int")
+    assert (summary.low, summary.high) == (-(2**63), 2**63 - 1)
+    assert [value for value, _ in summary.top] == [-(2**63), 2**53 + 1, 2**63 - 1]
 
 
 def _values(rows: list[tuple[str, int, int]]) -> Values:
@@ -92,19 +92,19 @@ def _values(rows: list[tuple[str, int, int]]) -> Values:
 
 ROWS = st.dictionaries(
     st.text(max_size=2), st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(any), max_size=60
-).map(lambda found: [(value, *counts) for value, counts in found.items()])
+).map(lambda counts_of: [(value, *counts) for value, counts in counts_of.items()])
 
 
 @given(ROWS)
 def test_values_are_compared_as_plain_python_does(rows: list[tuple[str, int, int]]) -> None:
-    found = _values(rows)
+    values = _values(rows)
     new = [row for row in rows if row[1] == 0]
-    assert found.new_cells == sum(day for _, _, day in new)
-    assert found.new_distinct == len(new)
-    assert found.day_cells == sum(day for _, _, day in rows)
-    assert found.train_cells == sum(train for _, train, _ in rows)
-    assert found.train_distinct == len(rows) - len(new)
+    assert values.new_cells == sum(day for _, _, day in new)
+    assert values.new_distinct == len(new)
+    assert values.day_cells == sum(day for _, _, day in rows)
+    assert values.train_cells == sum(train for _, train, _ in rows)
+    assert values.train_distinct == len(rows) - len(new)
     known = [row for row in rows if row[1] > 0]
-    assert list(found.top) == sorted(known, key=lambda row: (-row[1], row[0].encode()))[:TOP]
-    assert list(found.new_top) == sorted(new, key=lambda row: (-row[2], row[0].encode()))[:TOP]
-    assert Values.from_json(_values(rows[::2]).to_json()) + _values(rows[1::2]) == found
+    assert list(values.top) == sorted(known, key=lambda row: (-row[1], row[0].encode()))[:TOP]
+    assert list(values.new_top) == sorted(new, key=lambda row: (-row[2], row[0].encode()))[:TOP]
+    assert Values.from_json(_values(rows[::2]).to_json()) + _values(rows[1::2]) == values

@@ -23,7 +23,7 @@ from etl.statistics.vocabulary import IdRule
 from etl.text import encode_pass, scan_pass
 from etl.text.layout import file_layout
 from etl.value_counts import vocabularies
-from etl.value_counts.requests import Question
+from etl.value_counts.requests import CountRequest
 from etl.workflow.chains import FittedChain
 from storage.feature_spec import Feature, FeatureSpec
 from tests.etl import cases
@@ -40,8 +40,8 @@ def _survey(task: scan_pass.Task, layout: Any) -> list[str]:
     return [json.loads(last.column(1)[0].as_py())["file"]]
 
 
-def _complete(question: Question, entries: pa.Table, folders: vocabularies.Folders) -> list[str]:
-    files = vocabularies.complete(0, question, entries, [], folders)["files"]
+def _complete(request: CountRequest, entries: pa.Table, folders: vocabularies.VocabularyFolders) -> list[str]:
+    files = vocabularies.write_vocabulary(0, request, entries, [], folders)["files"]
     return [f"{folders.known}/{name}" for name in files["known"]] + [
         f"{folders.rare}/{name}" for name in files["rare"]
     ]
@@ -67,8 +67,10 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
     entries = {"value": ["a", "b", "c"], "id": [3, 4, None], "count": [5, 5, 1], "last_seen": [1, 1, 1]}
     types = [pa.string(), pa.int32(), pa.int64(), pa.int32()]
     table = pa.table([pa.array(v, t) for v, t in zip(entries.values(), types, strict=True)], [*entries])
-    question = Question("C1", "counts", (), IdRule(2, 3, None))
-    return partial(_complete, question, table, vocabularies.Folders(f"{out}/known", f"{out}/rare", 64))
+    request_for_ids = CountRequest("C1", "vocabulary", (), IdRule(2, 3, None))
+    return partial(
+        _complete, request_for_ids, table, vocabularies.VocabularyFolders(f"{out}/known", f"{out}/rare", 64)
+    )
 
 
 def _die_in(attempt: Attempt) -> None:

@@ -1,0 +1,91 @@
+"""The fitted steps of a chain during a fit, and the statistics that its next steps request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from etl.ops.base import Fitted, Statistics, Step, Type
+from etl.ops.categorify import Categorify
+from etl.workflow.chains import FittedChain
+from etl.workflow.unfitted_chains import Chain
+
+
+@dataclass(frozen=True)
+class ChainRequest:
+    """Steps of one chain that need statistics of the training days. No step reads an output of another one.
+
+    Attributes:
+        index: of the chain.
+        before: the chain up to these steps, fitted.
+        types: value → type, for all values of `before`.
+        cardinalities: value → embedding rows, for the values that are ids.
+    """
+
+    index: int
+    before: FittedChain
+    types: Mapping[str, Type]
+    cardinalities: Mapping[str, int]
+    steps: tuple[Step, ...]
+
+    def key(self, step: Step) -> str:
+        """A name for the request of a step, unique in a round. Errors show it."""
+        return f"{','.join(step.inputs)} (chain {self.index} of features)"
+
+    def cardinality(self, step: Step) -> int | None:
+        """Embedding rows of the ids that the step reads; None where it reads no ids."""
+        return self.cardinalities.get(step.inputs[0])
+
+
+class StatisticsSource(Protocol):
+    """Computes statistics of the training days: etl.fit.row_statistics or etl.fit.count_statistics."""
+
+    def measure(self, requests: Sequence[ChainRequest]) -> Mapping[str, Statistics]:
+        """Key of each step (`ChainRequest.key`) → its statistics. Tables that belong to them are published.
+
+        Raises:
+            DataError: a column cannot be measured.
+        """
+
+
+@dataclass
+class ChainProgress:
+    """A chain and its steps fitted so far, in order."""
+
+    index: int
+    chain: Chain
+    fitted: list[Fitted] = field(default_factory=list)
+    _cardinalities: dict[str, int] = field(default_factory=dict)
+    _dropped: set[str] = field(default_factory=set)
+
+    def add(self, step: Fitted) -> None:
+        """Appends the next fitted step."""
+        self.fitted.append(step)
+        if step.cardinality is not None:
+            self._cardinalities |= dict.fromkeys(step.outputs, step.cardinality)
+        kept = set() if set(step.inputs) <= self._dropped else set(step.kept)
+        self._dropped = (self._dropped - kept) | (set(step.outputs) - kept)
+
+    def cardinality(self, step: Step) -> int | None:
+        """Embedding rows of the ids that a step reads; None where it reads no ids."""
+        return self._cardinalities.get(step.inputs[0])
+
+    def request(self, steps: tuple[Step, ...]) -> ChainRequest:
+        """The request for statistics of the next steps."""
+        types = dict(zip(self.chain.inputs, self.chain.types, strict=True))
+        for step in self.chain.steps[: len(self.fitted)]:
+            types |= step.types
+        before = FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), ())
+        return ChainRequest(self.index, before, types, dict(self._cardinalities), steps)
+
+    def finish(self) -> FittedChain:
+        """The fitted chain. Its outputs are the features that no step left out."""
+        outputs = tuple(name for name in self.chain.outputs if name not in self._dropped)
+        return FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), outputs)
+
+
+def vocabulary_of(step: Step) -> str:
+    """The name of the vocabulary of a Categorify step; empty for all other steps."""
+    operator = step.operator
+    return operator.vocabulary(step) if isinstance(operator, Categorify) else ""

@@ -1,0 +1,89 @@
+"""Statistics of the training days from their value counts, without a pass over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pyspark.sql import SparkSession
+
+from etl.fit.chain_progress import ChainRequest, vocabulary_of
+from etl.fit.version_tables import VersionTables
+from etl.ops.base import Statistics, Step
+from etl.ops.categorify import Categorify
+from etl.ops.tables import RARE, VOCABULARY
+from etl.statistics.vocabulary import IdRule
+from etl.value_counts.fit_statistics import compute_statistics, moments_from
+from etl.value_counts.requests import CountRequest, Counts, DerivedColumn
+from etl.value_counts.vocabularies import VocabularyFolders
+from storage.publish import new_attempt
+
+
+class CountStatistics:
+    """A StatisticsSource for the steps that etl.fit.rounds.is_countable holds for."""
+
+    def __init__(self, spark: SparkSession, tables: VersionTables, counts: Counts) -> None:
+        """`counts` are the value counts of the training days; `tables` gets the vocabularies."""
+        self._spark, self._tables, self._counts = spark, tables, counts
+
+    def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
+        """As StatisticsSource.measure."""
+        count_requests = self._requests(requests)
+        attempts = {name: new_attempt(self._tables.partition(name)) for name in (VOCABULARY, RARE)}
+        known, rare = (self._tables.partition(name).file(attempt) for name, attempt in attempts.items())
+        folders = VocabularyFolders(known, rare, self._tables.row_group_rows)
+        results = compute_statistics(self._spark, list(count_requests.values()), self._counts, folders)
+        vocabularies = sorted(
+            key for key, request in count_requests.items() if request.statistic == "vocabulary"
+        )
+        if vocabularies:
+            self._publish(attempts, [results[name]["files"] for name in vocabularies])
+            self._tables.add_vocabularies({name: results[name]["facts"] for name in vocabularies})
+        return {
+            request.key(step): _statistics(results[_key(request, step)], request.cardinality(step))
+            for request in requests
+            for step in request.steps
+        }
+
+    def _requests(self, requests: Sequence[ChainRequest]) -> dict[str, CountRequest]:
+        """Key of a step, or name of a vocabulary → its request. Steps with one vocabulary share a request."""
+        parent = self._tables.parent_files(VOCABULARY), self._tables.parent_files(RARE)
+        count_requests: dict[str, CountRequest] = {}
+        for request in requests:
+            for step in request.steps:
+                key = _key(request, step)
+                column = DerivedColumn(request.before.inputs[0], request.before, step.inputs[0])
+                operator = step.operator
+                if isinstance(operator, Categorify):
+                    count_requests[key] = CountRequest(
+                        key=key,
+                        statistic="vocabulary",
+                        columns=(*(count_requests[key].columns if key in count_requests else ()), column),
+                        rule=IdRule(operator.least(key), operator.first_id, operator.max_size),
+                        fixed_values=operator.values,
+                        parent=parent,
+                    )
+                else:
+                    statistic: Literal["moments", "median"] = (
+                        "moments" if operator.needs == "moments" else "median"
+                    )
+                    count_requests[key] = CountRequest(key, statistic, (column,))
+        return count_requests
+
+    def _publish(self, attempts: Mapping[str, str], files: Sequence[Mapping[str, Sequence[str]]]) -> None:
+        """Publishes the files of all vocabularies, and of their rare values."""
+        for part, name in (("known", VOCABULARY), ("rare", RARE)):
+            paths = [f"{attempts[name]}/{file}" for of_vocabulary in files for file in of_vocabulary[part]]
+            self._tables.publish_files(paths, name)
+
+
+def _key(request: ChainRequest, step: Step) -> str:
+    return vocabulary_of(step) or request.key(step)
+
+
+def _statistics(result: Mapping[str, Any], cardinality: int | None) -> Statistics:
+    if "facts" in result:
+        return Statistics(cardinality=result["facts"]["highest"] + 1)
+    if "median" in result:
+        return Statistics(median=result["median"], cardinality=cardinality)
+    return Statistics(moments=moments_from(result), cardinality=cardinality)

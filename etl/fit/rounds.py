@@ -1,0 +1,157 @@
+"""Plans the rounds of a fit: which steps are fitted together, and where their statistics come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from typing import Literal
+
+from etl.ops import OPERATORS, Step
+from etl.ops.base import Need
+from etl.workflow.unfitted_chains import Chain
+
+# Where a round's statistics come from: frames of the training rows, or the value counts of the training days.
+SourceName = Literal["rows", "value_counts"]
+
+# Statistics that follow from how often each value of one raw column occurs.
+_COUNTABLE: tuple[Need, ...] = ("moments", "median", "counts")
+# Needs of steps that look up a table, which value counts cannot go through.
+_WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
+
+
+@dataclass(frozen=True)
+class ChainSteps:
+    """Consecutive steps of one chain that are fitted in the same round.
+
+    Attributes:
+        chain: index of the chain.
+        first: position of the first of these steps in the chain.
+        steps: at least one.
+    """
+
+    chain: int
+    first: int
+    steps: tuple[Step, ...]
+
+    @property
+    def need(self) -> Need:
+        """The statistics that the first step needs."""
+        return self.steps[0].operator.needs
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a fit.
+
+    Attributes:
+        ready: steps fitted first. They need no statistics, or an extension takes them from its parent.
+        measured: steps fitted next, by statistics of the training days. None reads an output of another one.
+        source: where these statistics come from.
+    """
+
+    ready: tuple[ChainSteps, ...]
+    measured: tuple[ChainSteps, ...]
+    source: SourceName
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The kinds of statistics that the round needs."""
+        return frozenset(step.operator.needs for group in self.measured for step in group.steps)
+
+
+def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: bool) -> list[Round]:
+    """The rounds that fit every step of the chains once, each after the steps before it in its chain.
+
+    Args:
+        extends: whether a parent workflow has every fitted step but vocabularies.
+        has_value_counts: whether the values of the training days are counted.
+    """
+    fitted = [0] * len(chains)  # (chains,) number of steps that are fitted
+    rounds = []
+    while any(count < len(chain.steps) for count, chain in zip(fitted, chains, strict=True)):
+        ready = _ready(chains, fitted, extends)
+        _advance(fitted, ready)
+        waiting = _waiting(chains, fitted)
+        measured, source = _choose(chains, fitted, waiting, has_value_counts)
+        _advance(fitted, measured)
+        rounds.append(Round(tuple(ready), tuple(measured), source))
+    return rounds
+
+
+def _advance(fitted: list[int], groups: Sequence[ChainSteps]) -> None:
+    for group in groups:
+        fitted[group.chain] += len(group.steps)
+
+
+def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> list[ChainSteps]:
+    """The next steps of each chain that need no statistics of the training days."""
+
+    def is_ready(step: Step) -> bool:
+        need = step.operator.needs
+        return need != "counts" if extends else need == "nothing"
+
+    groups = []
+    for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
+        steps = tuple(takewhile(is_ready, chain.steps[first:]))
+        if steps:
+            groups.append(ChainSteps(index, first, steps))
+    return groups
+
+
+def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
+    """The next steps of each unfinished chain. Steps of one operator read no output of one another."""
+    groups = []
+    for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
+        if first < len(chain.steps):
+            _, group = next(groupby(chain.steps[first:], key=lambda step: id(step.operator)))
+            groups.append(ChainSteps(index, first, tuple(group)))
+    return groups
+
+
+def _choose(
+    chains: Sequence[Chain], fitted: Sequence[int], waiting: Sequence[ChainSteps], has_value_counts: bool
+) -> tuple[Sequence[ChainSteps], SourceName]:
+    """The waiting steps that the next statistics are for, and where these come from.
+
+    Vocabularies are published together. So they come last, when no unfinished chain has a later one.
+    """
+    countable = [
+        group for group in waiting if has_value_counts and is_countable(chains[group.chain], group.first)
+    ]
+    others = [group for group in waiting if group.need != "counts"]
+    from_rows = [group for group in others if group not in countable]
+    if from_rows:
+        return from_rows, "rows"
+    all_countable = bool(waiting) and len(countable) == len(waiting)
+    if others and not (all_countable and _has_all_vocabularies(chains, fitted, waiting)):
+        return others, "value_counts"
+    return waiting, "value_counts" if all_countable else "rows"
+
+
+def _has_all_vocabularies(
+    chains: Sequence[Chain], fitted: Sequence[int], waiting: Sequence[ChainSteps]
+) -> bool:
+    """Whether the waiting steps hold every vocabulary that is not counted yet."""
+    left = [step for first, chain in zip(fitted, chains, strict=True) for step in chain.steps[first:]]
+    return _count_vocabularies(left) == _count_vocabularies([s for group in waiting for s in group.steps])
+
+
+def _count_vocabularies(steps: Sequence[Step]) -> int:
+    return sum(step.operator.needs == "counts" for step in steps)
+
+
+def is_countable(chain: Chain, position: int) -> bool:
+    """Whether the value counts of one raw column are enough for the statistics of the step at a position."""
+    return (
+        chain.steps[position].operator.needs in _COUNTABLE
+        and len(chain.inputs) == 1
+        and chain.types[0] in ("int", "string")
+        and not any(_needs_rows(step) for step in chain.steps[:position])
+    )
+
+
+def _needs_rows(step: Step) -> bool:
+    """Whether the outputs of a step, once it is fitted, cannot be computed from a value alone."""
+    _, fitted_type = OPERATORS[step.operator.name]
+    return step.operator.needs in _WITH_TABLE or fitted_type.sql_only

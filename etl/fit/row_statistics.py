@@ -1,0 +1,165 @@
+"""Statistics of the training days from frames of their rows: one pass for all steps of a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.types import Config
+from etl.fit.chain_progress import ChainRequest, vocabulary_of
+from etl.fit.training_days import TrainingDays
+from etl.fit.version_tables import VersionTables
+from etl.ops.base import LISTS, Statistics
+from etl.ops.categorify import Categorify
+from etl.ops.join_external import JoinExternal
+from etl.ops.keyed import KEY, table_name
+from etl.ops.tables import RARE, VOCABULARY
+from etl.raw.value_text import text_column
+from etl.spark.read_log import read_attributes
+from etl.split.time_split import DAY
+from etl.statistics.keyed_tables import keyed_tables
+from etl.statistics.step_statistics import StepInputs, day_number, measure_steps
+from etl.statistics.vocabulary import IdRule, add_counts, assign_ids, count_values, vocabulary_facts
+
+_COUNTS = "column string, value string, count bigint, last_seen int"
+_ENTRIES = "column string, value string, id int, count bigint, last_seen int"
+
+
+class RowStatistics:
+    """A StatisticsSource that reads the training rows."""
+
+    def __init__(
+        self, spark: SparkSession, config: Config, tables: VersionTables, training: TrainingDays
+    ) -> None:
+        """`tables` gets the tables that the statistics need."""
+        self._spark, self._config, self._tables, self._training = spark, config, tables, training
+
+    def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
+        """As StatisticsSource.measure."""
+        rows, steps = self._inputs(requests)
+        by_need: dict[str, list[StepInputs]] = {}
+        for inputs in steps:
+            need = inputs.step.operator.needs
+            by_need.setdefault(need if need in ("counts", "groups", "external") else "", []).append(inputs)
+        statistics = measure_steps(rows, by_need.get("", []))
+        statistics |= {inputs.key: self._join_external(inputs) for inputs in by_need.get("external", [])}
+        statistics |= self._measure_groups(rows, by_need.get("groups", []))
+        if "counts" in by_need:
+            statistics |= self._count_vocabularies(rows, by_need["counts"])
+        return statistics
+
+    def _inputs(self, requests: Sequence[ChainRequest]) -> tuple[DataFrame, list[StepInputs]]:
+        """(training rows, joined as fitted steps need it; the steps with their inputs over these rows)."""
+        rows, steps = self._training.rows(), []
+        tables = self._tables.open(self._spark, self._config.output.broadcast_max_rows, self._training.latest)
+        for request in requests:
+            rows, values = request.before.apply(rows, tables, f"_q{request.index}_")
+            steps += [
+                StepInputs(
+                    key=request.key(step),
+                    step=step,
+                    values=tuple(values[name] for name in step.inputs),
+                    types=tuple(request.types[name] for name in step.inputs),
+                    cardinality=request.cardinality(step),
+                )
+                for step in request.steps
+            ]
+        return rows, steps
+
+    def _join_external(self, inputs: StepInputs) -> Statistics:
+        """Publishes the table that a step of join_external names."""
+        operator = cast(JoinExternal, inputs.step.operator)
+        source, key = operator.source(inputs.step)
+        external = read_attributes(
+            self._spark, self._config, source, key, "join_external", self._training.days[-1]
+        )
+        names = (F.col(name) for name in operator.columns)
+        return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})
+
+    def _measure_groups(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
+        """Publishes the keyed tables of these steps: one pass over the rows for each operator."""
+        statistics = {}
+        remaining = list(steps)
+        while remaining:
+            operator = remaining[0].step.operator
+            group = [inputs for inputs in remaining if inputs.step.operator == operator]
+            remaining = [inputs for inputs in remaining if inputs.step.operator != operator]
+            with keyed_tables(rows, operator, [inputs.values for inputs in group]) as tables:
+                for number, inputs in enumerate(group):
+                    statistics[inputs.key] = self._publish_keyed(tables.table(number), inputs, tables.facts)
+        return statistics
+
+    def _publish_keyed(self, table: DataFrame, inputs: StepInputs, facts: Mapping[str, Any]) -> Statistics:
+        name = table_name(inputs.step)
+        self._tables.publish_frame(table, name)
+        return Statistics(table=name, facts={**facts, "days": list(self._training.days)})
+
+    def _count_vocabularies(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
+        """Counts all vocabularies in one pass, assigns ids, and publishes vocabularies and rare values."""
+        operators = {vocabulary_of(inputs.step): cast(Categorify, inputs.step.operator) for inputs in steps}
+        rules = {
+            name: IdRule(operator.least(name), operator.first_id, operator.max_size)
+            for name, operator in operators.items()
+        }
+        fixed = [
+            (name, value, operator.first_id + position, 0, self._training.latest)
+            for name, operator in operators.items()
+            for position, value in enumerate(operator.values or ())
+        ]
+        fixed_names = {name for name, *_ in fixed}
+        values = [
+            (vocabulary_of(inputs.step), inputs.values[0], inputs.types[0] in LISTS)
+            for inputs in steps
+            if vocabulary_of(inputs.step) not in fixed_names
+        ]
+        facts = self._publish_vocabularies(self._counts(rows, values), rules, fixed)
+        self._tables.add_vocabularies(facts)
+        highest = {name: facts[name]["highest"] if name in facts else 0 for name in operators}
+        return {
+            inputs.key: Statistics(cardinality=highest[vocabulary_of(inputs.step)] + 1) for inputs in steps
+        }
+
+    def _counts(self, rows: DataFrame, values: Sequence[tuple[str, Column, bool]]) -> DataFrame:
+        """(column, value, id, count, last_seen) of the training rows, added to those of the parent."""
+        no_id = F.lit(None).cast("int")
+        new = (
+            count_values(rows, values, day_number(F.col(DAY)))
+            if values
+            else self._spark.createDataFrame([], _COUNTS)
+        )
+        if self._tables.parent is None:
+            return new.withColumn("id", no_id)
+        rare = self._tables.read_parent(self._spark, RARE).withColumn("id", no_id)
+        known = self._tables.read_parent(self._spark, VOCABULARY).unionByName(rare)
+        names = [name for name, _, _ in values]
+        return add_counts(known.where(F.col("column").isin(names)), new)
+
+    def _publish_vocabularies(
+        self, counts: DataFrame, rules: Mapping[str, IdRule], fixed: Sequence[tuple[str, str, int, int, int]]
+    ) -> dict[str, dict[str, int]]:
+        """Assigns ids to values; vocabulary → facts.
+
+        Args:
+            fixed: (vocabulary, value, id, 0, last_seen) of vocabularies that the configuration lists.
+        """
+        counts = counts.persist()
+        assigned = assign_ids(counts, rules)
+        if fixed:
+            assigned = assigned.unionByName(self._spark.createDataFrame(list(fixed), _ENTRIES))
+        assigned = assigned.persist()
+        try:
+            known = assigned.where(F.col("id").isNotNull())
+            rare = assigned.where(F.col("id").isNull())
+            self._tables.publish_frame(
+                known.select("column", "value", "id", "count", "last_seen"), VOCABULARY, ["column", "id"]
+            )
+            self._tables.publish_frame(
+                rare.drop("id").select("column", "value", "count", "last_seen"), RARE, ["column", "value"]
+            )
+        finally:
+            assigned.unpersist()
+            counts.unpersist()
+        return vocabulary_facts(*(self._tables.read(self._spark, name) for name in (VOCABULARY, RARE)))

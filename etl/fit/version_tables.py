@@ -1,0 +1,94 @@
+"""The published tables of the workflow version that a fit makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+
+from etl.ops.keyed import KEY
+from etl.ops.tables import RARE, LocalTables, Tables, open_tables, workflow_table
+from etl.workflow.fitted_workflow import table_sizes
+from storage.manifest import data_files, read_manifest
+from storage.paths import Lake, Partition
+from storage.publish import publish, publish_files, read_published
+
+
+class VersionTables:
+    """Publishes the tables of a new workflow version, and opens those published so far.
+
+    Attributes:
+        rows: published table → its rows.
+        vocabularies: vocabulary → entries, highest id, occurrences, rare_values, rare_occurrences.
+    """
+
+    def __init__(self, lake: Lake, version: str, parent: str | None, row_group_rows: int) -> None:
+        """Starts without a table. `parent` is the workflow version that is extended, if there is one."""
+        self._lake, self._version, self.parent = lake, version, parent
+        self.row_group_rows = row_group_rows
+        self.rows: dict[str, int] = {}
+        self.vocabularies: dict[str, dict[str, int]] = {}
+
+    def partition(self, name: str) -> Partition:
+        """Where the table of the new version is published."""
+        return workflow_table(self._lake, self._version, name)
+
+    def publish_frame(self, table: DataFrame, name: str, sort_by: Sequence[str] = (KEY,)) -> None:
+        """Publishes a frame as the named table."""
+        manifest = publish(
+            table,
+            self.partition(name),
+            inputs={"version": self._version},
+            row_group_rows=self.row_group_rows,
+            sort_by=list(sort_by),
+        )
+        self.rows[name] = manifest.rows
+
+    def publish_files(self, files: Sequence[str], name: str) -> None:
+        """Publishes files that tasks wrote below the partition as the named table."""
+        manifest = publish_files(
+            self.partition(name), dict.fromkeys(files), inputs={"version": self._version}
+        )
+        self.rows[name] = manifest.rows
+
+    def copy_from_parent(self, spark: SparkSession, name: str) -> None:
+        """Publishes the parent's table of this name, unless this was done before."""
+        if name not in self.rows:
+            self.publish_frame(self.read_parent(spark, name), name)
+
+    def read_parent(self, spark: SparkSession, name: str) -> DataFrame:
+        """The parent's table as a frame."""
+        return read_published(spark, self._of_parent(name))
+
+    def parent_files(self, name: str) -> tuple[str, ...]:
+        """The files of the parent's table; none without a parent."""
+        if self.parent is None:
+            return ()
+        table = self._of_parent(name)
+        return tuple(data_files(table, read_manifest(table)))
+
+    def open(self, spark: SparkSession, broadcast_max_rows: int, latest: int) -> Tables:
+        """The tables published so far, without rare values.
+
+        Args:
+            broadcast_max_rows: largest table that Spark sends to every task.
+            latest: the last day counted, in days since 1970-01-01.
+        """
+        if not self.rows:
+            return Tables({}, {}, broadcast_max_rows, LocalTables({}, latest))
+        names = [name for name in self.rows if name != RARE]
+        sizes = table_sizes(self.rows, self.vocabularies)
+        return open_tables(spark, self._lake, self._version, names, sizes, broadcast_max_rows, latest)
+
+    def add_vocabularies(self, facts: Mapping[str, Mapping[str, int]]) -> None:
+        """Records the facts of vocabularies that were published."""
+        self.vocabularies |= {name: dict(values) for name, values in facts.items()}
+
+    def read(self, spark: SparkSession, name: str) -> DataFrame:
+        """A table that was published for the new version."""
+        return read_published(spark, self.partition(name))
+
+    def _of_parent(self, name: str) -> Partition:
+        if self.parent is None:
+            raise ValueError(f"the fit has no parent workflow to read {name} from")
+        return workflow_table(self._lake, self.parent, name)

@@ -1,0 +1,83 @@
+"""Statistics of the training rows for the steps of chains: one pass over the rows for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from conf.dates import EPOCH
+from etl.ops.base import Statistics, Step, Type
+from etl.statistics.medians import measure_medians
+from etl.statistics.moments import measure_moments
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """A step that needs statistics, with its inputs as columns of the training rows.
+
+    Attributes:
+        key: unique in a round of the fit; errors show it.
+        values: an expression over the rows for each input.
+        types: of the inputs.
+        cardinality: embedding rows of the ids that the first input holds; None where it holds no ids.
+    """
+
+    key: str
+    step: Step
+    values: tuple[Column, ...]
+    types: tuple[Type, ...]
+    cardinality: int | None
+
+
+def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
+    """Key → statistics, for steps that need moments, aggregates or a median.
+
+    Raises:
+        DataError: a value is too large for exact moments.
+    """
+    by_need: dict[str, list[StepInputs]] = {}
+    for inputs in steps:
+        by_need.setdefault(inputs.step.operator.needs, []).append(inputs)
+    moments = measure_moments(rows, _first_values(by_need.get("moments", [])))
+    medians = measure_medians(rows, _first_values(by_need.get("median", [])))
+    aggregates = _aggregates(rows, by_need.get("aggregates", []))
+    return {
+        inputs.key: Statistics(
+            moments=moments.get(inputs.key),
+            median=medians.get(inputs.key),
+            aggregates=aggregates.get(inputs.key, {}),
+            cardinality=inputs.cardinality,
+        )
+        for inputs in steps
+    }
+
+
+def _first_values(steps: Sequence[StepInputs]) -> dict[str, Column]:
+    return {inputs.key: inputs.values[0] for inputs in steps}
+
+
+def _aggregates(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, dict[str, Any]]:
+    """Key → name of an aggregate → its value; all in one aggregation."""
+    columns: list[Column] = []
+    names: list[tuple[str, str]] = []
+    for inputs in steps:
+        operator = inputs.step.operator
+        for name, aggregate in operator.aggregates(inputs.values[0], inputs.types[0]).items():
+            columns.append(aggregate.alias(f"m{len(columns)}"))
+            names.append((inputs.key, name))
+    if not columns:
+        return {}
+    row = rows.agg(*columns).first()
+    aggregates: dict[str, dict[str, Any]] = {}
+    for (key, name), value in zip(names, row or [None] * len(names), strict=True):
+        aggregates.setdefault(key, {})[name] = value
+    return aggregates
+
+
+def day_number(day: Column) -> Column:
+    """Days since 1970-01-01 of an ISO date."""
+    return F.datediff(F.to_date(day), F.lit(EPOCH.isoformat()).cast("date"))

@@ -1,0 +1,165 @@
+"""Statistics for a fit from the value counts of the training days, without a pass over rows.
+
+One task merges the counts of a column. A vocabulary with very many values is merged by one task per hash
+bucket. These tasks write the rare values, and pass the values that may get an id to one task that assigns the
+ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from etl.ops.base import Moments
+from etl.statistics.moments import ExactSums, sums_of_counts
+from etl.value_counts.count_files import ALL, Bucket
+from etl.value_counts.merge_tasks import assign_to_tasks, count_buckets
+from etl.value_counts.requests import CountRequest, Counts, derived_values
+from etl.value_counts.vocabularies import VocabularyFolders, merge_bucket, merge_entries, write_vocabulary
+from spark.tasks import Batches, run_tasks
+
+# Rows of a task: a result as JSON, or an entry of a vocabulary (value, id, count, last_seen), for one
+# request.
+_SCHEMA = "request int, result string, value string, id int, count bigint, last_seen int"
+_ARROW = pa.schema(
+    [
+        ("request", pa.int32()),
+        ("result", pa.string()),
+        ("value", pa.string()),
+        ("id", pa.int32()),
+        ("count", pa.int64()),
+        ("last_seen", pa.int32()),
+    ]
+)
+
+
+def compute_statistics(
+    spark: SparkSession, requests: Sequence[CountRequest], counts: Counts, folders: VocabularyFolders
+) -> dict[str, dict[str, Any]]:
+    """Key → {rows, mean, std} of moments, {median}, or {facts, files} of a vocabulary.
+
+    Files of vocabularies are written below the folders, and not published.
+
+    Raises:
+        DataError: a value is too large for exact moments.
+    """
+    all_requests = tuple(requests)
+    values = {index: _max_values(request, counts) for index, request in enumerate(all_requests)}
+    tasks = assign_to_tasks(values, spark.sparkContext.defaultParallelism)
+    results = run_tasks(spark, len(tasks), _merge_buckets(tasks, all_requests, counts, folders), _SCHEMA)
+    if count_buckets(tasks) > len(all_requests):
+        by_request = results.repartition(len(tasks), "request")
+        results = by_request.mapInArrow(_combine_buckets(all_requests, folders), _SCHEMA)
+    rows = results.select("request", "result").collect()  # one row per request
+    return {all_requests[row["request"]].key: json.loads(row["result"]) for row in rows}
+
+
+def moments_from(result: Mapping[str, Any]) -> Moments:
+    """The moments in a result of `compute_statistics`."""
+    return Moments(result["rows"], result["mean"], result["std"])
+
+
+def _max_values(request: CountRequest, counts: Counts) -> int:
+    """An upper bound of the different values of a vocabulary; 0 for requests that are never divided."""
+    if request.statistic != "vocabulary" or request.fixed_values is not None:
+        return 0
+    return sum(counts.values[column.column] for column in request.columns)
+
+
+def _merge_buckets(
+    tasks: Sequence[Sequence[tuple[int, Bucket]]],
+    requests: tuple[CountRequest, ...],
+    counts: Counts,
+    folders: VocabularyFolders,
+) -> Callable[[int], Iterator[pa.RecordBatch]]:
+    """Computes whole requests. For a bucket, gives entries that may get an id, and facts of rare values."""
+
+    def run(task: int) -> Iterator[pa.RecordBatch]:
+        for index, bucket in tasks[task]:
+            request = requests[index]
+            if bucket.of == 1:
+                yield _result_batch(index, _compute(index, request, counts, folders))
+            else:
+                entries, facts = merge_bucket(index, request, counts, bucket, folders)
+                yield _result_batch(index, facts)
+                yield from _entry_batches(index, entries)
+
+    return run
+
+
+def _combine_buckets(
+    requests: tuple[CountRequest, ...], folders: VocabularyFolders
+) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """Completes the requests that were divided into buckets. All rows of a request are in one partition."""
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        results: dict[int, list[dict[str, Any]]] = {}
+        entries: dict[int, list[pa.Table]] = {}
+        for batch in batches:
+            table = pa.Table.from_batches([batch])
+            for index in np.unique(table["request"].to_numpy()).tolist():
+                rows = table.filter(pa.array(table["request"].to_numpy() == index))
+                texts = rows["result"].drop_null().to_pylist()
+                results.setdefault(index, []).extend(json.loads(text) for text in texts)
+                without_result = rows.filter(rows["result"].is_null())
+                entries.setdefault(index, []).append(
+                    without_result.select(["value", "id", "count", "last_seen"])
+                )
+        for index, parts in results.items():
+            if "rare" in parts[0]:
+                whole = pa.concat_tables(entries[index])
+                yield _result_batch(index, write_vocabulary(index, requests[index], whole, parts, folders))
+            else:
+                yield _result_batch(index, parts[0])
+
+    return run
+
+
+def _compute(index: int, request: CountRequest, counts: Counts, folders: VocabularyFolders) -> dict[str, Any]:
+    """The result of a request that is not divided."""
+    if request.statistic == "vocabulary":
+        return write_vocabulary(index, request, merge_entries(request, counts, ALL), [], folders)
+    column = request.columns[0]
+    if request.statistic == "median":
+        return {"median": _median(derived_values(column, path) for path, _ in counts.files)}
+    sums = ExactSums()
+    for path, _ in counts.files:
+        values, times = derived_values(column, path)
+        numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        sums += sums_of_counts(column.column, numbers, times)
+    moments = sums.moments()
+    return {"rows": moments.rows, "mean": moments.mean, "std": moments.std}
+
+
+def _median(files: Iterable[tuple[pa.Array, np.ndarray]]) -> float | None:
+    """The lower median of values with their counts, from several files."""
+    values, weights = np.zeros(0), np.zeros(0, np.int64)
+    for new_values, counts in files:
+        numbers = new_values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        values, position = np.unique(np.concatenate([values, numbers]), return_inverse=True)
+        # Weights are doubles, exact for counts up to 2**53.
+        weights = np.bincount(position, np.concatenate([weights, counts]), len(values)).astype(np.int64)
+    if not len(values):
+        return None
+    until = np.cumsum(weights)
+    return float(values[np.searchsorted(until, -(-until[-1] // 2))])
+
+
+def _result_batch(index: int, result: Mapping[str, Any]) -> pa.RecordBatch:
+    arrays = [pa.array([index], pa.int32()), pa.array([json.dumps(result)])]
+    return pa.RecordBatch.from_arrays(
+        [*arrays, *(pa.nulls(1, field.type) for field in list(_ARROW)[2:])], schema=_ARROW
+    )
+
+
+def _entry_batches(index: int, entries: pa.Table) -> Iterator[pa.RecordBatch]:
+    for batch in entries.combine_chunks().to_batches(max_chunksize=100_000):
+        request = pa.array(np.full(len(batch), index, np.int32))
+        yield pa.RecordBatch.from_arrays(
+            [request, pa.nulls(len(batch), pa.string()), *batch.columns], schema=_ARROW
+        )

@@ -1,0 +1,161 @@
+"""Checks that the parts of a configuration fit together: keys, names, tables, scopes of features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conf.errors import ConfigError
+from conf.names import column_name
+from conf.raw_types import fits_column
+from conf.types import RESERVED, Config
+from etl.ops import FrameOperator, Type
+from etl.ops.base import NUMBERS
+from etl.ops.categorify import Categorify
+from etl.ops.keyed import table_name
+from etl.ops.tables import RARE, VOCABULARY
+from etl.workflow.unfitted_chains import Chain
+from storage.feature_spec import LABEL
+
+Chains = tuple[Chain, ...]
+
+
+def require_keys(config: Config, changers: tuple[FrameOperator, ...], columns: Mapping[str, Type]) -> None:
+    """Raises ConfigError where `prepare` leaves out a key."""
+    keys = config.keys.columns if config.keys else []
+    lost = [name for name in keys if name not in columns]
+    if lost and changers:
+        raise ConfigError(f"prepare loses the keys {lost}", "add them to `by` of groupby")
+
+
+def require_chains(
+    config: Config, columns: Mapping[str, Type], features: tuple[str, ...], chains: Chains
+) -> None:
+    """Checks features and chains against each other and against the rest of the configuration.
+
+    Raises:
+        ConfigError: a name is not allowed or not unique, a feature reads the label, an operator reads a
+            column of a wrong type, or a scope is wrong.
+    """
+    _require_names(columns, chains)
+    _require_unique(features, chains)
+    _require_tables(chains)
+    _require_reads(chains, columns)
+    _require_no_label(config, chains)
+    _require_free_names(chains)
+    _require_scopes(config, features, chains)
+
+
+def _require_names(columns: Mapping[str, Type], chains: Chains) -> None:
+    """Outputs of steps become names of columns and parts of file names."""
+    outputs = [name for chain in chains for step in chain.steps for name in step.outputs]
+    for name in (*columns, *outputs):
+        try:
+            column_name(name)
+        except ValueError as error:
+            raise ConfigError(
+                f"an operator makes a column {name!r}: {error}", "give it another name"
+            ) from error
+
+
+def _require_no_label(config: Config, chains: Chains) -> None:
+    """No feature reads the label, or a raw column that has the name of the label's column."""
+    for chain in chains:
+        labels = [name for name in chain.inputs if name in (LABEL, config.log.label.column)]
+        if labels:
+            raise ConfigError(
+                f"features are made of {labels}, which is the label a model is to predict",
+                "leave it out of features; if it is a raw column with the same name, give it another one in "
+                "log.columns (source)",
+            )
+
+
+def _require_scopes(config: Config, features: tuple[str, ...], chains: Chains) -> None:
+    """Scopes name features. Those of a side with a table of attributes are made of columns of this table."""
+    scopes = config.scopes
+    unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
+    if unknown:
+        raise ConfigError(
+            f"scopes names {unknown}, which are no features", f"the features are {list(features)}"
+        )
+    sources = {name: chain.inputs for chain in chains for name in chain.outputs}
+    for side, table, names in (("user", config.users, scopes.user), ("item", config.items, scopes.item)):
+        elsewhere = [name for name in names if table and not set(sources[name]) <= set(table.names)]
+        if elsewhere:
+            raise ConfigError(
+                f"scopes.{side} names {elsewhere}, which {side}s.columns does not hold",
+                f"make them of columns of {side}s, or give them another scope",
+            )
+    if config.negatives and config.keys:
+        log_columns = set(config.log.names) - {config.keys.item}
+        wrong = [name for name in scopes.item if set(sources[name]) & log_columns]
+        if wrong:
+            raise ConfigError(
+                f"negatives draws other items, and scopes.item names {wrong} of the log, which describe the "
+                "item of the row",
+                "read them from a table of items",
+            )
+
+
+def _require_free_names(chains: Chains) -> None:
+    """Outputs of steps do not have the names of columns that every feature table has."""
+    outputs = {
+        name for chain in chains for name in (*chain.outputs, *(n for s in chain.steps for n in s.outputs))
+    }
+    wrong = sorted(name for name in outputs if name in RESERVED or not fits_column(name))
+    if wrong:
+        raise ConfigError(
+            f"features makes columns named {wrong}: {list(RESERVED)} are columns of every feature table, and "
+            "a name holds no dot and no backtick and begins with no underscore",
+            "give them another name with rename, or in log.columns (source)",
+        )
+
+
+def _require_unique(features: tuple[str, ...], chains: Chains) -> None:
+    """No two features and no two vocabularies have one name, but for vocabularies that are shared."""
+    repeated = sorted({name for name in features if features.count(name) > 1})
+    if repeated:
+        raise ConfigError(
+            f"features are made twice: {repeated}", "give one of the two another name with rename"
+        )
+    seen: dict[str, Categorify] = {}
+    for step in (step for chain in chains for step in chain.steps):
+        operator = step.operator
+        if not isinstance(operator, Categorify):
+            continue
+        name = operator.vocabulary(step)
+        if name in seen and (operator.share is None or seen[name] != operator):
+            raise ConfigError(
+                f"two vocabularies would be named {name}",
+                "put rename before one categorify, or `share` one vocabulary with equal parameters",
+            )
+        if name in (VOCABULARY, RARE):
+            raise ConfigError(
+                f"a vocabulary cannot be named {name}: a table has this name", "put rename before categorify"
+            )
+        seen[name] = operator
+
+
+def _require_tables(chains: Chains) -> None:
+    """Two keyed tables of one name are equal: the same operators make them of the same columns."""
+    seen: dict[str, Any] = {}
+    for chain in chains:
+        for position, step in enumerate(chain.steps):
+            if step.operator.needs in ("groups", "external"):
+                definition = (chain.inputs, chain.steps[: position + 1])
+                if seen.setdefault(table_name(step), definition) != definition:
+                    raise ConfigError(
+                        f"two tables of {step.operator.name} would be named {table_name(step)}",
+                        f"put rename before one of them, so that {list(step.inputs)} differ",
+                    )
+
+
+def _require_reads(chains: Chains, columns: Mapping[str, Type]) -> None:
+    """Raw columns that operators measure are numbers."""
+    for operator in (step.operator for chain in chains for step in chain.steps):
+        wrong = {name: columns.get(name) for name in operator.reads() if columns.get(name) not in NUMBERS}
+        if wrong:
+            raise ConfigError(
+                f"{operator.name} measures columns of type {' or '.join(NUMBERS)}, not {wrong}",
+                f"use some of {sorted(name for name, kind in columns.items() if kind in NUMBERS)}",
+            )

@@ -1,0 +1,88 @@
+"""Runs Python functions over Arrow batches in Spark tasks.
+
+Spark runs a Python function in a worker process. `imports` names modules that this process has imported before Spark
+forks it (spark/worker_daemon.py). Pass the modules of one kind of work as one constant: Spark keeps one process to fork
+from for each different set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from spark.worker_imports import VARIABLE
+
+Batches = Iterable[pa.RecordBatch]
+Schema = T.StructType | str
+
+_RESULTS = "task int, result string"
+
+
+def map_batches(
+    rows: DataFrame, function: Callable[[Batches], Batches], schema: Schema, imports: Sequence[str] = ()
+) -> DataFrame:
+    """The batches that `function` returns for the batches of each partition of `rows`.
+
+    Args:
+        function: called once per task. Spark pickles it, so it must not refer to the session or to a frame.
+        schema: of the returned batches.
+        imports: modules to import before the workers are forked. A daemon other than ours ignores them.
+    """
+    if not imports:
+        return rows.mapInArrow(function, schema)
+    # Spark has no argument for this. It copies the environment of the context when it wraps a function, in mapInArrow.
+    environment = rows.sparkSession.sparkContext.environment
+    previous = environment.get(VARIABLE)
+    environment[VARIABLE] = ",".join(imports)
+    try:
+        return rows.mapInArrow(function, schema)
+    finally:
+        if previous is None:
+            del environment[VARIABLE]
+        else:
+            environment[VARIABLE] = previous
+
+
+def run_tasks(
+    spark: SparkSession,
+    tasks: int,
+    run: Callable[[int], Batches],
+    schema: Schema,
+    imports: Sequence[str] = (),
+) -> DataFrame:
+    """The batches that `run(index)` returns for each index from 0 to `tasks` - 1, with one Spark task per index.
+
+    The frame is lazy, and each evaluation runs all tasks again. Spark may also run several attempts of one task, and
+    takes the batches of one of them. A `run` that writes files must therefore give the files of each attempt names of
+    their own, and return these names.
+
+    Args:
+        tasks: number of tasks. The frame of 0 tasks is empty.
+        run: called with the index of its task. Spark pickles it, as in `map_batches`.
+        schema: of the returned batches.
+        imports: as in `map_batches`.
+    """
+
+    def run_task(batches: Batches) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                yield from run(index)
+
+    return map_batches(spark.range(0, tasks, 1, max(1, tasks)), run_task, schema, imports)
+
+
+def collect_results(
+    spark: SparkSession, tasks: int, run: Callable[[int], str], imports: Sequence[str] = ()
+) -> list[str]:
+    """The text that `run(index)` returns, for each index from 0 to `tasks` - 1; the arguments are those of `run_tasks`."""
+
+    def run_task(index: int) -> Iterator[pa.RecordBatch]:
+        columns = [pa.array([index], pa.int32()), pa.array([run(index)], pa.string())]
+        yield pa.RecordBatch.from_arrays(columns, ["task", "result"])
+
+    rows = run_tasks(spark, tasks, run_task, _RESULTS, imports).collect()
+    results = {row["task"]: row["result"] for row in rows}
+    return [results[index] for index in range(tasks)]
