@@ -33,7 +33,7 @@ from storage import file_io, format_versions
 from training.checkpoints.blocks import StoredBlock, owned
 from training.checkpoints.checkpoint_writer import Contents, HostCopy, Writing
 from training.checkpoints.model import Trained
-from training.checkpoints.rank_agreement import raise_together, share
+from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
 from training.checkpoints.stored import Misfit, StoredState
 from training.distributed.collectives import Collectives
 from training.registry.leftovers import is_older
@@ -72,7 +72,7 @@ class Checkpoints:
         self._folder = folder
         self._collectives = collectives
         self._keep = keep
-        self._attempt = share(collectives, uuid.uuid4().hex[:8])[0]
+        self._attempt = gather_json(collectives, uuid.uuid4().hex[:8])[0]
         self._host = HostCopy()
         self._writing: Writing | None = None
 
@@ -125,8 +125,8 @@ class Checkpoints:
         if writing is None:
             return
         try:
-            raise_together(self._collectives, writing.written())
-            raise_together(self._collectives, writing.published(_PATIENCE_S) if self._leads else None)
+            raise_on_all_ranks(self._collectives, writing.written())
+            raise_on_all_ranks(self._collectives, writing.published(_PATIENCE_S) if self._leads else None)
         finally:
             writing.give_up()
 
@@ -145,8 +145,8 @@ class Checkpoints:
         touched = False
         while position is None and (found := self._newest_but(damaged)) is not None:
             step, text = found
-            raise_together(self._collectives, self._refusal(step, text))
-            problem = next(filter(None, share(self._collectives, self._examine(step, text))), None)
+            raise_on_all_ranks(self._collectives, self._refusal(step, text))
+            problem = next(filter(None, gather_json(self._collectives, self._examine(step, text))), None)
             if problem is None:
                 position = self._load(step, text, trainer)
                 touched = touched or position is None
@@ -163,7 +163,7 @@ class Checkpoints:
             )
         if self._leads:
             self._clean(damaged)
-        share(self._collectives, None)  # nobody writes before all is clean
+        gather_json(self._collectives, None)  # nobody writes before all is clean
         if position is not None:
             log.info("resuming after step %d", position.step)
         return position
@@ -192,12 +192,12 @@ class Checkpoints:
                 step
             )  # None: another attempt has just deleted it, and has a newer one or the model
             found = None if text is None else (step, text)
-        told = share(self._collectives, found)[0]
+        told = gather_json(self._collectives, found)[0]
         return None if told is None else (int(told[0]), str(told[1]))
 
     def _is_replaced(self, step: int, text: str) -> bool:
         """Whether another attempt has deleted or replaced a checkpoint since its index was read. A collective."""
-        return bool(share(self._collectives, self._leads and self._text(step) != text)[0])
+        return bool(gather_json(self._collectives, self._leads and self._text(step) != text)[0])
 
     def _steps(self) -> list[int]:
         """Of the checkpoints in the folder, newest first."""
@@ -268,9 +268,9 @@ class Checkpoints:
             failed = InfrastructureError(
                 f"the checkpoint of step {step} in {self._folder} cannot be read: {error}", "rerun"
             )
-        if any(share(self._collectives, failed is not None)) and self._is_replaced(step, text):
+        if any(gather_json(self._collectives, failed is not None)) and self._is_replaced(step, text):
             return None
-        raise_together(self._collectives, failed)
+        raise_on_all_ranks(self._collectives, failed)
         return Position(**index["position"])
 
     def _clean(self, damaged: Mapping[int, str]) -> None:

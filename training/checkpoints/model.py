@@ -27,7 +27,7 @@ from storage import file_io, format_versions
 from storage.feature_spec import FeatureSpec
 from training.checkpoints.blocks import Owned, StoredBlock, owned
 from training.checkpoints.finite import require_finite
-from training.checkpoints.rank_agreement import raise_together, share
+from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
 from training.checkpoints.stored import Misfit, StoredState
 from training.checkpoints.tensor_file import write_tensors
 from training.distributed.collectives import Collectives, LocalCollectives
@@ -96,7 +96,7 @@ def save_trained(
         DataError: the state holds numbers that are not finite.
     """
     leads = collectives.rank == 0
-    attempt = share(collectives, uuid.uuid4().hex[:8])[0]
+    attempt = gather_json(collectives, uuid.uuid4().hex[:8])[0]
     mine = owned(trainer.state(), trainer.row_state(), leads=leads)
     written: list[dict[str, Any]] = []
     failed: NightrankError | None = None
@@ -107,15 +107,15 @@ def save_trained(
         written = [_write(path, mine, *each) for each in _files(mine, collectives.rank, attempt)]
     except NightrankError as error:
         failed = error
-    raise_together(collectives, failed)
-    files = [each for theirs in share(collectives, written) for each in theirs]
+    raise_on_all_ranks(collectives, failed)
+    files = [each for theirs in gather_json(collectives, written) for each in theirs]
     published: dict[str, Any] | None = None
     try:
         published = _publish(path, description, files) if leads else None
     except NightrankError as error:
         failed = error
-    raise_together(collectives, failed)
-    return dict(share(collectives, published)[0])
+    raise_on_all_ranks(collectives, failed)
+    return dict(gather_json(collectives, published)[0])
 
 
 def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def open_trained(path: str, collectives: Collectives | None = None) -> tuple[Sto
     stored = _stored(path, description, spec, optimizer=True)
     ranks = collectives or LocalCollectives()
     names = {*description["weights"], *description["optimizer"]}
-    raise_together(ranks, _checksum_error(path, description, names, ranks.rank, ranks.size))
+    raise_on_all_ranks(ranks, _checksum_error(path, description, names, ranks.rank, ranks.size))
     return stored, spec
 
 
