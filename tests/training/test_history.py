@@ -10,9 +10,15 @@ from conf.errors import ConfigError, DataError
 from storage import file_io
 from storage.paths import Lake
 from training.registry import mlflow_mirror
-from training.registry.champion_history import interventions, standing_as_of
-from training.registry.overrides import Request, pin, release, roll_back
-from training.registry.versions import Decision, barred, champion_as_of, model_path, record_decision
+from training.registry.champion_history import champion_state_as_of, read_overrides
+from training.registry.overrides import OverrideRequest, pin, release, roll_back
+from training.registry.versions import (
+    ChampionDecision,
+    champion_as_of,
+    model_path,
+    reason_against_promotion,
+    record_decision,
+)
 
 NAME = "m"
 
@@ -51,11 +57,11 @@ def trained(lake: Lake, version: str, parent: str | None) -> None:
 def decide(lake: Lake, run_date: str, challenger: str, *, promoted: bool = True) -> None:
     before = champion_as_of(lake, NAME, run_date, before=True)
     after = challenger if promoted else before
-    record_decision(lake, NAME, run_date, Decision(challenger, before, promoted, after, "because"))
+    record_decision(lake, NAME, run_date, ChampionDecision(challenger, before, promoted, after, "because"))
 
 
-def asked(day: int, version: str | None = None, why: str = "clicks fell by half") -> Request:
-    return Request(night(day), "ada", why, version)
+def asked(day: int, version: str | None = None, why: str = "clicks fell by half") -> OverrideRequest:
+    return OverrideRequest(night(day), "ada", why, version)
 
 
 def serving(lake: Lake, first: int = 1, last: int = 6) -> str:
@@ -92,7 +98,7 @@ def test_a_rollback_done_again_adds_nothing(lake: Lake) -> None:
     assert further is not None
     assert further.withdrawn == ("v2aaaa", "v3aaaa")
     assert serving(lake) == "123411"
-    assert [each.action for each in interventions(lake, NAME, night(9))] == ["rollback", "rollback"]
+    assert [each.action for each in read_overrides(lake, NAME, night(9))] == ["rollback", "rollback"]
 
 
 def test_a_rerun_of_any_night_promotes_no_withdrawn_version_from_the_rollback_on(lake: Lake) -> None:
@@ -102,15 +108,20 @@ def test_a_rerun_of_any_night_promotes_no_withdrawn_version_from_the_rollback_on
     trained(lake, "v6aaaa", "v3aaaa")
     decide(lake, night(4), "v4aaaa")
     assert serving(lake) == "123433"
-    standing = standing_as_of(lake, NAME, night(5), before=True)
-    assert str(barred(lake, NAME, "v4aaaa", standing)) == (
+    standing = champion_state_as_of(lake, NAME, night(5), before=True)
+    assert str(reason_against_promotion(lake, NAME, "v4aaaa", standing)) == (
         "v4aaaa was withdrawn (rollback of 2026-01-05 by ada: clicks fell by half)"
     )
     assert "v5aaaa was trained from v4aaaa, which was withdrawn" in str(
-        barred(lake, NAME, "v5aaaa", standing)
+        reason_against_promotion(lake, NAME, "v5aaaa", standing)
     )
-    assert barred(lake, NAME, "v6aaaa", standing) is None
-    assert barred(lake, NAME, "v4aaaa", standing_as_of(lake, NAME, night(4), before=True)) is None
+    assert reason_against_promotion(lake, NAME, "v6aaaa", standing) is None
+    assert (
+        reason_against_promotion(
+            lake, NAME, "v4aaaa", champion_state_as_of(lake, NAME, night(4), before=True)
+        )
+        is None
+    )
     decide(lake, night(6), "v6aaaa")
     assert serving(lake) == "123436"
 
@@ -126,9 +137,9 @@ def test_a_pin_serves_whatever_the_gate_says_until_it_is_released(lake: Lake) ->
     pin(lake, NAME, asked(5, "v1aaaa"))
     assert pin(lake, NAME, asked(6, "v1aaaa")) is None
     trained(lake, "v5aaaa", "v4aaaa")
-    standing = standing_as_of(lake, NAME, night(6), before=True)
+    standing = champion_state_as_of(lake, NAME, night(6), before=True)
     assert "champion v1aaaa is pinned (pin of 2026-01-05 by ada" in str(
-        barred(lake, NAME, "v5aaaa", standing)
+        reason_against_promotion(lake, NAME, "v5aaaa", standing)
     )
     decide(lake, night(6), "v5aaaa", promoted=False)
     released = release(lake, NAME, asked(7))
@@ -158,7 +169,7 @@ def test_pinning_a_withdrawn_version_makes_it_count_again(lake: Lake) -> None:
     roll_back(lake, NAME, asked(5))
     pin(lake, NAME, asked(6, "v4aaaa", "it was not the model"))
     assert serving(lake) == "123434"
-    assert not standing_as_of(lake, NAME, night(6)).withdrawn
+    assert not champion_state_as_of(lake, NAME, night(6)).withdrawn
     roll_back(lake, NAME, asked(6, "v2aaaa"))  # ends the pin as well
     assert serving(lake, last=7) == "1234322"
 

@@ -15,7 +15,7 @@ from storage import file_io
 from storage.paths import Lake
 from training.registry import mlflow_mirror
 from training.registry.versions import (
-    Decision,
+    ChampionDecision,
     challenger_of,
     champion_as_of,
     code_version,
@@ -39,7 +39,7 @@ def decide(
 ) -> None:
     after = challenger if promoted else before
     record_decision(
-        lake, "m", run_date, Decision(challenger, before, promoted, after, "because", {"auc": 0.7})
+        lake, "m", run_date, ChampionDecision(challenger, before, promoted, after, "because", {"auc": 0.7})
     )
 
 

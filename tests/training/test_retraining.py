@@ -15,9 +15,9 @@ from storage.dataset import Dataset, Member
 from storage.paths import Lake
 from tests.training.feature_tables import make_config
 from training.registry import mlflow_mirror
-from training.registry.overrides import Request, roll_back
+from training.registry.overrides import OverrideRequest, roll_back
 from training.registry.parent import find_parent, fresh_start
-from training.registry.versions import Decision, model_path, record_decision, record_run
+from training.registry.versions import ChampionDecision, model_path, record_decision, record_run
 
 MODEL: dict[str, Any] = {"architecture": "logistic_regression"}
 
@@ -46,7 +46,7 @@ def ran(lake: Lake, config: Config, day: int, parent: str | None, *, promoted: b
     }
     file_io.replace_json(f"{model_path(lake, config.name, version)}/model.json", description)
     record_run(lake, config.name, date, version)
-    decision = Decision(version, parent, promoted, version if promoted else parent, "because")
+    decision = ChampionDecision(version, parent, promoted, version if promoted else parent, "because")
     record_decision(lake, config.name, date, decision)
     return version
 
@@ -113,7 +113,7 @@ def test_a_withdrawn_model_is_no_parent(lake: Lake) -> None:
     config = config_of(lake)
     first = ran(lake, config, 8, None)
     ran(lake, config, 9, first)
-    roll_back(lake, config.name, Request("2026-01-10", "ada", "clicks fell"))
+    roll_back(lake, config.name, OverrideRequest("2026-01-10", "ada", "clicks fell"))
     parent = find_parent(config, lake, dataset_of(10))
     assert parent is not None
     assert parent.version == first

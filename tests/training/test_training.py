@@ -204,7 +204,7 @@ def test_warm_start_rejects_what_is_no_extension(tmp_path: Path) -> None:
 
 
 def promote(lake: Lake, run_date: str, version: str) -> None:
-    decision = versions.Decision(version, None, True, version, "first")
+    decision = versions.ChampionDecision(version, None, True, version, "first")
     file_io.replace_json(f"{lake.models('tiny')}/promotions/dt={run_date}.json", decision.__dict__)
 
 

@@ -34,7 +34,7 @@ from training.checkpoints.blocks import StoredBlock, owned
 from training.checkpoints.checkpoint_writer import Contents, HostCopy, Writing
 from training.checkpoints.model import Trained
 from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
-from training.checkpoints.stored import Misfit, StoredState
+from training.checkpoints.stored import StateMismatch, StoredState
 from training.distributed.collectives import Collectives
 from training.registry.leftovers import is_older
 from training.registry.written_file import FileEntry, damage
@@ -257,7 +257,7 @@ class Checkpoints:
         failed: NightrankError | None = None
         try:
             self._state(index).load(trainer.state(), trainer.row_state())
-        except Misfit as error:
+        except StateMismatch as error:
             failed = DataError(
                 f"the checkpoint of step {step} is of another training: {error}",
                 f"delete {self._folder} and train again from the start",

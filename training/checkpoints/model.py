@@ -28,7 +28,7 @@ from storage.feature_spec import FeatureSpec
 from training.checkpoints.blocks import Owned, StoredBlock, owned
 from training.checkpoints.finite import require_finite
 from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
-from training.checkpoints.stored import Misfit, StoredState
+from training.checkpoints.stored import StateMismatch, StoredState
 from training.checkpoints.tensor_file import write_tensors
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.embeddings.int8 import to_int8
@@ -276,7 +276,7 @@ def load_model(
         raise damaged
     try:
         stored.load(whole.state(), whole.row_state())
-    except Misfit as error:
+    except StateMismatch as error:
         raise DataError(
             f"{path}: the weights do not fit architecture {description['architecture']}: {error}",
             "train the model again with this code",

@@ -15,7 +15,7 @@ from training.checkpoints.tensor_file import TensorFile
 from training.embeddings.table import RowBlock
 
 
-class Misfit(Exception):
+class StateMismatch(Exception):
     """The files hold another model's tensors, or not all rows; says what differs."""
 
 
@@ -87,7 +87,7 @@ class StoredState:
             unread: what names begin with that may be stored and are not in `state`.
 
         Raises:
-            Misfit: before anything is written, unless rows are missing.
+            StateMismatch: before anything is written, unless rows are missing.
             DataError: a file is missing or damaged.
         """
         self._require_fit(state, row_state, unread)
@@ -100,7 +100,7 @@ class StoredState:
                 copied = sum(self._copy_rows(files, name, block, value) for block in row_state[name])
                 wanted = sum(block.rows for block in row_state[name])
                 if copied != wanted:
-                    raise Misfit(f"{self.folder} holds {copied} of the {wanted} rows of {name}")
+                    raise StateMismatch(f"{self.folder} holds {copied} of the {wanted} rows of {name}")
 
     def _copy_rows(self, files: _Files, name: str, block: RowBlock, into: Tensor) -> int:
         copied = 0
@@ -139,7 +139,9 @@ class StoredState:
         missing = sorted(state.keys() - self._held.keys() - empty)
         more = sorted(each for each in self._held.keys() - state.keys() if not each.startswith(unread))
         if missing or more:
-            raise Misfit(f"{self.folder} lacks {missing or 'nothing'} and holds {more or 'nothing'} beside")
+            raise StateMismatch(
+                f"{self.folder} lacks {missing or 'nothing'} and holds {more or 'nothing'} beside"
+            )
         for name, value in state.items():
             if name not in self._held:
                 continue
@@ -148,4 +150,4 @@ class StoredState:
                 stored, mine = stored[1:], mine[1:]
             if stored != mine:
                 what = f"rows of {name} have" if name in row_state else f"{name} has"
-                raise Misfit(f"{what} shape {tuple(mine)}, in {self.folder} {tuple(stored)}")
+                raise StateMismatch(f"{what} shape {tuple(mine)}, in {self.folder} {tuple(stored)}")

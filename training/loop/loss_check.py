@@ -1,8 +1,9 @@
 """Stops a training at the first step whose loss is not finite, and saves the rows of that step.
 
-Reading a loss waits for the device that computes it. On a GPU a loss is therefore read some steps later, when it has
-long been computed. All pending losses are read before a checkpoint is saved, so no checkpoint holds an unchecked step.
-The lag is a number of steps, not of seconds. Losses are equal on all ranks, so all ranks stop at the same step.
+Reading a loss waits for the device that computes it. On a GPU a loss is therefore read some steps later,
+when it has long been computed. All pending losses are read before a checkpoint is saved, so no checkpoint
+holds an unchecked step. The lag is a number of steps, not of seconds. Losses are equal on all ranks, so all
+ranks stop at the same step.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class LossCheck(Callback):
             batch: this rank's rows of the step.
 
         Raises:
-            DataError: a loss is not finite. Names the step, the columns with extreme values and the files with the
-                rows.
+            DataError: a loss is not finite. Names the step, the columns with extreme values and the files
+                with the rows.
         """
         if loss.is_cuda:
             host = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
@@ -160,7 +161,7 @@ class LossCheck(Callback):
         }
 
     def _rows_of(self, shard: int) -> list[dict[str, Any]]:
-        """The row ranges of a shard. Shards are consecutive ranges over the rows of all files, in manifest order."""
+        """The row ranges of a shard. Shards are consecutive row ranges over all files, in manifest order."""
         sizes = self._loader.plan.sizes
         first, last = sum(sizes[:shard]), sum(sizes[: shard + 1])
         file_starts = accumulate((file.rows for file in self._files), initial=0)
@@ -187,7 +188,7 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
 
 
 def _extreme_values(batch: Batch, loader: Loader) -> dict[str, list[float]]:
-    """Column -> the number of its values that are not finite, and the largest absolute value of the others."""
+    """Column -> the number of its values that are not finite, and the largest absolute finite value."""
     rows = batch.weights > 0
     columns = {loader.spec.label: batch.labels[rows]}
     columns |= {

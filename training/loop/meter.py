@@ -1,4 +1,4 @@
-"""Measures a training between two entries of its history: mean loss, rows a second, and time spent waiting for data."""
+"""Measures a training between two entries of its history: loss, speed, and time spent waiting for data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Meter(Callback):
         return is_due(state.step, self._every_steps) or state.step == state.total_steps
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
-        """Adds `loss`, `rows_per_s` and `loader_wait_share` since the last entry, and facts about the loss scale."""
+        """Adds `loss`, `rows_per_s` and `loader_wait_share` since the last entry, and the loss scale."""
         loss = float(self._loss_sum) / self._rows
         seconds = time.perf_counter() - self._since
         entry |= {

@@ -1,4 +1,4 @@
-"""Records some steps of a training with torch.profiler, as a trace for a browser (chrome://tracing, ui.perfetto.dev)."""
+"""Records steps of a training with torch.profiler, as a trace for chrome://tracing or ui.perfetto.dev."""
 
 from __future__ import annotations
 

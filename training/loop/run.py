@@ -1,4 +1,4 @@
-"""Executes a training plan on one rank: build, train, measure and save, independent of how ranks communicate."""
+"""Executes a training plan on one rank: build, train, measure, save. How ranks communicate is a parameter."""
 
 from __future__ import annotations
 
@@ -50,17 +50,19 @@ def run_plan(
     report: Report | None = None,
     at_checkpoint: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains, measures and saves the model of a plan; then trains its baselines, of which only metrics are kept.
+    """Trains, measures and saves the model of a plan, and trains its baselines for their metrics.
 
     Args:
         plan: the same on all ranks.
         collectives: of this rank.
         device: of this rank.
         report: receives the history entries of every training, with labels; see `ReportProgress`.
-        at_checkpoint: called on every rank when a checkpoint is being written; may raise to end the training there.
+        at_checkpoint: called on every rank when a checkpoint is being written; may raise to end the training
+            there.
 
     Returns:
-        The content of model.json: of this training, or of another attempt that published the same version before.
+        The content of model.json: of this training, or of another attempt that published the same version
+        before.
 
     Raises:
         ConfigError, DataError: from the model's configuration, the data or the parent.
@@ -174,7 +176,7 @@ class _Rank:
         return TrainingLoop(trainer, train, self.device, callbacks).fit(loader)
 
     def train_baseline(self, architecture: str) -> nn.Module:
-        """Trains a model with this architecture's default settings on all train files; without checkpoints."""
+        """Trains a model with default settings of an architecture on all train files; without checkpoints."""
         plan = self.plan
         model = self.build(ModelConfig(architecture=architecture, multi_hot=plan.model.multi_hot))
         if self._leads:

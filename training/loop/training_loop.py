@@ -1,4 +1,4 @@
-"""The training loop of one model on one rank: epochs over a split, one step a batch, callbacks around the steps."""
+"""The training loop of one model on one rank: epochs over a split, and callbacks around each step."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class TrainingResult:
     """How a training ended.
 
     Attributes:
-        history: one entry every `log_every_steps`, one where the model was validated, and one for the last step.
-            `loss` and `loader_wait_share` are means since the entry before. `validation` holds the metrics of a
-            validation.
+        history: one entry every `log_every_steps`, one where the model was validated, and one for the last
+            step. `loss` and `loader_wait_share` are means since the entry before. `validation` holds the
+            metrics of a validation.
         steps: global batches.
         seconds: seconds spent in them, in all attempts at this training.
         stopped: why it ended before its last step; None if it did not.

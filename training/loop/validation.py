@@ -14,8 +14,8 @@ class Validation(Callback):
     """Adds `validation` to an entry of the history every so many steps, but not after the last one.
 
     Args:
-        evaluate: returns the metrics of the model on the validation split; a collective, with the same result on
-            all ranks.
+        evaluate: returns the metrics of the model on the validation split; a collective, with the same
+            result on all ranks.
         every_steps: steps between two validations; 0 for none.
     """
 
