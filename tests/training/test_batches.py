@@ -222,7 +222,7 @@ def test_a_consumer_that_lets_go_needs_few_pools() -> None:
         seen = sum(1 for _ in ahead)
     assert seen == 5 * 75
     assert (
-        made[0].made <= 2 + -(-10 // made[0].steps) + 1
+        made[0].created <= 2 + -(-10 // made[0].steps) + 1
     )  # 8 batches wait, the thread and the consumer hold one each
 
 

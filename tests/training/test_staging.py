@@ -25,7 +25,7 @@ from tests.training.feature_tables import make_config, make_spec, publish_all, r
 from training.data import staging
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, row_groups
-from training.data.staging import own_folder, stage
+from training.data.staging import stage, staging_folder
 from training.loop.training_plan import make_plan
 
 SPEC = make_spec(1, [50], lists=[9])
@@ -168,8 +168,8 @@ def test_a_disk_that_is_full_is_infrastructure(
 
 _HOLD = """
 import sys, time
-from training.data.staging import own_folder
-with own_folder(sys.argv[1]) as own:
+from training.data.staging import staging_folder
+with staging_folder(sys.argv[1]) as own:
     (own / "data").write_text("x")
     print("holding", flush=True)
     time.sleep(600)
@@ -197,7 +197,7 @@ def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(
     assert len(left(tmp_path)) == 2
     holders[0].kill()  # SIGKILL
     holders[0].wait()
-    with own_folder(str(tmp_path)) as own:
+    with staging_folder(str(tmp_path)) as own:
         assert len(left(tmp_path)) == 2
         assert own.name in left(tmp_path)
     assert len(left(tmp_path)) == 1  # that of the process which lives
@@ -218,7 +218,7 @@ def test_nothing_is_written_through_a_link_that_another_user_prepared(
         (private / ".mutex").symlink_to(precious / ".mutex")
     with (
         pytest.raises(ConfigError, match="is a symbolic link: another user may have prepared it"),
-        own_folder(None),
+        staging_folder(None),
     ):
         pass
     assert [each.name for each in precious.iterdir()] == [".mutex"]
@@ -237,8 +237,8 @@ sys.stdin.read()
 def test_a_lock_that_is_never_released_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "_PATIENCE_S", 0.2)
-    with own_folder(str(tmp_path)):
+    monkeypatch.setattr(staging, "_LOCK_TIMEOUT_S", 0.2)
+    with staging_folder(str(tmp_path)):
         pass
     mutex = tmp_path / f"nightrank-{os.getuid()}/.mutex"
     command = [sys.executable, "-c", _LOCK_IT, str(mutex)]
@@ -246,9 +246,9 @@ def test_a_lock_that_is_never_released_is_an_error_that_names_it(
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holding\n"
         message = rf"another process has held the lock on {mutex} for 0 s"
-        with pytest.raises(InfrastructureError, match=message), own_folder(str(tmp_path)):
+        with pytest.raises(InfrastructureError, match=message), staging_folder(str(tmp_path)):
             pass
-    with own_folder(str(tmp_path)):
+    with staging_folder(str(tmp_path)):
         pass
 
 
