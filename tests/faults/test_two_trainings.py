@@ -50,7 +50,7 @@ def publish(folder: Path) -> str:
 def train(root: str) -> tuple[str, float]:
     """A file and the test AUC of the model that the training says it has made."""
     torch.set_num_threads(1)
-    checkpoints._PATIENCE_S = 600.0  # for the writing thread, which the test stops meanwhile
+    checkpoints._PUBLISH_TIMEOUT_S = 600.0  # for the writing thread, which the test stops meanwhile
     description = train_in_process(plan_of(root))
     return description["weights"][0], description["metrics"]["test"]["auc"]
 

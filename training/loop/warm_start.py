@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from conf.errors import DataError
 from storage.feature_spec import FeatureSpec
-from training.checkpoints.model import Trained
-from training.checkpoints.stored import StateMismatch, StoredState
+from training.checkpoints.stored import StateMismatchError, StoredState
+from training.checkpoints.trained import Trained
 from training.embeddings.table import RowBlock
 
 # The loss scale is not copied: the precision may have changed, and the scale adapts quickly.
@@ -42,7 +42,7 @@ def warm_start(trainer: Trained, spec: FeatureSpec, parent: StoredState, parent_
     try:
         state = {name: value for name, value in trainer.state().items() if not name.startswith(_NOT_COPIED)}
         parent.load(state, parent_rows, unread=_NOT_COPIED)
-    except StateMismatch as error:
+    except StateMismatchError as error:
         raise _mismatch(str(error)) from error
 
 

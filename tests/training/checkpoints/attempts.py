@@ -19,7 +19,14 @@ from typing import Any
 
 from storage import file_io
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer
-from training.checkpoints import Checkpoints, Position, checkpoint_writer, checkpoints, model, save_trained
+from training.checkpoints import (
+    Checkpoints,
+    Position,
+    checkpoint_writer,
+    checkpoints,
+    model_writer,
+    save_trained,
+)
 from training.checkpoints.stored import StoredState
 from training.distributed.collectives import LocalCollectives
 
@@ -124,7 +131,7 @@ def _run(
     stopping(file_io, "_upload", "upload", of_path)
     stopping(checkpoints, "damage", "examine", lambda _, entry: entry.name)
     stopping(StoredState, "load", "load", lambda *_: "state")
-    stopping(model, "write_tensors", "write", of_tensors)
+    stopping(model_writer, "write_tensors", "write", of_tensors)
     stopping(checkpoint_writer, "write_tensors", "write", of_tensors)
     try:
         value = body(*arguments)

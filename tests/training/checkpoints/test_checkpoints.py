@@ -220,7 +220,7 @@ def test_numbers_that_are_none_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_share_the_folder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(checkpoints, "_PUBLISH_TIMEOUT_S", 0.2)
 
     def body(collectives: Collectives) -> str:
         trainer = FakeTrainer(LAYOUTS["row-wise"], CARDINALITIES, collectives.rank, 2)
