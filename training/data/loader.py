@@ -41,6 +41,8 @@ _MIN_POOL_STEPS = 4
 class Loader:
     """Reads one split for one rank.
 
+    It has eight parameters because files, order, columns and device vary independently of each other.
+
     Args:
         files: the split's files in manifest order, the same on every rank; files of an object store are
             staged.

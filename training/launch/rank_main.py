@@ -175,8 +175,8 @@ def _device(plan: TrainPlan) -> torch.device:
     if device.type == "cuda":
         if gpu_of_task is None and plan.train.elastic:
             raise ConfigError(
-                f"train.device={plan.train.device}, train.elastic: Spark gave this rank's task no GPU, and ranks "
-                "of a host cannot share them out among themselves while ranks come and go",
+                f"train.device={plan.train.device}, train.elastic: Spark gave this rank's task no GPU, and "
+                "ranks of a host cannot share them out among themselves while ranks come and go",
                 "set spark.task.resource.gpu.amount, as conf/spark/train-gpu.conf does, or "
                 "--set train.device=cpu",
             )
