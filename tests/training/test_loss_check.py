@@ -105,7 +105,7 @@ def test_a_full_disk_does_not_hide_the_loss(tmp_path: Path) -> None:
 def test_on_a_gpu_a_loss_is_read_later_but_before_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lag itself, which needs no GPU: what is read when, and that a later batch is not taken for the bad one."""
+    """Tests the lag without a GPU: when losses are read, and that the batch of the bad step is saved."""
     check = make_loss_check(tmp_path, "c")
     monkeypatch.setattr(loss_check, "_lag_steps", lambda loss: 3)
     check.add(1, torch.tensor(torch.nan), make_batch(16, 0.125))

@@ -27,11 +27,11 @@ from training.registry.versions import (
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """No MLflow: collects the aliases that would be set."""
-    found: list[dict[str, str]] = []
+    calls: list[dict[str, str]] = []
     monkeypatch.setattr(
-        mlflow_mirror, "set_aliases", lambda lake, name, versions: found.append(dict(versions))
+        mlflow_mirror, "set_aliases", lambda lake, name, versions: calls.append(dict(versions))
     )
-    return found
+    return calls
 
 
 def decide(
@@ -154,7 +154,7 @@ def test_mlflow_holds_the_run_its_history_and_the_aliases(tmp_path: Path) -> Non
     assert run.data.metrics["baseline.logistic_regression.test.log_loss"] == 0.5
     assert "test.normalized_entropy" not in run.data.metrics
     history = client.get_metric_history(champion.run_id, "loss")
-    assert [(each.step, each.value) for each in history] == [(20, 0.6), (40, 0.5)]
+    assert [(metric.step, metric.value) for metric in history] == [(20, 0.6), (40, 0.5)]
     with closing(sqlite3.connect(f"{tmp_path}/mlflow.db")) as store:
         assert store.execute("select count(*) from runs").fetchone() == (2,)
 

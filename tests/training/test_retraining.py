@@ -1,4 +1,4 @@
-"""Whether a training starts from the champion or afresh, and that build_features and train_model agree on it."""
+"""When a training starts from the champion; build_features and train_model decide it in the same way."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 
 
 def config_of(lake: Lake, **retrain: Any) -> Config:
-    made = make_config(lake, model=MODEL, train={"retrain": retrain})
-    split = made.split.model_copy(update={"by": "day", "train_days": 2})
-    return made.model_copy(update={"split": split})
+    config = make_config(lake, model=MODEL, train={"retrain": retrain})
+    split = config.split.model_copy(update={"by": "day", "train_days": 2})
+    return config.model_copy(update={"split": split})
 
 
 def ran(lake: Lake, config: Config, day: int, parent: str | None, *, promoted: bool = True) -> str:
-    """A night that trained on the two days before its validation day: the version it made."""
+    """Records a run that trained on the two days before its validation day; returns its version."""
     version, date = f"v{day:02d}", f"2026-01-{day:02d}"
     description = {
         "version": version,
         "parent": parent,
         "model": config.model.model_dump(mode="json"),
         "workflow_version": "w1",
-        "trained_days": [f"2026-01-{each:02d}" for each in (day - 3, day - 2)],
+        "trained_days": [f"2026-01-{train_day:02d}" for train_day in (day - 3, day - 2)],
     }
     file_io.replace_json(f"{model_path(lake, config.name, version)}/model.json", description)
     record_run(lake, config.name, date, version)
@@ -52,7 +52,7 @@ def ran(lake: Lake, config: Config, day: int, parent: str | None, *, promoted: b
 
 
 def dataset_of(day: int, workflow: str = "w1") -> Dataset:
-    train = tuple(Member(f"2026-01-{each:02d}", "d", None) for each in (day - 3, day - 2))
+    train = tuple(Member(f"2026-01-{train_day:02d}", "d", None) for train_day in (day - 3, day - 2))
     return Dataset(f"2026-01-{day:02d}", workflow, {"train": train}, "apply")
 
 
@@ -66,7 +66,7 @@ def test_a_fresh_start_is_due_a_period_after_the_last_one_whether_or_not_it_was_
     assert due == "the last fresh training is train.retrain.fresh_every_days=7 or more days back"
     assert find_parent(config, lake, dataset_of(15)) is None
     ran(lake, config, 15, None, promoted=False)
-    assert fresh_start(config, lake, "2026-01-15") == due  # a rerun of that night decides as before
+    assert fresh_start(config, lake, "2026-01-15") == due  # a rerun of that date decides as before
     assert fresh_start(config, lake, "2026-01-16") is None
     parent = find_parent(config, lake, dataset_of(16))
     assert parent is not None

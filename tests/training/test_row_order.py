@@ -41,8 +41,8 @@ def test_seed_epoch_shard_and_place_each_give_another_order() -> None:
         for shard in range(2)
         for window in range(2)
     ]
-    found = [each.tobytes() for each in (*orders, *windows) if each is not None]
-    assert len(set(found)) == len(found) == 9 + 12
+    digests = [order.tobytes() for order in (*orders, *windows) if order is not None]
+    assert len(set(digests)) == len(digests) == 9 + 12
     pieces = [Piece(group, 0, 1) for group in range(50)]
     assert RowOrder(0, 0).pieces(0, pieces) != RowOrder(0, 1).pieces(0, pieces)
     assert RowOrder(0, 0).pieces(0, pieces) != RowOrder(0, 0).pieces(1, pieces)
@@ -76,10 +76,10 @@ def test_a_window_holds_rows_from_all_over_a_piece() -> None:
 )
 @settings(deadline=None)
 def test_runs_are_the_rows_of_the_stream(rows: list[int], start: int, count: int) -> None:
-    pieces = [Piece(group, 3, 3 + each) for group, each in enumerate(rows)]
+    pieces = [Piece(group, 3, 3 + count) for group, count in enumerate(rows)]
     stream = [(piece, row) for piece in pieces for row in range(piece.rows)]
-    found = ShardStream(pieces).ranges(start, start + count)
-    assert [(run.piece, row) for run in found for row in range(run.start, run.stop)] == stream[
-        start : start + count
-    ]
-    assert all(isinstance(run, RowRange) and run.start < run.stop for run in found)
+    ranges = ShardStream(pieces).ranges(start, start + count)
+    assert [
+        (row_range.piece, row) for row_range in ranges for row in range(row_range.start, row_range.stop)
+    ] == stream[start : start + count]
+    assert all(isinstance(row_range, RowRange) and row_range.start < row_range.stop for row_range in ranges)

@@ -79,16 +79,18 @@ def test_numbers_of_other_sizes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("of", [native_library.target_rows, transpose.numpy_target_rows])
-@given(own=st.integers(1, 9), shards=st.integers(1, 4), rows=st.integers(0, 60), ordered=st.booleans())
+@given(shard_rows=st.integers(1, 9), shards=st.integers(1, 4), rows=st.integers(0, 60), ordered=st.booleans())
 @settings(deadline=None)
 def test_a_window_fills_a_shards_places_batch_by_batch(
-    of: Callable[..., np.ndarray], own: int, shards: int, rows: int, ordered: bool
+    of: Callable[..., np.ndarray], shard_rows: int, shards: int, rows: int, ordered: bool
 ) -> None:
     order = np.random.default_rng(rows).permutation(rows) if ordered else None
-    batch = own * shards
+    batch = shard_rows * shards
     for shard in range(shards):
-        found = of(rows, order, own, batch, shard * own)
-        pool = {int(place): row for row, place in enumerate(found)}
-        expected = [step * batch + shard * own + at for step in range(rows) for at in range(own)][:rows]
+        targets = of(rows, order, shard_rows, batch, shard * shard_rows)
+        pool = {int(place): row for row, place in enumerate(targets)}
+        expected = [
+            step * batch + shard * shard_rows + at for step in range(rows) for at in range(shard_rows)
+        ][:rows]
         assert sorted(pool) == expected
         assert [pool[place] for place in expected] == (list(range(rows)) if order is None else order.tolist())

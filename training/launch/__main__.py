@@ -23,8 +23,8 @@ log = logging.getLogger("nightrank.launch")
 
 DESCRIPTION = (
     "Trains the model of a run date on one rank in this process, without Spark: the plan, the checkpoints "
-    "and the model's folder are those of train_model, which a training begun here may resume. The model is not "
-    "recorded as the date's challenger; train_model does that without training again."
+    "and the model's folder are those of train_model, which a training begun here may resume. The model is "
+    "not recorded as the date's challenger; train_model does that without training again."
 )
 
 

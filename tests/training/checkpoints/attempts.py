@@ -1,4 +1,4 @@
-"""Processes that save one model or one checkpoint at the same time, and stop at each step until they are told to go on.
+"""Processes that save a model or a checkpoint at the same time, and stop before each step until released.
 
 So a test decides how their steps interleave; nothing hangs on time.
 """
@@ -41,7 +41,7 @@ _context.set_forkserver_preload([__name__, "tests.training.checkpoints.test_mode
 
 @dataclass
 class Attempt:
-    """A process that stops before each of its steps. `step` is the one it is about to take, `value` what it returned."""
+    """A process that stops before each of its steps. `step` is its next step, `value` what it returned."""
 
     process: BaseProcess
     channel: Connection
@@ -85,10 +85,10 @@ class Attempt:
 @contextmanager
 def attempt(body: Callable[..., Any], *arguments: Any) -> Iterator[Attempt]:
     """Runs `body` in a process of its own, which stands before its first step."""
-    ours, theirs = _context.Pipe()
-    process = _context.Process(target=_run, args=(theirs, dict(os.environ), body, arguments))
+    connection, channel = _context.Pipe()
+    process = _context.Process(target=_run, args=(channel, dict(os.environ), body, arguments))
     process.start()
-    started = Attempt(process, ours)
+    started = Attempt(process, connection)
     try:
         started.wait()
         yield started
@@ -100,7 +100,7 @@ def attempt(body: Callable[..., Any], *arguments: Any) -> Iterator[Attempt]:
 def _run(
     channel: Connection, variables: dict[str, str], body: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    """Steps are what it does with files, by name: `create model.json`, `delete dense-….safetensors`, `load state`."""
+    """Runs the body. A step is a file operation: `create model.json`, `delete dense-….safetensors`, `load state`."""
 
     os.environ.update(variables)  # the server that forks was started before a test set them
 

@@ -47,10 +47,10 @@ def test_ranks_write_every_row_once(layout: str, ranks: int) -> None:
     seen = []
     for rank in range(ranks):
         trainer = FakeTrainer(LAYOUTS[layout], cardinalities, rank, ranks).fill()
-        mine = owned_state(trainer.state(), trainer.row_state(), leads=rank == 0)
-        assert bool(mine.equal) == (rank == 0)
-        for name, blocks in mine.blocks.items():
-            laid = torch.cat(mine.rows[name])
+        owned = owned_state(trainer.state(), trainer.row_state(), leads=rank == 0)
+        assert bool(owned.equal) == (rank == 0)
+        for name, blocks in owned.blocks.items():
+            laid = torch.cat(owned.rows[name])
             assert len(laid) == sum(block.rows for block in blocks)
             if name != "adagrad.embedding.weight":
                 continue
