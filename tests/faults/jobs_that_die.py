@@ -118,7 +118,7 @@ def run_job(
     profile: Path = ROOT / "conf/spark/local.conf",
     kill_worker: bool = False,
 ) -> Ended:
-    """Runs a job by spark-submit; on request kills its process group after a while, or one of its Python workers.
+    """Runs a job by spark-submit; on request kills its process group later, or one of its Python workers.
 
     Raises:
         TimeoutError: ten seconds after it was killed, some process of it is still there.

@@ -66,7 +66,7 @@ RERUN: dict[str, tuple[Callable[[RunContext], JobSummary], ...]] = {
 
 @dataclass
 class Lakes:
-    """`peace` was never disturbed; `kills` was. `old` is the former content of `kills`: partition → digest."""
+    """`peace` was never disturbed; `kills` was. `old` is the former content of `kills`, by partition."""
 
     peace: Path
     kills: Path

@@ -99,7 +99,7 @@ class Attempt:
 
 @dataclass
 class Story:
-    """The descriptions of an undisturbed and a disturbed training, and the checkpoints around each attempt."""
+    """Descriptions of an undisturbed and a disturbed training, and the checkpoints around each attempt."""
 
     peace: dict[str, Any]
     kills: dict[str, Any]

@@ -38,7 +38,7 @@ def make_spec(
 
 @dataclass(frozen=True)
 class Rows:
-    """Feature rows: labels (N,), dense (N, D), categorical (N, C), and N lists of ids for each list feature."""
+    """Feature rows: labels (N,), dense (N, D), categorical (N, C), and N lists of ids a list feature."""
 
     labels: NDArray[np.float32]
     dense: NDArray[np.float32]
@@ -86,7 +86,7 @@ def random_rows(spec: FeatureSpec, rows: int, seed: int) -> Rows:
 
 
 def segment_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
-    """Clicks that hang on segment × category alone, each of `size` values; two columns of noise beside.
+    """Clicks that depend only on segment × category, each with `size` values; and two columns of noise.
 
     Each segment likes half of the categories and each category is liked by half of the segments, so that
     neither says anything by itself: no linear model can rank these rows. The best AUC is that of the true
@@ -102,7 +102,7 @@ def segment_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows
 
 
 def wish_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
-    """Clicks that depend on whether a row's category is in its list of 2 to 4 wishes, of `size`; and two noise columns.
+    """Clicks that depend on whether a row's list of 2 to 4 wishes has its category; and two columns of noise.
 
     Neither the category nor a wish says anything by itself: no linear model can rank these rows.
     """

@@ -1,4 +1,4 @@
-"""An interrupted training that resumes with another number of ranks, and with its tables distributed again."""
+"""An interrupted training that resumes with another number of ranks, its tables distributed again."""
 
 from __future__ import annotations
 

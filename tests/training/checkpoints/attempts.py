@@ -1,6 +1,6 @@
 """Processes that save a model or a checkpoint at the same time, and stop before each step until released.
 
-So a test decides how their steps interleave; nothing hangs on time.
+A test thus decides how their steps interleave, and does not depend on time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Attempt:
 
 @contextmanager
 def attempt(body: Callable[..., Any], *arguments: Any) -> Iterator[Attempt]:
-    """Runs `body` in a process of its own, which stands before its first step."""
+    """Runs `body` in another process, which waits before its first step."""
     connection, channel = _context.Pipe()
     process = _context.Process(target=_run, args=(channel, dict(os.environ), body, arguments))
     process.start()
@@ -100,7 +100,7 @@ def attempt(body: Callable[..., Any], *arguments: Any) -> Iterator[Attempt]:
 def _run(
     channel: Connection, variables: dict[str, str], body: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    """Runs the body. A step is a file operation: `create model.json`, `delete dense-….safetensors`, `load state`."""
+    """Runs the body. Its steps are file operations, such as `create model.json` or `load state`."""
 
     os.environ.update(variables)  # the server that forks was started before a test set them
 

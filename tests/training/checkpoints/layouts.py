@@ -77,7 +77,7 @@ ROW_STATE = {
 
 @dataclass
 class FakeTrainer:
-    """Holds the tensors of a trainer with a layout: zeros, or numbers that identify state, feature, row, column."""
+    """The tensors of a trainer with a layout: zeros, or numbers that identify their place."""
 
     layout: Layout
     cardinalities: Sequence[int]
