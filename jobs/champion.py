@@ -15,8 +15,8 @@ from jobs.runner import completed, parser
 from reporting.inspect.champion_log import history_table, told
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
-from training.registry.champion_history import Intervention, standing_as_of
-from training.registry.overrides import Request, pin, release, roll_back
+from training.registry.champion_history import Override, champion_state_as_of
+from training.registry.overrides import OverrideRequest, pin, release, roll_back
 
 DESCRIPTION = (
     "Shows which model serves on a run date, since when and why: every decision of the gate and of people up to that date. "
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         remedy = "see that the lake can be reached; a retry may help"
         print(f"champion failed: {printable(error)}\n  what to do: {remedy}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
-    standing = standing_as_of(context.lake, config.name, context.run_date)
+    standing = champion_state_as_of(context.lake, config.name, context.run_date)
     facts = {
         "champion": standing.champion,
         "pinned": standing.pinned is not None,
@@ -59,10 +59,10 @@ def main(argv: list[str] | None = None) -> int:
     return EXIT_OK
 
 
-def _act(context: RunContext, arguments: argparse.Namespace) -> Intervention | None:
+def _act(context: RunContext, arguments: argparse.Namespace) -> Override | None:
     """Does what was asked for; None where that was nothing, or nothing new."""
     version = arguments.to if arguments.rollback else arguments.pin
-    request = Request(context.run_date, arguments.by, arguments.why, version)
+    request = OverrideRequest(context.run_date, arguments.by, arguments.why, version)
     if arguments.rollback:
         return roll_back(context.lake, context.config.name, request)
     if arguments.pin is not None:

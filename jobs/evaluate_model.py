@@ -16,8 +16,8 @@ from storage.job_summary import JobSummary
 from storage.publish import publish_facts
 from storage.run_context import RunContext
 from training.registry import mlflow_mirror
-from training.registry.champion_history import standing_as_of
-from training.registry.versions import barred, challenger_of, model_path, record_decision
+from training.registry.champion_history import champion_state_as_of
+from training.registry.versions import challenger_of, model_path, reason_against_promotion, record_decision
 
 log = logging.getLogger("nightrank.evaluate_model")
 
@@ -27,7 +27,7 @@ def evaluate_model(context: RunContext) -> JobSummary:
     lake, name, run_date = context.lake, context.config.name, context.run_date
     challenger = read_model_info(model_path(lake, name, challenger_of(lake, name, run_date)))
     mlflow_mirror.prepare(lake)
-    standing = standing_as_of(lake, name, run_date, before=True)
+    standing = champion_state_as_of(lake, name, run_date, before=True)
     before = standing.champion
     champion = read_model_info(model_path(lake, name, before)) if before else None
     dataset = read_dataset(lake, run_date)
@@ -38,7 +38,7 @@ def evaluate_model(context: RunContext) -> JobSummary:
     theirs = measured.models[champion.version] if champion else None
     compared = compare(context.config.gate.confidence, ours, theirs, measured.users) if theirs else None
     checks, drift = drift_checks(context, ours, theirs)
-    reason = barred(lake, name, challenger.version, standing)
+    reason = reason_against_promotion(lake, name, challenger.version, standing)
     if reason:
         checks.insert(0, Check("standing", "hold", reason))
     verdict = judge(context.config.gate, ours.figures, compared, checks)

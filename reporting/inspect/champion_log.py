@@ -8,7 +8,7 @@ from typing import Any
 
 from reporting.terminal.progress import text_table
 from storage.paths import Lake
-from training.registry.champion_history import Intervention, interventions, promotions, standing_as_of
+from training.registry.champion_history import Override, champion_state_as_of, read_decisions, read_overrides
 
 _HEADERS = ["Date", "What", "Version", "Parent", "AUC", "Gain", "Interval", "Serving after it"]
 _SHOWN = 30
@@ -18,9 +18,9 @@ _WIDTH = 100
 def history_table(lake: Lake, name: str, run_date: str) -> str:
     """Who serves on a run date and why, then the decisions up to that date: the last thirty."""
     events: list[tuple[str, int, list[str]]] = []
-    for date, decision in promotions(lake, name, run_date):
+    for date, decision in read_decisions(lake, name, run_date):
         events.append((date, 0, _decided(date, decision)))
-    for each in interventions(lake, name, run_date):
+    for each in read_overrides(lake, name, run_date):
         events.append((each.run_date, 1, _intervened(each)))
     if not events:
         return f"{name}: nothing has been decided up to {run_date}; train_model and evaluate_model make the first champion."
@@ -29,7 +29,7 @@ def history_table(lake: Lake, name: str, run_date: str) -> str:
     return "\n".join([_headline(lake, name, run_date), "", text_table(_HEADERS, shown, right=(4, 5))])
 
 
-def told(done: Intervention | None) -> str:
+def told(done: Override | None) -> str:
     """What an intervention did, and what to run now."""
     if done is None:
         return "\n  Nothing was changed: it is so already. To go further back name a version: --rollback --to VERSION"
@@ -42,7 +42,7 @@ def told(done: Intervention | None) -> str:
 
 
 def _headline(lake: Lake, name: str, run_date: str) -> str:
-    standing = standing_as_of(lake, name, run_date)
+    standing = champion_state_as_of(lake, name, run_date)
     lines = [f"{name} on {run_date}: {standing.champion or 'no champion'} serves."]
     if standing.pinned is not None:
         lines.append(f"It is pinned: {standing.pinned}.")
@@ -51,7 +51,7 @@ def _headline(lake: Lake, name: str, run_date: str) -> str:
         reason = next(
             (
                 str(decision["reason"])
-                for date, decision in reversed(promotions(lake, name, run_date))
+                for date, decision in reversed(read_decisions(lake, name, run_date))
                 if decision["promoted"] and decision["champion_after"] == champion
             ),
             "",
@@ -79,6 +79,6 @@ def _decided(date: str, decision: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _intervened(each: Intervention) -> list[str]:
+def _intervened(each: Override) -> list[str]:
     of = ", ".join(each.withdrawn) or each.champion
     return [each.run_date, each.action, of, "-", "-", "-", f"{each.by}: {each.why}", each.champion]

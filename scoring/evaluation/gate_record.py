@@ -12,7 +12,7 @@ from scoring.model.model_info import ModelInfo
 from storage.dataset import Dataset
 from storage.manifest import is_published, read_manifest
 from storage.run_context import RunContext
-from training.registry.versions import Decision
+from training.registry.versions import ChampionDecision
 
 HEADLINE = ("auc", "log_loss", "normalized_entropy", "predicted_over_observed", "rows", "positives")
 LINEAGE = (
@@ -75,9 +75,9 @@ class Evaluation:
             "best_auc": best_auc(context, dataset),
         }
 
-    def decision(self) -> Decision:
+    def decision(self) -> ChampionDecision:
         """What the registry keeps: without tables, with all it takes to make the model again."""
-        return Decision(
+        return ChampionDecision(
             self.ours.version,
             self.theirs.version if self.theirs else None,
             self.verdict.promoted,

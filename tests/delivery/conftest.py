@@ -26,7 +26,7 @@ from tests.etl.lakes import servers
 from tests.scoring.lake import CONTEXT, DAY_AFTER, RUN_DATE, EncodedContext, make_config, make_lake
 from tests.scoring.world import World, make_world
 from training.registry import mlflow_mirror
-from training.registry.versions import Decision, record_decision
+from training.registry.versions import ChampionDecision, record_decision
 
 
 @dataclass
@@ -83,7 +83,7 @@ def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Nig
         boost = {"attribute": "shelf", "values": {"s1": 1.5}}
         rules = {"attributes": attributes, "boost": boost, "exploration": {"share": 0.2}}
         run: Callable[..., RunContext] = made.job
-        record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
+        record_decision(made.lake, "toy", RUN_DATE, ChampionDecision("m1", None, True, "m1", "the first"))
         build_candidates(run(RUN_DATE))
         score_daily(run(RUN_DATE, score=score_section(rules=rules)))
         build_candidates(run(DAY_AFTER))

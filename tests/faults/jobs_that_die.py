@@ -1,4 +1,4 @@
-"""Real jobs as processes on a tiny log: run to their end, or killed at an instant; and what must hold of a lake at any time."""
+"""Real jobs as processes on a tiny log, undisturbed or killed; and what must hold of a lake at any time."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def profile_with_retries(folder: Path) -> Path:
 
 
 def kill_one_worker(mark: str, over: threading.Event) -> None:
-    """SIGKILLs the first Python worker of the job that bears the mark, soon after Spark's daemon forked it for a task."""
+    """SIGKILLs the first Python worker of the job with the mark, soon after Spark's daemon forked it."""
     daemons: list[int] = []
     while not daemons and not over.wait(0.02):
         daemons = [pid for pid, command in marked(mark) if "worker_daemon" in command]
@@ -118,7 +118,7 @@ def run_job(
     profile: Path = ROOT / "conf/spark/local.conf",
     kill_worker: bool = False,
 ) -> Ended:
-    """Runs a job by spark-submit; kills its whole process group after a while, where one is given, or one of its Python workers.
+    """Runs a job by spark-submit; on request kills its process group later, or one of its Python workers.
 
     Raises:
         TimeoutError: ten seconds after it was killed, some process of it is still there.
@@ -180,7 +180,7 @@ def marked(mark: str) -> Iterator[tuple[int, str]]:
 
 def published(lake: Path) -> dict[str, str]:
     """Partition → digest of all that readers can see, after checking that every manifest tells the truth."""
-    found = {}
+    digests = {}
     for path in sorted(lake.rglob(MANIFEST_NAME)):
         stored = json.loads(path.read_text())
         manifest = Manifest.from_json(format_versions.MANIFEST.check(stored, str(path)))
@@ -191,5 +191,5 @@ def published(lake: Path) -> dict[str, str]:
                 raise ValueError(f"{path} says {entry}, the file holds {groups}")
         if stored["digest"] != manifest.digest:
             raise ValueError(f"{path} holds the digest {stored['digest']} of other content")
-        found[str(path.parent.relative_to(lake))] = manifest.digest
-    return found
+        digests[str(path.parent.relative_to(lake))] = manifest.digest
+    return digests

@@ -1,7 +1,7 @@
-"""SIGKILL at ten seeded instants of build_features, train_model and score_daily, all in one lake; then reruns.
+"""SIGKILL at ten seeded instants of build_features, train_model and score_daily in one lake; then reruns.
 
-Two lakes over one raw log: one is left in peace, the other collects the debris of every kill. At any time readers see in
-it the old partition or the new; at the end it is the same as the other.
+Two lakes over one raw log: one is left in peace, the other collects the debris of every kill. At any time
+readers see in it the old partition or the new; at the end it is the same as the other.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from training.registry.versions import challenger_of, model_path
 
 pytestmark = pytest.mark.timeout(900)
 
-# Shares of the undisturbed duration, each moved by up to 0.05 either way. They fall, as a rerun finds ever more done and
-# is over sooner; the first quarter is Spark's start.
+# Shares of the undisturbed duration, each moved by up to 0.05 either way. They fall, as a rerun finds ever
+# more done and is over sooner; the first quarter is Spark's start.
 INSTANTS = {
     "build_features": (0.7, 0.55, 0.45, 0.35),
     "train_model": (0.8, 0.6, 0.45),
@@ -55,7 +55,8 @@ INSTANTS = {
 }
 
 
-# A job that was killed, at last left in peace, and the stages up to the next one; these need no process of their own.
+# A job that was killed, at last left in peace, and the stages up to the next one; these need no process of
+# their own.
 RERUN: dict[str, tuple[Callable[[RunContext], JobSummary], ...]] = {
     "build_features": (build_features,),
     "train_model": (train_model, evaluate_model, build_candidates),
@@ -65,7 +66,7 @@ RERUN: dict[str, tuple[Callable[[RunContext], JobSummary], ...]] = {
 
 @dataclass
 class Lakes:
-    """`peace` was never disturbed; `kills` was. `old` is what lay in the second one before: partition → digest."""
+    """`peace` was never disturbed; `kills` was. `old` is the former content of `kills`, by partition."""
 
     peace: Path
     kills: Path
@@ -121,8 +122,8 @@ def lakes(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake
 
 def test_the_jobs_really_were_killed(lakes: Lakes) -> None:
     """A run that was over before its instant ended well, and was run again to be killed sooner."""
-    assert sum(each.killed for each in lakes.ended) == 10
-    assert all(each.killed or each.exit_code == 0 for each in lakes.ended)
+    assert sum(job.killed for job in lakes.ended) == 10
+    assert all(job.killed or job.exit_code == 0 for job in lakes.ended)
 
 
 def test_what_lay_there_before_was_seen_until_it_was_replaced(lakes: Lakes) -> None:
@@ -181,16 +182,17 @@ def test_a_worker_killed_in_the_middle_changes_nothing(spark: SparkSession, lake
     ended = run_job(job, config, profile=profile_with_retries(config.parent), kill_worker=True)
     log = ended.log.read_text()
     assert ended.exit_code == 0, log[-3000:]
-    # What a task of Spark's says of its lost worker depends on whether it was writing to it or reading from it.
+    # What a task of Spark's says of its lost worker depends on whether it was writing to it or reading from
+    # it.
     lost = ("Python worker exited unexpectedly", "Connection reset")
     assert any(words in log for words in lost), "no worker was killed while it had a task"
     after = read_rows(table.partition(RUN_DATE))
     if job == "score_daily":
         order = ["user_id", "position"]
-        require_equal_lists(*(each.sort_values(order, ignore_index=True) for each in (before, after)))
+        require_equal_lists(*(rows.sort_values(order, ignore_index=True) for rows in (before, after)))
     else:
         first, second = (
-            each.sort_values(["features_dt", "row_id"], ignore_index=True) for each in (before, after)
+            rows.sort_values(["features_dt", "row_id"], ignore_index=True) for rows in (before, after)
         )
         pd.testing.assert_frame_equal(first, second, check_exact=False, rtol=0, atol=1e-5)
 

@@ -1,7 +1,7 @@
 """SIGKILL of a rank, of the driver with all its processes, and between a checkpoint's files and its index.
 
-One training collects all three, and ends on another number of ranks; it loses no more than the steps since the last
-checkpoint, and ends where an undisturbed one does.
+One training collects all three, and ends on another number of ranks; it loses no more than the steps since
+the last checkpoint, and ends where an undisturbed one does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PATIENCE_S = 600
 
 def checkpoints(plan: TrainPlan) -> list[int]:
     """Steps of the checkpoints that exist, ascending."""
-    names = [each.name for each in Path(plan.checkpoint_path).glob("step-*.json")]
+    names = [path.name for path in Path(plan.checkpoint_path).glob("step-*.json")]
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)\.json", name)))
 
 
@@ -67,7 +67,7 @@ class Attempt:
 
     def until_checkpoint_after(self, plan: TrainPlan, step: int) -> None:
         end = time.monotonic() + _PATIENCE_S
-        while not any(each > step for each in checkpoints(plan)):
+        while not any(saved_step > step for saved_step in checkpoints(plan)):
             assert self.process.poll() is None, self.log.read_text()[-4000:]
             assert time.monotonic() < end, self.log.read_text()[-4000:]
             time.sleep(0.02)
@@ -99,7 +99,7 @@ class Attempt:
 
 @dataclass
 class Story:
-    """The undisturbed training's description, and the disturbed one's; what lay there when each attempt began and died."""
+    """Descriptions of an undisturbed and a disturbed training, and the checkpoints around each attempt."""
 
     peace: dict[str, Any]
     kills: dict[str, Any]
@@ -136,10 +136,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 
 def test_each_attempt_was_killed_in_the_middle(story: Story) -> None:
-    (rank, _, _), (driver, _, _), (own, before, after) = story.attempts
+    (rank, _, _), (driver, _, _), (alone, before, after) = story.attempts
     assert rank.process.returncode == 4, rank.log.read_text()[-4000:]
     assert driver.process.returncode == -signal.SIGKILL
-    assert own.process.returncode == -signal.SIGKILL
+    assert alone.process.returncode == -signal.SIGKILL
     assert after == before + EVERY  # the files of the one after it were written, its index was not
     assert all(last < 800 for _, _, last in story.attempts)
 
@@ -152,8 +152,8 @@ def test_no_more_is_lost_than_since_the_last_checkpoint(story: Story) -> None:
 
 def test_it_ends_where_the_undisturbed_one_does(story: Story) -> None:
     peace, kills = story.peace, story.kills
-    assert [each["step"] for each in kills["history"]] == list(range(1, 801))
-    losses = [np.array([each["loss"] for each in of["history"]]) for of in (peace, kills)]
+    assert [entry["step"] for entry in kills["history"]] == list(range(1, 801))
+    losses = [np.array([entry["loss"] for entry in of["history"]]) for of in (peace, kills)]
     np.testing.assert_allclose(losses[1][:50], losses[0][:50], rtol=1e-4)
     for split in ("validation", "test"):
         assert kills["metrics"][split]["auc"] == pytest.approx(peace["metrics"][split]["auc"], abs=2e-3)

@@ -1,4 +1,4 @@
-"""Two trainings of one model version at the same time, and train_model where the model is damaged or was left half written."""
+"""Two trainings of one model version at once; train_model after damage and after a half-written model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def publish(folder: Path) -> str:
 def train(root: str) -> tuple[str, float]:
     """A file and the test AUC of the model that the training says it has made."""
     torch.set_num_threads(1)
-    checkpoints._PATIENCE_S = 600.0  # for the writing thread, which the test stops meanwhile
+    checkpoints._PUBLISH_TIMEOUT_S = 600.0  # for the writing thread, which the test stops meanwhile
     description = train_in_process(plan_of(root))
     return description["weights"][0], description["metrics"]["test"]["auc"]
 
@@ -70,8 +70,8 @@ def test_a_retry_beside_a_training_that_lives_on(tmp_path: Path, stopped_at: str
     with attempt(train, root) as first:
         first.until(stopped_at)
         with attempt(train, root) as retry:
-            made = retry.finish()
-        assert first.finish() == made
+            result = retry.finish()
+        assert first.finish() == result
     require_whole(plan_of(root))
 
 
@@ -81,8 +81,8 @@ def test_a_training_that_ends_while_its_retry_resumes(tmp_path: Path) -> None:
         first.until("create step-000000000020.json")
         with attempt(train, root) as retry:
             retry.until("write step-000000000020")  # it has resumed after step 10
-            made = first.finish()
-            assert retry.finish() == made
+            result = first.finish()
+            assert retry.finish() == result
     require_whole(plan_of(root))
 
 
@@ -90,7 +90,7 @@ def require_whole(plan: TrainPlan) -> None:
     assert is_complete(plan.model_path, checksums=True)
     description = load_model(plan.model_path, torch.device("cpu")).description
     names = {"model.json", *description["weights"], *description["optimizer"]}
-    assert {each.name for each in Path(plan.model_path).iterdir()} == names
+    assert {path.name for path in Path(plan.model_path).iterdir()} == names
     assert not Path(plan.checkpoint_path).exists()
 
 
@@ -114,18 +114,18 @@ def test_train_model_trains_a_damaged_model_again(
         caplog.clear()
         return train_model(RunContext("train_model", config_of(root), RUN_DATE, _spark=spark))
 
-    made = run()
+    summary = run()
     content = (path / "model.json").read_bytes()
-    assert run().facts == made.facts
+    assert run().facts == summary.facts
     assert (path / "model.json").read_bytes() == content, "a whole model is left alone"
     for damage, kind in ((cut, "embeddings-00000"), (change, "optimizer-dense"), (cut, "model.json")):
-        named = ["model.json", *(each["name"] for each in read_description(str(path))["files"])]
-        (name,) = [each for each in named if each.startswith(kind)]
+        named = ["model.json", *(entry["name"] for entry in read_description(str(path))["files"])]
+        (name,) = [name for name in named if name.startswith(kind)]
         damage(path / name)
         again = run()
         assert "is damaged and has to be trained again" in caplog.text
-        assert again.facts["version"] == made.facts["version"]
-        assert again.facts["test"] == made.facts["test"]
+        assert again.facts["version"] == summary.facts["version"]
+        assert again.facts["test"] == summary.facts["test"]
         assert is_complete(str(path), checksums=True)
 
 
@@ -142,8 +142,8 @@ def test_train_model_deletes_old_files_that_no_model_names(spark: SparkSession, 
     names = {"model.json", *named["weights"], *named["optimizer"]}
     (Path(plan.checkpoint_path)).mkdir(parents=True)
     (Path(plan.checkpoint_path) / "step-000000000040.0badf00d.dense.safetensors").write_text("killed")
-    assert {each.name for each in folder.iterdir()} > names
+    assert {path.name for path in folder.iterdir()} > names
     make_old(tmp_path)
     train_model(job)
-    assert {each.name for each in folder.iterdir()} == names
+    assert {path.name for path in folder.iterdir()} == names
     assert not Path(plan.checkpoint_path).exists()

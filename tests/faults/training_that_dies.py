@@ -54,7 +54,7 @@ def plan_of(lake: Lake) -> TrainPlan:
 
 
 def die_before_index(step: int) -> None:
-    """Lets this process end by SIGKILL when the files of a step's checkpoint are written, and its index is to be."""
+    """Makes this process SIGKILL itself before it writes the index of a step's checkpoint."""
     original = file_io.create_json
 
     def create_json(path: str, value: Any) -> bool:

@@ -12,7 +12,7 @@ from jobs import champion
 from storage import file_io
 from storage.paths import Lake
 from training.registry import mlflow_mirror
-from training.registry.versions import Decision, champion_as_of, model_path, record_decision
+from training.registry.versions import ChampionDecision, champion_as_of, model_path, record_decision
 
 NAME = "generated"
 
@@ -32,7 +32,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
         file_io.replace_json(f"{model_path(made, NAME, version)}/model.json", {"parent": before})
         after = version if promoted else before
         metrics = {"challenger": {"auc": 0.7612}}
-        decision = Decision(
+        decision = ChampionDecision(
             version,
             before,
             promoted,

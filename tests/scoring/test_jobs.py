@@ -48,8 +48,8 @@ from tests.scoring.lake import (
 )
 from tests.scoring.world import CONTEXT, SPEC, World, write_model
 from training.registry import mlflow_mirror
-from training.registry.champion_history import promotions
-from training.registry.overrides import Request, pin, release, roll_back
+from training.registry.champion_history import read_decisions
+from training.registry.overrides import OverrideRequest, pin, release, roll_back
 from training.registry.versions import champion_as_of, record_run
 
 
@@ -186,7 +186,7 @@ def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, night: Nigh
     assert expected.items() <= levels.items()
     assert levels["feature_psi"] == "warn"  # this lake has no data report
     assert set(levels) == {*expected, "feature_psi", "calibration", "score_psi"}
-    decision = promotions(night.lake, "toy", DAY_AFTER)[-1][1]
+    decision = read_decisions(night.lake, "toy", DAY_AFTER)[-1][1]
     assert (decision["intervals"], decision["checks"]) == (facts["intervals"], facts["checks"])
     assert decision["lineage"]["workflow_version"] == WORKFLOW
 
@@ -207,7 +207,7 @@ def test_what_people_decided_holds_at_the_gate(
     write_model(Path(lake.models("toy")) / "m3", version="m3")
     record_run(lake, "toy", DAY_AFTER, "m3")
     job = job_of(spark, fresh, DAY_AFTER)
-    asked = Request(DAY_AFTER, "ada", "sale day", "m1")
+    asked = OverrideRequest(DAY_AFTER, "ada", "sale day", "m1")
     pin(lake, "toy", replace(asked, version="m2"))
     assert evaluate_model(job).facts["champion"] == "m2"
     facts = read_manifest(lake.evaluations.partition(DAY_AFTER)).facts

@@ -26,7 +26,7 @@ from storage.run_context import RunContext
 from tests.scoring.lake import RUN_DATE, WORKFLOW, EncodedContext, make_lake
 from tests.scoring.world import World
 from training.registry import mlflow_mirror
-from training.registry.versions import Decision, record_decision
+from training.registry.versions import ChampionDecision, record_decision
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def job(spark: SparkSession, world: World, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     monkeypatch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
     made = RunContext("test", make_lake(tmp_path, world), RUN_DATE, _spark=spark)
-    record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
+    record_decision(made.lake, "toy", RUN_DATE, ChampionDecision("m1", None, True, "m1", "the first"))
     build_candidates(made)
     return made
 

@@ -1,7 +1,8 @@
 """A driver process of its own for trainings on ranks: `python -m tests.training.drive <folder> <name>…`.
 
-The folder holds `settings.json` (Spark's) and `<name>.plan`, a pickled TrainPlan each. It writes `<name>.progress`, a JSON
-line for each entry that rank 0 reported, and `<name>.json`: the model's description, or the error that ended the training.
+The folder holds `settings.json` (Spark's) and `<name>.plan`, a pickled TrainPlan each. It writes
+`<name>.progress`, a JSON line for each entry that rank 0 reported, and `<name>.json`: the model's
+description, or the error that ended the training.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def main(folder: Path, names: list[str]) -> None:
                 try:
                     ended = train_on_ranks(spark, plan, show)
                 except NightrankError as error:
-                    ended = {"error": type(error).__name__, "exit_code": error.exit_code, "said": str(error)}
+                    ended = {
+                        "error": type(error).__name__,
+                        "exit_code": error.exit_code,
+                        "message": str(error),
+                    }
             whole = folder / f"{name}.json.tmp"
             whole.write_text(json.dumps(ended))
             whole.rename(folder / f"{name}.json")

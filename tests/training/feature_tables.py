@@ -27,7 +27,7 @@ SCOPES: tuple[Scope, ...] = ("user", "item", "context")
 def make_spec(
     num_dense: int, cardinalities: list[int], workflow_version: str = "w1", lists: Sequence[int] = ()
 ) -> FeatureSpec:
-    """Features I0…, C0… of these cardinalities, and L0…, lists of ids of the cardinalities `lists`; scopes take turns."""
+    """A spec with I0…, C0… of these cardinalities, and L0…, lists of ids; scopes alternate."""
     dense = [Feature(f"I{i}", "dense", "float32", SCOPES[i % 3]) for i in range(num_dense)]
     categorical = [
         Feature(f"C{i}", "categorical", "int32", SCOPES[i % 3], n) for i, n in enumerate(cardinalities)
@@ -38,7 +38,7 @@ def make_spec(
 
 @dataclass(frozen=True)
 class Rows:
-    """Feature rows: labels (N,), dense (N, D), categorical (N, C), and of each feature that is a list, N lists of ids."""
+    """Feature rows: labels (N,), dense (N, D), categorical (N, C), and N lists of ids a list feature."""
 
     labels: NDArray[np.float32]
     dense: NDArray[np.float32]
@@ -50,12 +50,12 @@ class Rows:
 
     def part(self, first: int, count: int) -> Rows:
         chosen = slice(first, first + count)
-        lists = tuple(each[chosen] for each in self.lists)
+        lists = tuple(lists[chosen] for lists in self.lists)
         return Rows(self.labels[chosen], self.dense[chosen], self.categorical[chosen], lists)
 
     def ids(self, row: int, length: int) -> list[list[int]]:
         """The ids of every feature made of ids, in one row: a list each, its first `length` ids."""
-        return [[int(each)] for each in self.categorical[row]] + [each[row][:length] for each in self.lists]
+        return [[int(value)] for value in self.categorical[row]] + [ids[row][:length] for ids in self.lists]
 
     def tensors(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Model inputs, lists padded to `length` columns of ids."""
@@ -63,19 +63,19 @@ class Rows:
         padded = []
         for row in range(len(self)):
             ids = self.ids(row, length)
-            padded.append([each for own in ids[:single] for each in own])
-            for each in ids[single:]:
-                padded[row] += [*each, *[0] * (length - len(each))]
+            padded.append([value for values in ids[:single] for value in values])
+            for values in ids[single:]:
+                padded[row] += [*values, *[0] * (length - len(values))]
         width = self.categorical.shape[1] + length * len(self.lists)
         return torch.from_numpy(self.dense), torch.tensor(padded, dtype=torch.int64).view(len(self), width)
 
 
 def random_rows(spec: FeatureSpec, rows: int, seed: int) -> Rows:
     rng = np.random.default_rng(seed)
-    ids = [rng.integers(0, each.cardinality, rows) for each in spec.categorical]
+    ids = [rng.integers(0, feature.cardinality, rows) for feature in spec.categorical]
     lists = [
-        [rng.integers(1, each.cardinality, rng.integers(0, 6)).tolist() for _ in range(rows)]
-        for each in spec.multi_hot
+        [rng.integers(1, feature.cardinality, rng.integers(0, 6)).tolist() for _ in range(rows)]
+        for feature in spec.multi_hot
     ]
     return Rows(
         rng.integers(0, 2, rows).astype(np.float32),
@@ -86,10 +86,11 @@ def random_rows(spec: FeatureSpec, rows: int, seed: int) -> Rows:
 
 
 def segment_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
-    """Clicks that hang on segment × category alone, each of `size` values; two columns of noise beside.
+    """Clicks that depend only on segment × category, each with `size` values; and two columns of noise.
 
-    Each segment likes half of the categories and each category is liked by half of the segments, so that neither
-    says anything by itself: no linear model can rank these rows. The best AUC is that of the true probabilities.
+    Each segment likes half of the categories and each category is liked by half of the segments, so that
+    neither says anything by itself: no linear model can rank these rows. The best AUC is that of the true
+    probabilities.
     """
     spec = make_spec(2, [size + 3, size + 3, 50])
     rng = np.random.default_rng(seed)
@@ -101,7 +102,7 @@ def segment_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows
 
 
 def wish_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
-    """Clicks that hang on whether a row's category is in its list of wishes, 2 to 4 of `size`; two columns of noise beside.
+    """Clicks that depend on whether a row's list of 2 to 4 wishes has its category; and two columns of noise.
 
     Neither the category nor a wish says anything by itself: no linear model can rank these rows.
     """
@@ -109,7 +110,7 @@ def wish_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
     rng = np.random.default_rng(seed)
     category = rng.integers(0, size, rows)
     wishes = [(3 + rng.choice(size, rng.integers(2, 5), replace=False)).tolist() for _ in range(rows)]
-    wanted = np.array([each + 3 in own for each, own in zip(category, wishes, strict=True)])
+    wanted = np.array([value + 3 in liked for value, liked in zip(category, wishes, strict=True)])
     labels = (rng.random(rows) < np.where(wanted, 0.85, 0.15)).astype(np.float32)
     dense = rng.normal(size=(rows, 2)).astype(np.float32)
     return spec, Rows(labels, dense, (category[:, None] + 3).astype(np.int32), (wishes,))
@@ -118,10 +119,11 @@ def wish_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
 def write_file(path: Path, spec: FeatureSpec, rows: Rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     columns: dict[str, Any] = {"row_id": np.arange(len(rows), dtype=np.int64), "label": rows.labels}
-    columns |= {each.name: rows.dense[:, i] for i, each in enumerate(spec.dense)}
-    columns |= {each.name: rows.categorical[:, i] for i, each in enumerate(spec.categorical)}
+    columns |= {feature.name: rows.dense[:, i] for i, feature in enumerate(spec.dense)}
+    columns |= {feature.name: rows.categorical[:, i] for i, feature in enumerate(spec.categorical)}
     columns |= {
-        each.name: pa.array(rows.lists[i], pa.list_(pa.int32())) for i, each in enumerate(spec.multi_hot)
+        feature.name: pa.array(rows.lists[i], pa.list_(pa.int32()))
+        for i, feature in enumerate(spec.multi_hot)
     }
     table = pa.table({name: columns[name] for name in spec.table_columns})
     pq.write_table(table, path, row_group_size=max(len(rows), 1))

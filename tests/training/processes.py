@@ -1,4 +1,4 @@
-"""Drivers as processes of their own, for tests that kill them or their ranks."""
+"""Drivers as processes, for tests that kill them or their ranks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Driver:
 
     def ranks(self) -> dict[int, psutil.Process]:
         """Rank (the one it started with) → its process."""
-        found = {}
+        ranks = {}
         for root in self.roots:
             with suppress(psutil.NoSuchProcess):
                 for process in psutil.Process(root).children(recursive=True):
                     with suppress(psutil.Error):
                         if process.cmdline()[1:3] == ["-m", RANK]:
-                            found[int(process.environ()["HOROVOD_RANK"])] = process
-        return found
+                            ranks[int(process.environ()["HOROVOD_RANK"])] = process
+        return ranks
 
     def kill_at_checkpoint(self, plan: TrainPlan, rank: int) -> None:
         """SIGKILL to a rank, as soon as the training has a checkpoint."""
@@ -53,7 +53,7 @@ class Driver:
         def look() -> bool:
             assert self.process.poll() is None, self.log[-6000:]
             files = Path(plan.checkpoint_path).glob("step-*")
-            return any(_WHOLE.fullmatch(each.name) for each in files)
+            return any(_WHOLE.fullmatch(file.name) for file in files)
 
         wait_for("a checkpoint", look)
 
@@ -75,7 +75,7 @@ class Driver:
     def processes(self) -> list[int]:
         """The driver's JVM, and the ranks."""
         below = psutil.Process(self.process.pid).children(recursive=True)
-        return [each.pid for each in (*below, *self.ranks().values())]
+        return [process.pid for process in (*below, *self.ranks().values())]
 
     @property
     def log(self) -> str:
@@ -89,7 +89,7 @@ def driving(
     settings: Mapping[str, str],
     workers: list[int] | None = None,
 ) -> Iterator[Driver]:
-    """Trains these plans, one after the other. At the end the driver and its children are gone, whatever happened."""
+    """Trains these plans one after the other. At the end the driver and its children are gone in any case."""
     profile = read_profile(ROOT / "conf/spark/local.conf")
     scratch = {
         "spark.local.dir": str(folder / "scratch"),

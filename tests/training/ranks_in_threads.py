@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: `Collectives` that wait for each other, for tests without Horovod."""
+"""Ranks as threads of one process: `Collectives` that wait for each other, for tests without Horovod."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ThreadCollectives:
         self._barrier = barrier
 
     def allreduce_sum(self, values: Tensor) -> Tensor:
-        return torch.stack([own for (own,) in self._exchange(values)]).sum(dim=0)
+        return torch.stack([values_of_rank for (values_of_rank,) in self._exchange(values)]).sum(dim=0)
 
     def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
         summed = self.allreduce_sum(values)
@@ -37,18 +37,18 @@ class ThreadCollectives:
 
     def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
         sent = self._exchange(*values.split(list(splits)))
-        received = [each[self.rank] for each in sent]
-        return torch.cat(received), [len(each) for each in received]
+        received = [of_rank[self.rank] for of_rank in sent]
+        return torch.cat(received), [len(of_rank) for of_rank in received]
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
-        return [torch.cat(each) for each in zip(*self._exchange(*tensors), strict=True)]
+        return [torch.cat(of_ranks) for of_ranks in zip(*self._exchange(*tensors), strict=True)]
 
     def _exchange(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
         self._table[self.rank] = tensors
         self._barrier.wait(timeout=_PATIENCE_S)
-        found = list(self._table)
+        tensors_of_ranks = list(self._table)
         self._barrier.wait(timeout=_PATIENCE_S)
-        return found
+        return tensors_of_ranks
 
 
 def on_ranks(ranks: int, body: Callable[[Collectives], Result]) -> list[Result]:

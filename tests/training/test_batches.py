@@ -42,11 +42,11 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    ranks, each = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    ranks, per_rank = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     groups = st.lists(st.integers(1, 150), min_size=1, max_size=3).map(tuple)
     return Case(
         tuple(draw(st.lists(groups, min_size=1, max_size=4))),
-        ranks * each,
+        ranks * per_rank,
         draw(st.integers(1, 9)),
         ranks,
         draw(st.none() | st.integers(0, 2**31)),
@@ -78,8 +78,8 @@ def loader_of(case: Case, rank: int, ranks: int) -> Loader:
         [group.rows for group in row_groups(files)], case.shards, case.shards * case.shard_rows
     )
     reading = Reading(pool_rows=case.pool_rows, read_ahead_mib=case.read_ahead_mib)
-    own = shards_of_rank(case.shards, rank, ranks)
-    return Loader(files, plan, own, SPEC, case.seed, reading=reading)
+    shards = shards_of_rank(case.shards, rank, ranks)
+    return Loader(files, plan, shards, SPEC, case.seed, reading=reading)
 
 
 def batches(case: Case, rank: int = 0, ranks: int = 1, epochs: int = 2, first_step: int = 0) -> list[Batch]:
@@ -87,11 +87,11 @@ def batches(case: Case, rank: int = 0, ranks: int = 1, epochs: int = 2, first_st
         return list(loader_of(case, rank, ranks).batches(epochs, first_step))
 
 
-def same(mine: Sequence[Batch], theirs: Sequence[Batch]) -> bool:
+def same(actual: Sequence[Batch], expected: Sequence[Batch]) -> bool:
     """Whether rows and weights are equal to the bit."""
-    return len(mine) == len(theirs) and all(
+    return len(actual) == len(expected) and all(
         torch.equal(getattr(a, name), getattr(b, name)) and a.global_weight == b.global_weight
-        for a, b in zip(mine, theirs, strict=True)
+        for a, b in zip(actual, expected, strict=True)
         for name in _TENSORS
     )
 
@@ -102,9 +102,9 @@ def beside_each_other(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def numbers(found: Sequence[Batch]) -> Iterator[int]:
+def numbers(batches: Sequence[Batch]) -> Iterator[int]:
     """The rows of batches, each held against what its other columns say."""
-    for batch in found:
+    for batch in batches:
         real = batch.weights > 0
         number = batch.categorical[real, 0]
         assert torch.equal(batch.dense[real, 0], number.float())
@@ -121,11 +121,14 @@ def numbers(found: Sequence[Batch]) -> Iterator[int]:
 @settings(max_examples=25, deadline=None)
 def test_every_row_comes_once_an_epoch_and_steps_are_equal(case: Case) -> None:
     together = [batches(case, rank, case.ranks) for rank in range(case.ranks)]
-    assert len({len(each) for each in together}) == 1
+    assert len({len(batches_of_rank) for batches_of_rank in together}) == 1
     steps = len(together[0]) // 2
     for epoch in range(2):
-        found = [list(numbers(each[epoch * steps : (epoch + 1) * steps])) for each in together]
-        assert sorted(number for own in found for number in own) == list(range(case.rows))
+        numbers_of_ranks = [
+            list(numbers(batches_of_rank[epoch * steps : (epoch + 1) * steps]))
+            for batches_of_rank in together
+        ]
+        assert sorted(number for of_rank in numbers_of_ranks for number in of_rank) == list(range(case.rows))
     for parts in zip(*together, strict=True):
         assert sum(int(part.weights.sum()) for part in parts) == parts[0].global_weight
 
@@ -148,20 +151,23 @@ def test_what_is_resumed_is_what_would_have_come(case: Case, share: float) -> No
 @given(cases())
 @settings(max_examples=20, deadline=None)
 def test_without_a_seed_a_shard_keeps_its_order_and_with_one_it_depends_on_seed_and_epoch(case: Case) -> None:
-    found = batches(case)
+    in_order = batches(case)
     if case.seed is None:
         for shard in range(case.shards):
             rows = slice(shard * case.shard_rows, (shard + 1) * case.shard_rows)
-            own = [batch.categorical[rows, 0][batch.weights[rows] > 0] for batch in found[: len(found) // 2]]
-            assert torch.equal(torch.cat(own), torch.cat(own).sort().values)
-    assert same(found, batches(case))
+            ids = [
+                batch.categorical[rows, 0][batch.weights[rows] > 0]
+                for batch in in_order[: len(in_order) // 2]
+            ]
+            assert torch.equal(torch.cat(ids), torch.cat(ids).sort().values)
+    assert same(in_order, batches(case))
 
 
 CASE = Case(((400, 400), (800,), (350, 450)), 4, 8, 1, 0, pool_rows=1)
 
 
 def test_epochs_and_seeds_differ_and_rows_travel_far() -> None:
-    first, second = (list(numbers(each)) for each in (batches(CASE)[:75], batches(CASE)[75:]))
+    first, second = (list(numbers(part)) for part in (batches(CASE)[:75], batches(CASE)[75:]))
     other = list(numbers(batches(Case(**{**vars(CASE), "seed": 1}), epochs=1)))
     assert sorted(first) == sorted(second) == sorted(other)
     assert len({tuple(first), tuple(second), tuple(other)}) == 3
@@ -207,12 +213,12 @@ def test_batches_of_a_pool_share_its_memory_and_may_be_kept() -> None:
 
 
 def test_a_consumer_that_lets_go_needs_few_pools() -> None:
-    made = []
+    created_pools = []
     pools = loading.Pools
 
     def note(*arguments: int, pinned: bool) -> loading.Pools:
-        made.append(pools(*arguments, pinned=pinned))
-        return made[-1]
+        created_pools.append(pools(*arguments, pinned=pinned))
+        return created_pools[-1]
 
     with (
         mock.patch.object(loading, "read_columns", made_up),
@@ -222,7 +228,7 @@ def test_a_consumer_that_lets_go_needs_few_pools() -> None:
         seen = sum(1 for _ in ahead)
     assert seen == 5 * 75
     assert (
-        made[0].made <= 2 + -(-10 // made[0].steps) + 1
+        created_pools[0].created <= 2 + -(-10 // created_pools[0].steps) + 1
     )  # 8 batches wait, the thread and the consumer hold one each
 
 
@@ -233,10 +239,10 @@ def test_batches_on_a_gpu_are_those_of_the_cpu() -> None:
     with mock.patch.object(loading, "read_columns", made_up):
         loader = loader_of(CASE, 0, 1)
         loader._device = device
-        found = []
+        copied = []
         for batch in loader.batches(epochs=3):
             torch.cuda._sleep(1_000_000)
             moved = batch.to(device)
             assert moved.dense.is_cuda
-            found.append(Batch(*(getattr(moved, name).clone() for name in _TENSORS), moved.global_weight))
-    assert same([each.to(torch.device("cpu")) for each in found], batches(CASE, epochs=3))
+            copied.append(Batch(*(getattr(moved, name).clone() for name in _TENSORS), moved.global_weight))
+    assert same([batch.to(torch.device("cpu")) for batch in copied], batches(CASE, epochs=3))

@@ -1,4 +1,4 @@
-"""Ranks that are killed, drivers that are killed, and a standalone cluster of two workers: each driver a process of its own."""
+"""Killed ranks, killed drivers, and a standalone cluster of two workers; every driver is a process."""
 
 from __future__ import annotations
 
@@ -75,11 +75,13 @@ def assert_equal(ended: dict[str, Any], undisturbed: dict[str, Any]) -> None:
         assert ended["metrics"][split]["auc"] == pytest.approx(expected, abs=2e-3)
         assert ended["metrics"][split]["rows"] == 8_000
     assert ended["steps"] == undisturbed["steps"]
-    assert [each["step"] for each in ended["history"]] == [each["step"] for each in undisturbed["history"]]
+    assert [entry["step"] for entry in ended["history"]] == [
+        entry["step"] for entry in undisturbed["history"]
+    ]
 
 
 def assert_lost_only_since_the_checkpoint(steps: list[int], last: int) -> None:
-    """Every ring began behind a complete checkpoint; one more may have been on its way to the disk when a rank was lost.
+    """Every ring starts from a complete checkpoint; one more may have been in progress when a rank was lost.
 
     Where rank 0 was lost, with lines of its last steps, no step may be seen twice.
     """
@@ -108,22 +110,22 @@ def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any],
     assert_lost_only_since_the_checkpoint(driver.steps("survives"), undisturbed["steps"])
     assert set(driver.steps("survives")) == set(range(1, undisturbed["steps"] + 1))
     assert (failed["error"], failed["exit_code"]) == ("DataError", 3)
-    assert f"{last.path} gave" in failed["said"]
+    assert f"{last.path} gave" in failed["message"]
 
 
 @dataclass
 class OnCluster:
-    """Three trainings by one driver on a cluster: `four` is left in peace, of `survives` rank 0 is killed, of `long` the driver.
+    """Three trainings by one driver on a cluster: `four` undisturbed, `survives` loses rank 0, `long` its driver.
 
     Attributes:
         ended, steps: by name, how it ended and the steps it reported.
-        said: (executor's folder, line) of what its ranks logged of themselves, in order.
+        rank_lines: (executor's folder, line) of what its ranks logged of themselves, in order.
         formed_anew: whether executors logged that the ring did.
     """
 
     ended: dict[str, dict[str, Any]]
     steps: dict[str, list[int]]
-    said: list[tuple[str, str]]
+    rank_lines: list[tuple[str, str]]
     formed_anew: bool
 
 
@@ -137,7 +139,7 @@ def on_cluster(plan: TrainPlan, cluster: Cluster, tmp_path_factory: pytest.TempP
     plans = {"four": four, "survives": survives, "long": long}
     with driving(folder, plans, cluster.with_gpus, cluster.workers) as driver:
         ended = {"four": driver.ended("four")}
-        said = cluster.log_lines(" of 4 on ")
+        rank_lines = cluster.log_lines(" of 4 on ")
         driver.kill_at_checkpoint(survives, rank=0)
         ended["survives"] = driver.ended("survives")
         formed_anew = bool(cluster.log_lines("the ring forms anew"))
@@ -147,7 +149,7 @@ def on_cluster(plan: TrainPlan, cluster: Cluster, tmp_path_factory: pytest.TempP
         driver.process.kill()
         wait_until_gone(left)
     assert not (folder / "long/model").exists()
-    return OnCluster(ended, {name: driver.steps(name) for name in ended}, said, formed_anew)
+    return OnCluster(ended, {name: driver.steps(name) for name in ended}, rank_lines, formed_anew)
 
 
 def test_a_cluster_of_two_workers_is_one_ring(plan: TrainPlan, on_cluster: OnCluster, tmp_path: Path) -> None:
@@ -158,42 +160,44 @@ def test_a_cluster_of_two_workers_is_one_ring(plan: TrainPlan, on_cluster: OnClu
     assert ended["num_ranks"] == 4
     assert on_cluster.steps["four"] == list(range(1, ended["steps"] + 1))
     by_executor: dict[str, list[str]] = {}
-    for executor, line in on_cluster.said:
+    for executor, line in on_cluster.rank_lines:
         by_executor.setdefault(executor, []).append(line)
     # The next training may have begun: the first of an executor's lines are of this one.
-    said = {executor: lines[: len(GPUS)] for executor, lines in by_executor.items()}
-    assert len(said) == 2
-    ranks = [line.split("nightrank.rank: ")[1].split(" on ")[0] for lines in said.values() for line in lines]
+    rank_lines = {executor: lines[: len(GPUS)] for executor, lines in by_executor.items()}
+    assert len(rank_lines) == 2
+    ranks = [
+        line.split("nightrank.rank: ")[1].split(" on ")[0] for lines in rank_lines.values() for line in lines
+    ]
     assert sorted(ranks) == [f"rank {rank} of 4" for rank in range(4)]
-    for lines in said.values():
+    for lines in rank_lines.values():
         assert sorted(line.rpartition("visible GPUs: ")[2] for line in lines) == list(GPUS)
 
 
 def test_a_cluster_replaces_rank_0(
     plan: TrainPlan, undisturbed: dict[str, Any], on_cluster: OnCluster
 ) -> None:
-    """The progress goes on from the next rank 0, and shards that do not divide by three ranks are trained all the same."""
+    """Progress continues from the next rank 0; three ranks train shards that they cannot share equally."""
     assert_equal(on_cluster.ended["survives"], undisturbed)
     assert_lost_only_since_the_checkpoint(on_cluster.steps["survives"], undisturbed["steps"])
     assert on_cluster.formed_anew
 
 
 def test_a_lost_rank_and_a_signal_end_with_what_to_do(plan: TrainPlan, tmp_path: Path) -> None:
-    """Not elastic: the killed rank ends the training, and so does Ctrl-C; both are worth a retry, and nothing is left over."""
+    """Not elastic: a killed rank and Ctrl-C end the training, both are worth a retry, and nothing is left."""
     lost, stopped = (variant(plan, tmp_path / name, 2, epochs=60) for name in ("lost", "stopped"))
     with driving(tmp_path, {"lost": lost, "stopped": stopped}, LOCAL) as driver:
         driver.wait_for_checkpoint(lost)
         ranks = driver.ranks()
         ranks[1].kill()
         first = driver.ended("lost")
-        wait_until_gone([each.pid for each in ranks.values()])
+        wait_until_gone([process.pid for process in ranks.values()])
         driver.wait_for_checkpoint(stopped)
         left = driver.processes()
         driver.process.send_signal(signal.SIGINT)
         second = driver.ended("stopped")
         wait_until_gone(left)
     assert (first["error"], first["exit_code"]) == ("InfrastructureError", 4)
-    assert "training on 2 ranks broke off" in first["said"]
-    assert "Rerun to resume" in first["said"]
+    assert "training on 2 ranks broke off" in first["message"]
+    assert "Rerun to resume" in first["message"]
     assert (second["error"], second["exit_code"]) == ("InfrastructureError", 4)
-    assert "SIGINT ended the training" in second["said"]
+    assert "SIGINT ended the training" in second["message"]

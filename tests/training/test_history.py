@@ -1,4 +1,4 @@
-"""Rollbacks and pins: who serves on each date, that reruns of past nights see what they saw, and that a retry adds nothing."""
+"""Rollbacks and pins: the champion of each date, also for reruns of past dates; a retry adds nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from conf.errors import ConfigError, DataError
 from storage import file_io
 from storage.paths import Lake
 from training.registry import mlflow_mirror
-from training.registry.champion_history import interventions, standing_as_of
-from training.registry.overrides import Request, pin, release, roll_back
-from training.registry.versions import Decision, barred, champion_as_of, model_path, record_decision
+from training.registry.champion_history import champion_state_as_of, read_overrides
+from training.registry.overrides import OverrideRequest, pin, release, roll_back
+from training.registry.versions import (
+    ChampionDecision,
+    champion_as_of,
+    model_path,
+    reason_against_promotion,
+    record_decision,
+)
 
 NAME = "m"
 
@@ -20,25 +26,25 @@ NAME = "m"
 @pytest.fixture
 def aliases(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """No MLflow: collects the aliases that would be set."""
-    found: list[dict[str, str]] = []
+    calls: list[dict[str, str]] = []
     monkeypatch.setattr(
-        mlflow_mirror, "set_aliases", lambda lake, name, versions: found.append(dict(versions))
+        mlflow_mirror, "set_aliases", lambda lake, name, versions: calls.append(dict(versions))
     )
-    return found
+    return calls
 
 
 @pytest.fixture
 def lake(tmp_path: Path, aliases: list[dict[str, str]]) -> Lake:
     """v1, v2, v3 and v4 promoted on the 1st, 2nd, 3rd and 4th, each warm-started from the one before."""
-    made = Lake(str(tmp_path))
+    lake = Lake(str(tmp_path))
     for day, version in enumerate(("v1aaaa", "v2aaaa", "v3aaaa", "v4aaaa"), 1):
-        trained(made, version, f"v{day - 1}aaaa" if day > 1 else None)
-        decide(made, night(day), version)
+        trained(lake, version, f"v{day - 1}aaaa" if day > 1 else None)
+        decide(lake, run_date(day), version)
     aliases.clear()
-    return made
+    return lake
 
 
-def night(day: int) -> str:
+def run_date(day: int) -> str:
     return f"2026-01-{day:02d}"
 
 
@@ -51,115 +57,123 @@ def trained(lake: Lake, version: str, parent: str | None) -> None:
 def decide(lake: Lake, run_date: str, challenger: str, *, promoted: bool = True) -> None:
     before = champion_as_of(lake, NAME, run_date, before=True)
     after = challenger if promoted else before
-    record_decision(lake, NAME, run_date, Decision(challenger, before, promoted, after, "because"))
+    record_decision(lake, NAME, run_date, ChampionDecision(challenger, before, promoted, after, "because"))
 
 
-def asked(day: int, version: str | None = None, why: str = "clicks fell by half") -> Request:
-    return Request(night(day), "ada", why, version)
+def request(day: int, version: str | None = None, why: str = "clicks fell by half") -> OverrideRequest:
+    return OverrideRequest(run_date(day), "ada", why, version)
 
 
 def serving(lake: Lake, first: int = 1, last: int = 6) -> str:
-    """The numbers of the champions after each night, `-` for none."""
-    found = [champion_as_of(lake, NAME, night(day)) for day in range(first, last + 1)]
-    return "".join("-" if each is None else each[1] for each in found)
+    """The numbers of the champions after each run, `-` for none."""
+    champions = [champion_as_of(lake, NAME, run_date(day)) for day in range(first, last + 1)]
+    return "".join("-" if version is None else version[1] for version in champions)
 
 
 def test_a_rollback_brings_back_the_champion_before_from_its_date_on(lake: Lake) -> None:
-    made = roll_back(lake, NAME, asked(5))
-    assert made is not None
-    assert (made.champion, made.withdrawn) == ("v3aaaa", ("v4aaaa",))
+    record = roll_back(lake, NAME, request(5))
+    assert record is not None
+    assert (record.champion, record.withdrawn) == ("v3aaaa", ("v4aaaa",))
     assert serving(lake) == "123433"
-    assert champion_as_of(lake, NAME, night(5), before=True) == "v3aaaa"  # what night 5 trains from
-    assert champion_as_of(lake, NAME, night(4), before=True) == "v3aaaa"
-    assert champion_as_of(lake, NAME, night(4)) == "v4aaaa"  # a rerun of night 4 sees what night 4 saw
+    assert champion_as_of(lake, NAME, run_date(5), before=True) == "v3aaaa"  # the parent of run 5
+    assert champion_as_of(lake, NAME, run_date(4), before=True) == "v3aaaa"
+    assert champion_as_of(lake, NAME, run_date(4)) == "v4aaaa"  # a rerun of run 4 sees what it saw
 
 
 def test_going_back_further_withdraws_every_champion_since(lake: Lake, aliases: list[dict[str, str]]) -> None:
-    made = roll_back(lake, NAME, asked(5, "v2aa"))
-    assert made is not None
-    assert (made.champion, made.withdrawn) == ("v2aaaa", ("v3aaaa", "v4aaaa"))
+    record = roll_back(lake, NAME, request(5, "v2aa"))
+    assert record is not None
+    assert (record.champion, record.withdrawn) == ("v2aaaa", ("v3aaaa", "v4aaaa"))
     assert serving(lake) == "123422"
     assert aliases == [{"champion": "v2aaaa"}]
 
 
 def test_a_rollback_done_again_adds_nothing(lake: Lake) -> None:
-    roll_back(lake, NAME, asked(5))
+    roll_back(lake, NAME, request(5))
     files = {path: path.read_bytes() for path in Path(lake.root).rglob("*.json")}
-    assert roll_back(lake, NAME, asked(5)) is None
-    assert roll_back(lake, NAME, asked(5, "v3aaaa")) is None
+    assert roll_back(lake, NAME, request(5)) is None
+    assert roll_back(lake, NAME, request(5, "v3aaaa")) is None
     assert {path: path.read_bytes() for path in Path(lake.root).rglob("*.json")} == files
-    further = roll_back(lake, NAME, asked(5, "v1aaaa"))  # only a name goes further back
+    further = roll_back(lake, NAME, request(5, "v1aaaa"))  # only a name goes further back
     assert further is not None
     assert further.withdrawn == ("v2aaaa", "v3aaaa")
     assert serving(lake) == "123411"
-    assert [each.action for each in interventions(lake, NAME, night(9))] == ["rollback", "rollback"]
+    assert [override.action for override in read_overrides(lake, NAME, run_date(9))] == [
+        "rollback",
+        "rollback",
+    ]
 
 
 def test_a_rerun_of_any_night_promotes_no_withdrawn_version_from_the_rollback_on(lake: Lake) -> None:
-    """Night 4 runs again and decides as before; night 5 trained from the withdrawn model."""
-    roll_back(lake, NAME, asked(5))
+    """Run 4 is repeated and decides as before; run 5 trained from the withdrawn model."""
+    roll_back(lake, NAME, request(5))
     trained(lake, "v5aaaa", "v4aaaa")
     trained(lake, "v6aaaa", "v3aaaa")
-    decide(lake, night(4), "v4aaaa")
+    decide(lake, run_date(4), "v4aaaa")
     assert serving(lake) == "123433"
-    standing = standing_as_of(lake, NAME, night(5), before=True)
-    assert str(barred(lake, NAME, "v4aaaa", standing)) == (
+    state = champion_state_as_of(lake, NAME, run_date(5), before=True)
+    assert str(reason_against_promotion(lake, NAME, "v4aaaa", state)) == (
         "v4aaaa was withdrawn (rollback of 2026-01-05 by ada: clicks fell by half)"
     )
     assert "v5aaaa was trained from v4aaaa, which was withdrawn" in str(
-        barred(lake, NAME, "v5aaaa", standing)
+        reason_against_promotion(lake, NAME, "v5aaaa", state)
     )
-    assert barred(lake, NAME, "v6aaaa", standing) is None
-    assert barred(lake, NAME, "v4aaaa", standing_as_of(lake, NAME, night(4), before=True)) is None
-    decide(lake, night(6), "v6aaaa")
+    assert reason_against_promotion(lake, NAME, "v6aaaa", state) is None
+    assert (
+        reason_against_promotion(
+            lake, NAME, "v4aaaa", champion_state_as_of(lake, NAME, run_date(4), before=True)
+        )
+        is None
+    )
+    decide(lake, run_date(6), "v6aaaa")
     assert serving(lake) == "123436"
 
 
 def test_a_rollback_on_the_day_of_the_promotion_holds_in_that_night(lake: Lake) -> None:
-    roll_back(lake, NAME, asked(4))
+    roll_back(lake, NAME, request(4))
     assert serving(lake) == "123333"
-    decide(lake, night(4), "v4aaaa")
+    decide(lake, run_date(4), "v4aaaa")
     assert serving(lake) == "123333"
 
 
 def test_a_pin_serves_whatever_the_gate_says_until_it_is_released(lake: Lake) -> None:
-    pin(lake, NAME, asked(5, "v1aaaa"))
-    assert pin(lake, NAME, asked(6, "v1aaaa")) is None
+    pin(lake, NAME, request(5, "v1aaaa"))
+    assert pin(lake, NAME, request(6, "v1aaaa")) is None
     trained(lake, "v5aaaa", "v4aaaa")
-    standing = standing_as_of(lake, NAME, night(6), before=True)
+    state = champion_state_as_of(lake, NAME, run_date(6), before=True)
     assert "champion v1aaaa is pinned (pin of 2026-01-05 by ada" in str(
-        barred(lake, NAME, "v5aaaa", standing)
+        reason_against_promotion(lake, NAME, "v5aaaa", state)
     )
-    decide(lake, night(6), "v5aaaa", promoted=False)
-    released = release(lake, NAME, asked(7))
+    decide(lake, run_date(6), "v5aaaa", promoted=False)
+    released = release(lake, NAME, request(7))
     assert released is not None
-    assert release(lake, NAME, asked(7)) is None
-    decide(lake, night(8), "v5aaaa")
+    assert release(lake, NAME, request(7)) is None
+    decide(lake, run_date(8), "v5aaaa")
     assert serving(lake, last=9) == "123411155"
 
 
 def test_a_pin_and_its_release_within_one_night_leave_the_gate_its_say(lake: Lake) -> None:
-    pin(lake, NAME, asked(5, "v1aaaa"))
-    release(lake, NAME, asked(5))
+    pin(lake, NAME, request(5, "v1aaaa"))
+    release(lake, NAME, request(5))
     assert serving(lake) == "123411"
-    decide(lake, night(5), "v2aaaa")
+    decide(lake, run_date(5), "v2aaaa")
     assert serving(lake) == "123422"
 
 
 def test_after_its_release_a_pinned_version_serves_on_although_another_was_promoted_that_night(
     lake: Lake,
 ) -> None:
-    pin(lake, NAME, asked(4, "v1aaaa"))  # the gate had promoted v4 that night
-    release(lake, NAME, asked(5))
+    pin(lake, NAME, request(4, "v1aaaa"))  # the gate had promoted v4 in that run
+    release(lake, NAME, request(5))
     assert serving(lake) == "123111"
 
 
 def test_pinning_a_withdrawn_version_makes_it_count_again(lake: Lake) -> None:
-    roll_back(lake, NAME, asked(5))
-    pin(lake, NAME, asked(6, "v4aaaa", "it was not the model"))
+    roll_back(lake, NAME, request(5))
+    pin(lake, NAME, request(6, "v4aaaa", "it was not the model"))
     assert serving(lake) == "123434"
-    assert not standing_as_of(lake, NAME, night(6)).withdrawn
-    roll_back(lake, NAME, asked(6, "v2aaaa"))  # ends the pin as well
+    assert not champion_state_as_of(lake, NAME, run_date(6)).withdrawn
+    roll_back(lake, NAME, request(6, "v2aaaa"))  # ends the pin as well
     assert serving(lake, last=7) == "1234322"
 
 
@@ -167,21 +181,21 @@ def test_what_cannot_be_done_is_said(lake: Lake, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"'v9' is none of the champions up to 2026-01-05[\s\S]*v1aaaa, v2aaaa"
     ):
-        roll_back(lake, NAME, asked(5, "v9"))
+        roll_back(lake, NAME, request(5, "v9"))
     with pytest.raises(DataError, match="'v9aaaa' is none of the whole models"):
-        pin(lake, NAME, asked(5, "v9aaaa"))
+        pin(lake, NAME, request(5, "v9aaaa"))
     with pytest.raises(DataError, match="v1aaaa is the first of m that still counts"):
-        roll_back(lake, NAME, asked(1))
+        roll_back(lake, NAME, request(1))
     with pytest.raises(ConfigError, match=r"a rollback needs a reason[\s\S]*--why"):
-        roll_back(lake, NAME, asked(5, why=" "))
+        roll_back(lake, NAME, request(5, why=" "))
     with pytest.raises(DataError, match="has no champion on 2026-01-05"):
-        roll_back(Lake(str(tmp_path / "empty")), NAME, asked(5))
+        roll_back(Lake(str(tmp_path / "empty")), NAME, request(5))
     assert serving(lake) == "123444"
 
 
 def test_a_prefix_must_name_one_version(lake: Lake) -> None:
     trained(lake, "v4aabb", None)
     with pytest.raises(DataError, match=r"'v4aa' may be any of \['v4aaaa', 'v4aabb'\]"):
-        pin(lake, NAME, asked(5, "v4aa"))
+        pin(lake, NAME, request(5, "v4aa"))
     with pytest.raises(DataError, match="'v4a' is none of"):
-        pin(lake, NAME, asked(5, "v4a"))
+        pin(lake, NAME, request(5, "v4a"))

@@ -63,7 +63,7 @@ def _handlers() -> Iterator[None]:
 
 
 def run_alone(config: Path, *overrides: str, run_date: str = RUN_DATE) -> int:
-    sets = [word for each in overrides for word in ("--set", each)]
+    sets = [word for override in overrides for word in ("--set", override)]
     return alone.main(["--config", str(config), "--run-date", run_date, *sets])
 
 
@@ -80,15 +80,15 @@ def test_a_training_does_not_import_torchs_compiler(config: Path) -> None:
 
 def test_one_rank_trains_without_spark(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_alone(config) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    description = read_description(told["output"])
-    assert told["metrics"] == description["metrics"]
-    assert (told["num_ranks"], told["version"]) == (1, description["version"])
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    description = read_description(summary["output"])
+    assert summary["metrics"] == description["metrics"]
+    assert (summary["num_ranks"], summary["version"]) == (1, description["version"])
     assert (
         run_alone(config, "train.num_ranks=4", "train.elastic.min_ranks=1") == 0
     )  # the same version: it is there
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert again == told
+    assert again == summary
 
 
 def test_one_rank_ends_with_the_exit_codes_of_the_jobs(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ class FakeSpark:
 
 
 @pytest.mark.parametrize(
-    "master, failures, said",
+    "master, failures, message",
     [
         (
             "local[2]",
@@ -133,12 +133,12 @@ class FakeSpark:
     ],
 )
 def test_elastic_wants_a_spark_that_runs_tasks_again(
-    monkeypatch: pytest.MonkeyPatch, master: str, failures: str, said: str
+    monkeypatch: pytest.MonkeyPatch, master: str, failures: str, message: str
 ) -> None:
     monkeypatch.setattr(slots, "_slots", lambda _: 8)
     spark: Any = FakeSpark(master, **{"spark.task.maxFailures": failures})
     assert slots.ranks_to_start(spark, Train()) == 2
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         slots.ranks_to_start(spark, Train(elastic=Elastic()))
 
 
@@ -179,20 +179,20 @@ def test_trainings_of_an_application_do_not_interleave(
 
     monkeypatch.setattr(ranks, "_run", run)
     threads = [threading.Thread(target=ranks.train_on_ranks, args=(spark, plan)) for _ in range(2)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     assert begun.wait(timeout=60)
     assert ranks._ONE_AT_A_TIME.locked()
     may_end.set()
-    for each in threads:
-        each.join(timeout=60)
+    for thread in threads:
+        thread.join(timeout=60)
     assert events == ["begins", "ends", "begins", "ends"]
 
 
 def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each elastic rank is a host of its own to Horovod, so by place on the host all would take the first GPU."""
+    """Horovod sees each elastic rank as a host, so by local rank all would take the first GPU."""
     monkeypatch.setattr(rank_main, "get_available_devices", list)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr("training.launch.rank_main.hvd.local_rank", lambda: 0)
@@ -244,7 +244,7 @@ def test_ranks_run_the_interpreter_of_sparks_workers(
     monkeypatch.setattr(
         horovod.spark.gloo_run, "launch_gloo_elastic", lambda command, *_: commands.append(command[0])
     )
-    for each in (plan, elastic):
-        ranks.train_on_ranks(spark, each)
+    for training in (plan, elastic):
+        ranks.train_on_ranks(spark, training)
     assert commands == [here, here]
     assert horovod.spark.gloo_run.sys is sys

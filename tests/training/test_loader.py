@@ -1,4 +1,4 @@
-"""The loader on real Parquet through Petastorm: conservation, determinism, and data that is not what it should be."""
+"""The loader on real Parquet through Petastorm: conservation of rows, determinism, and wrong data."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ SHARDS, BATCH = 8, 64
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[DataFile]:
     """Files whose first dense column numbers all rows from 0."""
     folder = tmp_path_factory.mktemp("dt=2026-01-01")
-    found, first = [], 0
+    files, first = [], 0
     for index, size in enumerate(SIZES):
         rows = random_rows(SPEC, size, seed=index)
         rows.dense[:, 0] = np.arange(first, first + size)
         path = folder / f"part-{index}.parquet"
         write_file(path, SPEC, rows)
-        found.append(DataFile(str(path), size))
+        files.append(DataFile(str(path), size))
         first += size
-    return found
+    return files
 
 
 def read_columns(file: DataFile, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
@@ -56,22 +56,22 @@ def make_loader(files: list[DataFile], rank: int = 0, ranks: int = 1, seed: int 
 def side_by_side(batches: list[Batch]) -> Batch:
     """The global batch of the ranks' batches."""
     fields = [
-        torch.cat([getattr(each, name) for each in batches])
+        torch.cat([getattr(batch, name) for batch in batches])
         for name in ("dense", "categorical", "labels", "weights")
     ]
     return Batch(*fields, batches[0].global_weight)
 
 
-def assert_equal(mine: Batch, theirs: Batch) -> None:
+def assert_equal(actual: Batch, expected: Batch) -> None:
     for name in ("dense", "categorical", "labels", "weights"):
-        assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
-    assert mine.global_weight == theirs.global_weight
+        assert torch.equal(getattr(actual, name), getattr(expected, name)), name
+    assert actual.global_weight == expected.global_weight
 
 
 def test_every_row_arrives_once_whole_and_in_another_order_each_epoch(files: list[DataFile]) -> None:
     written = [read_columns(file, SPEC, MultiHot()) for file in files]
-    categorical = np.concatenate([np.stack(each.categorical, axis=1) for each in written])
-    labels = np.concatenate([each.label for each in written])
+    categorical = np.concatenate([np.stack(rows.categorical, axis=1) for rows in written])
+    labels = np.concatenate([rows.label for rows in written])
     loader = make_loader(files)
     orders = []
     steps = loader.plan.steps
@@ -114,8 +114,8 @@ def test_an_epoch_can_begin_at_any_step(files: list[DataFile], step: int) -> Non
     whole = list(make_loader(files).batches(epochs=2))
     resumed = list(make_loader(files).batches(epochs=2, first_step=step))
     assert len(resumed) == len(whole) - step
-    for mine, theirs in zip(resumed, whole[step:], strict=True):
-        assert_equal(mine, theirs)
+    for actual, expected in zip(resumed, whole[step:], strict=True):
+        assert_equal(actual, expected)
 
 
 def test_without_a_seed_rows_keep_their_order(files: list[DataFile]) -> None:
@@ -162,10 +162,10 @@ def test_a_file_may_be_read_by_row_group(tmp_path: Path, seed: int | None) -> No
     (*_, last) = row_groups([file])
     assert np.array_equal(read_group(last, SPEC, MultiHot()).label, rows.labels[90:])
     batches = list(make_loader([file], seed=seed).batches())
-    found = torch.cat([batch.dense[batch.weights > 0, 0] for batch in batches]).long().numpy()
-    assert sorted(found) == list(range(100))
+    row_numbers = torch.cat([batch.dense[batch.weights > 0, 0] for batch in batches]).long().numpy()
+    assert sorted(row_numbers) == list(range(100))
     ids = torch.cat([batch.categorical[batch.weights > 0] for batch in batches]).numpy()
-    assert np.array_equal(ids, rows.categorical[found])
+    assert np.array_equal(ids, rows.categorical[row_numbers])
 
 
 def test_row_groups_that_the_manifest_does_not_know_are_named(tmp_path: Path) -> None:
@@ -235,5 +235,5 @@ def test_reading_is_silent(files: list[DataFile], capsys: pytest.CaptureFixture[
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         next(make_loader(files).batches())
-    assert [each for each in caught if each.category is FutureWarning] == []
+    assert [warning for warning in caught if warning.category is FutureWarning] == []
     assert capsys.readouterr().out == ""

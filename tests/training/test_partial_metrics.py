@@ -31,42 +31,47 @@ def test_ranks_measure_what_one_does(ranks: int, decimals: int) -> None:
     places = np.random.default_rng(1).integers(0, ranks, 5_000)  # no rank has as many rows as another
     if ranks > 2:
         places[places == 1] = 0  # and one has none
-    found = on_ranks(
+    metrics_of_ranks = on_ranks(
         ranks,
-        lambda each: summarize_over_ranks(
-            torch.from_numpy(labels[places == each.rank]),
-            torch.from_numpy(scores[places == each.rank]),
-            each,
+        lambda collectives: summarize_over_ranks(
+            torch.from_numpy(labels[places == collectives.rank]),
+            torch.from_numpy(scores[places == collectives.rank]),
+            collectives,
         ),
     )
-    assert all(each == found[0] for each in found)
+    assert all(metrics == metrics_of_ranks[0] for metrics in metrics_of_ranks)
     expected = summarize(labels, scores)
     for name in ("auc", "rows", "positives"):
-        assert found[0][name] == expected[name]
+        assert metrics_of_ranks[0][name] == expected[name]
     for name in ("log_loss", "normalized_entropy"):
-        assert found[0][name] == pytest.approx(expected[name], rel=1e-12)
+        assert metrics_of_ranks[0][name] == pytest.approx(expected[name], rel=1e-12)
     for name in ("ratio", "expected_error"):
-        assert found[0]["calibration"][name] == pytest.approx(expected["calibration"][name], rel=1e-9)
-    deciles = [[each["rows"] for each in one["calibration"]["deciles"]] for one in (found[0], expected)]
+        assert metrics_of_ranks[0]["calibration"][name] == pytest.approx(
+            expected["calibration"][name], rel=1e-9
+        )
+    deciles = [
+        [decile["rows"] for decile in one["calibration"]["deciles"]]
+        for one in (metrics_of_ranks[0], expected)
+    ]
     assert deciles[0] == deciles[1]
 
 
 def test_the_measures_are_those_of_their_definitions() -> None:
     labels, scores = some_rows(3_000, 2, decimals=3)
-    found = summarize(labels, scores)
-    assert found["auc"] == pytest.approx(auc(labels, scores), abs=1e-12)
-    assert found["log_loss"] == pytest.approx(log_loss(labels, scores), rel=1e-12)
-    assert found["normalized_entropy"] == pytest.approx(normalized_entropy(labels, scores), rel=1e-12)
-    assert found["calibration"]["ratio"] == pytest.approx(scores.astype(float).sum() / labels.sum())
+    metrics = summarize(labels, scores)
+    assert metrics["auc"] == pytest.approx(auc(labels, scores), abs=1e-12)
+    assert metrics["log_loss"] == pytest.approx(log_loss(labels, scores), rel=1e-12)
+    assert metrics["normalized_entropy"] == pytest.approx(normalized_entropy(labels, scores), rel=1e-12)
+    assert metrics["calibration"]["ratio"] == pytest.approx(scores.astype(float).sum() / labels.sum())
 
 
 def test_calibration_by_tenths_of_the_rows() -> None:
     scores = np.repeat(np.arange(1, 11) / 20, 10)  # ten groups of ten rows: the deciles
     labels = np.tile([1, 0, 0, 0, 0, 0, 0, 0, 0, 0], 10)  # one click in each
     calibration = summarize(labels, scores)["calibration"]
-    assert [each["rows"] for each in calibration["deciles"]] == [10] * 10
-    assert [each["click_rate"] for each in calibration["deciles"]] == pytest.approx([0.1] * 10)
-    assert [each["mean_probability"] for each in calibration["deciles"]] == pytest.approx(
+    assert [decile["rows"] for decile in calibration["deciles"]] == [10] * 10
+    assert [decile["click_rate"] for decile in calibration["deciles"]] == pytest.approx([0.1] * 10)
+    assert [decile["mean_probability"] for decile in calibration["deciles"]] == pytest.approx(
         np.arange(1, 11) / 20
     )
     assert calibration["expected_error"] == pytest.approx(np.abs(np.arange(1, 11) / 20 - 0.1).mean())
@@ -121,5 +126,5 @@ def test_merged_counts_are_those_of_all_rows() -> None:
     merged = merge_counts(
         [count_scores(labels[:150], scores[:150]), count_scores(labels[150:], scores[150:])]
     )
-    for mine, expected in zip(merged, count_scores(labels, scores), strict=True):
-        np.testing.assert_array_equal(mine, expected)
+    for actual, expected in zip(merged, count_scores(labels, scores), strict=True):
+        np.testing.assert_array_equal(actual, expected)

@@ -29,19 +29,19 @@ def test_an_error_comes_where_it_was_raised() -> None:
 
 
 def test_what_waits_is_bounded_by_its_weight() -> None:
-    made: list[int] = []
+    produced: list[int] = []
     stuck = threading.Event()
 
     def source() -> Iterator[int]:
         for weight in (4, 5, 3, 100, 1):
-            made.append(weight)
-            if len(made) == 3:
+            produced.append(weight)
+            if len(produced) == 3:
                 stuck.set()
             yield weight
 
     with Prefetch(source(), capacity=10, weigh=lambda weight: weight) as ahead:
         assert stuck.wait(60)
-        assert made == [4, 5, 3]  # 4 and 5 wait, the thread holds 3
+        assert produced == [4, 5, 3]  # 4 and 5 wait, the thread holds 3
         assert list(ahead) == [4, 5, 3, 100, 1]
 
 

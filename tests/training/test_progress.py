@@ -58,7 +58,7 @@ def test_entries_arrive_in_order_also_from_the_rank_0_of_the_next_ring() -> None
         with Reporter(channel) as second:
             for step in (2, 3):
                 second({"step": step, "loss": float("inf")})
-        assert [each["step"] for each in heard.wait()] == [1, 2, 3, 2, 3]
+        assert [entry["step"] for entry in heard.wait()] == [1, 2, 3, 2, 3]
         assert heard.entries[-1]["loss"] == float("inf")
 
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_shown_ends_the_showing_alone(caplog: pytest.LogCaptureFi
             report({"step": step})
         assert called.wait(timeout=30)
     assert shown == [{"step": 0}]
-    assert [each.message for each in caplog.records] == ["progress is not shown any more"]
+    assert [record.message for record in caplog.records] == ["progress is not shown any more"]
 
 
 def test_without_a_driver_entries_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
@@ -103,7 +103,7 @@ def test_without_a_driver_entries_are_dropped(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_driver_that_does_not_listen_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts and never reads: the sender gives up after its time-out, and the one that reports has not waited."""
+    """The driver accepts and never reads: the sender gives up after its timeout, and rank 0 never waits."""
     monkeypatch.setattr(progress, "_WAIT_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as deaf,

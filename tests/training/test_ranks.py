@@ -68,7 +68,7 @@ def test_two_ranks_equal_one(
     handler = signal.getsignal(signal.SIGTERM)
     one, two = (train_on_ranks(spark, on_ranks(plan, ranks, tmp_path / str(ranks))) for ranks in (1, 2))
     assert signal.getsignal(signal.SIGTERM) == handler
-    losses = np.array([[entry["loss"] for entry in each["history"]] for each in (one, two)])
+    losses = np.array([[entry["loss"] for entry in training["history"]] for training in (one, two)])
     assert losses.shape == (2, 118)
     np.testing.assert_allclose(losses[1, :50], losses[0, :50], rtol=1e-4)
     assert not np.array_equal(losses[0], losses[1])  # sums over ranks do round differently

@@ -15,7 +15,7 @@ from storage import file_io
 from storage.paths import Lake
 from training.registry import mlflow_mirror
 from training.registry.versions import (
-    Decision,
+    ChampionDecision,
     challenger_of,
     champion_as_of,
     code_version,
@@ -27,11 +27,11 @@ from training.registry.versions import (
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """No MLflow: collects the aliases that would be set."""
-    found: list[dict[str, str]] = []
+    calls: list[dict[str, str]] = []
     monkeypatch.setattr(
-        mlflow_mirror, "set_aliases", lambda lake, name, versions: found.append(dict(versions))
+        mlflow_mirror, "set_aliases", lambda lake, name, versions: calls.append(dict(versions))
     )
-    return found
+    return calls
 
 
 def decide(
@@ -39,7 +39,7 @@ def decide(
 ) -> None:
     after = challenger if promoted else before
     record_decision(
-        lake, "m", run_date, Decision(challenger, before, promoted, after, "because", {"auc": 0.7})
+        lake, "m", run_date, ChampionDecision(challenger, before, promoted, after, "because", {"auc": 0.7})
     )
 
 
@@ -154,7 +154,7 @@ def test_mlflow_holds_the_run_its_history_and_the_aliases(tmp_path: Path) -> Non
     assert run.data.metrics["baseline.logistic_regression.test.log_loss"] == 0.5
     assert "test.normalized_entropy" not in run.data.metrics
     history = client.get_metric_history(champion.run_id, "loss")
-    assert [(each.step, each.value) for each in history] == [(20, 0.6), (40, 0.5)]
+    assert [(metric.step, metric.value) for metric in history] == [(20, 0.6), (40, 0.5)]
     with closing(sqlite3.connect(f"{tmp_path}/mlflow.db")) as store:
         assert store.execute("select count(*) from runs").fetchone() == (2,)
 

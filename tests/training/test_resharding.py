@@ -1,4 +1,4 @@
-"""A training that is broken off and goes on with another number of ranks, its tables spread over them anew each time."""
+"""An interrupted training that resumes with another number of ranks, its tables distributed again."""
 
 from __future__ import annotations
 
@@ -66,16 +66,18 @@ def test_other_numbers_of_ranks_go_on_where_it_was(
     for ranks, limit, before in [(1, 6, 0), (2, 11, 4), (4, 15, 8)]:
         assert run_until(plan, ranks, limit, monkeypatch) is None
         assert caplog.messages.count(f"resuming after step {before}") == (ranks if before else 0)
-    found = run_until(plan, 1, None, monkeypatch)
-    assert found is not None
+    resumed = run_until(plan, 1, None, monkeypatch)
+    assert resumed is not None
     assert "resuming after step 12" in caplog.messages
-    losses = [[each["loss"] for each in of["history"]] for of in (expected, found)]
+    losses = [[entry["loss"] for entry in of["history"]] for of in (expected, resumed)]
     assert len(losses[1]) == 20
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    mine, theirs = (load_model(each.model_path, CPU).model.state_dict() for each in (plan, undisturbed))
-    for name, value in theirs.items():
-        torch.testing.assert_close(mine[name], value, rtol=2e-3, atol=2e-4)
-    assert found["metrics"]["test"]["auc"] == pytest.approx(expected["metrics"]["test"]["auc"], abs=2e-3)
+    actual, weights = (
+        load_model(of_plan.model_path, CPU).model.state_dict() for of_plan in (plan, undisturbed)
+    )
+    for name, value in weights.items():
+        torch.testing.assert_close(actual[name], value, rtol=2e-3, atol=2e-4)
+    assert resumed["metrics"]["test"]["auc"] == pytest.approx(expected["metrics"]["test"]["auc"], abs=2e-3)
 
 
 @pytest.mark.parametrize("placement", ["table_wise", "row_wise"])
@@ -88,13 +90,13 @@ def test_ranks_save_the_model_that_one_would(
     states = []
     for ranks in (1, 2, 4):
         folder = tmp_path / str(ranks)
-        own = replace(plan, model_path=str(folder / "model"), checkpoint_path=str(folder / "checkpoints"))
-        Path(own.checkpoint_path).mkdir(parents=True)
+        copied = replace(plan, model_path=str(folder / "model"), checkpoint_path=str(folder / "checkpoints"))
+        Path(copied.checkpoint_path).mkdir(parents=True)
         for path in Path(plan.checkpoint_path).iterdir():
-            (Path(own.checkpoint_path) / path.name).write_bytes(path.read_bytes())
-        assert run_until(own, ranks, None, monkeypatch) is not None
-        states.append(load_model(own.model_path, CPU).model.state_dict())
-        holding = len(list(Path(own.model_path).glob("embeddings-*")))
+            (Path(copied.checkpoint_path) / path.name).write_bytes(path.read_bytes())
+        assert run_until(copied, ranks, None, monkeypatch) is not None
+        states.append(load_model(copied.model_path, CPU).model.state_dict())
+        holding = len(list(Path(copied.model_path).glob("embeddings-*")))
         assert holding == (min(ranks, 2) if placement == "table_wise" else ranks)  # there are two features
     for state in states[1:]:
         for name, value in states[0].items():

@@ -1,4 +1,4 @@
-"""Whether a training starts from the champion or afresh, and that build_features and train_model agree on it."""
+"""When a training starts from the champion; build_features and train_model decide it in the same way."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from storage.dataset import Dataset, Member
 from storage.paths import Lake
 from tests.training.feature_tables import make_config
 from training.registry import mlflow_mirror
-from training.registry.overrides import Request, roll_back
+from training.registry.overrides import OverrideRequest, roll_back
 from training.registry.parent import find_parent, fresh_start
-from training.registry.versions import Decision, model_path, record_decision, record_run
+from training.registry.versions import ChampionDecision, model_path, record_decision, record_run
 
 MODEL: dict[str, Any] = {"architecture": "logistic_regression"}
 
@@ -29,30 +29,30 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 
 
 def config_of(lake: Lake, **retrain: Any) -> Config:
-    made = make_config(lake, model=MODEL, train={"retrain": retrain})
-    split = made.split.model_copy(update={"by": "day", "train_days": 2})
-    return made.model_copy(update={"split": split})
+    config = make_config(lake, model=MODEL, train={"retrain": retrain})
+    split = config.split.model_copy(update={"by": "day", "train_days": 2})
+    return config.model_copy(update={"split": split})
 
 
 def ran(lake: Lake, config: Config, day: int, parent: str | None, *, promoted: bool = True) -> str:
-    """A night that trained on the two days before its validation day: the version it made."""
+    """Records a run that trained on the two days before its validation day; returns its version."""
     version, date = f"v{day:02d}", f"2026-01-{day:02d}"
     description = {
         "version": version,
         "parent": parent,
         "model": config.model.model_dump(mode="json"),
         "workflow_version": "w1",
-        "trained_days": [f"2026-01-{each:02d}" for each in (day - 3, day - 2)],
+        "trained_days": [f"2026-01-{train_day:02d}" for train_day in (day - 3, day - 2)],
     }
     file_io.replace_json(f"{model_path(lake, config.name, version)}/model.json", description)
     record_run(lake, config.name, date, version)
-    decision = Decision(version, parent, promoted, version if promoted else parent, "because")
+    decision = ChampionDecision(version, parent, promoted, version if promoted else parent, "because")
     record_decision(lake, config.name, date, decision)
     return version
 
 
 def dataset_of(day: int, workflow: str = "w1") -> Dataset:
-    train = tuple(Member(f"2026-01-{each:02d}", "d", None) for each in (day - 3, day - 2))
+    train = tuple(Member(f"2026-01-{train_day:02d}", "d", None) for train_day in (day - 3, day - 2))
     return Dataset(f"2026-01-{day:02d}", workflow, {"train": train}, "apply")
 
 
@@ -66,7 +66,7 @@ def test_a_fresh_start_is_due_a_period_after_the_last_one_whether_or_not_it_was_
     assert due == "the last fresh training is train.retrain.fresh_every_days=7 or more days back"
     assert find_parent(config, lake, dataset_of(15)) is None
     ran(lake, config, 15, None, promoted=False)
-    assert fresh_start(config, lake, "2026-01-15") == due  # a rerun of that night decides as before
+    assert fresh_start(config, lake, "2026-01-15") == due  # a rerun of that date decides as before
     assert fresh_start(config, lake, "2026-01-16") is None
     parent = find_parent(config, lake, dataset_of(16))
     assert parent is not None
@@ -113,7 +113,7 @@ def test_a_withdrawn_model_is_no_parent(lake: Lake) -> None:
     config = config_of(lake)
     first = ran(lake, config, 8, None)
     ran(lake, config, 9, first)
-    roll_back(lake, config.name, Request("2026-01-10", "ada", "clicks fell"))
+    roll_back(lake, config.name, OverrideRequest("2026-01-10", "ada", "clicks fell"))
     parent = find_parent(config, lake, dataset_of(10))
     assert parent is not None
     assert parent.version == first

@@ -25,7 +25,7 @@ from tests.training.feature_tables import make_config, make_spec, publish_all, r
 from training.data import staging
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, row_groups
-from training.data.staging import own_folder, stage
+from training.data.staging import stage, staging_folder
 from training.loop.training_plan import make_plan
 
 SPEC = make_spec(1, [50], lists=[9])
@@ -54,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def local(tmp_path_factory: pytest.TempPathFactory) -> list[DataFile]:
     """Files of one and of several row groups, whose dense column numbers all rows."""
     folder, first = tmp_path_factory.mktemp("table"), 0
-    found = []
+    files = []
     for name, sizes in SIZES.items():
         rows = random_rows(SPEC, sum(sizes), seed=first)
         rows.dense[:, 0] = np.arange(first, first + sum(sizes))
@@ -63,9 +63,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[DataFile]:
         with pq.ParquetWriter(folder / name, table.schema, compression="zstd") as writer:
             for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
                 writer.write_table(table.slice(start, size))
-        found.append(DataFile(str(folder / name), sum(sizes), sizes, (folder / name).stat().st_size))
+        files.append(DataFile(str(folder / name), sum(sizes), sizes, (folder / name).stat().st_size))
         first += sum(sizes)
-    return found
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +91,9 @@ def test_batches_are_those_of_local_files_and_nothing_stays(
     staged, plain = tmp_path / "staged", tmp_path / "plain"
     pairs = list(zip(loader_of(remote, staged).batches(2), loader_of(local, plain).batches(2), strict=True))
     assert len(pairs) == 2 * loader_of(local, plain).plan.steps
-    for mine, theirs in pairs:
-        assert torch.equal(mine.dense, theirs.dense)
-        assert torch.equal(mine.categorical, theirs.categorical)
+    for actual, expected in pairs:
+        assert torch.equal(actual.dense, expected.dense)
+        assert torch.equal(actual.categorical, expected.categorical)
     assert left(staged) == []
     assert not plain.exists()
 
@@ -110,13 +110,13 @@ def test_only_the_bytes_of_the_row_group_are_fetched(remote: list[DataFile], tmp
 
 
 def test_disk_is_bounded(remote: list[DataFile], tmp_path: Path) -> None:
-    """A consumer that stops after one batch: what waits is within the budget, one more was copied and one is being read."""
+    """The consumer stops after one batch: waiting copies fit the budget, and at most two more exist."""
     folder = tmp_path / "staged"
     stream = loader_of(remote, folder).batches(epochs=1000)
     next(stream)
-    (own,) = left(folder)
+    (folder_name,) = left(folder)
     time.sleep(0.5)
-    used = sum(path.stat().st_blocks * 512 for path in folder.glob(f"nightrank-*/{own}/*"))
+    used = sum(path.stat().st_blocks * 512 for path in folder.glob(f"nightrank-*/{folder_name}/*"))
     assert used < 2**20 + 2 * max(int(file.size_bytes or 0) + 16384 for file in remote)
     stream.close()  # type: ignore[attr-defined]
     assert left(folder) == []
@@ -168,9 +168,9 @@ def test_a_disk_that_is_full_is_infrastructure(
 
 _HOLD = """
 import sys, time
-from training.data.staging import own_folder
-with own_folder(sys.argv[1]) as own:
-    (own / "data").write_text("x")
+from training.data.staging import staging_folder
+with staging_folder(sys.argv[1]) as folder:
+    (folder / "data").write_text("x")
     print("holding", flush=True)
     time.sleep(600)
 """
@@ -181,9 +181,9 @@ def holders(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Two processes that stage below `tmp_path`."""
     command = [sys.executable, "-c", _HOLD, str(tmp_path)]
     root = Path(__file__).parents[2]
-    found = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
-    yield found
-    for process in found:
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
+    yield processes
+    for process in processes:
         process.kill()
         process.communicate()
 
@@ -197,9 +197,9 @@ def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(
     assert len(left(tmp_path)) == 2
     holders[0].kill()  # SIGKILL
     holders[0].wait()
-    with own_folder(str(tmp_path)) as own:
+    with staging_folder(str(tmp_path)) as folder:
         assert len(left(tmp_path)) == 2
-        assert own.name in left(tmp_path)
+        assert folder.name in left(tmp_path)
     assert len(left(tmp_path)) == 1  # that of the process which lives
 
 
@@ -218,10 +218,10 @@ def test_nothing_is_written_through_a_link_that_another_user_prepared(
         (private / ".mutex").symlink_to(precious / ".mutex")
     with (
         pytest.raises(ConfigError, match="is a symbolic link: another user may have prepared it"),
-        own_folder(None),
+        staging_folder(None),
     ):
         pass
-    assert [each.name for each in precious.iterdir()] == [".mutex"]
+    assert [path.name for path in precious.iterdir()] == [".mutex"]
     assert (precious / ".mutex").read_text() == "keep me"
 
 
@@ -237,8 +237,8 @@ sys.stdin.read()
 def test_a_lock_that_is_never_released_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "_PATIENCE_S", 0.2)
-    with own_folder(str(tmp_path)):
+    monkeypatch.setattr(staging, "_LOCK_TIMEOUT_S", 0.2)
+    with staging_folder(str(tmp_path)):
         pass
     mutex = tmp_path / f"nightrank-{os.getuid()}/.mutex"
     command = [sys.executable, "-c", _LOCK_IT, str(mutex)]
@@ -246,9 +246,9 @@ def test_a_lock_that_is_never_released_is_an_error_that_names_it(
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holding\n"
         message = rf"another process has held the lock on {mutex} for 0 s"
-        with pytest.raises(InfrastructureError, match=message), own_folder(str(tmp_path)):
+        with pytest.raises(InfrastructureError, match=message), staging_folder(str(tmp_path)):
             pass
-    with own_folder(str(tmp_path)):
+    with staging_folder(str(tmp_path)):
         pass
 
 

@@ -19,7 +19,7 @@ from training.loop.training_plan import TrainPlan, make_plan
 def history(*values: float | None, metric: str = "auc") -> list[dict[str, Any]]:
     """Entries with measurements, each behind one without."""
     return [
-        entry for each in values for entry in ({"loss": 0.5}, {"loss": 0.5, "validation": {metric: each}})
+        entry for value in values for entry in ({"loss": 0.5}, {"loss": 0.5, "validation": {metric: value}})
     ]
 
 
@@ -39,8 +39,8 @@ def history(*values: float | None, metric: str = "auc") -> list[dict[str, Any]]:
     ],
 )
 def test_reasons_to_stop(values: list[float | None], rule: dict[str, Any], expected: str | None) -> None:
-    found = stop_reason(history(*values, metric=rule.get("metric", "auc")), StopAt.model_validate(rule))
-    assert found is None if expected is None else found is not None and found.startswith(expected)
+    reason = stop_reason(history(*values, metric=rule.get("metric", "auc")), StopAt.model_validate(rule))
+    assert reason is None if expected is None else reason is not None and reason.startswith(expected)
 
 
 def test_without_a_rule_nothing_stops() -> None:
@@ -68,9 +68,9 @@ def plan_of(lake: Lake, **train: Any) -> TrainPlan:
 def test_a_training_ends_at_its_target_and_says_why(tmp_path: Path) -> None:
     plan = plan_of(Lake(str(tmp_path)), evaluate_every_steps=5, stop_at={"value": 0.55}, epochs=4)
     description = train_in_process(plan)
-    measured = [each for each in description["history"] if "validation" in each]
-    assert [each["step"] for each in measured] == list(range(5, description["steps"] + 1, 5))
-    *before, last = [each["validation"]["auc"] for each in measured]
+    measured = [entry for entry in description["history"] if "validation" in entry]
+    assert [entry["step"] for entry in measured] == list(range(5, description["steps"] + 1, 5))
+    *before, last = [entry["validation"]["auc"] for entry in measured]
     assert last >= 0.55 > max(before, default=0)
     assert description["stopped"].startswith("auc 0.")
     assert description["steps"] < 160
@@ -82,8 +82,8 @@ def test_measuring_on_the_way_changes_no_weight(tmp_path: Path) -> None:
         train_in_process(plan_of(Lake(str(tmp_path / name)), **train))
         for name, train in [("plain", {}), ("measured", {"evaluate_every_steps": 7})]
     )
-    assert [each["loss"] for each in plain["history"]] == [each["loss"] for each in measured["history"]]
-    assert [each["step"] for each in measured["history"] if "validation" in each] == [7, 14, 21, 28, 35]
+    assert [entry["loss"] for entry in plain["history"]] == [entry["loss"] for entry in measured["history"]]
+    assert [entry["step"] for entry in measured["history"] if "validation" in entry] == [7, 14, 21, 28, 35]
     assert plain["metrics"] == measured["metrics"]
     assert plain["stopped"] is measured["stopped"] is None
 

@@ -1,4 +1,4 @@
-"""MLflow as a real server on loopback, and without one: what is mirrored of a local lake and of one on an object store."""
+"""MLflow with a real server and without one: what is mirrored from a local lake and from an object store."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_server_gets_one_run_and_one_version_a_training(
     assert run.data.params == {"train.seed": "3", "model.top_mlp": "[4]"}
     assert run.data.metrics["test.auc"] == 0.75
     history = client.get_metric_history(challenger.run_id, "loss")
-    assert [(each.step, each.value) for each in history] == [(20, 0.6), (40, 0.5)]
+    assert [(metric.step, metric.value) for metric in history] == [(20, 0.6), (40, 0.5)]
     assert list(empty_cwd.iterdir()) == []
 
 
@@ -146,7 +146,8 @@ def test_without_a_server_nothing_is_mirrored_of_a_lake_on_an_object_store(
     mlflow_mirror.prepare(lake)
     mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     assert caplog.messages == [
-        f"MLflow is not written: MLFLOW_TRACKING_URI is not set, and {lake.root} is no local folder for a store"
+        "MLflow is not written: MLFLOW_TRACKING_URI is not set, and "
+        f"{lake.root} is no local folder for a store"
     ]
     decide(lake, "2026-01-05", "v1")
     assert list(empty_cwd.iterdir()) == []
@@ -159,8 +160,8 @@ def test_a_lake_of_a_file_uri_has_its_store_in_its_folder(
     lake = Lake(f"file://{tmp_path}")
     mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     assert (tmp_path / "mlflow.db").is_file()
-    found = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_model_version_by_alias("m", "challenger")
-    assert found.source == (tmp_path / "models/m/v1").as_uri()
+    registered = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_model_version_by_alias("m", "challenger")
+    assert registered.source == (tmp_path / "models/m/v1").as_uri()
     assert list(empty_cwd.iterdir()) == []
 
 
@@ -184,7 +185,7 @@ def test_a_run_that_a_killed_job_began_is_completed(
     (run,) = runs(client, "killed")
     assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "loss")
-    assert [(each.step, each.value) for each in history] == [(20, 0.6), (40, 0.5)]
+    assert [(metric.step, metric.value) for metric in history] == [(20, 0.6), (40, 0.5)]
     assert client.get_model_version_by_alias("killed", "challenger").run_id == run.info.run_id
 
 
@@ -194,15 +195,15 @@ def test_two_jobs_that_make_the_run_at_once_agree_on_one(
     """The second makes its run after both have looked for one and found none."""
     client = MlflowClient(server, server)
     create = MlflowClient.create_run
-    made: list[str] = []
+    created_ids: list[str] = []
 
     def create_beside(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
         with monkeypatch.context() as patch, ThreadPoolExecutor(1) as other:
             patch.setattr(MlflowClient, "create_run", create)
             run = other.submit(mlflow_mirror._run_of, client, of("twice", "v1"), "s3://x").result()
-            made.append(run.info.run_id)
+            created_ids.append(run.info.run_id)
         return create(self, *args, **kwargs)
 
     monkeypatch.setattr(MlflowClient, "create_run", create_beside)
-    assert mlflow_mirror._run_of(client, of("twice", "v1"), "s3://x").info.run_id == made[0]
-    assert [run.info.run_id for run in runs(client, "twice")] == made
+    assert mlflow_mirror._run_of(client, of("twice", "v1"), "s3://x").info.run_id == created_ids[0]
+    assert [run.info.run_id for run in runs(client, "twice")] == created_ids

@@ -1,4 +1,4 @@
-"""Whole trainings on one rank, in this process: learning, resuming, warm starts, and what a plan is made of."""
+"""Trainings on one rank in this process: learning, resuming, warm starts, and the plan of a training."""
 
 from __future__ import annotations
 
@@ -138,20 +138,20 @@ def test_a_resumed_training_ends_in_the_same_weights(
         train_in_process(plan)
     assert len(list(Path(plan.checkpoint_path).glob("step-*.json"))) == min(killed_at // 4, 2)
     monkeypatch.setattr(training_loop, "learning_rate_factor", original)
-    found = train_in_process(plan)
-    mine, theirs = weights_of(plan), weights_of(undisturbed)
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    assert [each["loss"] for each in found["history"]] == [each["loss"] for each in expected["history"]]
-    assert found["metrics"] == expected["metrics"]
+    resumed = train_in_process(plan)
+    actual, undisturbed_weights = weights_of(plan), weights_of(undisturbed)
+    assert all(torch.equal(actual[name], undisturbed_weights[name]) for name in undisturbed_weights)
+    assert [entry["loss"] for entry in resumed["history"]] == [entry["loss"] for entry in expected["history"]]
+    assert resumed["metrics"] == expected["metrics"]
     assert not Path(plan.checkpoint_path).exists()
 
 
 def test_training_twice_gives_the_same_weights(tmp_path: Path) -> None:
     plans = [random_plan(Lake(str(tmp_path / name))) for name in "ab"]
-    histories = [[each["loss"] for each in train_in_process(plan)["history"]] for plan in plans]
+    histories = [[entry["loss"] for entry in train_in_process(plan)["history"]] for plan in plans]
     assert histories[0] == histories[1]
-    mine, theirs = (weights_of(plan) for plan in plans)
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    first, second = (weights_of(plan) for plan in plans)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_diverging_loss_ends_the_training(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_warm_start_keeps_rows_of_a_grown_vocabulary(tmp_path: Path) -> None:
     parent.state()["adagrad.embedding.weight"].copy_(torch.arange(16))
     parent.state()["adam.mean"].normal_()
     warm_start(child, new_spec, *stored(tmp_path, parent, old_spec))
-    columns = (each.model.embedding.columns() for each in (child, parent, fresh))
+    columns = (trainer.model.embedding.columns() for trainer in (child, parent, fresh))
     for rows, old, new in zip(*columns, strict=True):
         assert torch.equal(rows[: len(old)], old)
         assert torch.equal(rows[len(old) :], new[len(old) :])
@@ -204,11 +204,11 @@ def test_warm_start_rejects_what_is_no_extension(tmp_path: Path) -> None:
 
 
 def promote(lake: Lake, run_date: str, version: str) -> None:
-    decision = versions.Decision(version, None, True, version, "first")
+    decision = versions.ChampionDecision(version, None, True, version, "first")
     file_io.replace_json(f"{lake.models('tiny')}/promotions/dt={run_date}.json", decision.__dict__)
 
 
-def next_night(dataset: Dataset, lake: Lake) -> Dataset:
+def next_run_dataset(dataset: Dataset, lake: Lake) -> Dataset:
     """The dataset of a day later: the window has moved on by the day that was validation."""
     splits = {**dataset.splits, "train": (*dataset.splits["train"], *dataset.splits["validation"])}
     return replace(dataset, run_date="2026-01-05", splits=splits, mode="apply")
@@ -221,7 +221,7 @@ def test_a_challenger_starts_from_the_champion_only_where_that_fits(
     lake = Lake(str(tmp_path))
     config = segments_config(lake)
     dataset = publish_random(lake)
-    later = next_night(dataset, lake)
+    later = next_run_dataset(dataset, lake)
     assert find_parent(config, lake, later) is None
     version = train_in_process(make_plan(config, lake, dataset))["version"]
     promote(lake, "2026-01-04", version)
@@ -248,7 +248,7 @@ def test_a_warm_started_training_goes_on_with_the_days_it_has_not_seen(tmp_path:
     dataset = publish_segments(lake)
     first = train_in_process(make_plan(segments_config(lake), lake, dataset))
     promote(lake, "2026-01-04", first["version"])
-    plan = make_plan(segments_config(lake, epochs=1), lake, next_night(dataset, lake))
+    plan = make_plan(segments_config(lake, epochs=1), lake, next_run_dataset(dataset, lake))
     second = train_in_process(plan)
     assert second["parent"] == first["version"]
     assert second["train_rows"] == 8_000
@@ -285,13 +285,13 @@ def test_a_plan_names_what_is_missing(tmp_path: Path) -> None:
         make_plan(make_config(lake, model=MODEL), lake, replace(dataset, splits={}))
 
 
-@pytest.mark.parametrize("share, said", [(0, "hold no click"), (1, "hold clicks alone")])
-def test_a_plan_refuses_training_days_of_one_label(tmp_path: Path, share: int, said: str) -> None:
+@pytest.mark.parametrize("share, message", [(0, "hold no click"), (1, "hold clicks alone")])
+def test_a_plan_refuses_training_days_of_one_label(tmp_path: Path, share: int, message: str) -> None:
     lake = Lake(str(tmp_path))
     dataset, config = publish_random(lake), make_config(lake, model=MODEL)
     train = dataset.splits["train"]
     rows = [
-        sum(each.rows for each in manifest.files)
+        sum(entry.rows for entry in manifest.files)
         for _, manifest, _ in split_partitions(lake, dataset, "train")
     ]
 
@@ -300,7 +300,7 @@ def test_a_plan_refuses_training_days_of_one_label(tmp_path: Path, share: int, s
         return replace(dataset, splits={**dataset.splits, "train": tuple(counted)})
 
     with pytest.raises(
-        DataError, match=rf"{said} \({train[0].dt}: {share * rows[0]} of {rows[0]} rows"
+        DataError, match=rf"{message} \({train[0].dt}: {share * rows[0]} of {rows[0]} rows"
     ) as caught:
         make_plan(config, lake, with_clicks([share * count for count in rows]))
     assert caught.value.exit_code == 3

@@ -27,7 +27,7 @@ from training.checkpoints.checkpoints import Checkpoints, Position
 from training.distributed.collectives import LocalCollectives
 from training.loop.train_step import Trainer
 from training.models import build_model
-from training.registry.champion_history import interventions, promotions
+from training.registry.champion_history import read_decisions, read_overrides
 from training.registry.model_json import read_description
 from training.registry.versions import challenger_of, model_path
 
@@ -109,10 +109,10 @@ KINDS = {
         f"models/{NAME}/runs/dt={SECOND}.json", lambda lake: challenger_of(lake, NAME, SECOND)
     ),
     "promotion": Kind(
-        f"models/{NAME}/promotions/dt={FIRST}.json", lambda lake: promotions(lake, NAME, SECOND)
+        f"models/{NAME}/promotions/dt={FIRST}.json", lambda lake: read_decisions(lake, NAME, SECOND)
     ),
     "record of interventions": Kind(
-        f"models/{NAME}/interventions/dt={SECOND}.json", lambda lake: interventions(lake, NAME, SECOND)
+        f"models/{NAME}/interventions/dt={SECOND}.json", lambda lake: read_overrides(lake, NAME, SECOND)
     ),
     "run record": Kind(f"runs/dt={SECOND}/train_model-*.json", lambda lake: read_records(lake, [SECOND])),
 }

@@ -28,7 +28,7 @@ from tests.upgrade.old_lake import (
     unpack,
 )
 from training.checkpoints.model import load_model, open_trained
-from training.registry.champion_history import interventions
+from training.registry.champion_history import read_overrides
 from training.registry.versions import challenger_of, champion_as_of, model_path
 
 
@@ -93,7 +93,7 @@ def test_a_newer_checkpoint_is_refused_and_kept(lake: Lake) -> None:
 def test_models_and_history_of_the_first_release(lake: Lake) -> None:
     assert champion_as_of(lake, NAME, SECOND) == CHAMPION
     assert challenger_of(lake, NAME, SECOND) == CHALLENGER
-    assert [record.action for record in interventions(lake, NAME, SECOND)] == ["pin", "release"]
+    assert [record.action for record in read_overrides(lake, NAME, SECOND)] == ["pin", "release"]
     loaded = load_model(model_path(lake, NAME, CHAMPION), torch.device("cpu"))
     assert loaded.version == CHAMPION
     state, spec = open_trained(model_path(lake, NAME, CHAMPION))

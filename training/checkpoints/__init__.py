@@ -1,10 +1,11 @@
-"""Models and checkpoints on disk: what a rank holds, as safetensors in blocks of rows, and JSON that says where they lie.
+"""Models and checkpoints on disk: safetensors files with blocks of rows, and a JSON file that lists them.
 
-The JSON is written last: tensors that no JSON names are no model and no checkpoint.
+The JSON is written last. Tensor files that no JSON lists are not part of a model or checkpoint.
 """
 
 from training.checkpoints.checkpoints import Checkpoints, Position
-from training.checkpoints.model import LoadedModel, load_model, open_trained, save_model, save_trained
+from training.checkpoints.model import LoadedModel, load_model, open_trained
+from training.checkpoints.model_writer import save_model, save_trained
 
 __all__ = [
     "Checkpoints",

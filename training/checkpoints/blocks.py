@@ -1,4 +1,4 @@
-"""Rows as they lie in files, and which of them a rank that holds other rows takes from where."""
+"""Blocks of table rows in files, and their intersections with the blocks of rows on a rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from training.embeddings.table import RowBlock
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """Rows of one feature that lie together in a tensor of a file, `block.place` being the first one's row there."""
+    """Rows of one feature, contiguous in a tensor of a file from the tensor's row `block.place` on."""
 
     file: str
     block: RowBlock
 
     def to_json(self) -> dict[str, Any]:
+        """The block as JSON values."""
         block = self.block
         return {
             "file": self.file,
@@ -32,6 +33,11 @@ class StoredBlock:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StoredBlock:
+        """The block that `to_json` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: other values.
+        """
         feature, first, step, rows, place = (
             int(values[key]) for key in ("feature", "first", "step", "rows", "place")
         )
@@ -40,53 +46,61 @@ class StoredBlock:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Rows that two blocks have in common, counted in each from its first row on: so many, evenly spaced in both."""
+    """The common rows of two blocks, evenly spaced in both. Rows are counted from a block's first row.
+
+    Attributes:
+        rows: number of common rows.
+        target_first: the first common row, in the target block.
+        target_step: distance of common rows in the target block.
+        source_first: the first common row, in the source block.
+        source_step: distance of common rows in the source block.
+    """
 
     rows: int
-    mine: int
-    mine_step: int
-    theirs: int
-    theirs_step: int
+    target_first: int
+    target_step: int
+    source_first: int
+    source_step: int
 
 
-def overlap(mine: RowBlock, theirs: RowBlock) -> Overlap | None:
-    """What two blocks of one feature share; None when that is nothing.
+def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
+    """The common rows of two blocks; None if there are none.
 
-    Rows first, first + step, … of each: the common ones are the solutions of two congruences (Chinese remainder
-    theorem), and lie lcm(step, step) apart.
+    A block has the rows first, first + step, … of a feature. The common rows are the solutions of two
+    congruences (Chinese remainder theorem), and their distance is the least common multiple of both steps.
     """
-    if mine.feature != theirs.feature or not mine.rows or not theirs.rows:
+    if target.feature != source.feature or not target.rows or not source.rows:
         return None
-    divisor = math.gcd(mine.step, theirs.step)
-    distance = theirs.first - mine.first
+    divisor = math.gcd(target.step, source.step)
+    distance = source.first - target.first
     if distance % divisor:
         return None
-    apart = mine.step // divisor * theirs.step
-    modulus = theirs.step // divisor
-    turns = distance // divisor * pow(mine.step // divisor, -1, modulus) % modulus
-    first = mine.first + mine.step * turns
-    lowest = max(mine.first, theirs.first)
-    first += -(-max(lowest - first, 0) // apart) * apart
-    last = min(each.first + each.step * (each.rows - 1) for each in (mine, theirs))
+    common_step = target.step // divisor * source.step
+    modulus = source.step // divisor
+    steps = distance // divisor * pow(target.step // divisor, -1, modulus) % modulus
+    first = target.first + target.step * steps  # a solution; now the first one in both blocks
+    lowest = max(target.first, source.first)
+    first += -(-max(lowest - first, 0) // common_step) * common_step
+    last = min(block.first + block.step * (block.rows - 1) for block in (target, source))
     if first > last:
         return None
     return Overlap(
-        (last - first) // apart + 1,
-        (first - mine.first) // mine.step,
-        apart // mine.step,
-        (first - theirs.first) // theirs.step,
-        apart // theirs.step,
+        (last - first) // common_step + 1,
+        (first - target.first) // target.step,
+        common_step // target.step,
+        (first - source.first) // source.step,
+        common_step // source.step,
     )
 
 
 @dataclass(frozen=True)
-class Owned:
-    """What one rank is to write, by name in the trainer's state.
+class OwnedState:
+    """The part of a trainer's state that one rank writes, by name.
 
     Attributes:
-        equal: tensors that are equal on all ranks; none but on rank 0.
-        rows: the pieces of tensors that hold one entry a row.
-        blocks: where the rows of these pieces lie, laid one after the other.
+        equal: tensors that are equal on all ranks; empty except on rank 0.
+        rows: pieces of the tensors with one entry a table row.
+        blocks: the blocks of these pieces, contiguous in the order of the pieces.
     """
 
     equal: dict[str, Tensor]
@@ -94,19 +108,27 @@ class Owned:
     blocks: dict[str, list[RowBlock]]
 
 
-def owned(state: Mapping[str, Tensor], row_state: Mapping[str, Sequence[RowBlock]], *, leads: bool) -> Owned:
-    """The part of a state that this rank writes, as views; `leads` on rank 0."""
+def owned_state(
+    state: Mapping[str, Tensor], row_state: Mapping[str, Sequence[RowBlock]], *, leads: bool
+) -> OwnedState:
+    """The part of a trainer's state that this rank writes, as views.
+
+    Args:
+        state: all tensors by name.
+        row_state: tensor with one entry a table row -> its blocks on this rank.
+        leads: whether this is rank 0.
+    """
     equal = {name: value.detach() for name, value in state.items() if leads and name not in row_state}
-    found = Owned(equal, {}, {})
+    owned = OwnedState(equal, {}, {})
     for name, all_blocks in row_state.items():
-        mine = [block for block in all_blocks if block.written and block.rows]
-        if not mine:
+        blocks = [block for block in all_blocks if block.written and block.rows]
+        if not blocks:
             continue
         value = state[name].detach()
-        found.rows[name] = [value[block.place : block.place + block.rows] for block in mine]
-        place, placed = 0, []
-        for block in mine:
-            placed.append(RowBlock(block.feature, block.first, block.step, block.rows, place))
+        owned.rows[name] = [value[block.place : block.place + block.rows] for block in blocks]
+        place, contiguous = 0, []
+        for block in blocks:
+            contiguous.append(RowBlock(block.feature, block.first, block.step, block.rows, place))
             place += block.rows
-        found.blocks[name] = placed
-    return found
+        owned.blocks[name] = contiguous
+    return owned

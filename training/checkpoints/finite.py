@@ -1,4 +1,4 @@
-"""Keeps numbers that are none off the disk: a checkpoint or a model that holds them is worth less than the one before."""
+"""Prevents that a model or checkpoint with numbers that are not finite is saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from training.checkpoints.tensor_file import CHUNK_BYTES
 
 
 def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
-    """DataError where a tensor, given in pieces, holds a number that is not finite; says `when` that was seen."""
+    """Checks that all numbers of tensors are finite.
+
+    Args:
+        tensors: name -> the pieces of a tensor.
+        when: the time of the check, for the error.
+
+    Raises:
+        DataError: a tensor has a number that is not finite.
+    """
     for name, pieces in tensors.items():
         for piece in pieces:
             if not piece.is_floating_point():
@@ -21,5 +29,6 @@ def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
                 if not bool(torch.isfinite(chunk).all()):
                     raise DataError(
                         f"{when} {name} holds numbers that are not finite; nothing was saved",
-                        "lower train.learning_rate and train.embedding_learning_rate, and look for extreme feature values",
+                        "lower train.learning_rate and train.embedding_learning_rate, and look for extreme "
+                        "feature values",
                     )

@@ -1,4 +1,4 @@
-"""What ranks tell each other when they write and read files together. Every rank makes these calls, in one order."""
+"""Exchanges JSON values and errors between ranks. Every rank must make these calls in the same order."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from conf.errors import NightrankError
 from training.distributed.collectives import Collectives
 
 
-def share(collectives: Collectives, value: Any) -> list[Any]:
-    """The JSON values of all ranks, in their order. It returns when every rank has called it: a barrier."""
+def gather_json(collectives: Collectives, value: Any) -> list[Any]:
+    """The JSON values of all ranks, in the order of ranks. Also a barrier: all ranks must have called it."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     lengths, texts = collectives.allgather(torch.tensor([len(text)]), text)
     return [json.loads(part.numpy().tobytes()) for part in texts.split(lengths.tolist())]
 
 
-def raise_together(collectives: Collectives, error: NightrankError | None) -> None:
-    """Raises on all ranks the first error that any of them brings: none goes on alone, to wait for the others."""
-    mine = None if error is None else [type(error).__name__, error.problem, error.remedy]
-    for rank, theirs in enumerate(share(collectives, mine)):
-        if theirs is not None:
-            kind, problem, remedy = theirs
+def raise_on_all_ranks(collectives: Collectives, error: NightrankError | None) -> None:
+    """Raises the error of the first rank that has one, on all ranks, so that no rank waits for the others."""
+    fields = None if error is None else [type(error).__name__, error.problem, error.remedy]
+    for rank, fields_of_rank in enumerate(gather_json(collectives, fields)):
+        if fields_of_rank is not None:
+            kind, problem, remedy = fields_of_rank
             raise getattr(errors, kind)(f"rank {rank}: {problem}", remedy) from error

@@ -1,4 +1,4 @@
-"""A training's state on disk, read into the tensors of a rank, wherever its rows lie now."""
+"""Reads a training's state from disk into the tensors of a rank, for any placement of rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from training.checkpoints.tensor_file import TensorFile
 from training.embeddings.table import RowBlock
 
 
-class Misfit(Exception):
-    """The files hold another model's tensors, or not all rows; says what differs."""
+class StateMismatchError(Exception):
+    """The files have tensors of another model, or lack rows; the message names the difference."""
 
 
 class _Files:
-    """Files of a folder, opened when they are first needed."""
+    """The open files of a folder; a file is opened at its first use."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -34,6 +34,7 @@ class _Files:
         self._stack.close()
 
     def open(self, name: str) -> TensorFile:
+        """The open file of this name."""
         if name not in self._opened:
             self._opened[name] = self._stack.enter_context(TensorFile(f"{self._folder}/{name}"))
         return self._opened[name]
@@ -43,9 +44,11 @@ class StoredState:
     """Tensors by their names in `Trainer.state()`, in the files of one folder.
 
     Args:
-        prefixes: file → what goes before the names in it.
-        rows: tensor that holds one entry a row → the blocks it lies in.
-        cardinalities: of the features, in order: models of earlier versions hold every table whole, without blocks.
+        folder: path or URI.
+        prefixes: file -> prefix of its tensors' names.
+        rows: tensor with one entry a table row -> its blocks.
+        cardinalities: of the features, in order; needed for models of early versions, which have whole tables
+            without blocks.
     """
 
     def __init__(
@@ -61,15 +64,15 @@ class StoredState:
         self._cardinalities = cardinalities
 
     @cached_property
-    def _held(self) -> dict[str, tuple[list[str], list[int]]]:
-        """Tensor → the files it lies in, and its shape in the first of them."""
-        found: dict[str, tuple[list[str], list[int]]] = {}
+    def _tensors(self) -> dict[str, tuple[list[str], list[int]]]:
+        """Tensor -> its files, and its shape in the first of them."""
+        tensors: dict[str, tuple[list[str], list[int]]] = {}
         for name, prefix in self._prefixes.items():
             with TensorFile(f"{self.folder}/{name}") as file:
                 for tensor in file.header:
-                    held, _ = found.setdefault(prefix + tensor, ([], file.shape(tensor)))
-                    held.append(name)
-        return found
+                    files, _ = tensors.setdefault(prefix + tensor, ([], file.shape(tensor)))
+                    files.append(name)
+        return tensors
 
     @torch.no_grad()
     def load(
@@ -79,28 +82,29 @@ class StoredState:
         *,
         unread: tuple[str, ...] = (),
     ) -> None:
-        """Fills a rank's tensors in place: those of `row_state` where its blocks lie, all others wholly.
-
-        No more than a piece of a table is in memory beside them.
+        """Fills a rank's tensors in place. Only a chunk of a table is in memory besides them.
 
         Args:
-            unread: what names begin with that may be stored and are not in `state`.
+            state: the tensors by name.
+            row_state: tensor with one entry a table row -> its blocks on this rank; only these rows are
+                filled.
+            unread: prefixes of stored names that need not be in `state`.
 
         Raises:
-            Misfit: before anything is written, unless rows are missing.
+            StateMismatchError: the tensors differ. Nothing was changed, unless rows are missing.
             DataError: a file is missing or damaged.
         """
         self._require_fit(state, row_state, unread)
         with _Files(self.folder) as files:
             for name, value in state.items():
                 if name not in row_state:
-                    (file,) = self._held[name][0]
-                    value.copy_(files.open(file).read(self._inner(name, file)))
+                    (file,) = self._tensors[name][0]
+                    value.copy_(files.open(file).read(self._name_in_file(name, file)))
                     continue
                 copied = sum(self._copy_rows(files, name, block, value) for block in row_state[name])
-                wanted = sum(block.rows for block in row_state[name])
-                if copied != wanted:
-                    raise Misfit(f"{self.folder} holds {copied} of the {wanted} rows of {name}")
+                needed = sum(block.rows for block in row_state[name])
+                if copied != needed:
+                    raise StateMismatchError(f"{self.folder} holds {copied} of the {needed} rows of {name}")
 
     def _copy_rows(self, files: _Files, name: str, block: RowBlock, into: Tensor) -> int:
         copied = 0
@@ -108,10 +112,13 @@ class StoredState:
             common = overlap(block, stored.block)
             if common is None:
                 continue
-            first, step = block.place + common.mine, common.mine_step
+            first, step = block.place + common.target_first, common.target_step
             target = into[first : first + (common.rows - 1) * step + 1 : step]
             files.open(stored.file).read_rows(
-                self._inner(name, stored.file), stored.block.place + common.theirs, common.theirs_step, target
+                self._name_in_file(name, stored.file),
+                stored.block.place + common.source_first,
+                common.source_step,
+                target,
             )
             copied += common.rows
         return copied
@@ -119,14 +126,14 @@ class StoredState:
     def _blocks(self, name: str) -> Sequence[StoredBlock]:
         if name in self._rows:
             return self._rows[name]
-        (file,) = self._held[name][0]
+        (file,) = self._tensors[name][0]
         starts = accumulate(self._cardinalities, initial=0)
         return [
             StoredBlock(file, RowBlock(feature, 0, 1, rows, start))
             for feature, (rows, start) in enumerate(zip(self._cardinalities, starts, strict=False))
         ]
 
-    def _inner(self, name: str, file: str) -> str:
+    def _name_in_file(self, name: str, file: str) -> str:
         return name.removeprefix(self._prefixes[file])
 
     def _require_fit(
@@ -136,16 +143,21 @@ class StoredState:
         unread: tuple[str, ...],
     ) -> None:
         empty = {name for name, blocks in row_state.items() if not any(block.rows for block in blocks)}
-        missing = sorted(state.keys() - self._held.keys() - empty)
-        more = sorted(each for each in self._held.keys() - state.keys() if not each.startswith(unread))
-        if missing or more:
-            raise Misfit(f"{self.folder} lacks {missing or 'nothing'} and holds {more or 'nothing'} beside")
+        missing = sorted(state.keys() - self._tensors.keys() - empty)
+        unknown = self._tensors.keys() - state.keys()
+        surplus = sorted(name for name in unknown if not name.startswith(unread))
+        if missing or surplus:
+            raise StateMismatchError(
+                f"{self.folder} lacks {missing or 'nothing'} and holds in addition {surplus or 'nothing'}"
+            )
         for name, value in state.items():
-            if name not in self._held:
+            if name not in self._tensors:
                 continue
-            stored, mine = self._held[name][1], list(value.shape)
+            stored_shape, shape = self._tensors[name][1], list(value.shape)
             if name in row_state:
-                stored, mine = stored[1:], mine[1:]
-            if stored != mine:
-                what = f"rows of {name} have" if name in row_state else f"{name} has"
-                raise Misfit(f"{what} shape {tuple(mine)}, in {self.folder} {tuple(stored)}")
+                stored_shape, shape = stored_shape[1:], shape[1:]
+            if stored_shape != shape:
+                subject = f"rows of {name} have" if name in row_state else f"{name} has"
+                raise StateMismatchError(
+                    f"{subject} shape {tuple(shape)}, in {self.folder} {tuple(stored_shape)}"
+                )

@@ -1,8 +1,9 @@
-"""One safetensors file, written and read a piece at a time, on a local disk or an object store.
+"""Writes and reads safetensors files in chunks, on a local disk or an object store.
 
-The format (github.com/huggingface/safetensors): the length of a JSON header as 8 bytes little-endian, the header, which
-gives each tensor's dtype, shape and byte range, then the tensors' bytes. The library itself writes and reads whole
-tensors of local files, and copies them in memory on the way; a rank's rows of a table may be most of its memory.
+The format (github.com/huggingface/safetensors) has three parts: the length of a JSON header as 8 bytes
+little-endian; the header with dtype, shape and byte range of each tensor; and the tensors' bytes. The
+safetensors library handles only whole tensors of local files and copies them in memory, but a rank's table
+rows may take most of its memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from conf.errors import DataError, InfrastructureError
 from storage import file_io
 from training.registry.written_file import FileEntry
 
-# Bytes that are in memory at a time, beside the tensors themselves.
+# Bytes that are in memory at a time, in addition to the tensors themselves.
 CHUNK_BYTES = 1 << 26
 
 _DTYPES = {
@@ -45,24 +46,26 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> FileEntry:
-    """Writes a file; on a local disk its bytes and its name are there to stay when this returns.
+    """Writes a file. On a local disk, the file and its name survive a power cut once this returns.
 
     Args:
-        tensors: name → pieces, which are one tensor in the file, one after the other along dimension 0.
+        folder: path or URI.
+        name: of the file.
+        tensors: name -> pieces, which are concatenated along dimension 0 in the file.
 
     Raises:
-        InfrastructureError: it could not be written; nothing of it is left on a local disk.
+        InfrastructureError: the file could not be written; a local disk has no part of it.
     """
-    order = sorted(
-        tensors, key=lambda each: (-tensors[each][0].element_size(), each)
-    )  # keeps numbers aligned
+    # Larger elements first, which keeps numbers aligned.
+    order = sorted(tensors, key=lambda tensor: (-tensors[tensor][0].element_size(), tensor))
     header: dict[str, Any] = {}
     end = 0
-    for each in order:
-        start, end = end, end + sum(piece.nbytes for piece in tensors[each])
-        header[each] = {
-            "dtype": _NAMES[tensors[each][0].dtype],
-            "shape": _shape(tensors[each]),
+    for tensor in order:
+        pieces = tensors[tensor]
+        start, end = end, end + sum(piece.nbytes for piece in pieces)
+        header[tensor] = {
+            "dtype": _NAMES[pieces[0].dtype],
+            "shape": _shape(pieces),
             "data_offsets": [start, end],
         }
     text = json.dumps(header).encode()
@@ -97,9 +100,8 @@ def _bytes_of(tensors: Mapping[str, Sequence[Tensor]], order: Sequence[str]) -> 
 
 def raw(values: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU; writing to them writes to the tensor."""
-    flat = values.as_strided(
-        (values.numel(),), (1,)
-    )  # a single row of a strided view is contiguous, its strides are not 1
+    # A single row of a strided view counts as contiguous, although its strides are not 1.
+    flat = values.as_strided((values.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 
 
@@ -120,7 +122,7 @@ def _create(path: str) -> Iterator[IO[bytes]]:
     except BaseException:
         local.unlink(missing_ok=True)
         raise
-    folder = os.open(local.parent, os.O_RDONLY)  # the name itself must survive a power cut
+    folder = os.open(local.parent, os.O_RDONLY)  # makes the file's name survive a power cut
     try:
         os.fsync(folder)
     finally:
@@ -128,10 +130,10 @@ def _create(path: str) -> Iterator[IO[bytes]]:
 
 
 class TensorFile:
-    """A file to read from; close it, or use it as a context manager.
+    """A file to read from. Close it, or use it as a context manager.
 
     Raises:
-        DataError: there is no such file, or it is not of this format.
+        DataError: the file is missing, or is not a safetensors file.
     """
 
     def __init__(self, path: str) -> None:
@@ -151,55 +153,57 @@ class TensorFile:
         self.close()
 
     def close(self) -> None:
+        """Closes the file."""
         self._stream.close()
 
     @cached_property
     def header(self) -> dict[str, dict[str, Any]]:
-        """Tensor → dtype, shape and data_offsets, these from the start of the file."""
+        """Tensor -> dtype, shape and data_offsets; the offsets are counted from the start of the file."""
         size = self._stream.size()
         length = int.from_bytes(self._stream.read_at(8, 0), "little") if size >= 8 else size
         try:
             if 8 + length > size:
-                raise ValueError("its header is longer than it is")
-            found = json.loads(self._stream.read_at(length, 8))
+                raise ValueError("its header is longer than the file")
+            header = json.loads(self._stream.read_at(length, 8))
         except ValueError as error:
             raise DataError(
                 f"{self.path} is no safetensors file, or cut short at {size} bytes: {error}",
                 "delete the folder it is in and run train_model again",
             ) from error
-        found.pop("__metadata__", None)
-        for each in found.values():
-            each["data_offsets"] = [8 + length + offset for offset in each["data_offsets"]]
-        return dict(found)
+        header.pop("__metadata__", None)
+        for entry in header.values():
+            entry["data_offsets"] = [8 + length + offset for offset in entry["data_offsets"]]
+        return dict(header)
 
     def shape(self, name: str) -> list[int]:
+        """The shape of a tensor."""
         return list(self.header[name]["shape"])
 
     def read(self, name: str) -> Tensor:
         """A whole tensor, on the CPU."""
-        about = self.header[name]
-        values = torch.empty(about["shape"], dtype=_DTYPES[about["dtype"]])
-        self._fill(values, about["data_offsets"][0])
+        entry = self.header[name]
+        values = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+        self._fill(values, entry["data_offsets"][0])
         return values
 
     def read_rows(self, name: str, first: int, step: int, into: Tensor) -> None:
         """Fills (N, …) `into`, on any device, with the rows first, first + step, … of a tensor."""
-        about = self.header[name]
-        dtype, width = _DTYPES[about["dtype"]], math.prod(about["shape"][1:])
+        entry = self.header[name]
+        dtype, width = _DTYPES[entry["dtype"]], math.prod(entry["shape"][1:])
         row_bytes = width * dtype.itemsize
         if step == 1 and into.device.type == "cpu" and into.is_contiguous() and into.dtype == dtype:
-            self._fill(into, about["data_offsets"][0] + first * row_bytes)
+            self._fill(into, entry["data_offsets"][0] + first * row_bytes)
             return
         rows = max(CHUNK_BYTES // max(row_bytes * step, 1), 1)
-        for place in range(0, len(into), rows):
-            target = into[place : place + rows]
+        for start in range(0, len(into), rows):
+            target = into[start : start + rows]
             span = (len(target) - 1) * step + 1
-            chunk = torch.empty([span, *about["shape"][1:]], dtype=dtype)
-            self._fill(chunk, about["data_offsets"][0] + (first + place * step) * row_bytes)
+            chunk = torch.empty([span, *entry["shape"][1:]], dtype=dtype)
+            self._fill(chunk, entry["data_offsets"][0] + (first + start * step) * row_bytes)
             target.copy_(chunk[::step])
 
     def _fill(self, values: Tensor, offset: int) -> None:
-        """Reads a contiguous tensor's bytes from that place of the file on."""
+        """Fills a contiguous tensor with the bytes from this offset of the file on."""
         for chunk in values.detach().reshape(-1).split(max(CHUNK_BYTES // values.element_size(), 1)):
             self._stream.seek(offset)
             if self._stream.readinto(raw(chunk)) != chunk.nbytes:

@@ -1,1 +1,1 @@
-"""From the files of a split to the batches of one rank: who reads which rows, in which order."""
+"""The loader: from the files of a split to the batches of one rank, in a reproducible random order."""

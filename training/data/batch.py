@@ -1,4 +1,4 @@
-"""A batch, and its way to a device."""
+"""A batch, and its transfer to a device."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Batch:
 
     Attributes:
         dense: (L, D) float32.
-        categorical: (L, W) int32, ids as training/models/inputs.py lays them out.
+        categorical: (L, W) int32 ids; training/models/inputs.py defines their columns.
         labels: (L,) float32, 0 or 1.
         weights: (L,) float32, 1 for a row and 0 for padding.
-        global_weight: rows in the global batch, padding not counted; equal on all ranks.
-        ready: what a stream has to wait for before it reads the tensors; None where they are there.
+        global_weight: rows in the global batch without padding; equal on all ranks.
+        ready: the event that a stream must wait for before it reads the tensors; None if they are complete.
     """
 
     dense: Tensor
@@ -32,22 +32,22 @@ class Batch:
     ready: torch.cuda.Event | None = None
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on a device, for work on its current stream."""
+        """The batch on a device, ready for use on its current stream."""
         tensors = {
             name: getattr(self, name).to(device) for name in ("dense", "categorical", "labels", "weights")
         }
         if self.ready is not None:
             stream = torch.cuda.current_stream(device)
             stream.wait_event(self.ready)
-            for each in tensors.values():
-                each.record_stream(stream)  # its memory is used again after what is queued there now
+            for tensor in tensors.values():
+                tensor.record_stream(stream)  # its memory is reused only after the work queued on this stream
         return replace(self, **tensors, ready=None)
 
 
 class Transfer:
-    """Copies pools to a GPU on a stream of its own, while the GPU works on the batches of earlier ones.
+    """Copies pools to a GPU on a separate stream, while the GPU computes with earlier batches.
 
-    For the CPU there is nothing to copy.
+    On a CPU it copies nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -64,7 +64,7 @@ class Transfer:
         self._copying.clear()
 
     def copy(self, pool: Pool) -> tuple[Pool, torch.cuda.Event | None]:
-        """The pool on the device, and when it is there. The host's pool is kept until then."""
+        """The pool on the device and the event of its arrival. The host's pool is kept until then."""
         if self._stream is None:
             return pool, None
         while self._copying and self._copying[0][0].query():

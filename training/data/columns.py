@@ -1,6 +1,7 @@
-"""The columns of one row group, checked against the manifest and the feature spec.
+"""Reads the columns of one row group, checked against the manifest and the feature spec.
 
-Petastorm reads them, but for lists of ids: its batch reader takes lists of one length alone, so these come from pyarrow.
+Petastorm reads all columns except lists of ids. Its batch reader supports only lists of equal length, so
+pyarrow reads those.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ _REBUILD = "run build_features again for the day of this file"
 
 @dataclass(frozen=True)
 class Columns:
-    """A row group's columns, in the spec's order. They may be views of memory that others share: read-only.
+    """A row group's columns, in the spec's order. They may be views of shared memory: read-only.
 
     Attributes:
         label: (rows,) float32.
-        dense: (rows,) float32 each.
-        categorical: int32, a feature of `spec.embedded` each: (rows,) for one id, (rows, length) for a list of ids.
-        cut: features that hold lists longer than that → how many.
+        dense: one (rows,) float32 array a feature.
+        categorical: one int32 array a feature of `spec.embedded`: (rows,) for one id, (rows, length) for
+            lists of ids.
+        cut: feature -> the number of its lists that are longer than `length` and were cut.
     """
 
     label: NDArray[np.float32]
@@ -43,49 +45,52 @@ class Columns:
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.nbytes for each in (self.label, *self.dense, *self.categorical))
+        """Bytes of all columns."""
+        return sum(column.nbytes for column in (self.label, *self.dense, *self.categorical))
 
 
 def read_columns(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot) -> Columns:
     """The label and the features of a row group, in the order of its rows.
 
     Raises:
-        DataError: the file is missing, holds other rows than its manifest says, an id is outside its cardinality, or a
-            column is missing, of another type, or has nulls. A null list counts as an empty one.
+        DataError: the file is missing or has another number of rows than its manifest says; an id is not
+            below its cardinality; or a column is missing, of another type, or has nulls. A null list counts
+            as an empty one.
     """
     path = group.file.path
     scalars = (*spec.dense, *spec.categorical)
-    wanted = {spec.label: "float32", **{each.name: each.dtype for each in scalars}}
+    wanted = {spec.label: "float32", **{feature.name: feature.dtype for feature in scalars}}
     if not Path(group.file.on_disk).is_file():
         raise DataError(f"{path} does not exist although a manifest names it", _REBUILD)
-    found = read_row_group(group, list(wanted))
-    _require_columns(path, list(wanted), found)
-    rows = {len(values) for values in found.values()}
+    columns = read_row_group(group, list(wanted))
+    _require_columns(path, list(wanted), columns)
+    rows = {len(values) for values in columns.values()}
     if rows != {group.rows}:
         raise DataError(f"{_name(group)} gave {sorted(rows)} rows, its manifest says {group.rows}", _REBUILD)
     for name, dtype in wanted.items():
-        if found[name].dtype != dtype:  # Arrow turns integers with nulls into float64
+        if columns[name].dtype != dtype:  # Arrow converts integers with nulls to float64
             raise DataError(
-                f"{path}: column {name} arrives as {found[name].dtype}, not {dtype}: another type, or nulls in it",
+                f"{path}: column {name} arrives as {columns[name].dtype}, not {dtype}: another type, or "
+                "nulls in it",
                 _REBUILD,
             )
     lists = _read_lists(group, spec)
     lengths = dict(zip(lists, spec.list_lengths(multi_hot), strict=True))
-    longer = {
+    too_long = {
         name: pc.sum(pc.greater(pc.list_value_length(lists[name]), length)).as_py() or 0
         for name, length in lengths.items()
     }
     categorical = [
-        *(found[each.name] for each in spec.categorical),
+        *(columns[feature.name] for feature in spec.categorical),
         *(pad_lists(lists[name], length) for name, length in lengths.items()),
     ]
     for feature, ids in zip(spec.embedded, categorical, strict=True):
         _check_ids(path, feature, ids)
     return Columns(
-        found[spec.label],
-        [found[each.name] for each in spec.dense],
+        columns[spec.label],
+        [columns[feature.name] for feature in spec.dense],
         categorical,
-        {name: count for name, count in longer.items() if count},
+        {name: count for name, count in too_long.items() if count},
     )
 
 
@@ -94,9 +99,9 @@ def _name(group: RowGroup) -> str:
 
 
 def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
-    """In the stacked table an id out of range would be a row of another column: nothing else would notice."""
+    """Raises DataError for ids out of range, which would read another column's rows of the stacked table."""
     cardinality = int(feature.cardinality or 0)
-    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # a negative one is huge without its sign
+    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # a negative id is huge as unsigned
         raise DataError(
             f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
             "run build_features again: features and workflow version do not belong together",
@@ -104,8 +109,8 @@ def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
 
 
 def _read_lists(group: RowGroup, spec: FeatureSpec) -> dict[str, pa.ListArray]:
-    """The lists of ids of a row group, a feature each, in the spec's order."""
-    names = [each.name for each in spec.multi_hot]
+    """Feature -> its lists of ids in a row group, in the spec's order."""
+    names = [feature.name for feature in spec.multi_hot]
     if not names:
         return {}
     path = group.file.path
@@ -127,7 +132,7 @@ def _list_column(path: str, name: str, column: pa.ChunkedArray) -> pa.ListArray:
     raise DataError(f"{path}: column {name} {problem}", _REBUILD)
 
 
-def _require_columns(path: str, names: list[str], held: Collection[str]) -> None:
-    missing = [name for name in names if name not in held]
+def _require_columns(path: str, names: list[str], present: Collection[str]) -> None:
+    missing = [name for name in names if name not in present]
     if missing:
         raise DataError(f"{path} lacks the columns {missing}", _REBUILD)

@@ -1,13 +1,14 @@
-"""Batches of one rank, read through Petastorm: every row of its shards exactly once an epoch.
+"""Reads the batches of one rank through Petastorm: every row of its shards exactly once an epoch.
 
-A thread reads row groups ahead. The rows of all the rank's shards are written to a pool, shuffled, at their places in the
-order of the batches (order.py says which), and a batch is a slice of the pool. The order depends on the plan, the seed and
-the epoch alone, so an epoch may begin at any step, without a look at the files before it, and two runs see the same batches.
+A thread reads row groups ahead. The rows of the rank's shards are written to a pool in the order of the
+batches (row_order.py), and a batch is a slice of the pool. The order depends only on plan, seed and epoch.
+An epoch may thus begin at any step without reading the files before it, and two runs see the same batches.
 
-Memory, with k shards on this rank and b bytes a row (4 for each label, dense feature and id): the row groups that the k
-shards stand in; read ahead, `reading.read_ahead_mib` and one row group; pools of `reading.pool_rows` rows (or of 4 batches,
-where that is more) over the number of ranks, two being written and read, one or two waiting. With 1,000,000 rows a group, 40 columns
-and 16 shards on one rank that is 16 × 160 MB + 1 GiB + 4 × 21 MB.
+A rank needs memory for the current row group of each of its k shards, for the row groups read ahead
+(`reading.read_ahead_mib` and one row group), and for three or four pools. All ranks' pools together have
+`reading.pool_rows` rows, or 4 batches if that is more. A row takes 4 bytes for each label, weight, dense
+feature and id. With 1,000,000 rows a group, 40 columns and 16 shards on one rank that is 16 × 160 MB + 1 GiB
++ 4 × 21 MB.
 """
 
 from __future__ import annotations
@@ -23,32 +24,35 @@ from storage.feature_spec import FeatureSpec
 from training.data.batch import Batch, Transfer
 from training.data.buffer_pool import Pool, Pools
 from training.data.columns import Columns, read_columns
-from training.data.pool_writer import Fill, Writer
+from training.data.pool_writer import PoolContents, PoolWriter
 from training.data.prefetch import Prefetch
-from training.data.row_order import Order, Stream
+from training.data.row_order import RowOrder, ShardStream
 from training.data.sharding import DataFile, RowGroup, ShardPlan, row_groups
-from training.data.staging import own_folder, stage
+from training.data.staging import stage, staging_folder
 
 log = logging.getLogger("nightrank.training")
 
 _CPU = torch.device("cpu")
 _MIB = 2**20
-# Fewer steps a pool than this would leave neighbours of a file in one batch.
+# With fewer steps a pool, too many neighbouring rows of a file would be in one batch.
 _MIN_POOL_STEPS = 4
 
 
 class Loader:
     """Reads one split for one rank.
 
+    It has eight parameters because files, order, columns and device vary independently of each other.
+
     Args:
-        files: the split's files in manifest order, the same on every rank; those of an object store are staged (staging.py).
-        plan: the logical shards of their row groups.
-        shards: the shards this rank owns.
+        files: the split's files in manifest order, the same on every rank; files of an object store are
+            staged.
+        plan: the logical shards of the files' rows.
+        shards: the shards of this rank.
         spec: the columns to read, in the model's order.
         seed: of the order of rows; None keeps the order of the files.
-        multi_hot: how many ids of a list count.
-        device: where batches are wanted; they are copied ahead to a GPU.
-        reading: how large pools are, and how far ahead row groups are read.
+        multi_hot: how many ids of a list are used.
+        device: the device of the training; pools are copied ahead to a GPU.
+        reading: size of the pools, and how far ahead row groups are read.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Loader:
         global_rows = plan.shard_rows * len(plan.shards)
         wanted = max(self._reading.pool_rows // global_rows, _MIN_POOL_STEPS)
         self._pool_steps = max(min(wanted, plan.steps), 1)
-        self._told_cut: set[str] = set()
+        self._warned_cut: set[str] = set()
 
     def batches(self, epochs: int = 1, first_step: int = 0) -> Iterator[Batch]:
         """The batches of all epochs, one epoch after the other, without the first `first_step` of them.
@@ -85,49 +89,49 @@ class Loader:
             return
         epoch, step = divmod(first_step, self.plan.steps)
         window, skipped = divmod(step, self._pool_steps)
-        reads = self._reads(self._needed(self._fills(epochs, epoch, window)))
+        reads = self._reads(self._row_groups_of(self._pool_contents(epochs, epoch, window)))
         ahead_bytes = self._reading.read_ahead_mib * _MIB
         with (
             Prefetch(reads, ahead_bytes, lambda columns: columns.size_bytes) as arriving,
             Transfer(self._device) as transfer,
             self._writer(arriving) as writer,
         ):
-            for fill in self._fills(epochs, epoch, window):
-                pool, ready = transfer.copy(writer.write(fill))
-                first = fill.window * self._pool_steps
+            for contents in self._pool_contents(epochs, epoch, window):
+                pool, ready = transfer.copy(writer.write(contents))
+                first = contents.window * self._pool_steps
                 for step in range(first + skipped, min(first + self._pool_steps, self.plan.steps)):
                     yield _batch(pool, step - first, self.plan.weight(step), ready)
                 skipped = 0
-                del pool  # or it would be lent until the next one is written
+                del pool  # otherwise it could not be reused for the next one
 
-    def _writer(self, arriving: Iterator[Columns]) -> Writer:
+    def _writer(self, arriving: Iterator[Columns]) -> PoolWriter:
         rows = self.plan.shard_rows * len(self.shards)
         lengths = self.spec.list_lengths(self._multi_hot)
         num_dense, num_ids = len(self.spec.dense), len(self.spec.categorical)
         pools = Pools(
             self._pool_steps, rows, num_dense, num_ids + sum(lengths), pinned=self._device.type == "cuda"
         )
-        return Writer(pools, len(self.shards), arriving, torch.get_num_threads())
+        return PoolWriter(pools, len(self.shards), arriving, torch.get_num_threads())
 
-    def _fills(self, epochs: int, epoch: int, window: int) -> Iterator[Fill]:
-        """What the pools hold one after the other, from that window of that epoch on."""
+    def _pool_contents(self, epochs: int, first_epoch: int, first_window: int) -> Iterator[PoolContents]:
+        """The contents of all pools in order, from a window of an epoch on."""
         rows = self._pool_steps * self.plan.shard_rows
-        for each in range(epoch, epochs):
-            order = Order(self._seed, each)
-            streams = [Stream(order.pieces(shard, self.plan.shards[shard])) for shard in self.shards]
-            for place in range(window, -(-self.plan.steps // self._pool_steps)):
-                found = [stream.runs(place * rows, (place + 1) * rows) for stream in streams]
-                yield Fill(order, place, self.shards, found)
-            window = 0
+        for epoch in range(first_epoch, epochs):
+            order = RowOrder(self._seed, epoch)
+            streams = [ShardStream(order.pieces(shard, self.plan.shards[shard])) for shard in self.shards]
+            for window in range(first_window, -(-self.plan.steps // self._pool_steps)):
+                ranges = [stream.ranges(window * rows, (window + 1) * rows) for stream in streams]
+                yield PoolContents(order, window, self.shards, ranges)
+            first_window = 0
 
-    def _needed(self, fills: Iterator[Fill]) -> Iterator[RowGroup]:
-        """The row groups that a pool needs and the one before it did not, in the order in which pools need them."""
-        held: Collection[int] = ()
-        for fill in fills:
-            for group in fill.groups:
-                if group not in held:
+    def _row_groups_of(self, pools: Iterator[PoolContents]) -> Iterator[RowGroup]:
+        """The row groups in the order in which pools need them, each once for consecutive pools."""
+        present: Collection[int] = ()
+        for contents in pools:
+            for group in contents.groups:
+                if group not in present:
                     yield self._groups[group]
-            held = fill.groups
+            present = contents.groups
 
     def _reads(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
         if all(file_io.is_local(group.file.path) for group in self._groups):
@@ -135,9 +139,9 @@ class Loader:
                 yield self._read(group)
             return
         with (
-            own_folder(self._reading.staging_folder) as own,
+            staging_folder(self._reading.staging_folder) as folder,
             Prefetch(
-                stage(groups, own), self._reading.staging_mib * _MIB, lambda each: each.size_bytes
+                stage(groups, folder), self._reading.staging_mib * _MIB, lambda staged: staged.size_bytes
             ) as ahead,
         ):
             for staged in ahead:
@@ -147,7 +151,7 @@ class Loader:
 
     def _read(self, group: RowGroup) -> Columns:
         columns = read_columns(group, self.spec, self._multi_hot)
-        for name in columns.cut.keys() - self._told_cut:
+        for name in columns.cut.keys() - self._warned_cut:
             log.warning(
                 "%s: %d of the %d lists in %s are longer than model.multi_hot allows, and are cut",
                 name,
@@ -155,16 +159,16 @@ class Loader:
                 group.rows,
                 group.file.path,
             )
-            self._told_cut.add(name)
+            self._warned_cut.add(name)
         return columns
 
 
-def _batch(pool: Pool, place: int, global_weight: int, ready: torch.cuda.Event | None) -> Batch:
+def _batch(pool: Pool, step: int, global_weight: int, ready: torch.cuda.Event | None) -> Batch:
     return Batch(
-        pool.dense[place],
-        pool.categorical[place],
-        pool.labels[place],
-        pool.weights[place],
+        pool.dense[step],
+        pool.categorical[step],
+        pool.labels[step],
+        pool.weights[step],
         global_weight,
         ready,
     )

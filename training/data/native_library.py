@@ -1,7 +1,7 @@
-"""The compiled way from columns to rows (native/turn.cpp), which `make setup` builds: found, checked, and called.
+"""The compiled transposition of columns to rows (native/transpose.cpp), which `make setup` builds.
 
-It is looked for below the interpreter's prefix, so that it travels in a packed environment. Without it NumPy does the same
-(stacking.py) more slowly, and the log says so.
+The library lies below the interpreter's prefix, so that a packed environment contains it. Without it NumPy
+does the same more slowly (transpose.py), and the log says so.
 """
 
 from __future__ import annotations
@@ -23,79 +23,88 @@ log = logging.getLogger("nightrank.training")
 
 # Below sys.prefix; setup/build_native.py puts it there.
 LIBRARY = Path("lib/nightrank/libnightrank_reading.so")
-VERSION = 1  # of the interface; native/turn.cpp says the same number
+VERSION = 2  # of the interface; native/transpose.cpp has the same number
 
 _pointer, _number, _long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The library; None, and a warning, where this environment lacks it or has that of another version."""
-    found = _open()
-    if found is None:
+    """The library; None, and a warning, if this environment lacks it or has another version of it."""
+    opened = _open()
+    if opened is None:
         log.warning(
             "%s is missing or of another version: the loader is slower; run `make setup`",
             Path(sys.prefix) / LIBRARY,
         )
-    return found
+    return opened
 
 
 def _open() -> ctypes.CDLL | None:
     try:
-        found = ctypes.CDLL(str(Path(sys.prefix) / LIBRARY))
-        version = found.nightrank_reading_version
+        opened = ctypes.CDLL(str(Path(sys.prefix) / LIBRARY))
+        version = opened.nightrank_reading_version
     except (OSError, AttributeError):
         return None
     version.restype = ctypes.c_int32
     if version() != VERSION:
         return None
-    found.nightrank_turn.restype = None
-    found.nightrank_turn.argtypes = (
+    opened.nightrank_transpose.restype = None
+    opened.nightrank_transpose.argtypes = (
         _number, _number, _pointer, _pointer, _long, _pointer, _long, _long, _long, _long, _pointer, _pointer,
     )  # fmt: skip
-    found.nightrank_places.restype = None
-    found.nightrank_places.argtypes = (_long, _pointer, _long, _long, _long, _pointer)
-    return found
+    opened.nightrank_target_rows.restype = None
+    opened.nightrank_target_rows.argtypes = (_long, _pointer, _long, _long, _long, _pointer)
+    return opened
 
 
-def places(rows: int, order: NDArray[np.int64] | None, own: int, batch: int, first: int) -> NDArray[np.int64]:
-    """As stacking.places."""
-    found = library()
-    assert found is not None  # or NumPy would have been asked
-    made = np.empty(rows, dtype=np.int64)
-    at = None if order is None else order.ctypes.data
-    found.nightrank_places(rows, at, own, batch, first, made.ctypes.data)
-    return made
+def _required_library() -> ctypes.CDLL:
+    opened = library()
+    if opened is None:
+        raise RuntimeError("internal error, please report: the compiled library is used where it is missing")
+    return opened
 
 
-class CompiledSource:
-    """See stacking.Source. Rows are written without the interpreter's lock.
+def target_rows(
+    rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
+) -> NDArray[np.int64]:
+    """The compiled form of `transpose.target_rows`."""
+    targets = np.empty(rows, dtype=np.int64)
+    order_address = None if order is None else order.ctypes.data
+    _required_library().nightrank_target_rows(
+        rows, order_address, shard_rows, batch_rows, first, targets.ctypes.data
+    )
+    return targets
+
+
+class CompiledTransposer:
+    """A `transpose.Transposer` in compiled code; it releases the interpreter's lock.
 
     Raises:
-        ValueError: a column's numbers are not of 4 bytes.
+        ValueError: the numbers of a column do not have 4 bytes.
     """
 
     def __init__(self, columns: Sequence[NDArray[Any]]) -> None:
-        if any(each.itemsize != 4 for each in columns):
-            raise ValueError(f"columns of {[str(each.dtype) for each in columns]}: only numbers of 4 bytes")
-        self._columns = [np.ascontiguousarray(each) for each in columns]
-        self._singles = sum(each.ndim == 1 for each in columns)
-        self._lengths = np.array([each.shape[1] for each in columns[self._singles :]], dtype=np.int64)
-        self._addresses = np.array([each.ctypes.data for each in self._columns], dtype=np.int64)
-        self._row_bytes = np.array([each.strides[0] for each in self._columns], dtype=np.int64)
+        if any(column.itemsize != 4 for column in columns):
+            dtypes = [str(column.dtype) for column in columns]
+            raise ValueError(f"columns of {dtypes}: only numbers of 4 bytes are supported")
+        self._columns = [np.ascontiguousarray(column) for column in columns]
+        self._singles = sum(column.ndim == 1 for column in columns)
+        self._lengths = np.array([column.shape[1] for column in columns[self._singles :]], dtype=np.int64)
+        self._addresses = np.array([column.ctypes.data for column in self._columns], dtype=np.int64)
+        self._row_bytes = np.array([column.strides[0] for column in self._columns], dtype=np.int64)
 
-    def turn(
+    def transpose(
         self,
         first: int,
         blocks: NDArray[np.int64] | None,
         rows: range,
-        places: NDArray[np.int64],
+        target_rows: NDArray[np.int64],
         into: NDArray[Any],
     ) -> None:
+        """See `transpose.Transposer.transpose`."""
         addresses = self._addresses + first * self._row_bytes
-        found = library()
-        assert found is not None  # or there would be no CompiledSource
-        found.nightrank_turn(
+        _required_library().nightrank_transpose(
             self._singles,
             len(self._lengths),
             addresses.ctypes.data,
@@ -106,6 +115,6 @@ class CompiledSource:
             BLOCK_ROWS,
             rows.start,
             rows.stop,
-            places.ctypes.data,
+            target_rows.ctypes.data,
             into.ctypes.data,
         )

@@ -1,4 +1,4 @@
-"""Writes the rows of a rank's shards into pools, at their places in the order of the batches."""
+"""Writes the rows of a rank's shards to buffer pools, in the order of the batches."""
 
 from __future__ import annotations
 
@@ -13,41 +13,43 @@ from numpy.typing import NDArray
 from training.data import transpose
 from training.data.buffer_pool import Pool, Pools
 from training.data.columns import Columns
-from training.data.row_order import Order, Run
+from training.data.row_order import RowOrder, RowRange
 from training.data.sharding import Piece
-from training.data.transpose import Source
+from training.data.transpose import Transposer
 
 
 @dataclass(frozen=True)
-class Fill:
-    """What one pool holds.
+class PoolContents:
+    """The rows of one pool.
 
     Attributes:
         order: of the epoch.
-        window: which pool of the epoch it is.
+        window: the pool's number within the epoch.
         shards: the rank's shards.
-        runs: of each shard, the rows of its stream that belong here.
+        ranges: for each shard, the ranges of its rows that belong to this pool.
     """
 
-    order: Order
+    order: RowOrder
     window: int
     shards: Sequence[int]
-    runs: Sequence[Sequence[Run]]
+    ranges: Sequence[Sequence[RowRange]]
 
     @property
     def groups(self) -> list[int]:
-        """The row groups of all runs, in the order in which they are needed."""
-        return list(dict.fromkeys(run.piece.group for own in self.runs for run in own))
+        """The row groups of all ranges, in the order in which they are needed."""
+        all_ranges = (rows for of_shard in self.ranges for rows in of_shard)
+        return list(dict.fromkeys(rows.piece.group for rows in all_ranges))
 
 
-class Writer:
-    """Keeps a row group for as long as the next pool needs it.
+class PoolWriter:
+    """Writes pools, and keeps a row group in memory as long as the next pool needs it.
 
     Args:
         pools: of S steps and L rows a step.
-        num_shards: of the rank; each gives L / num_shards rows to a step.
-        arriving: the row groups that a pool needs and the one before did not, in the order of `Fill.groups`.
-        threads: shards that are written at once.
+        num_shards: of the rank; each has L / num_shards rows in a step.
+        arriving: the row groups that a pool needs and the one before did not, in the order of
+            `PoolContents.groups`.
+        threads: number of shards that are written at once.
     """
 
     def __init__(self, pools: Pools, num_shards: int, arriving: Iterator[Columns], threads: int) -> None:
@@ -55,63 +57,73 @@ class Writer:
         self._num_shards = num_shards
         self._arriving = arriving
         self._threads = ThreadPoolExecutor(min(threads, num_shards), "nightrank-rows")
-        self._held: dict[int, tuple[Source, ...]] = {}
+        self._transposers: dict[int, tuple[Transposer, ...]] = {}  # by row group: label, dense, categorical
         self._blocks: dict[tuple[int, Piece], NDArray[np.int64] | None] = {}
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> PoolWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown()
 
-    def write(self, fill: Fill) -> Pool:
-        """A pool of these rows; places that no row is left for hold zeros, their weights too."""
-        self._arrange(fill)
+    def write(self, contents: PoolContents) -> Pool:
+        """A pool with these rows. Rows of the pool that remain empty are zero, including their weights."""
+        self._load_row_groups(contents)
         pool = self._pools.take()
         rows = self._pools.steps * self._pools.rows
         tensors = (pool.labels, pool.dense, pool.categorical)
-        into = [each.view(rows, -1 if each.numel() else 0).numpy() for each in tensors]
+        targets = [tensor.view(rows, -1 if tensor.numel() else 0).numpy() for tensor in tensors]
         weights = pool.weights.view(rows).numpy()
-        list(
-            self._threads.map(
-                lambda place: self._write_shard(fill, place, into, weights), range(self._num_shards)
-            )
-        )
+
+        def write_shard(index: int) -> None:
+            self._write_shard(contents, index, targets, weights)
+
+        list(self._threads.map(write_shard, range(self._num_shards)))
         return pool
 
     def _write_shard(
-        self, fill: Fill, place: int, into: Sequence[NDArray[Any]], weights: NDArray[np.float32]
+        self,
+        contents: PoolContents,
+        index: int,
+        targets: Sequence[NDArray[Any]],
+        weights: NDArray[np.float32],
     ) -> None:
-        runs = fill.runs[place]
-        written = sum(run.stop - run.start for run in runs)
-        own, batch = self._pools.rows // self._num_shards, self._pools.rows
-        order = fill.order.window(fill.shards[place], fill.window, written)
-        places = transpose.places(written, order, own, batch, place * own)
+        ranges = contents.ranges[index]
+        num_rows = sum(rows.stop - rows.start for rows in ranges)
+        shard_rows, batch_rows = self._pools.rows // self._num_shards, self._pools.rows
+        order = contents.order.window(contents.shards[index], contents.window, num_rows)
+        first = index * shard_rows
+        target_rows = transpose.target_rows(num_rows, order, shard_rows, batch_rows, first)
         start = 0
-        for run in runs:
-            rows = range(run.start, run.stop)
-            blocks = self._blocks[fill.order.epoch, run.piece]
-            here = places[start : start + len(rows)]
-            for source, target in zip(self._held[run.piece.group], into, strict=True):
-                source.turn(run.piece.start, blocks, rows, here, target)
+        for row_range in ranges:
+            rows = range(row_range.start, row_range.stop)
+            blocks = self._blocks[contents.order.epoch, row_range.piece]
+            range_targets = target_rows[start : start + len(rows)]
+            transposers = self._transposers[row_range.piece.group]
+            for transposer, target in zip(transposers, targets, strict=True):
+                transposer.transpose(row_range.piece.start, blocks, rows, range_targets, target)
             start += len(rows)
-        weights[places] = 1
-        if written < self._pools.steps * own:
-            every = transpose.places(self._pools.steps * own, None, own, batch, place * own)
-            for target in (*into, weights):
-                target[every[written:]] = 0
+        weights[target_rows] = 1
+        all_rows = self._pools.steps * shard_rows
+        if num_rows < all_rows:
+            empty_rows = transpose.target_rows(all_rows, None, shard_rows, batch_rows, first)[num_rows:]
+            for target in (*targets, weights):
+                target[empty_rows] = 0
 
-    def _arrange(self, fill: Fill) -> None:
-        """Has the row groups of this pool at hand, and lets go of the others before new ones take memory."""
-        groups = fill.groups
-        self._held = {group: sources for group, sources in self._held.items() if group in groups}
+    def _load_row_groups(self, contents: PoolContents) -> None:
+        """Releases the row groups that this pool does not need, before it takes new ones."""
+        groups = contents.groups
+        self._transposers = {group: kept for group, kept in self._transposers.items() if group in groups}
         for group in groups:
-            if group not in self._held:
+            if group not in self._transposers:
                 columns = next(self._arriving)
                 kinds = ([columns.label], columns.dense, columns.categorical)
-                self._held[group] = tuple(transpose.source_of(each) for each in kinds)
-        pieces = {(fill.order.epoch, run.piece) for own in fill.runs for run in own}
+                self._transposers[group] = tuple(transpose.transposer_of(kind) for kind in kinds)
+        epoch = contents.order.epoch
+        pieces = {rows.piece for of_shard in contents.ranges for rows in of_shard}
         self._blocks = {
-            each: self._blocks[each] if each in self._blocks else fill.order.blocks(each[1])
-            for each in pieces
+            (epoch, piece): self._blocks[epoch, piece]
+            if (epoch, piece) in self._blocks
+            else contents.order.blocks(piece)
+            for piece in pieces
         }

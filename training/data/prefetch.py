@@ -12,24 +12,27 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-def _one(_: object) -> int:
+def _weight_one(_: object) -> int:
     return 1
 
 
 class Prefetch(Generic[Item]):
     """Iterates over `source` while a thread runs ahead. Use it as a context manager.
 
-    An error of the source is raised where the consumer reaches it. `wait_s` counts the seconds the consumer waited.
+    An error of the source is raised when the consumer reaches its item.
 
     Args:
-        source: a generator is closed, in the thread, when the consumer leaves.
-        capacity: how much may wait for the consumer, in the unit of `weigh`; the thread holds one item more. An item
-            heavier than that waits alone.
-        weigh: what an item weighs; every one 1 where it is not given.
+        source: if it is a generator, the thread closes it when the consumer leaves.
+        capacity: the total weight of the items that may wait for the consumer; the thread holds one item
+            more. A heavier item waits alone.
+        weigh: returns the weight of an item; by default 1.
+
+    Attributes:
+        wait_s: seconds that the consumer has waited.
     """
 
     def __init__(
-        self, source: Iterator[Item], capacity: int = 8, weigh: Callable[[Item], int] = _one
+        self, source: Iterator[Item], capacity: int = 8, weigh: Callable[[Item], int] = _weight_one
     ) -> None:
         self.wait_s = 0.0
         self._source = source
@@ -88,13 +91,13 @@ class Prefetch(Generic[Item]):
             for item in self._source:
                 if not self._put(item):
                     return
-                del item  # or it would live on while the next one is made
+                del item  # otherwise it would use memory while the next one is created
         finally:
             if isinstance(self._source, Generator):
                 self._source.close()
 
     def _put(self, item: Item) -> bool:
-        """Whether the consumer is still there."""
+        """Adds an item for the consumer; returns False if the consumer has left."""
         weight = self._weigh(item)
         with self._changed:
             self._changed.wait_for(

@@ -1,8 +1,8 @@
-"""One row group through Petastorm.
+"""Reads one row group through Petastorm.
 
-Petastorm's reader plans and counts, a worker of ours reads: Petastorm's own sends every table through `take`, even where
-rows keep their order, which costs as much as decoding it, and `make_batch_reader` opens each file once more to find out
-that it holds plain Parquet, which our manifest has said.
+Petastorm's reader plans and counts, and a subclass of its worker reads. Petastorm's worker calls `take` on
+every table, even where rows keep their order, which costs as much as decoding. `make_batch_reader` opens
+each file once more to see that it is plain Parquet; the manifest says so already.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.data.sharding import RowGroup
 
 
 class _Worker(ArrowReaderWorker):
-    """Reads a row group as it stands, its columns decoded by several threads."""
+    """Reads a row group in its order; several threads decode its columns."""
 
     def _read_with_shuffle_row_drop(
         self, piece: Any, pq_file: pq.ParquetFile, column_names: Collection[str], _: object
@@ -36,13 +36,13 @@ class _Worker(ArrowReaderWorker):
 
 
 def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """The columns of these names that the group's file has: (rows,) each, in the order of the rows.
+    """Name -> column, (rows,) in the order of the rows, for those of these columns that the file has.
 
     Raises:
         DataError: the file is not Parquet, or has fewer row groups than its manifest says.
     """
-    # Petastorm works on an interface that pyarrow 14 still has and warns about. The filter stays: this runs in a
-    # background thread, and warnings.catch_warnings() is not made for threads.
+    # Petastorm uses an interface that pyarrow 14 has deprecated. The filter stays installed: this runs in a
+    # background thread, and warnings.catch_warnings() is not safe in threads.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
     try:
         reader = _open(group, names)
@@ -54,27 +54,27 @@ def read_row_group(group: RowGroup, names: Sequence[str]) -> dict[str, NDArray[A
     try:
         tables = [table._asdict() for table in reader]
     finally:
-        # Reader.__exit__ would print a line to standard output, so it is closed by hand.
+        # Not as a context manager: Reader.__exit__ prints a line to standard output.
         reader.stop()
         reader.join()
     if len(tables) == 1:
         return dict(tables[0])
-    held = tables[0] if tables else ()
-    return {name: np.concatenate([table[name] for table in tables]) for name in held}
+    names_read = tables[0] if tables else ()
+    return {name: np.concatenate([table[name] for table in tables]) for name in names_read}
 
 
 def _open(group: RowGroup, names: Sequence[str]) -> Reader:
-    """A reader of one row group of a file, or of all in order where they count as one, in this thread.
+    """A reader of one row group, or of a whole file if its row groups count as one; reads in this thread.
 
-    The `dummy` pool is the one that neither reorders row groups nor, with a finite number of epochs, loses any. Shard i of
-    as many shards as there are row groups is the row group i.
+    Only the `dummy` pool neither reorders row groups nor loses any with a finite number of epochs. With as
+    many shards as row groups, shard i is row group i.
     """
-    # Petastorm takes the path as it stands: no percent-encoding.
+    # Petastorm expects the path without percent-encoding.
     files, paths = get_filesystem_and_path_or_paths([f"file://{group.file.on_disk}"])
     return Reader(
         files,
         paths,
-        # One pattern: the time Petastorm takes to match grows with patterns times columns.
+        # One pattern, because Petastorm's matching time grows with patterns times columns.
         schema_fields=["|".join(re.escape(name) for name in names)],
         worker_class=_Worker,
         reader_pool=DummyPool(),

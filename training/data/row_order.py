@@ -1,14 +1,15 @@
-"""In which order the rows of a shard come in an epoch: a pure function of seed, epoch, shard and plan.
+"""The order of a shard's rows in an epoch: a pure function of seed, epoch, shard and plan.
 
-Three shuffles follow each other:
+There are three shuffles:
 
-1. the shard's pieces (its parts of row groups) come in random order;
-2. within a piece, blocks of `BLOCK_ROWS` neighbouring rows come in random order, drawn from all of the piece: a block is a
-   few cache lines of a column, so that this costs what reading the column in its order costs;
-3. the rows that a shard brings to one pool (a *window* of the stream that 1 and 2 make) come in random order, every one.
+1. The shard's pieces, which are its parts of row groups, are shuffled. 2. Within a piece, blocks of
+`BLOCK_ROWS` neighbouring rows are shuffled. A block is a few cache lines of a column, so
+   that this costs no more than reading the column in order.
+3. The rows of a shard in one pool are shuffled one by one. They are a *window* of the stream that results
+from 1 and 2.
 
-Rows that were neighbours in a file thus meet in a window that holds blocks from hundreds of places; with a pool of n steps,
-a row finds (BLOCK_ROWS - 1) / n of its 31 neighbours in its own batch on average.
+A window holds blocks from hundreds of places of a piece. With a pool of n steps, on average (BLOCK_ROWS - 1)
+/ n of the other 31 rows of a block are in the same batch as a row.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from training.data.sharding import Piece
 
 BLOCK_ROWS = 32
 
-# What tells the generators of the three shuffles apart.
+# Parts of the seeds of the three shuffles.
 _PIECES, _BLOCKS, _WINDOW = range(3)
 
 
 @dataclass(frozen=True)
-class Run:
-    """Rows [start, stop) of the order in which a piece's rows come."""
+class RowRange:
+    """Rows [start, stop) of a piece, counted in the order of the piece's rows."""
 
     piece: Piece
     start: int
@@ -39,51 +40,51 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Order:
-    """The order of one epoch; without a seed rows come in the order of the files."""
+class RowOrder:
+    """The order of one epoch; without a seed, rows keep the order of the files."""
 
     seed: int | None
     epoch: int
 
     def pieces(self, shard: int, pieces: Sequence[Piece]) -> list[Piece]:
-        """The order in which a shard's pieces are read."""
+        """A shard's pieces in the order in which they are read."""
         if self.seed is None:
             return list(pieces)
         order = self._random(_PIECES, shard).permutation(len(pieces))
         return [pieces[int(index)] for index in order]
 
     def blocks(self, piece: Piece) -> NDArray[np.int64] | None:
-        """(rows // BLOCK_ROWS,) the order of a piece's whole blocks; the rows after the last of them come at its end.
+        """(rows // BLOCK_ROWS,) the order of a piece's whole blocks; None where rows keep their order.
 
-        None where rows keep their order.
+        The rows after the last whole block follow at the end.
         """
         if self.seed is None:
             return None
         return self._random(_BLOCKS, piece.group, piece.start).permutation(piece.rows // BLOCK_ROWS)
 
     def window(self, shard: int, window: int, rows: int) -> NDArray[np.int64] | None:
-        """(rows,) which row of a shard's window stands at each place of it; None where rows keep their order."""
+        """(rows,) a permutation of the rows of a shard's window; None where rows keep their order."""
         return None if self.seed is None else self._random(_WINDOW, shard, window).permutation(rows)
 
-    def _random(self, *of: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed or 0, self.epoch, *of])
+    def _random(self, *key: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed or 0, self.epoch, *key])
 
 
-class Stream:
-    """The rows of a shard in one epoch, one piece after the other."""
+class ShardStream:
+    """The rows of a shard in one epoch, piece after piece."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
         self._starts = list(accumulate((piece.rows for piece in pieces), initial=0))
 
-    def runs(self, start: int, stop: int) -> list[Run]:
-        """Rows [start, stop) of the stream, without empty runs; fewer rows where it ends before."""
-        found = []
+    def ranges(self, start: int, stop: int) -> list[RowRange]:
+        """Rows [start, stop) of the stream, without empty ranges; fewer rows if the stream ends before."""
+        ranges = []
         for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._pieces)):
             first, piece = self._starts[index], self._pieces[index]
             if first >= stop:
                 break
             low, high = max(start - first, 0), min(stop - first, piece.rows)
             if low < high:
-                found.append(Run(piece, low, high))
-        return found
+                ranges.append(RowRange(piece, low, high))
+        return ranges

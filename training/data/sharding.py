@@ -1,11 +1,13 @@
-"""Which rows are in which batch: a pure function of the sizes of row groups, the same whatever the number of ranks.
+"""Which rows are in which global batch: a pure function of the sizes of row groups.
 
-The rows of a split, in manifest order, are cut into `num_shards` logical shards of equal size; where a cut falls
-inside a row group, both shards read that group and keep their part of it. Each global batch takes `shard_rows` rows of
-every shard, and a rank owns whole neighbouring shards, so that the ranks' batches laid side by side are the global
-batch. A shard that runs out is padded with rows of weight zero: every rank takes the same number of steps.
+It does not depend on the number of ranks. The rows of a split, in manifest order, are divided into
+`num_shards` logical shards of equal size. If a row group belongs to two shards, both read it and keep their
+part of it. Each global batch takes `shard_rows` rows of every shard, and a rank owns whole neighbouring
+shards, so the ranks' batches together are the global batch. A shard that has no more rows is padded with
+rows of weight zero, so that all ranks do the same number of steps.
 
-A shard consists of the same rows in every epoch, so a rank reads the same files again; order.py changes their order.
+A shard has the same rows in every epoch, so a rank reads the same files again. row_order.py changes the
+order of rows.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ class DataFile:
     """A file of a split, as its manifest describes it.
 
     Attributes:
-        path: absolute local path, or URI; what messages name.
-        rows: how many it holds.
-        row_groups: rows of each row group; empty where they are not known, and the file is read as a whole.
-        size_bytes: its size; None where it is not known.
-        staged: where a copy of it is on local disk (staging.py); None where `path` is.
+        path: absolute local path, or URI; messages name it.
+        rows: number of rows.
+        row_groups: rows of each row group; empty if they are not known, and the file is read as a whole.
+        size_bytes: size of the file; None if it is not known.
+        staged: path of its copy on local disk (staging.py); None if there is none.
     """
 
     path: str
@@ -39,12 +41,13 @@ class DataFile:
 
     @property
     def on_disk(self) -> str:
+        """The path to read from."""
         return self.staged or self.path
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """What is read at once: the row group of that index, of `count`, of a file; the whole file where `count` is 1."""
+    """Row group `index` of the `count` row groups of a file. With `count` 1 it is the whole file."""
 
     file: DataFile
     index: int
@@ -54,7 +57,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, stop) of the row group with that index among those of the split."""
+    """Rows [start, stop) of a row group; `group` is its index among the row groups of the split."""
 
     group: int
     start: int
@@ -62,6 +65,7 @@ class Piece:
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return self.stop - self.start
 
 
@@ -84,11 +88,11 @@ class ShardPlan:
 
     @property
     def steps(self) -> int:
-        """Global batches an epoch."""
+        """Global batches in an epoch."""
         return -(-max(self.sizes) // self.shard_rows)
 
     def weight(self, step: int) -> int:
-        """Rows of a global batch that are not padding: what its loss is divided by, on every rank."""
+        """Rows of a global batch without padding. Every rank divides the sum of its losses by it."""
         first = step * self.shard_rows
         return sum(min(max(size - first, 0), self.shard_rows) for size in self.sizes)
 
@@ -99,7 +103,7 @@ def row_groups(files: Sequence[DataFile]) -> list[RowGroup]:
     Raises:
         DataError: a file's row groups do not add up to its rows.
     """
-    found = []
+    groups = []
     for file in files:
         sizes = file.row_groups or (file.rows,)
         if sum(sizes) != file.rows:
@@ -107,15 +111,20 @@ def row_groups(files: Sequence[DataFile]) -> list[RowGroup]:
                 f"{file.path} has {file.rows} rows in its manifest, its row groups {sum(sizes)}",
                 "run build_features again for the day of this file",
             )
-        found += [RowGroup(file, index, len(sizes), rows) for index, rows in enumerate(sizes)]
-    return found
+        groups += [RowGroup(file, index, len(sizes), rows) for index, rows in enumerate(sizes)]
+    return groups
 
 
 def plan_shards(group_rows: Sequence[int], num_shards: int, global_batch_size: int) -> ShardPlan:
-    """Cuts row groups of these numbers of rows into shards that differ by one row at most.
+    """Divides row groups into shards whose sizes differ by one row at most.
+
+    Args:
+        group_rows: rows of each row group.
+        num_shards: number of shards.
+        global_batch_size: rows in a global batch.
 
     Raises:
-        ConfigError: the batch does not divide by the shards.
+        ConfigError: the batch size is not a multiple of the number of shards.
     """
     if global_batch_size % num_shards:
         raise ConfigError(
@@ -139,10 +148,10 @@ def plan_shards(group_rows: Sequence[int], num_shards: int, global_batch_size: i
 
 
 def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
-    """The neighbouring shards a rank owns: as many as any other rank, or one fewer where they do not divide.
+    """The neighbouring shards of a rank; ranks have equally many, or differ by one.
 
     Raises:
-        ConfigError: a rank would own none.
+        ConfigError: a rank would have none.
     """
     if num_ranks > num_shards:
         raise ConfigError(

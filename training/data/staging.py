@@ -1,10 +1,11 @@
-"""Row groups of an object store, copied to local disk ahead of the thread that reads them, and deleted behind it.
+"""Stages row groups of an object store: copies them to local disk before they are read, and deletes them.
 
-Petastorm reads local files. A row group is staged as a file that holds its bytes and the footer at the places they have in
-the whole file, and holes elsewhere: nothing is fetched twice because a file's row groups are read in another order.
+Petastorm reads local files. A row group is staged as a sparse file, with the bytes of the row group and of
+the footer at the offsets that they have in the whole file. So no byte is fetched twice, in whatever order
+row groups are read.
 
-Each use of a loader stages into a folder of its own, which it locks. Whoever comes later deletes the folders whose owners
-are gone, even by SIGKILL, because a lock ends with its process.
+Each use of a loader stages into a new folder, which it locks. A later use deletes folders whose processes
+have ended, even by SIGKILL, because a lock ends with its process.
 """
 
 from __future__ import annotations
@@ -27,35 +28,35 @@ from storage.private_folder import lock, locked, open_file, private_folder
 from training.data.sharding import RowGroup
 
 _LOCK, _MUTEX = ".lock", ".mutex"
-# For the lock on all folders. Whoever holds it deletes what killed ranks left, which takes seconds.
-_PATIENCE_S = 300.0
+# Timeout for the lock on all folders. Its holder deletes the folders of killed ranks, which takes seconds.
+_LOCK_TIMEOUT_S = 300.0
 _CHUNK_BYTES = 8 * 2**20
-_MAGIC = 4  # bytes of PAR1, at both ends of a file
+_MAGIC_BYTES = 4  # PAR1, at both ends of a file
 _REBUILD = "run build_features again for the day of this file"
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A row group whose file is on local disk; `size_bytes` of disk are taken for it, 0 where it lay there before."""
+    """A row group on local disk. `size_bytes` is the disk space of its copy, 0 for a local file."""
 
     group: RowGroup
     size_bytes: int
 
     def discard(self) -> None:
-        """Deletes what was put there."""
+        """Deletes the copy."""
         if self.group.file.staged is not None:
             Path(self.group.file.staged).unlink()
 
 
 def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
-    """Brings row groups to a folder, one after the other; those of local files are left where they are.
+    """Copies row groups to a folder, one after the other; those of local files are not copied.
 
     Args:
         groups: in the order in which they will be read.
-        folder: must outlive what is made of them.
+        folder: must exist as long as the results are used.
 
     Raises:
-        DataError: a file is missing, or is not the one its manifest describes.
+        DataError: a file is missing, or differs from its manifest.
         InfrastructureError: the store cannot be reached, or the disk is full.
     """
     for group in groups:
@@ -66,34 +67,34 @@ def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
 
 
 @contextmanager
-def own_folder(below: str | None) -> Iterator[Path]:
-    """A new folder in this user's private one, deleted in the end; those of processes that are gone are deleted first.
+def staging_folder(below: str | None) -> Iterator[Path]:
+    """A new folder in this user's private folder, deleted at the end. Deletes folders of ended processes.
 
     Args:
-        below: where the private folder lies; None is the folder of temporary files.
+        below: the parent of the private folder; None for the system's temporary folder.
 
     Raises:
         ConfigError: another user may have prepared the private folder.
         InfrastructureError: another process does not release its lock.
     """
     parent = private_folder(below, "train.reading.staging_folder")
-    own = parent / uuid.uuid4().hex
-    # Without the lock on all, a new folder could be taken for one without owner before it has its own lock.
-    with locked(parent / _MUTEX, _PATIENCE_S):
-        _sweep(parent)
-        own.mkdir(mode=0o700)
-        file = open_file(own / _LOCK)
-        lock(file, own / _LOCK, _PATIENCE_S)
+    folder = parent / uuid.uuid4().hex
+    # Without the lock on all folders, another process could delete the new folder before it is locked.
+    with locked(parent / _MUTEX, _LOCK_TIMEOUT_S):
+        _delete_unlocked_folders(parent)
+        folder.mkdir(mode=0o700)
+        file = open_file(folder / _LOCK)
+        lock(file, folder / _LOCK, _LOCK_TIMEOUT_S)
     try:
-        yield own
+        yield folder
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(file)
 
 
-def _sweep(parent: Path) -> None:
+def _delete_unlocked_folders(parent: Path) -> None:
     for folder in parent.iterdir():
-        with suppress(OSError):  # no folder of ours, or in use
+        with suppress(OSError):  # not a staging folder, or in use
             file = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,10 +129,10 @@ def _stage(group: RowGroup, path: Path) -> Staged:
 
 
 def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
-    """(first byte, bytes) of what reading a row group needs: all of a file that is read as a whole.
+    """(offset, bytes) of the parts of a file that are needed to read a row group.
 
     Raises:
-        DataError: the file has not that many row groups.
+        DataError: the file has another number of row groups.
     """
     size = source.size()
     if group.count == 1:
@@ -139,20 +140,23 @@ def _parts(group: RowGroup, source: pa.NativeFile) -> list[tuple[int, int]]:
     metadata = pq.ParquetFile(source).metadata
     if metadata.num_row_groups != group.count:
         raise DataError(
-            f"{group.file.path} is no Parquet file of {group.count} row groups: it has {metadata.num_row_groups}",
+            f"{group.file.path} is no Parquet file of {group.count} row groups: "
+            f"it has {metadata.num_row_groups}",
             _REBUILD,
         )
-    held = metadata.row_group(group.index)
-    columns = [held.column(index) for index in range(held.num_columns)]
+    row_group = metadata.row_group(group.index)
+    chunks = [row_group.column(index) for index in range(row_group.num_columns)]
     starts = [
-        min(each.data_page_offset, each.dictionary_page_offset or each.data_page_offset) for each in columns
+        min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+        for chunk in chunks
     ]
-    ends = [start + each.total_compressed_size for start, each in zip(starts, columns, strict=True)]
-    footer = metadata.serialized_size + 4 + _MAGIC  # and its length, and the magic
-    return [(0, _MAGIC), (min(starts), max(ends) - min(starts)), (size - footer, footer)]
+    ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
+    footer = metadata.serialized_size + 4 + _MAGIC_BYTES  # footer, its length in 4 bytes, and PAR1
+    return [(0, _MAGIC_BYTES), (min(starts), max(ends) - min(starts)), (size - footer, footer)]
 
 
 def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> int:
+    """Copies parts of a file to the same offsets of a sparse file; returns the disk space taken in bytes."""
     with open(path, "wb") as into:
         into.truncate(source.size())
         for first, count in parts:
@@ -164,5 +168,5 @@ def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> in
                     raise OSError(f"it ended {count} bytes early")
                 into.write(chunk)
                 count -= len(chunk)
-    # A block of the disk is taken whole; some file systems say so only when it is written.
+    # Disk space is taken in whole blocks; some file systems report them only after writing.
     return max(sum(count for _, count in parts), path.stat().st_blocks * 512)

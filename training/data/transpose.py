@@ -1,6 +1,6 @@
-"""Columns in, rows out: what turns the columns of row groups into the shuffled, row-major rows of a pool.
+"""Transposes the columns of row groups to the shuffled rows of a pool.
 
-Here with NumPy alone; compiled.py does the same with compiled code, where that was built.
+This module does it with NumPy alone. native_library.py does the same with compiled code where that was built.
 """
 
 from __future__ import annotations
@@ -14,111 +14,122 @@ from numpy.typing import NDArray
 from training.data import native_library
 from training.data.row_order import BLOCK_ROWS
 
-# Rows that are turned from columns into rows at a time: what 4096 rows of 40 columns take stays within a core's cache.
+# Rows that are transposed at a time: 4096 rows of 40 columns fit into a core's cache.
 _CHUNK_ROWS = 4096
 
 
-class Source(Protocol):
-    """Columns of one dtype of a row group, whose rows can be written anywhere."""
+class Transposer(Protocol):
+    """Columns of one dtype of a row group, whose rows can be written to any rows of a pool."""
 
-    def turn(
+    def transpose(
         self,
         first: int,
         blocks: NDArray[np.int64] | None,
         rows: range,
-        places: NDArray[np.int64],
+        target_rows: NDArray[np.int64],
         into: NDArray[Any],
     ) -> None:
-        """Writes some rows of a piece of the row group; several threads may at once, to different places.
+        """Writes rows of a piece of the row group. Several threads may write to different rows at once.
 
         Args:
-            first: the row group's row at which the piece begins.
-            blocks: the order of the piece's blocks; None where they keep it.
-            rows: the rows, by their place in the order of the piece.
-            places: (len(rows),) the row of `into` that each becomes.
+            first: the row of the row group at which the piece begins.
+            blocks: the order of the piece's blocks; None where they keep their order.
+            rows: the rows, as positions in the order of the piece.
+            target_rows: (len(rows),) the row of `into` for each of them.
             into: (any, width) of the columns' dtype, contiguous.
         """
 
 
-def source_of(columns: Sequence[NDArray[Any]]) -> Source:
-    """Columns of one dtype of 4 bytes: those of one number a row, (group rows,), then lists, (group rows, length)."""
-    return native_library.CompiledSource(columns) if native_library.library() else NumpySource(columns)
-
-
-def places(rows: int, order: NDArray[np.int64] | None, own: int, batch: int, first: int) -> NDArray[np.int64]:
-    """(rows,) the row of a pool that each row of a shard's window comes to.
+def transposer_of(columns: Sequence[NDArray[Any]]) -> Transposer:
+    """A transposer of columns of one dtype of 4 bytes, compiled where possible.
 
     Args:
-        rows: of the window.
-        order: (rows,) which row stands at each place of the shard's; None where rows keep their order.
-        own: rows of the shard in a batch.
-        batch: rows of a batch.
-        first: where the shard's rows begin in it.
+        columns: first those with one number a row, (rows,), then those with lists, (rows, length).
     """
     if native_library.library():
-        return native_library.places(rows, order, own, batch, first)
-    return numpy_places(rows, order, own, batch, first)
+        return native_library.CompiledTransposer(columns)
+    return NumpyTransposer(columns)
 
 
-def numpy_places(
-    rows: int, order: NDArray[np.int64] | None, own: int, batch: int, first: int
+def target_rows(
+    rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """As `places`."""
-    step, within = np.divmod(np.arange(rows, dtype=np.int64), own)
-    found = step * batch + first + within
+    """(rows,) the row of a pool for each row of a shard's window.
+
+    Args:
+        rows: rows of the window.
+        order: (rows,) the window's row at each of the shard's rows in the pool; None where rows keep their
+            order.
+        shard_rows: rows of the shard in a batch.
+        batch_rows: rows of a batch.
+        first: the first of the shard's rows in a batch.
+    """
+    if native_library.library():
+        return native_library.target_rows(rows, order, shard_rows, batch_rows, first)
+    return numpy_target_rows(rows, order, shard_rows, batch_rows, first)
+
+
+def numpy_target_rows(
+    rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
+) -> NDArray[np.int64]:
+    """The NumPy form of `target_rows`."""
+    step, within = np.divmod(np.arange(rows, dtype=np.int64), shard_rows)
+    in_order = step * batch_rows + first + within
     if order is None:
-        return found
-    moved = np.empty_like(found)
-    moved[order] = found
-    return moved
+        return in_order
+    targets = np.empty_like(in_order)
+    targets[order] = in_order
+    return targets
 
 
-class NumpySource:
-    """See Source."""
+class NumpyTransposer:
+    """A `Transposer` with NumPy."""
 
     def __init__(self, columns: Sequence[NDArray[Any]]) -> None:
         self._columns = columns
 
-    def turn(
+    def transpose(
         self,
         first: int,
         blocks: NDArray[np.int64] | None,
         rows: range,
-        places: NDArray[np.int64],
+        target_rows: NDArray[np.int64],
         into: NDArray[Any],
     ) -> None:
+        """See `Transposer.transpose`."""
         start = rows.start
-        for chosen, skipped, count in _chunks(blocks, rows):
-            turned = np.empty((count, into.shape[1]), dtype=into.dtype)
-            width = 0
+        for source_rows, skipped, count in _chunks(blocks, rows):
+            chunk = np.empty((count, into.shape[1]), dtype=into.dtype)
+            offset = 0
             for column in self._columns:
-                taken = _take(column[first:], chosen)[skipped : skipped + count]
-                held = 1 if column.ndim == 1 else column.shape[1]
-                turned[:, width : width + held] = taken.reshape(count, held)
-                width += held
-            into[places[start - rows.start : start - rows.start + count]] = turned
+                values = _take(column[first:], source_rows)[skipped : skipped + count]
+                width = 1 if column.ndim == 1 else column.shape[1]
+                chunk[:, offset : offset + width] = values.reshape(count, width)
+                offset += width
+            into[target_rows[start - rows.start : start - rows.start + count]] = chunk
             start += count
 
 
 def _chunks(
     blocks: NDArray[np.int64] | None, rows: range
 ) -> Iterator[tuple[NDArray[np.int64] | slice, int, int]]:
-    """Parts of `rows`: the blocks, or rows of the piece, that hold one; its first row among them; how many rows it has."""
+    """Cuts `rows` into chunks: (blocks or rows of the piece, first row among them, number of rows)."""
     ordered = 0 if blocks is None else min(max(len(blocks) * BLOCK_ROWS, rows.start), rows.stop)
     start = rows.start
     while start < rows.stop:
         stop = min(start + _CHUNK_ROWS, ordered if start < ordered else rows.stop)
         if blocks is not None and start < ordered:
-            chosen = blocks[start // BLOCK_ROWS : -(-stop // BLOCK_ROWS)]
-            yield chosen, start % BLOCK_ROWS, stop - start
+            source_blocks = blocks[start // BLOCK_ROWS : -(-stop // BLOCK_ROWS)]
+            yield source_blocks, start % BLOCK_ROWS, stop - start
         else:
             yield slice(start, stop), 0, stop - start
         start = stop
 
 
-def _take(column: NDArray[Any], chosen: NDArray[np.int64] | slice) -> NDArray[Any]:
-    if isinstance(chosen, slice):
-        return column[chosen]
+def _take(column: NDArray[Any], source_rows: NDArray[np.int64] | slice) -> NDArray[Any]:
+    """The rows of a slice, or the rows of all these blocks, one block after the other."""
+    if isinstance(source_rows, slice):
+        return column[source_rows]
     whole = len(column) // BLOCK_ROWS * BLOCK_ROWS
-    blocks = column[:whole].reshape(-1, BLOCK_ROWS, *column.shape[1:])
-    return blocks.take(chosen, axis=0).reshape(-1, *column.shape[1:])
+    blocks = column[:whole].reshape(-1, BLOCK_ROWS, *column.shape[1:])  # (blocks, BLOCK_ROWS, …)
+    return blocks.take(source_rows, axis=0).reshape(-1, *column.shape[1:])

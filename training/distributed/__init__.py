@@ -1,1 +1,1 @@
-"""What ranks do together: collectives, and the progress that rank 0 sends to the driver."""
+"""Communication of ranks: collectives, and the progress that rank 0 sends to the driver."""

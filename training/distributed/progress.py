@@ -1,11 +1,11 @@
-"""Tells the driver how far a training is: rank 0 sends its log entries, the driver listens.
+"""Sends the progress of a training to the driver: rank 0 sends its history entries, and the driver listens.
 
     driver                              rank 0
     Listener(host) ── Channel ───────▶  Reporter(channel)
        show(entry)  ◀── JSON lines ───    (entry)
 
-Nothing here may fail or slow a training. An entry that cannot be sent is dropped, and a rank that cannot reach the
-driver stops trying. A connection begins with the channel's token; without it, it is closed unheard.
+Nothing here may fail or delay a training. An entry that cannot be sent is dropped, and a rank that cannot
+reach the driver stops trying. A sender first sends the channel's token; a connection without it is closed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger("nightrank.progress")
 
 Report = Callable[[Mapping[str, Any]], None]
 
-_WAIT_S = 5.0
+_TIMEOUT_S = 5.0
 _LONGEST_LINE_BYTES = 64 * 1024
-_WAITING_ENTRIES = 256
+_MAX_WAITING_ENTRIES = 256
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Where the driver listens, and the secret that a sender begins with."""
+    """The address where the driver listens, and the token that a sender must send first."""
 
     host: str
     port: int
@@ -42,19 +42,20 @@ class Channel:
 
 
 class Listener:
-    """Listens in the driver, as a context manager that gives the channel; calls `show` with one entry at a time.
+    """Listens in the driver, as a context manager that returns the channel.
 
     Args:
         host: the name by which ranks reach the driver.
         bind: the address to listen on.
-        show: called in a thread of the listener. After an error of its own it is not called any more.
+        show: called with one entry at a time in a thread of the listener. After it raised, it is not called
+            again.
     """
 
     def __init__(self, host: str, bind: str, show: Report) -> None:
         self._show: Report | None = show
         self._lock = threading.Lock()
         self._token = secrets.token_hex(16)
-        self._server = _Server((bind, 0), self._hear)
+        self._server = _Server((bind, 0), self._receive)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="progress", daemon=True
         )
@@ -72,18 +73,18 @@ class Listener:
         with self._lock:
             self._show = None
 
-    def _hear(self, connection: socket.socket) -> None:
-        """Takes one sender's lines until it closes. A new rank 0 may come before the connection of the old one ends."""
+    def _receive(self, connection: socket.socket) -> None:
+        """Reads one sender's lines until it closes. A new rank 0 may connect before the old one leaves."""
         with connection.makefile("rb") as lines:
-            connection.settimeout(_WAIT_S)
-            said = lines.readline(_LONGEST_LINE_BYTES).strip()
-            if not hmac.compare_digest(said, self._token.encode()):
+            connection.settimeout(_TIMEOUT_S)
+            token = lines.readline(_LONGEST_LINE_BYTES).strip()
+            if not hmac.compare_digest(token, self._token.encode()):
                 return
             connection.settimeout(None)
             while line := lines.readline(_LONGEST_LINE_BYTES):
-                self._take(line)
+                self._show_line(line)
 
-    def _take(self, line: bytes) -> None:
+    def _show_line(self, line: bytes) -> None:
         with self._lock:
             if self._show is None:
                 return
@@ -96,12 +97,12 @@ class Listener:
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
-    block_on_close = False  # a rank that was lost with its machine never closes its connection
+    block_on_close = False  # a rank whose machine was lost never closes its connection
 
-    def __init__(self, address: tuple[str, int], hear: Callable[[socket.socket], None]) -> None:
+    def __init__(self, address: tuple[str, int], receive: Callable[[socket.socket], None]) -> None:
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                hear(self.request)
+                receive(self.request)
 
         super().__init__(address, Handler)
 
@@ -110,11 +111,11 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class Reporter:
-    """Sends entries from rank 0. Calling it takes no time: a thread sends. Use it as a context manager."""
+    """Sends entries from rank 0 in a thread, so that a call returns at once. Use it as a context manager."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._entries: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_WAITING_ENTRIES)
+        self._entries: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_MAX_WAITING_ENTRIES)
         self._thread = threading.Thread(target=self._send, name="progress", daemon=True)
 
     def __enter__(self) -> Reporter:
@@ -125,9 +126,10 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._put(None)
-        self._thread.join(timeout=_WAIT_S)
+        self._thread.join(timeout=_TIMEOUT_S)
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
+        """Queues an entry; drops it if the queue is full."""
         self._put(dict(entry))
 
     def _put(self, entry: Mapping[str, Any] | None) -> None:
@@ -139,7 +141,7 @@ class Reporter:
     def _send(self) -> None:
         try:
             with socket.create_connection(
-                (self._channel.host, self._channel.port), timeout=_WAIT_S
+                (self._channel.host, self._channel.port), timeout=_TIMEOUT_S
             ) as connection:
                 connection.sendall(f"{self._channel.token}\n".encode())
                 while (entry := self._entries.get()) is not None:

@@ -1,4 +1,4 @@
-"""One rank of a training in this very process, without Spark and Horovod: for a debugger, a profiler, a first look.
+"""Trains on one rank in this process, without Spark and Horovod: for a debugger, a profiler, a first look.
 
 python -m training.launch --config my.yaml --run-date 2026-01-08
 """
@@ -22,14 +22,14 @@ from training.registry.model_json import is_complete, read_description
 log = logging.getLogger("nightrank.launch")
 
 DESCRIPTION = (
-    "Trains the model of a run date on one rank in this process, without Spark: the plan, the checkpoints and the "
-    "model's folder are those of train_model, which a training begun here may resume. The model is not recorded as "
-    "the date's challenger; train_model does that without training again."
+    "Trains the model of a run date on one rank in this process, without Spark: the plan, the checkpoints "
+    "and the model's folder are those of train_model, which a training begun here may resume. The model is "
+    "not recorded as the date's challenger; train_model does that without training again."
 )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code: 0 done, 2 bad configuration, 3 bad data, 4 infrastructure."""
+    """Runs the command; returns the exit code: 0 done, 2 bad configuration, 3 bad data, 4 infrastructure."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.INFO,
@@ -61,20 +61,20 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         description = read_description(plan.model_path)
     else:
         description = train_in_process(plan)
-    told = ("version", "metrics", "baselines", "steps", "seconds", "num_ranks")
-    return {"output": plan.model_path, **{key: description[key] for key in told}}
+    keys = ("version", "metrics", "baselines", "steps", "seconds", "num_ranks")
+    return {"output": plan.model_path, **{key: description[key] for key in keys}}
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m training.launch",
         description=DESCRIPTION,
-        epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure (worth a retry). "
-        "The last line on standard output is one JSON object.",
+        epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure (worth a "
+        "retry). The last line on standard output is one JSON object.",
     )
-    made.add_argument("--config", required=True, metavar="YAML", help="configuration of the log")
-    made.add_argument("--run-date", required=True, metavar="YYYY-MM-DD", help="the logical day to work on")
-    made.add_argument(
+    parser.add_argument("--config", required=True, metavar="YAML", help="configuration of the log")
+    parser.add_argument("--run-date", required=True, metavar="YYYY-MM-DD", help="the logical day to work on")
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="overrides",
         help="override one key of the configuration; may be given several times",
     )
-    return made
+    return parser
 
 
 if __name__ == "__main__":

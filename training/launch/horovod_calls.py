@@ -1,6 +1,4 @@
-"""What Horovod does to the process that calls it, undone: handlers of signals that stay, and a fork of the driver; and the
-interpreter that elastic ranks are started with.
-"""
+"""Corrects what Horovod does in the driver: it forks, keeps signal handlers and uses a wrong interpreter."""
 
 from __future__ import annotations
 
@@ -15,69 +13,71 @@ import horovod.runner.launch
 import horovod.spark.gloo_run
 import horovod.spark.runner
 
-_ASKING = (horovod.runner.launch, horovod.spark.runner)
+_CHECK_GLOO = (horovod.runner.launch, horovod.spark.runner)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def no_fork() -> Iterator[None]:
-    """Keeps Horovod from forking the driver, only to import torch in the child and ask whether Gloo was built.
+    """Prevents Horovod from forking the driver. It forks to import torch and check for Gloo in the child.
 
-    It costs seconds, and the child shares the driver's sockets to the JVM, which it resets when it ends. A build
-    without Gloo still ends the ranks at once, in hvd.init().
+    The fork takes seconds. The child also shares the driver's sockets to the JVM, and resets them when it
+    ends. Without Gloo the ranks still end at once, in hvd.init().
     """
-    asked = [module.gloo_built for module in _ASKING]
-    for module in _ASKING:
+    originals = [module.gloo_built for module in _CHECK_GLOO]
+    for module in _CHECK_GLOO:
         module.gloo_built = lambda verbose=False: True
     try:
         yield
     finally:
-        for module, each in zip(_ASKING, asked, strict=True):
-            module.gloo_built = each
+        for module, original in zip(_CHECK_GLOO, originals, strict=True):
+            module.gloo_built = original
 
 
 @contextmanager
-def elastic_ranks_run(python: str) -> Iterator[None]:
-    """Starts elastic ranks with this interpreter. Horovod takes one for others only, and the driver's own for these, which
-    executors need not have: a packed environment lies elsewhere there.
+def elastic_interpreter(python: str) -> Iterator[None]:
+    """Starts elastic ranks with this interpreter.
+
+    Horovod accepts an interpreter only for ranks that are not elastic. For elastic ones it uses the path of
+    the driver's, which executors need not have: they may have unpacked the environment to another folder.
     """
-    before = horovod.spark.gloo_run.sys
+    original = horovod.spark.gloo_run.sys
     horovod.spark.gloo_run.sys = SimpleNamespace(executable=python)
     try:
         yield
     finally:
-        horovod.spark.gloo_run.sys = before
+        horovod.spark.gloo_run.sys = original
 
 
 @contextmanager
 def signals_end_ranks() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM end the ranks while they run; afterwards they do again what they did before.
+    """Lets SIGINT and SIGTERM end the ranks, and restores the former handlers afterwards.
 
-    Horovod's own handlers stay for good, and keep to themselves which signal came. In a thread other than the main one
-    signals stay as they are, for Python allows handlers nowhere else.
+    Horovod's handlers would stay installed, and do not report which signal arrived. In another thread than
+    the main thread signals are left alone, because Python allows handlers only there.
 
-    Returns:
-        The signals that arrived.
+    Yields:
+        The signals that have arrived.
     """
     received: list[int] = []
     ended = threading.Event()
     main = threading.current_thread() is threading.main_thread()
-    before = {each: signal.getsignal(each) for each in _SIGNALS} if main else {}
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS} if main else {}
 
     def end(number: int, frame: FrameType | None) -> None:
         received.append(number)
         ended.set()
 
     def register() -> threading.Event:
-        for each in before:
-            signal.signal(each, end)
+        for number in handlers:
+            signal.signal(number, end)
         return ended
 
-    registered = horovod.runner.gloo_run.register_shutdown_event
+    original = horovod.runner.gloo_run.register_shutdown_event
     horovod.runner.gloo_run.register_shutdown_event = register
     try:
         yield received
     finally:
-        horovod.runner.gloo_run.register_shutdown_event = registered
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        horovod.runner.gloo_run.register_shutdown_event = original
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

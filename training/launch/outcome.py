@@ -1,4 +1,4 @@
-"""How a rank ended, as it travels back to the driver."""
+"""The outcome of a rank, which Spark sends to the driver."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from conf.errors import NightrankError
 
 @dataclass(frozen=True)
 class Outcome:
-    """With the model's description, or with what went wrong.
+    """The model's description, or the error that ended the rank.
 
-    Spark's Python worker and the driver unpickle it, so this module imports nothing that takes long, above all not
+    Spark's Python worker and the driver unpickle it, so this module imports nothing that takes long, such as
     torch.
 
     Attributes:
-        error: the error of our own kind that ended the rank.
-        problem: text of any other error, its traceback included.
-        lost_peer: whether that other error says only that another rank went away.
+        description: the model's model.json; None after an error.
+        error: the typed error that ended the rank.
+        problem: the text of any other error, with its traceback.
+        lost_peer: whether that other error only says that another rank was lost.
     """
 
     description: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""The body of one rank: a process that Horovod started inside a Spark task."""
+"""The main function of one rank: a process that Horovod starts inside a Spark task."""
 
 from __future__ import annotations
 
@@ -30,24 +30,28 @@ log = logging.getLogger("nightrank.rank")
 
 
 class HorovodCollectives:
-    """`Collectives` over Horovod. Names are fixed, so that Horovod need not agree on them anew at each step."""
+    """`Collectives` over Horovod. Names are constant, so that Horovod negotiates them only once."""
 
     def __init__(self) -> None:
         self.rank = hvd.rank()
         self.size = hvd.size()
 
     def allreduce_sum(self, values: Tensor) -> Tensor:
+        """See `Collectives`."""
         return self.start_allreduce_sum(values)()
 
     def start_allreduce_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        """See `Collectives`."""
         handle = hvd.allreduce_async(values, name="dense", op=hvd.Sum)
         return partial(hvd.synchronize, handle)
 
     def allgather(self, *tensors: Tensor) -> list[Tensor]:
+        """See `Collectives`."""
         return list(hvd.grouped_allgather(list(tensors), name="rows"))
 
     def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
-        # Horovod knows no bfloat16; what it only moves may as well be called float16.
+        """See `Collectives`."""
+        # Horovod does not support bfloat16. The bits are only moved, so they are sent as float16.
         sent = values.view(torch.float16) if values.dtype == torch.bfloat16 else values
         counts = torch.tensor(list(splits), dtype=torch.int32)
         received, received_counts = hvd.alltoall(sent.contiguous(), splits=counts, name="exchange")
@@ -55,24 +59,25 @@ class HorovodCollectives:
 
 
 def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: bool) -> Outcome:
-    """Trains as one rank. Errors are returned, not raised: the driver tells the one that matters from its echoes.
+    """Trains as one rank. Returns errors: the driver separates the root cause from secondary failures.
 
-    Of an elastic training only what all ranks have agreed to be its end is returned; a rank that cannot even take part in
-    that dies of its error, and Spark starts another one.
+    An elastic training returns only an outcome on which all ranks have agreed. A rank that cannot take part
+    in the agreement ends with its error, and Spark starts another one.
 
     Args:
-        threads: for torch.
-        channel: where the driver hears of progress.
-        quiet: whether the driver alone shows the steps.
+        plan: of the training.
+        threads: number of threads for torch.
+        channel: the driver's channel for progress; None if it does not listen.
+        quiet: whether only the driver shows the steps.
     """
-    # Ctrl-C reaches every process of the terminal; the driver decides.
+    # Ctrl-C reaches all processes of the terminal; only the driver handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _log_to_stderr(quiet)
     torch.set_num_threads(threads)
     try:
         if plan.train.elastic:
             hvd.init()
-            return hvd.elastic.run(_train_as_long_as_ranks_stay)(_Ring(), plan, channel)
+            return hvd.elastic.run(_train_in_ring)(_Ring(), plan, channel)
         try:
             hvd.init()
             return Outcome(description=_train(plan, channel))
@@ -83,37 +88,41 @@ def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: b
 
 
 class _Ring(State):
-    """What an elastic rank keeps while ranks come and go: nothing but how it failed, if it did.
+    """The state that an elastic rank keeps while ranks come and go: only the outcome of its failure.
 
-    Horovod would have this state saved, restored and broadcast by rank 0. Ours is the last checkpoint, from which every
-    rank loads its part anew: rows of a table that lay on a lost rank are nowhere else.
+    Horovod provides to save, restore and broadcast a state from rank 0. Here every rank loads its part of
+    the last checkpoint instead, because no other rank has the table rows of a lost rank.
     """
 
     def __init__(self) -> None:
         super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
         self.failed: Outcome | None = None
 
-    def save(self) -> None: ...
+    def save(self) -> None:
+        """Does nothing: checkpoints have the state."""
 
-    def restore(self) -> None: ...
+    def restore(self) -> None:
+        """Does nothing: checkpoints have the state."""
 
-    def sync(self) -> None: ...
+    def sync(self) -> None:
+        """Does nothing: checkpoints have the state."""
 
     def reset(self) -> None:
-        """Frees the model of the ring that broke before another is built."""
+        """Frees the model of the broken ring before the next one is built."""
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
 
-def _train_as_long_as_ranks_stay(ring: _Ring, plan: TrainPlan, channel: Channel | None) -> Outcome:
-    """One ring's training; raises what makes Horovod form the next one.
+def _train_in_ring(ring: _Ring, plan: TrainPlan, channel: Channel | None) -> Outcome:
+    """Trains until the end, or until the ring changes: then it raises, and Horovod forms the next ring.
 
-    A rank that fails breaks the ring, and says why when the next has formed: then all return that.
+    A rank that fails breaks the ring. It reports its failure in the next ring, where all ranks return it.
     """
-    failed = [each for each in hvd.allgather_object(ring.failed, name="failed") if each is not None]
-    if failed:
-        return sorted(failed, key=lambda each: each.error is None)[0]
+    outcomes = hvd.allgather_object(ring.failed, name="failed")
+    failures = [outcome for outcome in outcomes if outcome is not None]
+    if failures:
+        return sorted(failures, key=lambda outcome: outcome.error is None)[0]
     try:
         return Outcome(description=_train(plan, channel, ring.check_host_updates))
     except (HorovodInternalError, HostsUpdatedInterrupt) as change:
@@ -128,8 +137,8 @@ def _train(
     plan: TrainPlan, channel: Channel | None, at_checkpoint: Callable[[], None] | None = None
 ) -> dict[str, object]:
     device = _device(plan)
-    told = (hvd.rank(), hvd.size(), platform.node(), sys.prefix, _gpu_text())
-    log.info("rank %d of %d on %s in %s, %s", *told)
+    where = (platform.node(), sys.prefix, _gpu_text())
+    log.info("rank %d of %d on %s in %s, %s", hvd.rank(), hvd.size(), *where)
     reports = hvd.rank() == 0 and channel is not None
     with Reporter(channel) if reports and channel else nullcontext() as report:
         return run_plan(plan, HorovodCollectives(), device, report=report, at_checkpoint=at_checkpoint)
@@ -156,26 +165,27 @@ def _log_to_stderr(quiet: bool) -> None:
 
 
 def _device(plan: TrainPlan) -> torch.device:
-    """The device of this rank: the GPU that Spark gave its task, or without such the one of its place on the host.
+    """The device of this rank: the GPU of its Spark task, or else the GPU with its local rank.
 
     Raises:
-        ConfigError: Spark manages no GPUs, and an elastic rank, which does not know its place on the host, wants one.
+        ConfigError: an elastic rank needs a GPU, and Spark manages none; its local rank may change.
     """
-    given = _take_gpu()
-    device = choose_device(plan.train.device, hvd.local_rank() if given is None else given)
+    gpu_of_task = _take_gpu()
+    device = choose_device(plan.train.device, hvd.local_rank() if gpu_of_task is None else gpu_of_task)
     if device.type == "cuda":
-        if given is None and plan.train.elastic:
+        if gpu_of_task is None and plan.train.elastic:
             raise ConfigError(
-                f"train.device={plan.train.device}, train.elastic: Spark gave this rank's task no GPU, and ranks of a "
-                "host cannot share them out among themselves while ranks come and go",
-                "set spark.task.resource.gpu.amount, as conf/spark/train-gpu.conf does, or --set train.device=cpu",
+                f"train.device={plan.train.device}, train.elastic: Spark gave this rank's task no GPU, and "
+                "ranks of a host cannot share them out among themselves while ranks come and go",
+                "set spark.task.resource.gpu.amount, as conf/spark/train-gpu.conf does, or "
+                "--set train.device=cpu",
             )
         torch.cuda.set_device(device)
     return device
 
 
 def _take_gpu() -> int | None:
-    """Makes the GPU that Spark gave this task the only one torch sees; None where Spark manages no GPUs."""
+    """Makes the GPU of this Spark task the only one that torch sees; None if Spark manages no GPUs."""
     devices = get_available_devices()
     if not devices:
         return None

@@ -18,36 +18,39 @@ from pyspark.sql import SparkSession
 
 from conf.errors import InfrastructureError
 from training.distributed.progress import Channel, Listener, Report
-from training.launch.horovod_calls import elastic_ranks_run, no_fork, signals_end_ranks
+from training.launch.horovod_calls import elastic_interpreter, no_fork, signals_end_ranks
 from training.launch.outcome import Outcome
 from training.launch.slots import is_local, ranks_to_start
 from training.loop.training_plan import TrainPlan
 
 log = logging.getLogger("nightrank.launch")
 
-# Ranks of two trainings in one application would take each other's slots, and both wait for the rest of theirs.
+# Ranks of two trainings in one application could each take a part of the slots, and wait for the rest
+# forever.
 _ONE_AT_A_TIME = threading.Lock()
-# How long a rank waits in a collective for one that has left it, because a third was lost; and for one that Spark has just
-# started, which may be importing torch from a cold disk. Gloo's own 30 s were too few for that.
-_PATIENCE_S = 60
+# How long a rank waits in a collective for another one, which may have left because a third was lost, or may
+# still be importing torch from a cold disk. Gloo's default of 30 s is too short for that.
+_COLLECTIVE_TIMEOUT_S = 60
 _LOOPBACK = "127.0.0.1"
 
 
 def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = None) -> dict[str, Any]:
-    """Trains on `plan.train.num_ranks` Spark tasks, one process each, which form one ring over all executors.
+    """Trains on `plan.train.num_ranks` ranks: one process in each of as many Spark tasks.
 
-    The ranks' log lines go to the standard error of their executors, which is the driver's where the master is local.
-    Called twice at a time in one application, the second training waits for the first.
+    The ranks write log lines to the standard error of their executors, which is the driver's with a local
+    master. If an application calls this twice at a time, the second training waits for the first.
 
     Args:
-        show: called with rank 0's log entries while it trains; its step lines then stay off the driver's standard error.
+        spark: the session whose tasks run the ranks.
+        plan: of the training.
+        show: called with rank 0's history entries; the driver's standard error then has no lines of steps.
 
     Returns:
         The model's description (model.json).
 
     Raises:
         InfrastructureError: Spark has too few slots, a rank died, or a signal ended the training.
-        ConfigError, DataError: what a rank found wrong.
+        ConfigError, DataError: the error of a rank.
     """
     with _ONE_AT_A_TIME:
         ranks = ranks_to_start(spark, plan.train)
@@ -55,7 +58,7 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
             try:
                 outcomes = _run(spark, plan, ranks, channel)
             except Exception as error:
-                raise _broken_off(plan, received, error) from error
+                raise _launch_error(plan, received, error) from error
     return _description(outcomes)
 
 
@@ -63,22 +66,22 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
     train = plan.train
     threads = int(spark.conf.get("spark.task.cpus", "1") or 1)
     quiet = channel is not None and is_local(spark)
-    python = spark.sparkContext.pythonExec  # that of Spark's Python workers, whose environment ranks run in
+    python = spark.sparkContext.pythonExec  # the interpreter of Spark's Python workers
     common = {
         "args": (plan, threads, channel, quiet),
         "num_proc": ranks,
         "start_timeout": train.start_timeout_s,
         "env": {
             "PYTHONPATH": _python_path(),
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(train.start_timeout_s, _PATIENCE_S)),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(train.start_timeout_s, _COLLECTIVE_TIMEOUT_S)),
         },
         "verbose": 0,
-        # Where all ranks are on this host, nothing listens where another host could reach it.
+        # With all ranks on this host, no socket is reachable from other hosts.
         "nics": get_local_intfs() if is_local(spark) else None,
     }
     if train.elastic is None:
         return horovod.spark.run(_rank, use_gloo=True, executable=python, **common)
-    with elastic_ranks_run(python):
+    with elastic_interpreter(python):
         return horovod.spark.run_elastic(
             _rank,
             min_num_proc=train.elastic.min_ranks,
@@ -89,24 +92,24 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
 
 
 def _rank(plan: TrainPlan, threads: int, channel: Channel | None, quiet: bool) -> Outcome:
-    """Runs in the rank's process; Horovod is initialised there and not in the driver."""
+    """Runs in the rank's process; Horovod is initialized there and not in the driver."""
     from training.launch.rank_main import run_rank
 
     return run_rank(plan, threads, channel, quiet=quiet)
 
 
 def _listening(spark: SparkSession, show: Report | None) -> Listener | nullcontext[None]:
-    """A listener where the executors look for the driver; on the loopback interface where there are none."""
+    """A listener where executors reach the driver; on the loopback interface for a local master."""
     if show is None:
         return nullcontext()
     if is_local(spark):
         return Listener(_LOOPBACK, _LOOPBACK, show)
-    known = spark.sparkContext.getConf()
-    host = known.get("spark.driver.host", "127.0.0.1") or ""
-    return Listener(host, known.get("spark.driver.bindAddress", host) or "", show)
+    conf = spark.sparkContext.getConf()
+    host = conf.get("spark.driver.host", "127.0.0.1") or ""
+    return Listener(host, conf.get("spark.driver.bindAddress", host) or "", show)
 
 
-def _broken_off(plan: TrainPlan, received: list[int], error: Exception) -> InfrastructureError:
+def _launch_error(plan: TrainPlan, received: list[int], error: Exception) -> InfrastructureError:
     if received:
         return InfrastructureError(
             f"{signal.Signals(received[0]).name} ended the training",
@@ -125,10 +128,13 @@ def _description(outcomes: list[Outcome]) -> dict[str, Any]:
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
-    broken = sorted((each for each in outcomes if each.problem), key=lambda each: each.lost_peer)
-    if broken:
+    # A rank that only lost a peer is a secondary failure.
+    failures = sorted(
+        (outcome for outcome in outcomes if outcome.problem), key=lambda outcome: outcome.lost_peer
+    )
+    if failures:
         raise InfrastructureError(
-            f"a rank failed:\n{broken[0].problem}",
+            f"a rank failed:\n{failures[0].problem}",
             "correct the cause if it is in the traceback; otherwise rerun to resume",
         )
     description = outcomes[0].description
@@ -138,7 +144,9 @@ def _description(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def _python_path() -> str:
-    """Lets the ranks' interpreters import this package: its folder, or the zip that --py-files put beside them."""
+    """PYTHONPATH with this package for the ranks: its folder, or the zip in their folder from --py-files."""
     root: Any = files("training")
-    own = f"./{Path(str(root.root.filename)).name}" if isinstance(root, zipfile.Path) else str(root.parent)
-    return os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
+    packages = (
+        f"./{Path(str(root.root.filename)).name}" if isinstance(root, zipfile.Path) else str(root.parent)
+    )
+    return os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])

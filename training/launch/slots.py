@@ -1,4 +1,4 @@
-"""Whether Spark can run the ranks of a training: asked before Horovod starts, which would wait or break off in silence."""
+"""Checks that Spark can run the ranks of a training. Horovod would only wait or fail without a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conf.types import Train
 
 _POLL_S = 1.0
 _LOCAL = re.compile(r"local(\[[^],]*(,\s*(\d+)\s*)?\])?")
-_CLUSTER_FAILURES = "4"  # Spark's default of spark.task.maxFailures, which a local master does not hear
+_CLUSTER_FAILURES = "4"  # Spark's default of spark.task.maxFailures; a local master ignores the setting
 
 
 def is_local(spark: SparkSession) -> bool:
@@ -21,20 +21,20 @@ def is_local(spark: SparkSession) -> bool:
 
 
 def ranks_to_start(spark: SparkSession, train: Train) -> int:
-    """How many ranks a training starts with: all, or of an elastic one as many as there is room for.
+    """The number of ranks to start: all, or for an elastic training as many as there are slots.
 
-    Where executors may still be on their way, it waits for them up to `train.start_timeout_s`.
+    Waits up to `train.start_timeout_s` for executors, unless the master is local.
 
     Raises:
-        InfrastructureError: Spark does not run so many tasks at a time.
-        ConfigError: the training is elastic, and Spark would end with the first rank that is lost.
+        InfrastructureError: Spark cannot run that many tasks at a time.
+        ConfigError: the training is elastic, and Spark would end with the first lost rank.
     """
     if train.elastic:
         _require_restarts(spark)
     deadline = time.monotonic() + (0 if is_local(spark) else train.start_timeout_s)
     while (slots := _slots(spark)) < train.num_ranks:
         if time.monotonic() >= deadline:
-            return _fewer(spark, train, slots)
+            return _require_slots(spark, train, slots)
         time.sleep(_POLL_S)
     return train.num_ranks
 
@@ -44,20 +44,22 @@ def _slots(spark: SparkSession) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def _fewer(spark: SparkSession, train: Train, slots: int) -> int:
-    key, least = ("num_ranks", train.num_ranks)
+def _require_slots(spark: SparkSession, train: Train, slots: int) -> int:
+    """The slots, if they suffice for an elastic training; else raises InfrastructureError."""
+    key, least = "num_ranks", train.num_ranks
     if train.elastic:
-        key, least = ("elastic.min_ranks", train.elastic.min_ranks)
+        key, least = "elastic.min_ranks", train.elastic.min_ranks
         if slots >= least:
             return slots
     raise InfrastructureError(
-        f"train.{key}={least} is more than the {slots} tasks that Spark ({spark.sparkContext.master}) runs at a time",
+        f"train.{key}={least} is more than the {slots} tasks that Spark ({spark.sparkContext.master}) runs "
+        "at a time",
         f"give Spark more cores or executors in its properties file, or lower train.{key}",
     )
 
 
 def _require_restarts(spark: SparkSession) -> None:
-    """A rank that is lost is a failed task, which Spark must be willing to run again."""
+    """Raises ConfigError unless Spark retries failed tasks: a lost rank is a failed task."""
     local = _LOCAL.fullmatch(str(spark.sparkContext.master))
     if local:
         failures, remedy = (
@@ -69,6 +71,7 @@ def _require_restarts(spark: SparkSession) -> None:
         remedy = "set spark.task.maxFailures to 4 or more in the properties file"
     if int(failures) < 2:
         raise ConfigError(
-            f"train.elastic: Spark ({spark.sparkContext.master}) gives up when a task fails for the first time",
+            f"train.elastic: Spark ({spark.sparkContext.master}) gives up when a task fails for the first "
+            "time",
             remedy,
         )

@@ -1,9 +1,12 @@
-"""The measures of `partial` over the rows of all ranks, exact, with no rank ever holding all of them.
+"""Exact metrics over the rows of all ranks; no rank holds all rows.
 
-Each rank counts its distinct scores; ranges of scores are cut so that each rank gets about as many entries, and every entry
-goes to the rank of its range, which merges what it receives. So a rank holds its own rows and about its share of the
-distinct scores: cuts fall between the upper halves of float32 scores' bits, so a range holds at most 2¹⁶ distinct scores
-more than its share, each once from every rank, 24 bytes an entry. Sums alone go to all ranks.
+Each rank counts its distinct scores. The scores are divided into one range per rank, so that each range has
+about as many entries. Every entry is sent to the rank of its range, which merges what it receives. Then only
+sums are exchanged.
+
+A rank thus holds its rows and about its share of the distinct scores. Ranges end between values of the upper
+16 bits of float32 scores, so a range has at most 2¹⁶ distinct scores more than its share. An entry takes 24
+bytes, and each rank may send one for every score.
 """
 
 from __future__ import annotations
@@ -26,20 +29,21 @@ from metrics.partial_sums import (
 )
 from training.distributed.collectives import Collectives
 
-_CELLS = 2**16  # of 2¹⁶ neighbouring float32 values each
+_CELLS = 2**16  # each of 2¹⁶ neighbouring float32 values
 
 
 def summarize_over_ranks(
     labels: torch.Tensor, probabilities: torch.Tensor, collectives: Collectives
 ) -> dict[str, Any]:
-    """As `combine`, of the rows of all ranks; equal on all of them.
+    """The metrics of `metrics.partial_sums.combine` over the rows of all ranks; equal on all ranks.
 
     Args:
-        labels: (N,) 0 or 1, this rank's.
-        probabilities: (N,) float32 of at least 0.
+        labels: (N,) 0 or 1, of this rank's rows.
+        probabilities: (N,) float32, at least 0, of this rank's rows.
+        collectives: every rank calls this function.
 
     Raises:
-        DataError: a probability of any rank is not finite; on every rank.
+        DataError: a probability of any rank is not finite; raised on every rank.
     """
     device = labels.device
     invalid = int(collectives.allreduce_sum((~torch.isfinite(probabilities)).sum().view(1)))
@@ -52,39 +56,40 @@ def summarize_over_ranks(
     if collectives.size > 1:
         counts = _exchange(counts, collectives, device)
     sums = sum_range(counts)
-    whole, real = collectives.allgather(
+    integer_sums, real_sums = collectives.allgather(
         torch.tensor([sums[:3]], dtype=torch.int64, device=device),
         torch.tensor([sums[3:]], dtype=torch.float64, device=device),
     )
-    ranges = [RangeSums(*w, *r) for w, r in zip(whole.tolist(), real.tolist(), strict=True)]
-    sizes = [each.positives + each.negatives for each in ranges]
-    own = sum_deciles(counts, sum(sizes[: collectives.rank]), sum(sizes))
-    (gathered,) = collectives.allgather(torch.from_numpy(own).to(device))
-    return combine(ranges, gathered.view(collectives.size, *own.shape).sum(dim=0).cpu().numpy())
+    pairs = zip(integer_sums.tolist(), real_sums.tolist(), strict=True)
+    ranges = [RangeSums(*integers, *reals) for integers, reals in pairs]
+    sizes = [range_sums.positives + range_sums.negatives for range_sums in ranges]
+    deciles = sum_deciles(counts, sum(sizes[: collectives.rank]), sum(sizes))
+    (gathered,) = collectives.allgather(torch.from_numpy(deciles).to(device))
+    return combine(ranges, gathered.view(collectives.size, *deciles.shape).sum(dim=0).cpu().numpy())
 
 
 def _exchange(counts: ScoreCounts, collectives: Collectives, device: torch.device) -> ScoreCounts:
-    """All ranks' entries of this rank's range of scores."""
+    """The entries of all ranks in this rank's range of scores."""
     cells = _cells_of(counts.scores)  # (M,) ascending
-    filled = torch.from_numpy(np.bincount(cells, minlength=_CELLS)).to(device)
-    owners = _owners(collectives.allreduce_sum(filled).cpu().numpy(), collectives.size)
-    splits = np.bincount(owners[cells], minlength=collectives.size)
+    entries_per_cell = torch.from_numpy(np.bincount(cells, minlength=_CELLS)).to(device)
+    owners = _owners(collectives.allreduce_sum(entries_per_cell).cpu().numpy(), collectives.size)
+    send_counts = np.bincount(owners[cells], minlength=collectives.size)
     entries = np.stack(counts, axis=1).astype(np.float64)  # (M, 3); counts are exact up to 2⁵³
-    received, lengths = collectives.all_to_all(torch.from_numpy(entries).to(device), splits.tolist())
+    received, lengths = collectives.all_to_all(torch.from_numpy(entries).to(device), send_counts.tolist())
     parts = received.cpu().split(lengths)
     return merge_counts([_as_counts(part.numpy()) for part in parts])
 
 
 def _cells_of(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(M,) the upper 16 bits of float32 values of at least 0: as integers they sort as the values do."""
-    single = scores.astype(np.float32) + np.float32(0)  # of the two zeros, the one whose bits are zero
-    return (single.view(np.uint32) >> 16).astype(np.int64)
+    """(M,) the upper 16 bits of float32 values that are at least 0; as integers they sort like the values."""
+    scores32 = scores.astype(np.float32) + np.float32(0)  # turns -0.0 into 0.0, whose bits are zero
+    return (scores32.view(np.uint32) >> 16).astype(np.int64)
 
 
-def _owners(filled: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
-    """(65536,) the rank of each cell: neighbouring cells, about equally many entries for each rank."""
-    middles = np.cumsum(filled) - filled // 2
-    return np.minimum(middles * ranks // max(int(filled.sum()), 1), ranks - 1)
+def _owners(entries_per_cell: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
+    """(65536,) the rank of each cell. A rank has neighbouring cells and about its share of the entries."""
+    middles = np.cumsum(entries_per_cell) - entries_per_cell // 2
+    return np.minimum(middles * ranks // max(int(entries_per_cell.sum()), 1), ranks - 1)
 
 
 def _as_counts(entries: NDArray[np.float64]) -> ScoreCounts:

@@ -1,4 +1,7 @@
-"""Whether a training has reached what it was to reach. A function of its history alone: all ranks, and resumed ones, agree."""
+"""Ends a training when its target is reached or it no longer improves.
+
+The decision is a function of the history alone, so all ranks and resumed trainings agree.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,43 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from conf.types import StopAt
+from training.loop.callback import Callback, TrainingState
 
-_RISING = {"auc"}  # the better the higher
+_HIGHER_IS_BETTER = {"auc"}
+
+
+class EarlyStopping(Callback):
+    """Ends a training by the rule `train.stop_at`; None never ends it."""
+
+    def __init__(self, rule: StopAt | None) -> None:
+        self._rule = rule
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Decides for a restored history: the training may have ended before it was killed."""
+        state.stopped = stop_reason(state.history, self._rule)
+
+    def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
+        """Decides again with the new entry."""
+        state.stopped = stop_reason(state.history, self._rule)
 
 
 def stop_reason(history: Iterable[Mapping[str, Any]], rule: StopAt | None) -> str | None:
-    """Why a training of this history ends now; None when it goes on.
+    """Why a training with this history ends now; None if it continues.
 
-    An evaluation that left the metric undefined is no evaluation. A value that equals the best is no improvement.
+    Evaluations with an undefined metric are not counted. A value equal to the best is not an improvement.
 
     Args:
-        history: entries; `validation` of those where the model was measured has the metrics by name.
+        history: entries; those made by a validation have its metrics by name under `validation`.
+        rule: the metric, and its target or the number of evaluations without improvement.
     """
     if rule is None:
         return None
-    measured = [each["validation"][rule.metric] for each in history if "validation" in each]
-    values = [each for each in measured if each is not None]
+    measured = [entry["validation"][rule.metric] for entry in history if "validation" in entry]
+    values = [value for value in measured if value is not None]
     if not values:
         return None
-    sign = 1 if rule.metric in _RISING else -1
-    scores = [sign * each for each in values]
+    sign = 1 if rule.metric in _HIGHER_IS_BETTER else -1
+    scores = [sign * value for value in values]
     if rule.value is not None and scores[-1] >= sign * rule.value:
         return f"{rule.metric} {values[-1]:.5f} has reached the target of {rule.value:g}"
     since_best = len(scores) - 1 - scores.index(max(scores))

@@ -1,4 +1,4 @@
-"""Measures a model on a split, over all ranks."""
+"""Evaluates a model on a split, over all ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from training.distributed.collectives import Collectives
 from training.loop.distributed_metrics import summarize_over_ranks
 
 
-@torch.no_grad()  # not inference_mode: Horovod resizes its output tensors in a thread of its own
+@torch.no_grad()  # not inference_mode: Horovod resizes its output tensors in another thread
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
-    """`summarize_over_ranks` of every row of the split once, in float32; the same on all ranks.
+    """The metrics of a split, computed in float32; the same on all ranks. A collective.
 
-    The model is in evaluation mode meanwhile, and afterwards in the mode it was in. A rank keeps 8 bytes for each of its rows.
+    The model is in evaluation mode during the call, and in its former mode afterwards. A rank needs 8 bytes
+    of memory for each of its rows.
     """
     was_training = model.training
     model.eval()

@@ -6,12 +6,14 @@ from conf.types import Train
 
 
 def learning_rate_factor(step: int, steps: int, train: Train) -> float:
-    """Linear warm-up, a constant part, then polynomial decay; with power 2 to zero the DLRM authors' schedule.
+    """Linear warm-up, a constant part, then polynomial decay.
+
+    With power 2 and end factor 0 it is the schedule of DLRM's authors.
 
     Args:
         step: steps done before this one, 0 for the first.
-        steps: of the whole training.
-        train: its `warmup_share` and `decay_start_share`, shares of `steps`; `decay_power`; `decay_end_factor`.
+        steps: steps of the whole training.
+        train: `warmup_share` and `decay_start_share`, shares of `steps`; `decay_power`; `decay_end_factor`.
     """
     warmup = train.warmup_share * steps
     decay_start = train.decay_start_share * steps
@@ -19,5 +21,5 @@ def learning_rate_factor(step: int, steps: int, train: Train) -> float:
         return min((step + 1) / warmup, 1.0)
     if step < decay_start:
         return 1.0
-    left = (steps - step) / max(steps - decay_start, 1.0)
-    return train.decay_end_factor + (1 - train.decay_end_factor) * left**train.decay_power
+    remaining = (steps - step) / max(steps - decay_start, 1.0)
+    return train.decay_end_factor + (1 - train.decay_end_factor) * remaining**train.decay_power

@@ -1,8 +1,9 @@
-"""Stops a training at the step whose loss is no number, and saves the rows it was made of.
+"""Stops a training at the first step whose loss is not finite, and saves the rows of that step.
 
-Reading a loss waits for the device that computes it. On a GPU a loss is therefore read some steps later, when it has
-long been computed, and all that are left before a checkpoint is saved: no checkpoint holds a step that was not looked
-at. The lag is a number of steps, not of seconds, so that all ranks stop at the same one: losses are equal on all.
+Reading a loss waits for the device that computes it. On a GPU a loss is therefore read some steps later,
+when it has long been computed. All pending losses are read before a checkpoint is saved, so no checkpoint
+holds an unchecked step. The lag is a number of steps, not of seconds. Losses are equal on all ranks, so all
+ranks stop at the same step.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ from torch import Tensor
 from conf.errors import DataError, NightrankError
 from conf.types import MultiHot
 from storage import file_io
-from training.checkpoints.rank_agreement import share
+from training.checkpoints.rank_agreement import gather_json
 from training.checkpoints.tensor_file import write_tensors
 from training.data.batch import Batch
 from training.data.loader import Loader
 from training.data.sharding import DataFile
 from training.distributed.collectives import Collectives
+from training.loop.callback import Callback, StepResult, TrainingState
 from training.models.inputs import id_columns
 
-# Steps after which a loss is read on a GPU: the host seldom runs so far ahead of it.
-_LAG = 8
-# Dense features are normalised, or logarithms of counts; a value beyond this is named as a likely cause.
-_EXTREME = 1e4
+# Steps after which a loss is read on a GPU. The host is seldom so far ahead of the GPU.
+_LAG_STEPS = 8
+# Dense features are normalized, or logarithms of counts. A larger absolute value is named as a likely cause.
+_EXTREME_VALUE = 1e4
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A step that may have to be told of. `loss` is on the host once `ready`, where there is one, has come."""
+    """A step whose rows may have to be saved. `loss` is on the host when the event `ready` has occurred."""
 
     number: int
     loss: Tensor
@@ -44,13 +46,14 @@ class _Step:
     batch: Batch
 
 
-class LossWatch:
-    """Looks at the losses of one training.
+class LossCheck(Callback):
+    """Checks the losses of one training.
 
     Args:
-        loader: whose batches these are.
-        files: those it reads, in manifest order.
+        loader: the source of the batches.
+        files: the loader's files, in manifest order.
         multi_hot: how many columns a list of ids has in a batch.
+        collectives: of the ranks of this training.
         folder: where the rows of a bad step are written.
     """
 
@@ -67,101 +70,112 @@ class LossWatch:
         self._multi_hot = multi_hot
         self._collectives = collectives
         self._folder = folder
-        self._waiting: deque[_Step] = deque()
-        self._good: _Step | None = None
+        self._pending: deque[_Step] = deque()
+        self._last_good: _Step | None = None
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """As `add`."""
+        self.add(state.step, result.loss, result.batch)
+
+    def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
+        """Checks all pending losses: an entry reads their sum and would wait for them anyway."""
+        self.check_pending()
 
     def add(self, number: int, loss: Tensor, batch: Batch) -> None:
-        """Takes a step's loss, and looks at it now, or on a GPU at one of earlier steps.
+        """Checks this step's loss, or on a GPU the loss of an earlier step.
 
         Args:
-            number: of steps done, this one included.
+            number: steps done, this one included.
             loss: scalar on any device, equal on all ranks.
-            batch: this rank's rows of that step.
+            batch: this rank's rows of the step.
 
         Raises:
-            DataError: a loss is no number. Names the step, the columns that stand out and the files with the rows.
+            DataError: a loss is not finite. Names the step, the columns with extreme values and the files
+                with the rows.
         """
         if loss.is_cuda:
             host = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
             ready = torch.cuda.Event()
             ready.record()
-            self._waiting.append(_Step(number, host, ready, batch))
+            self._pending.append(_Step(number, host, ready, batch))
         else:
-            self._waiting.append(_Step(number, loss, None, batch))
-        self._look(_lag(loss))
+            self._pending.append(_Step(number, loss, None, batch))
+        self._check_all_but(_lag_steps(loss))
 
-    def catch_up(self) -> None:
-        """Looks at all losses that it was given; raises as `add` does."""
-        self._look(0)
+    def check_pending(self) -> None:
+        """Checks all losses that were added; raises as `add` does."""
+        self._check_all_but(0)
 
-    def _look(self, leave: int) -> None:
-        while len(self._waiting) > leave:
-            step = self._waiting.popleft()
+    def _check_all_but(self, newest: int) -> None:
+        """Checks the pending losses, except for this number of newest ones."""
+        while len(self._pending) > newest:
+            step = self._pending.popleft()
             if step.ready is not None:
                 step.ready.synchronize()
             if not math.isfinite(float(step.loss)):
                 self._stop(step)
-            self._good = step
+            self._last_good = step
 
     def _stop(self, step: _Step) -> None:
-        """Saves the step's rows, and those of the step before: its update may be what went wrong."""
-        steps = {"": step} if self._good is None else {"": step, "before.": self._good}
-        findings = {name: _extremes(each.batch, self._loader) for name, each in steps.items()}
+        """Saves the rows of the step and of the step before, whose update may be the cause; then raises."""
+        steps = {"": step} if self._last_good is None else {"": step, "before.": self._last_good}
+        extremes = {
+            prefix: _extreme_values(read_step.batch, self._loader) for prefix, read_step in steps.items()
+        }
         name = f"bad-batch-step-{step.number}.rank-{self._collectives.rank:05d}"
         try:
             tensors = {
                 f"{prefix}{key}": [value]
-                for prefix, each in steps.items()
-                for key, value in _tensors(each.batch).items()
+                for prefix, saved_step in steps.items()
+                for key, value in _tensors(saved_step.batch).items()
             }
             entry = write_tensors(self._folder, f"{name}.safetensors", tensors)
-            about = {**self._origin(step), "tensors": entry.name, "columns": findings}
-            file_io.replace_json(f"{self._folder}/{name}.json", about)
-            saved = f"its rows are in {self._folder}/bad-batch-step-{step.number}.rank-*"
+            origin = {**self._origin(step), "tensors": entry.name, "columns": extremes}
+            file_io.replace_json(f"{self._folder}/{name}.json", origin)
+            where = f"its rows are in {self._folder}/bad-batch-step-{step.number}.rank-*"
         except NightrankError as error:
-            saved = f"its rows could not be saved: {error.problem}"
-        columns = _stand_out(share(self._collectives, findings))
+            where = f"its rows could not be saved: {error.problem}"
+        columns = _describe_extremes(gather_json(self._collectives, extremes))
         raise DataError(
-            f"the loss at step {step.number} is {float(step.loss)}; {columns}; {saved}",
+            f"the loss at step {step.number} is {float(step.loss)}; {columns}; {where}",
             "clip or correct those columns where values are extreme; otherwise lower train.learning_rate and "
             "train.embedding_learning_rate",
         )
 
     def _origin(self, step: _Step) -> dict[str, Any]:
-        """Where a step's rows come from: of each shard the `shard_rows` after those of the epoch's steps before."""
+        """The files and rows of a step. A step takes the next `shard_rows` rows of each shard."""
         loader = self._loader
-        epoch, in_epoch = divmod(step.number - 1, max(loader.plan.steps, 1))
+        epoch, step_in_epoch = divmod(step.number - 1, max(loader.plan.steps, 1))
         columns = id_columns(loader.spec, self._multi_hot)
         return {
             "step": step.number,
             "loss": str(float(step.loss)),
             "epoch": epoch,
-            "step_in_epoch": in_epoch,
+            "step_in_epoch": step_in_epoch,
             "rank": self._collectives.rank,
             "num_ranks": self._collectives.size,
             "shard_rows": loader.plan.shard_rows,
             "shards": {str(shard): self._rows_of(shard) for shard in loader.shards},
-            "dense": [each.name for each in loader.spec.dense],
-            "categorical": {each.name: [place.start, place.stop] for each, place in columns},
+            "dense": [feature.name for feature in loader.spec.dense],
+            "categorical": {feature.name: [place.start, place.stop] for feature, place in columns},
         }
 
     def _rows_of(self, shard: int) -> list[dict[str, Any]]:
-        """The rows of a shard: shards are cut one after the other from the rows of all files, in manifest order."""
+        """The row ranges of a shard. Shards are consecutive row ranges over all files, in manifest order."""
         sizes = self._loader.plan.sizes
         first, last = sum(sizes[:shard]), sum(sizes[: shard + 1])
-        found = []
-        for file, start in zip(
-            self._files, accumulate((each.rows for each in self._files), initial=0), strict=False
-        ):
-            low, high = max(first - start, 0), min(last - start, file.rows)
-            if low < high:
-                found.append({"file": file.path, "start": low, "stop": high})
-        return found
+        file_starts = accumulate((file.rows for file in self._files), initial=0)
+        ranges = []
+        for file, file_start in zip(self._files, file_starts, strict=False):
+            start, stop = max(first - file_start, 0), min(last - file_start, file.rows)
+            if start < stop:
+                ranges.append({"file": file.path, "start": start, "stop": stop})
+        return ranges
 
 
-def _lag(loss: Tensor) -> int:
+def _lag_steps(loss: Tensor) -> int:
     """Steps after which a loss is read."""
-    return _LAG if loss.is_cuda else 0
+    return _LAG_STEPS if loss.is_cuda else 0
 
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:
@@ -173,27 +187,31 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
     }
 
 
-def _extremes(batch: Batch, loader: Loader) -> dict[str, list[float]]:
-    """Column → how many of its values are no number, and the largest of the others, by its size."""
+def _extreme_values(batch: Batch, loader: Loader) -> dict[str, list[float]]:
+    """Column -> the number of its values that are not finite, and the largest absolute finite value."""
     rows = batch.weights > 0
     columns = {loader.spec.label: batch.labels[rows]}
-    columns |= {each.name: batch.dense[rows, place].float() for place, each in enumerate(loader.spec.dense)}
-    found = {}
+    columns |= {
+        feature.name: batch.dense[rows, column].float() for column, feature in enumerate(loader.spec.dense)
+    }
+    extremes = {}
     for name, values in columns.items():
         finite = values[values.isfinite()]
         largest = float(finite.abs().max()) if len(finite) else 0.0
-        found[name] = [float(len(values) - len(finite)), largest]
-    return found
+        extremes[name] = [float(len(values) - len(finite)), largest]
+    return extremes
 
 
-def _stand_out(findings: list[Mapping[str, Mapping[str, list[float]]]]) -> str:
-    """Says which columns hold values that are no numbers or are extreme, in what any rank found."""
-    lost: dict[str, int] = {}
+def _describe_extremes(extremes_of_ranks: list[Mapping[str, Mapping[str, list[float]]]]) -> str:
+    """Says which columns hold values that are not finite or are extreme, on any rank."""
+    not_finite: dict[str, int] = {}
     largest: dict[str, float] = {}
-    for columns in (each for of_rank in findings for each in of_rank.values()):
-        for name, (no_numbers, most) in columns.items():
-            lost[name] = lost.get(name, 0) + int(no_numbers)
-            largest[name] = max(largest.get(name, 0.0), most)
-    said = [f"{name} holds {count} values that are no numbers" for name, count in lost.items() if count]
-    said += [f"{name} reaches {most:.3g}" for name, most in largest.items() if most > _EXTREME]
-    return ", ".join(said) or "no column stands out"
+    for columns in (columns for of_rank in extremes_of_ranks for columns in of_rank.values()):
+        for name, (count, largest_value) in columns.items():
+            not_finite[name] = not_finite.get(name, 0) + int(count)
+            largest[name] = max(largest.get(name, 0.0), largest_value)
+    problems = [
+        f"{name} holds {count} values that are not finite" for name, count in not_finite.items() if count
+    ]
+    problems += [f"{name} reaches {value:.3g}" for name, value in largest.items() if value > _EXTREME_VALUE]
+    return ", ".join(problems) or "no column stands out"

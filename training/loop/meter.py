@@ -1,67 +1,65 @@
-"""What a training says of itself every so many steps: loss, speed and waiting, in the history and in the log."""
+"""Measures a training between two entries of its history: loss, speed, and time spent waiting for data."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-steps_log = logging.getLogger("nightrank.training.steps")  # silenced where the driver shows the steps
+from training.loop.callback import Callback, StepResult, TrainingState, is_due
 
 
-class Meter:
-    """Loss, speed and waiting since it was last read. Reading is the only moment that waits for the device."""
+class Meter(Callback):
+    """Adds an entry to the history every so many steps and after the last one, with loss, speed and waiting.
 
-    def __init__(self, device: torch.device) -> None:
+    Only `fill_entry` waits for the device.
+
+    Args:
+        device: the device of the losses.
+        every_steps: steps between two entries.
+    """
+
+    def __init__(self, device: torch.device, every_steps: int) -> None:
         self._device = device
-        self._waited_s = 0.0
-        self.restart()
+        self._every_steps = every_steps
+        self._loader_wait_s = 0.0  # until the last entry
+        self._restart()
 
-    def restart(self) -> None:
-        """Begins to count and to time anew."""
-        self._loss = torch.zeros((), device=self._device)
+    def _restart(self) -> None:
+        self._loss_sum = torch.zeros((), device=self._device)
         self._rows = 0
         self._since = time.perf_counter()
 
-    def add(self, loss: Tensor, rows: int) -> None:
-        """Counts a step of this mean loss over so many rows of all ranks."""
-        self._loss += loss * rows
+    def on_train_start(self, state: TrainingState) -> None:
+        """Starts the clock."""
+        self._restart()
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Adds the loss and the rows of all ranks."""
+        rows = result.batch.global_weight
+        self._loss_sum += result.loss * rows
         self._rows += rows
 
-    def take(self, waited_s: float) -> dict[str, float]:
-        """`loss`, `rows_per_s` and `loader_wait_share` since the last call.
+    def is_entry_due(self, state: TrainingState) -> bool:
+        """Every so many steps, and after the last one."""
+        return is_due(state.step, self._every_steps) or state.step == state.total_steps
 
-        Args:
-            waited_s: seconds waited for data since the training began.
-        """
-        loss = float(self._loss) / self._rows
+    def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
+        """Adds `loss`, `rows_per_s` and `loader_wait_share` since the last entry, and the loss scale."""
+        loss = float(self._loss_sum) / self._rows
         seconds = time.perf_counter() - self._since
-        entry = {
+        entry |= {
             "loss": loss,
             "rows_per_s": round(self._rows / seconds),
-            "loader_wait_share": round((waited_s - self._waited_s) / seconds, 4),
+            "loader_wait_share": round((state.loader_wait_s - self._loader_wait_s) / seconds, 4),
+            **state.trainer.facts(),
         }
-        self._waited_s = waited_s
-        self.restart()
-        return entry
+        self._loader_wait_s = state.loader_wait_s
+        self._restart()
 
-
-def log_entry(entry: Mapping[str, Any], steps: int) -> None:
-    """One line for an entry of the history, and one more where the model was measured."""
-    steps_log.info(
-        "step %d of %d: loss %.5f, %d rows/s, %.0f%% waiting for data, learning rate %.3g",
-        entry["step"],
-        steps,
-        entry["loss"],
-        entry["rows_per_s"],
-        100 * entry["loader_wait_share"],
-        entry["learning_rate"],
-    )
-    if "validation" in entry:
-        found = {name: value for name, value in entry["validation"].items() if value is not None}
-        measures = ", ".join(f"{name} {value:.5f}" for name, value in found.items())
-        steps_log.info("step %d of %d: on the validation split %s", entry["step"], steps, measures)
+    def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
+        """Starts the clock again after a validation, whose time is not part of the speed."""
+        if "validation" in entry:
+            self._restart()

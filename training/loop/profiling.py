@@ -1,47 +1,41 @@
-"""Records some steps of a training with torch.profiler, into a trace for a browser (chrome://tracing, ui.perfetto.dev)."""
+"""Records steps of a training with torch.profiler, as a trace for chrome://tracing or ui.perfetto.dev."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from conf.types import Profile
+from training.loop.callback import Callback, StepResult, TrainingState
 
 log = logging.getLogger("nightrank.training")
 
 
-class StepProfiler:
-    """Records the steps it is configured for. Use it as a context manager around the loop; steps count from 1.
+class StepProfiler(Callback):
+    """Records the configured steps; steps count from 1.
 
-    A training that ends sooner leaves a trace of the steps that were made. Nothing is recorded without a configuration, nor
-    on ranks other than 0 unless it says so.
+    A training that ends earlier leaves a trace of the steps that were done. Nothing is recorded without a
+    configuration, and on ranks other than 0 only with `every_rank`.
 
     Args:
-        folder: where traces go, one file a rank: `rank<n>-steps<first>-<last>.json.gz`.
+        config: which steps, on which ranks; None records nothing.
+        folder: folder of the traces, one file a rank: `rank<n>-steps<first>-<last>.json.gz`.
+        rank: of this process.
     """
 
     def __init__(self, config: Profile | None, folder: str, rank: int) -> None:
         self._config = config if config and (rank == 0 or config.every_rank) else None
         self._folder = Path(folder)
         self._rank = rank
-        self._last = 0
+        self._last_step = 0
         self._running: profile | None = None
 
-    def __enter__(self) -> StepProfiler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def before(self, step: int) -> None:
-        """Begins to record if this is the first of the steps."""
-        if self._config and step == self._config.first_step:
+    def on_step_start(self, state: TrainingState) -> None:
+        """Starts to record before the first configured step."""
+        if self._config and state.step == self._config.first_step:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
@@ -49,18 +43,19 @@ class StepProfiler:
             running.start()
             self._running = running
 
-    def after(self, step: int) -> None:
-        """Writes the trace if this was the last of the steps."""
-        self._last = step
-        if self._config and step == self._config.first_step + self._config.steps - 1:
-            self._stop()
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Writes the trace after the last configured step."""
+        self._last_step = state.step
+        if self._config and state.step == self._config.first_step + self._config.steps - 1:
+            self.teardown()
 
-    def _stop(self) -> None:
+    def teardown(self) -> None:
+        """Writes the trace if steps are being recorded."""
         if self._running is None or self._config is None:
             return
         running, self._running = self._running, None
         running.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"rank{self._rank}-steps{self._config.first_step}-{self._last}.json.gz"
+        path = self._folder / f"rank{self._rank}-steps{self._config.first_step}-{self._last_step}.json.gz"
         running.export_chrome_trace(str(path))
-        log.info("the trace of steps %d to %d is %s", self._config.first_step, self._last, path)
+        log.info("the trace of steps %d to %d is %s", self._config.first_step, self._last_step, path)

@@ -1,9 +1,10 @@
-"""What every rank does with a plan: build, train, measure and save. Knows nothing of how ranks talk."""
+"""Executes a training plan on one rank: build, train, measure, save. How ranks communicate is a parameter."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from conf.errors import ConfigError
-from conf.types import ModelConfig, Split, Train
+from conf.types import ModelConfig, Split
 from storage import file_io
 from training.checkpoints import Checkpoints, open_trained, save_trained
 from training.data.loader import Loader
@@ -21,18 +22,24 @@ from training.distributed.collectives import Collectives, LocalCollectives
 from training.distributed.progress import Report
 from training.embeddings.table import set_kernels
 from training.kernels.choice import use_kernels
+from training.loop.callback import Callback
+from training.loop.checkpointing import SaveCheckpoints
+from training.loop.early_stopping import EarlyStopping
 from training.loop.evaluate import evaluate
-from training.loop.loss_check import LossWatch
+from training.loop.loss_check import LossCheck
+from training.loop.meter import Meter
 from training.loop.profiling import StepProfiler
+from training.loop.progress_output import LogLines, ReportProgress
 from training.loop.train_step import Trainer
-from training.loop.training_loop import train_model
+from training.loop.training_loop import TrainingLoop, TrainingResult
 from training.loop.training_plan import TrainPlan
+from training.loop.validation import Validation
 from training.loop.warm_start import warm_start
 from training.models import build_model
 
 log = logging.getLogger("nightrank.training")
 
-_MEASURED: tuple[Split, ...] = ("validation", "test")
+_HELD_OUT: tuple[Split, ...] = ("validation", "test")
 
 
 def run_plan(
@@ -43,73 +50,45 @@ def run_plan(
     report: Report | None = None,
     at_checkpoint: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains, measures and saves the model of a plan; then its baselines, of which only measures are kept.
+    """Trains, measures and saves the model of a plan, and trains its baselines for their metrics.
 
     Args:
-        report: hears of the log entries of every training, with its architecture as `training` and its `steps`.
-        at_checkpoint: called on every rank when a checkpoint is on its way to the disk; may raise to end the training there.
+        plan: the same on all ranks.
+        collectives: of this rank.
+        device: of this rank.
+        report: receives the history entries of every training, with labels; see `ReportProgress`.
+        at_checkpoint: called on every rank when a checkpoint is being written; may raise to end the training
+            there.
 
     Returns:
-        What model.json holds: of this training, or of another attempt that has published the same version before.
+        The content of model.json: of this training, or of another attempt that published the same version
+        before.
 
     Raises:
         ConfigError, DataError: from the model's configuration, the data or the parent.
     """
-    leads = collectives.rank == 0
-    held_out = {
-        split: _loader(plan, plan.splits[split], collectives, device, shuffled=False) for split in _MEASURED
-    }
-    model = _build(plan, plan.model, collectives, device)
+    rank = _Rank(plan, collectives, device, report)
+    held_out = {split: rank.loader(plan.splits[split], shuffled=False) for split in _HELD_OUT}
+    model = rank.build(plan.model)
     if device.type == "cpu":
         keep_freed_memory()
     trainer = Trainer(model, plan.train, collectives)
     if plan.parent_path is not None:
         warm_start(trainer, plan.spec, *open_trained(plan.parent_path, collectives))
-    loader = _loader(plan, plan.train_files, collectives, device, shuffled=True)
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
-        training = train_model(
-            trainer,
-            loader,
-            plan.train,
-            device,
-            checkpoints,
-            reports=leads,
-            report=_labelled(report, plan.model.architecture, loader, plan.train),
-            at_checkpoint=at_checkpoint,
-            validate=partial(evaluate, model, held_out["validation"], collectives, device),
-            watch=_watch(plan, loader, plan.train_files, collectives),
-            profiler=StepProfiler(plan.train.profile, f"{plan.checkpoint_path}.profile", collectives.rank),
-        )
+        result = rank.train(trainer, held_out["validation"], checkpoints, at_checkpoint)
         checkpoints.wait()
-    metrics = _measure(model, held_out, collectives, device)
-    baselines = {}
-    for name in plan.train.baselines:
-        baseline = _build(
-            plan, ModelConfig(architecture=name, multi_hot=plan.model.multi_hot), collectives, device
-        )
-        if leads:
-            log.info("baseline %s", name)
-        every = _loader(plan, plan.splits["train"], collectives, device, shuffled=True)
-        train_model(
-            Trainer(baseline, plan.train, collectives),
-            every,
-            plan.train,
-            device,
-            None,
-            reports=leads,
-            report=_labelled(report, name, every, plan.train),
-            watch=_watch(plan, every, plan.splits["train"], collectives),
-        )
-        baselines[name] = _measure(baseline, held_out, collectives, device)
+    metrics = rank.measure(model, held_out)
+    baselines = {name: rank.measure(rank.train_baseline(name), held_out) for name in plan.train.baselines}
     description = {
         **plan.description,
         "metrics": metrics,
         "baselines": baselines,
-        "history": training.history,
+        "history": result.history,
         "train_rows": sum(file.rows for file in plan.train_files),
-        "steps": training.steps,
-        "seconds": training.seconds,
-        "stopped": training.stopped,
+        "steps": result.steps,
+        "seconds": result.seconds,
+        "stopped": result.stopped,
         "num_ranks": collectives.size,
         "created_at": file_io.utc_now(),
     }
@@ -119,74 +98,115 @@ def run_plan(
 
 
 def train_in_process(plan: TrainPlan) -> dict[str, Any]:
-    """Trains on one rank in this very process, without Spark and Horovod: for a debugger, and for tests."""
+    """Trains on one rank in this process, without Spark and Horovod: for a debugger, and for tests."""
     return run_plan(plan, LocalCollectives(), choose_device(plan.train.device, 0))
 
 
 def choose_device(wanted: str, index: int) -> torch.device:
-    """The CPU, or the GPU of that index among those torch sees; `auto` takes a GPU where there is any.
+    """The CPU, or the GPU with this index; `auto` takes a GPU if torch sees any.
 
     Raises:
-        ConfigError: a GPU is wanted, or there are some, but none of that index.
+        ConfigError: a GPU is wanted, or there are some, but none with this index.
     """
-    found = torch.cuda.device_count()
-    if wanted == "cpu" or (wanted == "auto" and not found):
+    num_gpus = torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and not num_gpus):
         return torch.device("cpu")
-    if index >= found:
+    if index >= num_gpus:
         raise ConfigError(
-            f"train.device={wanted}: a rank needs GPU {index}, torch sees {found} on this host",
+            f"train.device={wanted}: a rank needs GPU {index}, torch sees {num_gpus} on this host",
             "run no more ranks a host than it has GPUs, or --set train.device=cpu",
         )
     return torch.device("cuda", index)
 
 
-def _labelled(report: Report | None, name: str, loader: Loader, train: Train) -> Report | None:
-    """Adds to a training's entries what the driver must know to show them."""
-    if report is None:
-        return None
-    steps = loader.plan.steps * train.epochs
-    about = {"training": name, "steps": steps, "batch_rows": train.global_batch_size}
-    return lambda entry: report({**about, **entry})
+@dataclass(frozen=True)
+class _Rank:
+    """One rank that executes a plan: builds models, loaders and callbacks for it."""
 
+    plan: TrainPlan
+    collectives: Collectives
+    device: torch.device
+    report: Report | None
 
-def _build(plan: TrainPlan, config: ModelConfig, collectives: Collectives, device: torch.device) -> nn.Module:
-    train = plan.train
-    model = build_model(config, plan.spec, train.seed, train.embeddings, collectives).to(device)
-    set_kernels(model, use_kernels(train.kernels, device, "train.kernels"))
-    return model
+    def build(self, config: ModelConfig) -> nn.Module:
+        """A fresh model on this rank's device."""
+        train = self.plan.train
+        model = build_model(config, self.plan.spec, train.seed, train.embeddings, self.collectives)
+        model = model.to(self.device)
+        set_kernels(model, use_kernels(train.kernels, self.device, "train.kernels"))
+        return model
 
+    def loader(self, files: Sequence[DataFile], *, shuffled: bool) -> Loader:
+        """This rank's loader of some files."""
+        train = self.plan.train
+        group_rows = [group.rows for group in row_groups(files)]
+        return Loader(
+            files,
+            plan_shards(group_rows, train.num_shards, train.global_batch_size),
+            shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size),
+            self.plan.spec,
+            train.seed if shuffled else None,
+            self.plan.model.multi_hot,
+            self.device,
+            train.reading,
+        )
 
-def _loader(
-    plan: TrainPlan,
-    files: Sequence[DataFile],
-    collectives: Collectives,
-    device: torch.device,
-    *,
-    shuffled: bool,
-) -> Loader:
-    """This rank's loader of some files."""
-    train = plan.train
-    shards = plan_shards(
-        [group.rows for group in row_groups(files)], train.num_shards, train.global_batch_size
-    )
-    own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
-    return Loader(
-        files,
-        shards,
-        own,
-        plan.spec,
-        train.seed if shuffled else None,
-        plan.model.multi_hot,
-        device,
-        train.reading,
-    )
+    def train(
+        self,
+        trainer: Trainer,
+        validation: Loader,
+        checkpoints: Checkpoints,
+        at_checkpoint: Callable[[], None] | None,
+    ) -> TrainingResult:
+        """Trains the model of the plan, from its latest checkpoint where there is one."""
+        plan, train = self.plan, self.plan.train
+        loader = self.loader(plan.train_files, shuffled=True)
+        loss_check = self._loss_check(loader, plan.train_files)
+        measure = partial(evaluate, trainer.model, validation, self.collectives, self.device)
+        callbacks = [
+            SaveCheckpoints(
+                checkpoints, train.checkpoint_every_steps, loss_check.check_pending, at_checkpoint
+            ),
+            StepProfiler(train.profile, f"{plan.checkpoint_path}.profile", self.collectives.rank),
+            loss_check,
+            *self._progress(plan.model.architecture),
+            Validation(measure, train.evaluate_every_steps),
+            EarlyStopping(train.stop_at),
+        ]
+        return TrainingLoop(trainer, train, self.device, callbacks).fit(loader)
 
+    def train_baseline(self, architecture: str) -> nn.Module:
+        """Trains a model with default settings of an architecture on all train files; without checkpoints."""
+        plan = self.plan
+        model = self.build(ModelConfig(architecture=architecture, multi_hot=plan.model.multi_hot))
+        if self._leads:
+            log.info("baseline %s", architecture)
+        loader = self.loader(plan.splits["train"], shuffled=True)
+        callbacks = [self._loss_check(loader, plan.splits["train"]), *self._progress(architecture)]
+        trainer = Trainer(model, plan.train, self.collectives)
+        TrainingLoop(trainer, plan.train, self.device, callbacks).fit(loader)
+        return model
 
-def _watch(plan: TrainPlan, loader: Loader, files: Sequence[DataFile], collectives: Collectives) -> LossWatch:
-    return LossWatch(loader, files, plan.model.multi_hot, collectives, plan.checkpoint_path)
+    def measure(self, model: nn.Module, loaders: dict[Split, Loader]) -> dict[str, Any]:
+        """The metrics of a model on each split."""
+        return {
+            split: evaluate(model, loader, self.collectives, self.device) for split, loader in loaders.items()
+        }
 
+    @property
+    def _leads(self) -> bool:
+        return self.collectives.rank == 0
 
-def _measure(
-    model: nn.Module, loaders: Mapping[Split, Loader], collectives: Collectives, device: torch.device
-) -> dict[str, Any]:
-    return {split: evaluate(model, loader, collectives, device) for split, loader in loaders.items()}
+    def _progress(self, architecture: str) -> list[Callback]:
+        """The meter, on all ranks; log lines on rank 0; and progress for the driver where it listens."""
+        train = self.plan.train
+        callbacks: list[Callback] = [Meter(self.device, train.log_every_steps)]
+        if self._leads:
+            callbacks.append(LogLines())
+        if self.report is not None:
+            callbacks.append(ReportProgress(self.report, architecture, train.global_batch_size))
+        return callbacks
+
+    def _loss_check(self, loader: Loader, files: Sequence[DataFile]) -> LossCheck:
+        plan = self.plan
+        return LossCheck(loader, files, plan.model.multi_hot, self.collectives, plan.checkpoint_path)

@@ -20,10 +20,12 @@ from training.optimizers.updates import Updates
 
 
 class Trainer:
-    """A model and the state of its optimisers; equal on all ranks after every step, but for rows that some of them hold.
+    """A model and the state of its optimizers.
 
-    The loss is the weighted sum over the local rows divided by the global batch's weight, so gradients are summed over
-    ranks, not averaged, and do not depend on how rows are spread over ranks.
+    After every step all ranks have the same dense parameters; a rank may hold only some of the tables' rows.
+
+    The loss is the weighted sum over the local rows divided by the weight of the global batch. Gradients are
+    therefore summed over ranks, not averaged, and do not depend on how rows are distributed over ranks.
     """
 
     def __init__(self, model: nn.Module, train: Train, collectives: Collectives) -> None:
@@ -32,7 +34,7 @@ class Trainer:
         self._collectives = collectives
         self._tables = tables_of(model)
         self._updates = Updates(model, train)
-        self._dropouts = [each for each in model.modules() if isinstance(each, Dropout)]
+        self._dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
         self._forward = Forward(model, train)
         self._loss_scale = LossScale(next(model.parameters()).device, active=train.precision == "fp16")
         self._shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
@@ -41,42 +43,42 @@ class Trainer:
         """Updates the model by one global batch; returns the batch's mean loss, a scalar.
 
         Args:
-            batch: this rank's rows, those of its shards one after the other.
-            rate_factor: of the configured learning rates; FTRL has rates of its own.
+            batch: this rank's rows, shard after shard.
+            rate_factor: factor of the configured learning rates; FTRL ignores it.
         """
         loss = self._gradients(batch)
-        # All dense gradients travel in one buffer, with the loss at its end, while those of rows are added up and sent.
-        finish = self._collectives.start_allreduce_sum(self._updates.take_dense_gradient(loss))
+        # One buffer holds all dense gradients and, last, the loss. Gradients of rows are reduced meanwhile.
+        wait_for_sum = self._collectives.start_allreduce_sum(self._updates.take_dense_gradient(loss))
         rows = self._updates.take_row_gradients(self._collectives)
-        summed = finish()
+        summed = wait_for_sum()
         if self._loss_scale.accepts(summed[:-1], rows.values(), self._collectives):
             self._apply(summed[:-1], rows, rate_factor)
-        return summed[-1].clone()  # the next step writes there
+        return summed[-1].clone()  # the next step overwrites the buffer
 
     def _apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
         """Updates every parameter by gradients of the scaled loss, summed over ranks."""
         unscaled = self._loss_scale.unscaled
         gradient = clipped(unscaled(dense), self._train.clip_norm)
-        by_row = {name: replace(each, values=unscaled(each.values)) for name, each in rows.items()}
+        by_row = {name: replace(grad, values=unscaled(grad.values)) for name, grad in rows.items()}
         self._updates.apply(gradient, by_row, rate_factor)
 
     def _gradients(self, batch: Batch) -> Tensor:
-        """Leaves the gradients of this rank's share of the mean loss at the parameters; returns that share, a scalar."""
+        """Computes the gradients of this rank's share of the mean loss; returns that share, a scalar."""
         for layer, dropout in enumerate(self._dropouts):
             key = f"{self._train.seed}/{int(self._updates.steps)}/{layer}"
             dropout.begin(key, self._shards, len(batch.labels))
         return self._forward.backward(batch, self._loss_scale.scale)
 
     def facts(self) -> dict[str, float]:
-        """What a log entry tells of the trainer: with fp16 the scale of the loss, and the steps skipped since the beginning."""
+        """Values for a log entry: with fp16 the scale of the loss, and the number of skipped steps."""
         return self._loss_scale.facts()
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """As `Updates.state`."""
+        """The state of the optimizers; see `Updates.state`."""
         return self._updates.state()
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
-        """The names in `state` that hold one entry for each row of a table → where which of its rows lie on this rank."""
+        """Names in `state` of tensors with one entry a table row -> the blocks of rows on this rank."""
         weights = {f"model.{name}": name for name in self._tables}
         return {
             name: self._tables[table].blocks
@@ -84,7 +86,7 @@ class Trainer:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that the next step depends on, by name; not copied."""
+        """All tensors that the next step depends on, by name; not copied."""
         return {
             **{f"model.{name}": value for name, value in self.model.state_dict().items()},
             **self.optimizer_state(),
@@ -93,6 +95,6 @@ class Trainer:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continues from what `state` returned."""
+        """Copies tensors, as returned by `state`, into this trainer."""
         for name, value in self.state().items():
             value.copy_(state[name])

@@ -1,4 +1,4 @@
-"""Everything a rank needs to know, decided by the driver before any rank starts."""
+"""The plan of a training, which the driver makes before any rank starts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class TrainPlan:
     """One training.
 
     Attributes:
-        description: the part of model.json that is known beforehand.
-        model, train: sections of the configuration.
+        description: the part of model.json that does not depend on the training's results.
+        model: the configured model.
+        train: the section `train` of the configuration.
         spec: the features' columns.
-        splits: split → its files in manifest order.
-        train_files: those of the train split that the model trains on; baselines train on all.
-        model_path: folder the model is written to.
+        splits: split -> its files in manifest order.
+        train_files: the files of the train split that the model trains on; baselines train on all.
+        model_path: folder of the model.
         checkpoint_path: folder of this training's checkpoints.
-        parent_path: folder of the model whose weights it starts from; None starts afresh.
+        parent_path: folder of the model whose weights the training starts from; None for fresh weights.
     """
 
     description: Mapping[str, Any]
@@ -50,13 +51,14 @@ class TrainPlan:
 
 
 def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
-    """The plan of a run date's training, decided from its dataset and from what was champion before that date.
+    """The plan of a run date's training, made from its dataset and the champion before that date.
 
     Imports torch, with the architecture, so that a wrong setting ends the job before any rank starts.
 
     Raises:
-        ConfigError: the model's settings are not those of its architecture.
-        DataError: a partition is missing or was replaced, or the train split holds no rows, or rows of one label.
+        ConfigError: the architecture does not have the configured settings.
+        DataError: a partition is missing or was replaced; or the train split has no rows, or rows of one
+            label only.
     """
     from training.models import complete
 
@@ -104,7 +106,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
 
 
 def _require_both_labels(lake: Lake, dataset: Dataset, seen: Set[str]) -> None:
-    """Holds the days that this training learns from to having clicks and others; days of older datasets are not counted."""
+    """Raises DataError if the unseen train days have one label only; datasets may lack the counts."""
     days = []
     members = dataset.splits.get("train", ())
     for member, (partition, manifest, label) in zip(
@@ -113,19 +115,20 @@ def _require_both_labels(lake: Lake, dataset: Dataset, seen: Set[str]) -> None:
         if day_name(partition.dt, label) not in seen:
             if member.clicks is None:
                 return
-            days.append((partition.dt, sum(each.rows for each in manifest.split_files(label)), member.clicks))
+            rows = sum(entry.rows for entry in manifest.split_files(label))
+            days.append((partition.dt, rows, member.clicks))
     require_both_labels(days)
 
 
 def _resolved(path: str) -> str:
-    """The absolute path of a local path or file URI, because ranks run in folders of their own; other URIs as they are."""
+    """The absolute path of a local path or file URI, as ranks run in other folders; other URIs unchanged."""
     return file_io.filesystem(path)[1] if file_io.is_local(path) else path
 
 
 def _find_files(
     lake: Lake, dataset: Dataset, split: Split, without: Set[str] = frozenset()
 ) -> tuple[DataFile, ...]:
-    """The files of a split that hold rows, from the manifests; of days not in `without`."""
+    """The files of a split that have rows, from the manifests, without those of the days in `without`."""
     return tuple(
         DataFile(_resolved(partition.file(entry.path)), entry.rows, entry.row_groups, entry.bytes)
         for partition, manifest, label in split_partitions(lake, dataset, split)

@@ -1,11 +1,11 @@
-"""Which model is champion when: a fold over what the gate decided and what people decided, one small file a run date each.
+"""Which model is champion on a date, computed from the gate's decisions and from overrides.
 
-    models/<name>/promotions/dt=….json       what the gate decided on a run date
-    models/<name>/interventions/dt=….json    what people decided, to hold from a run date on: rollbacks, pins, releases
+    models/<name>/promotions/dt=….json       the gate's decision of a run date
+    models/<name>/interventions/dt=….json    the overrides of a run date: rollbacks, pins, releases
 
-Asked for a date, nothing later is looked at, so a rerun or a backfill of a past night sees what the first run saw. What
-people decided for a date holds from the beginning of its night, before anything is trained; what the gate decides, from
-its end.
+The champion of a date does not depend on files of later dates, so a rerun or a backfill sees what the first
+run saw. An override takes effect when the run of its date begins, before anything is trained. A promotion
+takes effect when the run of its date ends.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from typing import Any, Literal
 from storage import file_io, format_versions
 from storage.paths import Lake
 
-PROMOTIONS, INTERVENTIONS = "promotions", "interventions"
+PROMOTIONS, OVERRIDES = "promotions", "interventions"  # folder names
 
 Action = Literal["rollback", "pin", "release"]
 
 
 @dataclass(frozen=True)
-class Intervention:
-    """What somebody decided, for nights from `run_date` on.
+class Override:
+    """A manual decision about the champion, for runs from `run_date` on.
 
     Attributes:
-        action: `rollback` takes `withdrawn` out, so that `champion` serves again; `pin` makes `champion` serve whatever
-            the gate says; `release` ends a pin.
-        champion: who serves after it.
-        withdrawn: versions that neither serve nor are trained from any more.
-        by, why, at: who, for what reason, and when in UTC.
+        run_date: the date on which it takes effect.
+        action: `rollback` removes the versions in `withdrawn`, so that `champion` serves again. `pin` makes
+            `champion` serve whatever the gate decides. `release` ends a pin.
+        champion: the version that serves after it.
+        by: the person who decided.
+        why: the reason.
+        at: time of the decision in UTC.
+        withdrawn: versions that no longer serve and that no training starts from.
     """
 
     run_date: str
@@ -48,86 +51,88 @@ class Intervention:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How things stand on a run date.
+class ChampionState:
+    """The champion of a run date and the decisions behind it.
 
     Attributes:
-        champions: (run date, version) of everything that made a version champion and still counts, in order.
-        pinned: the pin in force.
-        withdrawn: version → the rollback that took it out.
+        champions: (run date, version) of the promotions, pins and releases of versions that are not
+            withdrawn, in order.
+        pinned: the pin in force; None if there is none.
+        withdrawn: version -> the rollback that withdrew it.
     """
 
     champions: tuple[tuple[str, str], ...] = ()
-    pinned: Intervention | None = None
-    withdrawn: Mapping[str, Intervention] = field(default_factory=dict)
+    pinned: Override | None = None
+    withdrawn: Mapping[str, Override] = field(default_factory=dict)
 
     @property
     def champion(self) -> str | None:
+        """The version that serves; None before the first promotion."""
         if self.pinned is not None:
             return self.pinned.champion
         return self.champions[-1][1] if self.champions else None
 
 
-def standing_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> Standing:
-    """How things stand at the end of a night; with `before`, at its beginning: people have spoken, the gate has not."""
-    pinned: Intervention | None = None
-    withdrawn: dict[str, Intervention] = {}
-    made: list[
-        tuple[str, int, str]
-    ] = []  # on one date people come first: what they say holds from the night's beginning
-    for each in interventions(lake, name, run_date):
-        if each.action == "rollback":
+def champion_state_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> ChampionState:
+    """The state at the end of a run; with `before`, at its beginning: without the decision of its gate."""
+    pinned: Override | None = None
+    withdrawn: dict[str, Override] = {}
+    # (run date, place within the date, version): on one date overrides come before the gate's decision.
+    champions: list[tuple[str, int, str]] = []
+    for override in read_overrides(lake, name, run_date):
+        if override.action == "rollback":
             pinned = None
-            withdrawn.update(dict.fromkeys(each.withdrawn, each))
-        elif each.action == "pin":
-            pinned = each
-            withdrawn.pop(each.champion, None)
+            withdrawn.update(dict.fromkeys(override.withdrawn, override))
+        elif override.action == "pin":
+            pinned = override
+            withdrawn.pop(override.champion, None)
         else:
             pinned = None
-        if each.action != "rollback":  # whose champion follows from what is left
-            made.append((each.run_date, 0, each.champion))
-    for date, decision in promotions(lake, name, run_date):
+        if override.action != "rollback":  # after a rollback the champion follows from the remaining versions
+            champions.append((override.run_date, 0, override.champion))
+    for date, decision in read_decisions(lake, name, run_date):
         if decision["promoted"] and not (before and date == run_date):
-            made.append((date, 1, str(decision["champion_after"])))
-    made.sort(key=lambda each: each[:2])
-    counted = tuple((date, version) for date, _, version in made if version not in withdrawn)
-    return Standing(counted, pinned, withdrawn)
+            champions.append((date, 1, str(decision["champion_after"])))
+    champions.sort(key=lambda entry: entry[:2])
+    valid = tuple((date, version) for date, _, version in champions if version not in withdrawn)
+    return ChampionState(valid, pinned, withdrawn)
 
 
-def promotions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """(run date, the gate's decision) up to a date, ascending."""
+def read_decisions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """(run date, the gate's decision) up to a date, in ascending order."""
     dates = [date for date in dates_of(lake, name, PROMOTIONS) if date <= until]
-    paths = {date: dated(lake, name, PROMOTIONS, date) for date in dates}
+    paths = {date: dated_path(lake, name, PROMOTIONS, date) for date in dates}
     return [
         (date, format_versions.PROMOTION.check(file_io.read_json(path), path)) for date, path in paths.items()
     ]
 
 
-def interventions(lake: Lake, name: str, until: str) -> list[Intervention]:
-    """What people decided up to a date, in order."""
-    found = []
-    for date in dates_of(lake, name, INTERVENTIONS):
+def read_overrides(lake: Lake, name: str, until: str) -> list[Override]:
+    """The overrides up to a date, in the order in which they were recorded."""
+    overrides = []
+    for date in dates_of(lake, name, OVERRIDES):
         if date <= until:
-            path = dated(lake, name, INTERVENTIONS, date)
+            path = dated_path(lake, name, OVERRIDES, date)
             stored = format_versions.INTERVENTION.check(file_io.read_json(path), path)
             for values in stored["interventions"]:
-                found.append(Intervention(**{**values, "withdrawn": tuple(values["withdrawn"])}))
-    return found
+                overrides.append(Override(**{**values, "withdrawn": tuple(values["withdrawn"])}))
+    return overrides
 
 
-def write_interventions(lake: Lake, name: str, run_date: str, found: Sequence[Intervention]) -> None:
-    """Replaces what people decided for one run date, in one step."""
-    values = {"run_date": run_date, "interventions": [asdict(each) for each in found]}
+def write_overrides(lake: Lake, name: str, run_date: str, overrides: Sequence[Override]) -> None:
+    """Replaces the overrides of one run date in one step."""
+    values = {"run_date": run_date, "interventions": [asdict(override) for override in overrides]}
     file_io.replace_json(
-        dated(lake, name, INTERVENTIONS, run_date), format_versions.INTERVENTION.stamp(values)
+        dated_path(lake, name, OVERRIDES, run_date), format_versions.INTERVENTION.stamp(values)
     )
 
 
 def dates_of(lake: Lake, name: str, kind: str) -> list[str]:
-    """The run dates that have a file of this kind, ascending."""
-    found = file_io.list_files(f"{lake.models(name)}/{kind}")
-    return sorted(match[1] for info in found if (match := re.fullmatch(r"dt=(.+)\.json", info.base_name)))
+    """The run dates that have a file in the folder `kind`, in ascending order."""
+    files = file_io.list_files(f"{lake.models(name)}/{kind}")
+    return sorted(match[1] for info in files if (match := re.fullmatch(r"dt=(.+)\.json", info.base_name)))
 
 
-def dated(lake: Lake, name: str, kind: str, run_date: str) -> str:
+def dated_path(lake: Lake, name: str, kind: str, run_date: str) -> str:
+    """The file of a run date in the folder `kind`."""
     return f"{lake.models(name)}/{kind}/dt={run_date}.json"

@@ -1,7 +1,7 @@
-"""Deletes files that attempts at a training left behind, when they are old enough.
+"""Deletes old files that attempts at a training left behind.
 
-A file that no model.json names belongs to an attempt that was killed, that came second, or that is still running. Nothing on
-disk tells these apart, so only its age counts.
+A file that no model.json lists belongs to an attempt that was killed, that came second, or that is still
+running. Files on disk do not show which of these it is, so the file's age decides.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ _SCRATCH = re.compile(rf"\.{re.escape(MODEL_JSON)}\.[0-9a-f]{{32}}\.tmp")
 
 
 def delete_leftovers(lake: Lake, name: str, grace_hours: float) -> int:
-    """Deletes what no model needs: beside models, and in the checkpoint folders of models. Returns the number of files.
+    """Deletes unused files in the folders of models and of their checkpoints; returns the number of files.
 
-    A folder without model.json is left alone: an attempt may still be writing there.
+    A folder without model.json is left alone, because an attempt may still be writing there.
 
     Args:
+        lake: the lake.
         name: of the models.
-        grace_hours: files younger than this stay. It must be longer than writing a model takes.
+        grace_hours: younger files stay. Must be longer than writing a model takes.
     """
     limit = time.time() - grace_hours * 3600
     deleted = 0
     try:
-        for path in (*_beside_models(lake, name, limit), *_checkpoints(lake, name, limit)):
+        for path in (*_unlisted_files(lake, name, limit), *_old_checkpoint_files(lake, name, limit)):
             with suppress(FileNotFoundError):  # another run has deleted it
                 file_io.delete_file(path)
                 deleted += 1
@@ -53,19 +54,20 @@ def is_older(info: fs.FileInfo, limit: float) -> bool:
     return info.mtime is not None and info.mtime.timestamp() < limit
 
 
-def _beside_models(lake: Lake, name: str, limit: float) -> Iterator[str]:
+def _unlisted_files(lake: Lake, name: str, limit: float) -> Iterator[str]:
+    """Old files in models' folders that no model.json lists."""
     attempts: dict[str, list[fs.FileInfo]] = {}
     for info in file_io.list_files(lake.models(name), recursive=True):
         if _TENSORS.fullmatch(info.base_name) or _SCRATCH.fullmatch(info.base_name):
             attempts.setdefault(info.path.split("/")[-2], []).append(info)
     for version, infos in attempts.items():
-        # Files of one attempt alone are a whole model's: its model.json need not be read.
+        # If all files are of one attempt, they are the model's; its model.json need not be read.
         if len({info.base_name.rsplit("-", 1)[-1] for info in infos}) < 2:
             continue
         folder = f"{lake.models(name)}/{version}"
         try:
             named = names_of(read_description(folder))
-        except DataError:  # no model yet, or a damaged one, which train_model replaces
+        except DataError:  # no model yet, or a damaged one that train_model replaces
             continue
         yield from (
             f"{folder}/{info.base_name}"
@@ -74,7 +76,7 @@ def _beside_models(lake: Lake, name: str, limit: float) -> Iterator[str]:
         )
 
 
-def _checkpoints(lake: Lake, name: str, limit: float) -> Iterator[str]:
+def _old_checkpoint_files(lake: Lake, name: str, limit: float) -> Iterator[str]:
     for folder in _checkpoint_folders(lake, name):
         for info in file_io.list_files(folder):
             if info.is_file and is_older(info, limit):
@@ -82,7 +84,7 @@ def _checkpoints(lake: Lake, name: str, limit: float) -> Iterator[str]:
 
 
 def _checkpoint_folders(lake: Lake, name: str) -> list[str]:
-    """Of trainings that are complete."""
+    """The checkpoint folders of trainings that are complete."""
     root = lake.checkpoints("")
     versions = [info.base_name for info in file_io.list_files(root) if not info.is_file]
     return [

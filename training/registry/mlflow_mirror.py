@@ -1,13 +1,15 @@
-"""Mirrors trainings and the registry's aliases to MLflow: the server of MLFLOW_TRACKING_URI, or a store in a local lake.
+"""Mirrors trainings and aliases to MLflow: to the server of MLFLOW_TRACKING_URI, or to a local store.
 
-A lake on an object store has no store of its own, because SQLite needs a local file: without a server nothing is mirrored.
+The local store is a SQLite file in a lake on a local disk. A lake on an object store has none, and nothing
+is mirrored without a server.
 
-The lake's JSON files are the truth. Whatever goes wrong here is logged and costs nobody a training. MLflow takes
-seconds to import and to open its store, so jobs `prepare` it in a thread while they work.
+The lake's JSON files decide. An error here is logged and does not fail a training. Importing MLflow and
+opening its store takes seconds, so jobs call `prepare`, which does both in a thread.
 
-A training is one run and one version of the registered model, both tagged `nightrank.version`, however often it is mirrored.
-The tag `nightrank.source` is the URI of the model's folder. It is the version's source too, where MLflow accepts it: a server
-refuses local paths, which it could not tell from paths of its own disk.
+A training is one MLflow run and one version of the registered model, however often it is mirrored. Both have
+the tag `nightrank.version`. The tag `nightrank.source` is the URI of the model's folder. The version's
+source is the same URI if MLflow accepts it; a server refuses local paths, because it would read them on its
+own disk.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ P = ParamSpec("P")
 
 
 def _never_fails(function: Callable[P, None]) -> Callable[P, None]:
-    """Turns any failure into a logged warning."""
+    """Decorates a function so that it logs its errors as warnings and does not raise."""
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -54,7 +56,7 @@ def _never_fails(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def prepare(lake: Lake) -> None:
-    """Begins to import MLflow and to make the store's tables, in a thread; later calls wait for it."""
+    """Starts to import MLflow and to create the store's tables in a thread; later calls wait for it."""
     if _uri(lake) is not None:
         threading.Thread(target=_prepare, args=(lake,), name="mlflow", daemon=True).start()
 
@@ -68,10 +70,11 @@ def _prepare(lake: Lake) -> None:
 def track_training(lake: Lake, description: Mapping[str, Any], params: Mapping[str, Any]) -> None:
     """Writes a trained model as an MLflow run and as a registered version with the alias `challenger`.
 
-    What is there already is left as it is, and what a killed job has left undone is completed.
+    What exists is not written again, and what a killed job left unfinished is completed.
 
     Args:
-        description: its model.json.
+        lake: the lake of the model.
+        description: the model's model.json.
         params: nested configuration; names are joined by dots.
     """
     if (client := _open(lake)) is None:
@@ -97,7 +100,7 @@ def _uri(lake: Lake) -> str | None:
 
 
 def _source(lake: Lake, name: str, version: str) -> str:
-    """The URI of a model's folder, in the schemes that MLflow reads."""
+    """The URI of a model's folder, in a scheme that MLflow reads."""
     path = f"{lake.models(name)}/{version}"
     if file_io.is_local(path):
         return Path(file_io.filesystem(path)[1]).as_uri()
@@ -105,7 +108,7 @@ def _source(lake: Lake, name: str, version: str) -> str:
 
 
 def _open(lake: Lake) -> MlflowClient | None:
-    """A client of MLFLOW_TRACKING_URI's server where that is set, of the lake's own store otherwise; None without either."""
+    """A client of the server of MLFLOW_TRACKING_URI, else of the lake's local store; None without either."""
     uri = _uri(lake)
     if uri is None:
         log.info(
@@ -119,14 +122,14 @@ def _open(lake: Lake) -> MlflowClient | None:
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        client.search_experiments(max_results=1)  # makes the tables of a new store
+        client.search_experiments(max_results=1)  # creates the tables of a new store
     return client
 
 
 def _logged_run(
     client: MlflowClient, description: Mapping[str, Any], params: Mapping[str, Any], source: str
 ) -> str:
-    """The id of the one run of a training, with all that is known of it."""
+    """The id of the one run of a training, with its tags, parameters and metrics."""
     from mlflow.entities import Param, RunTag
 
     run = _run_of(client, description, source)
@@ -149,7 +152,7 @@ def _logged_run(
 
 
 def _run_of(client: MlflowClient, description: Mapping[str, Any], source: str) -> Run:
-    """The run of a training, made where it is missing. Two jobs at once agree on the older one."""
+    """The run of a training, created if missing. If two jobs create one at once, both use the older run."""
     from mlflow.exceptions import MlflowException
 
     name, version = description["name"], description["version"]
@@ -157,27 +160,27 @@ def _run_of(client: MlflowClient, description: Mapping[str, Any], source: str) -
     if experiment is None:
         try:
             experiment = client.get_experiment(client.create_experiment(name))
-        except MlflowException:  # another job has just made it
+        except MlflowException:  # another job has just created it
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 raise
     experiment_id = experiment.experiment_id
 
-    def found() -> list[Run]:
+    def runs_by_age() -> list[Run]:
         runs = client.search_runs([experiment_id], f"tags.`{_VERSION_TAG}` = '{version}'")
         return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
 
-    if known := found():
-        return known[0]
-    made = client.create_run(
+    if existing := runs_by_age():
+        return existing[0]
+    created = client.create_run(
         experiment_id,
         run_name=f"{description['run_date']} {version}",
         tags={_VERSION_TAG: version, _SOURCE_TAG: source},
     )
-    first = found()[0]
-    if first.info.run_id != made.info.run_id:
-        client.delete_run(made.info.run_id)
-    return first
+    oldest = runs_by_age()[0]
+    if oldest.info.run_id != created.info.run_id:
+        client.delete_run(created.info.run_id)
+    return oldest
 
 
 def _register(client: MlflowClient, name: str, version: str, run_id: str, source: str) -> None:
@@ -196,43 +199,43 @@ def _register(client: MlflowClient, name: str, version: str, run_id: str, source
 
 
 def _metrics(description: Mapping[str, Any]) -> list[Any]:
-    """The history by step, and the final measures of the model and its baselines (`test.auc`, …)."""
+    """The history by step, and the final metrics of the model and its baselines (`test.auc`, …)."""
     from mlflow.entities import Metric
 
     at_ms = _time_ms(description)
-    found = [
+    metrics = [
         Metric(key, float(entry[key]), at_ms, int(entry["step"]))
         for entry in description["history"]
         for key in ("loss", "learning_rate", "rows_per_s", "loader_wait_share")
     ]
-    found += [
+    metrics += [
         Metric(f"during.validation.{key}", float(value), at_ms, int(entry["step"]))
         for entry in description["history"]
         for key, value in entry.get("validation", {}).items()
         if value is not None
     ]
-    measures = {
+    final = {
         **description["metrics"],
         "baseline": description["baselines"],
         "seconds": description["seconds"],
     }
-    found += [
+    metrics += [
         Metric(key, float(value), at_ms, description["steps"])
-        for key, value in _flat(measures)
+        for key, value in _flat(final)
         if value is not None and not isinstance(value, list)
     ]
-    return found
+    return metrics
 
 
 def _time_ms(description: Mapping[str, Any]) -> int:
-    """When the model was made: the same each time, so that metrics logged again are no second points of a curve."""
+    """The time of the training: metrics that are logged again do not become second points of a curve."""
     created_at = description.get("created_at")
-    made = datetime.fromisoformat(created_at) if created_at else datetime.now(UTC)
-    return int(made.timestamp() * 1000)
+    time = datetime.fromisoformat(created_at) if created_at else datetime.now(UTC)
+    return int(time.timestamp() * 1000)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, leaf) of nested mappings."""
+    """(dotted name, value) of nested mappings."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -241,9 +244,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _registered(client: MlflowClient, name: str, version: str) -> str | None:
-    """MLflow's number of one of our versions."""
-    found = client.search_model_versions(f"name='{name}' and tags.`{_VERSION_TAG}`='{version}'")
-    return found[0].version if found else None
+    """MLflow's number of a model version; None if it is not registered."""
+    matches = client.search_model_versions(f"name='{name}' and tags.`{_VERSION_TAG}`='{version}'")
+    return matches[0].version if matches else None
 
 
 def _set_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:

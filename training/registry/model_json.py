@@ -1,4 +1,4 @@
-"""`model.json`: what a model is, how it was made and what it measured. It is written last: without it there is no model."""
+"""`model.json` describes a model: its training, metrics and files. Without it there is no model."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ MODEL_JSON = "model.json"
 
 
 def is_described(path: str) -> bool:
-    """Whether a model's folder has a model.json. The model's other files are not looked at."""
+    """Whether a model's folder has a model.json. The other files are not examined."""
     return file_io.exists(f"{path}/{MODEL_JSON}")
 
 
 def is_complete(path: str, *, checksums: bool = False) -> bool:
-    """Whether a model's folder holds a whole model: model.json, and every file it names with the length it says.
+    """Whether a folder holds a whole model: a model.json, and all files it lists with the lengths it states.
 
-    A model.json without such files is a damaged model. A warning says what is wrong with it.
+    Otherwise a model with a model.json is damaged; a warning says how.
 
     Args:
-        checksums: compare the files' checksums too, which reads them to their ends.
+        path: the model's folder.
+        checksums: compare the files' checksums too, which reads the files to their ends.
     """
     if not is_described(path):
         return False
@@ -37,12 +38,12 @@ def is_complete(path: str, *, checksums: bool = False) -> bool:
 
 
 def entries_of(description: Mapping[str, Any]) -> list[FileEntry]:
-    """Lengths and checksums of the tensor files that a model.json names; models of early versions list none."""
-    return [FileEntry(**each) for each in description.get("files", ())]
+    """Lengths and checksums of the tensor files of a model.json; models of early versions list none."""
+    return [FileEntry(**entry) for entry in description.get("files", ())]
 
 
 def names_of(description: Mapping[str, Any]) -> set[str]:
-    """The tensor files that a model.json names."""
+    """The names of the tensor files of a model.json."""
     return {*description.get("weights", ()), *description.get("optimizer", ())}
 
 
@@ -67,7 +68,7 @@ def read_description(path: str) -> dict[str, Any]:
     """The model.json of a model's folder.
 
     Raises:
-        DataError: there is no whole model in that folder, or a newer release wrote it.
+        DataError: the folder has no model.json, or a newer release wrote it.
     """
     try:
         file = f"{path}/{MODEL_JSON}"

@@ -1,4 +1,4 @@
-"""What people do about the champion: roll back, pin, release. Each is a dated record; doing it again changes nothing."""
+"""Overrides of the champion: rollback, pin, release. Each is a dated record; a repeated one has no effect."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from storage.paths import Lake
 from training.registry import versions
 from training.registry.champion_history import (
     Action,
-    Intervention,
-    interventions,
-    standing_as_of,
-    write_interventions,
+    Override,
+    champion_state_as_of,
+    read_overrides,
+    write_overrides,
 )
 from training.registry.model_json import is_complete
 
-_SHORTEST = 4
+_MIN_PREFIX_LENGTH = 4
 
 
 @dataclass(frozen=True)
-class Request:
-    """Who wants what, from which run date on, and why. `version`: whom to roll back to, or whom to pin."""
+class OverrideRequest:
+    """A requested change of the champion.
+
+    Attributes:
+        run_date: the date on which it takes effect.
+        by: the person who requests it.
+        why: the reason; must not be blank.
+        version: the version to roll back to, or to pin; its first letters are enough.
+    """
 
     run_date: str
     by: str
@@ -30,99 +37,113 @@ class Request:
     version: str | None = None
 
 
-def roll_back(lake: Lake, name: str, request: Request) -> Intervention | None:
-    """Withdraws the champion, and every champion since `version` was one, so that it serves again from the run date on.
+def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
+    """Withdraws the champion and every champion since `version` was one, so that `version` serves again.
 
-    Without a version: the champion before the present one. None where nothing is to be done: `version` serves already, or
-    the run date has a rollback already and no version says how much further to go.
+    Without a version, the champion before the present one serves again.
+
+    Returns:
+        The record; None if nothing changes. That is so if `version` serves already, or if the run date has a
+        rollback already and the request names no version.
 
     Raises:
         DataError: there is no champion to go back to, or `version` has not been one.
     """
-    standing = standing_as_of(lake, name, request.run_date)
-    current = standing.champion
-    served = list(standing.champions)
+    state = champion_state_as_of(lake, name, request.run_date)
+    current = state.champion
     if current is None:
         raise DataError(
             f"{lake.models(name)} has no champion on {request.run_date}", "there is nothing to roll back"
         )
+    served = [version for _, version in state.champions]
     if request.version is None:
-        if any(each.action == "rollback" for each in _of_date(lake, name, request.run_date)):
+        overrides = _overrides_of_date(lake, name, request.run_date)
+        if any(override.action == "rollback" for override in overrides):
             return None
-        target = next((version for _, version in reversed(served) if version != current), None)
+        target = next((version for version in reversed(served) if version != current), None)
         if target is None:
             raise DataError(
                 f"champion {current} is the first of {name} that still counts: there is none to go back to",
                 "train another one (train_model, evaluate_model), or pin a version with --pin",
             )
     else:
-        target = _full(
-            request.version, [version for _, version in served], f"champions up to {request.run_date}"
-        )
+        target = _full_version(request.version, served, f"champions up to {request.run_date}")
         if target == current:
             return None
-    last = max(place for place, (_, version) in enumerate(served) if version == target)
-    withdrawn = {version for _, version in served[last + 1 :]} | {current}
+    last = max(index for index, version in enumerate(served) if version == target)
+    withdrawn = {*served[last + 1 :], current}
     return _record(lake, name, request, "rollback", target, tuple(sorted(withdrawn)))
 
 
-def pin(lake: Lake, name: str, request: Request) -> Intervention | None:
-    """Makes a version champion from the run date on, whatever the gate says, until it is released; None if it is pinned.
+def pin(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
+    """Makes a version champion until the pin is released, whatever the gate decides.
 
     A version that was withdrawn counts again.
+
+    Returns:
+        The record; None if the version is pinned already.
 
     Raises:
         DataError: there is no such version.
     """
-    wanted = _full(request.version or "", _complete_versions(lake, name), "whole models")
-    pinned = standing_as_of(lake, name, request.run_date).pinned
-    if pinned is not None and pinned.champion == wanted:
+    target = _full_version(request.version or "", _complete_versions(lake, name), "whole models")
+    pinned = champion_state_as_of(lake, name, request.run_date).pinned
+    if pinned is not None and pinned.champion == target:
         return None
-    return _record(lake, name, request, "pin", wanted)
+    return _record(lake, name, request, "pin", target)
 
 
-def release(lake: Lake, name: str, request: Request) -> Intervention | None:
-    """Ends a pin: its version serves on until a challenger is promoted. None if nothing is pinned."""
-    pinned = standing_as_of(lake, name, request.run_date).pinned
+def release(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
+    """Ends a pin: its version serves until a challenger is promoted. None if nothing is pinned."""
+    pinned = champion_state_as_of(lake, name, request.run_date).pinned
     return None if pinned is None else _record(lake, name, request, "release", pinned.champion)
 
 
 def _record(
     lake: Lake,
     name: str,
-    request: Request,
+    request: OverrideRequest,
     action: Action,
     champion: str,
     withdrawn: tuple[str, ...] = (),
-) -> Intervention:
+) -> Override:
+    """Adds an override to its run date, and updates the aliases of the tracking server."""
     if not request.why.strip():
         raise ConfigError(f"a {action} needs a reason", "say it with --why, for those who read the history")
-    made = Intervention(
+    override = Override(
         request.run_date, action, champion, request.by, request.why, file_io.utc_now(), withdrawn
     )
-    write_interventions(lake, name, request.run_date, [*_of_date(lake, name, request.run_date), made])
+    overrides = _overrides_of_date(lake, name, request.run_date)
+    write_overrides(lake, name, request.run_date, [*overrides, override])
     versions.set_aliases(lake, name)
-    return made
+    return override
 
 
-def _of_date(lake: Lake, name: str, run_date: str) -> list[Intervention]:
-    return [each for each in interventions(lake, name, run_date) if each.run_date == run_date]
+def _overrides_of_date(lake: Lake, name: str, run_date: str) -> list[Override]:
+    return [override for override in read_overrides(lake, name, run_date) if override.run_date == run_date]
 
 
 def _complete_versions(lake: Lake, name: str) -> list[str]:
     folders = [info.base_name for info in file_io.list_files(lake.models(name)) if not info.is_file]
-    return [each for each in folders if is_complete(versions.model_path(lake, name, each))]
+    return [version for version in folders if is_complete(versions.model_path(lake, name, version))]
 
 
-def _full(given: str, known: list[str], what: str) -> str:
-    """The one known version that is, or begins with, what was given."""
-    found = sorted(
-        {each for each in known if each == given or (len(given) >= _SHORTEST and each.startswith(given))}
+def _full_version(prefix: str, candidates: list[str], what: str) -> str:
+    """The one candidate that equals the prefix or starts with it; `what` names the candidates in errors."""
+    long_enough = len(prefix) >= _MIN_PREFIX_LENGTH
+    matches = sorted(
+        {
+            version
+            for version in candidates
+            if version == prefix or (long_enough and version.startswith(prefix))
+        }
     )
-    if given in found:
-        return given
-    if len(found) != 1:
-        problem = f"{given!r} is none of the {what}" if not found else f"{given!r} may be any of {found}"
-        listed = ", ".join(dict.fromkeys(known)) or "none"
-        raise DataError(problem, f"name one of them, or its first {_SHORTEST} letters at least: {listed}")
-    return found[0]
+    if prefix in matches:
+        return prefix
+    if len(matches) != 1:
+        problem = f"{prefix!r} may be any of {matches}" if matches else f"{prefix!r} is none of the {what}"
+        listed = ", ".join(dict.fromkeys(candidates)) or "none"
+        raise DataError(
+            problem, f"name one of them, or its first {_MIN_PREFIX_LENGTH} letters at least: {listed}"
+        )
+    return matches[0]

@@ -1,8 +1,8 @@
-"""Which model a training starts from, and what is left for it to learn.
+"""Which model a training starts from, and on which days it trains.
 
-A champion that already trained on a day does not train on it again: rows seen a second time teach embeddings to
-remember them, and the model gets worse night by night although it sees more. So a warm-started training runs over the
-days of its train split that none of its ancestors had.
+Embeddings overfit rows that they see a second time, and the model would get worse with every run. A
+warm-started training therefore runs only over the days of its train split that none of its ancestors trained
+on.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ log = logging.getLogger("nightrank.training")
 
 @dataclass(frozen=True)
 class Parent:
-    """A model to start from. `trained_days` are the train days of it and of all its ancestors."""
+    """A model to start from. `trained_days` are its train days and those of all its ancestors."""
 
     version: str
     trained_days: frozenset[str]
 
 
 def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
-    """The champion before the run date, if a training on this dataset can and shall start from it; if not, the log says why.
+    """The champion before the run date, if this training starts from it; if not, the log says why.
 
     Raises:
-        DataError: `train.retrain.start` is `warm` and it cannot.
+        DataError: `train.retrain.start` is `warm`, and the training cannot start from the champion.
     """
     champion = versions.champion_as_of(lake, config.name, dataset.run_date, before=True)
     if champion is None:
@@ -47,8 +47,8 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
     reason = fresh_start(config, lake, dataset.run_date) or _misfit(config, dataset, description, parent)
     if reason and config.train.retrain.start == "warm":
         raise DataError(
-            f"train.retrain.start is warm, and a training on the dataset of {dataset.run_date} cannot start from champion "
-            f"{champion}: {reason}",
+            f"train.retrain.start is warm, and a training on the dataset of {dataset.run_date} cannot start "
+            f"from champion {champion}: {reason}",
             "run build_features with workflow.mode=retrain, or set train.retrain.start=auto",
         )
     if reason:
@@ -57,8 +57,8 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
     log.info("starting from champion %s", champion)
     for day in skipped_days(config, parent, train_days(dataset)):
         log.warning(
-            "%s lies between the last day that champion %s learned from and this training's window: no model learns from it; "
-            "give split.train_days as many days as lie between two trainings",
+            "%s lies between the last day that champion %s learned from and this training's window: no model "
+            "learns from it; give split.train_days as many days as lie between two trainings",
             day,
             champion,
         )
@@ -66,11 +66,12 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
 
 
 def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
-    """Why the section `train.retrain` wants a training afresh on vocabularies fitted anew; None if it does not.
+    """Why `train.retrain` demands a fresh training on newly fitted vocabularies; None if it does not.
 
-    A pure function of configuration and of runs before the run date, so build_features and train_model agree on it, also in
-    a rerun. It counts from the last fresh training, whether or not that was promoted: one that was not is tried again after
-    the next period, and nights between go on from the champion.
+    A pure function of the configuration and of runs before the run date, so build_features and train_model
+    agree, also in a rerun. The period begins with the last fresh training, promoted or not. If it was not
+    promoted, the next fresh training follows after the next period, and runs in between start from the
+    champion.
     """
     retrain = config.train.retrain
     if retrain.start == "fresh":
@@ -81,42 +82,47 @@ def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
     for day in reversed(dates_of(lake, config.name, versions.RUNS)):
         if earliest < day < run_date and _was_fresh(lake, config.name, day):
             return None
-    return f"the last fresh training is train.retrain.fresh_every_days={retrain.fresh_every_days} or more days back"
+    days = retrain.fresh_every_days
+    return f"the last fresh training is train.retrain.fresh_every_days={days} or more days back"
 
 
 def _was_fresh(lake: Lake, name: str, run_date: str) -> bool:
+    """Whether the training of a run date had no parent."""
     path = versions.model_path(lake, name, versions.challenger_of(lake, name, run_date))
     return is_described(path) and read_description(path)["parent"] is None
 
 
 def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], parent: Parent) -> str | None:
-    """Why a training cannot start from this champion."""
-    mine = config.model.model_dump(mode="json")
-    theirs = ModelConfig(**description["model"]).model_dump(
-        mode="json"
-    )  # with the defaults of settings it does not know
-    if theirs != mine:
-        return f"its architecture is {theirs}, the configuration's {mine}"
+    """Why a training cannot start from this champion; None if it can."""
+    configured = config.model.model_dump(mode="json")
+    # Settings that did not exist when the champion was trained have their defaults.
+    champions = ModelConfig(**description["model"]).model_dump(mode="json")
+    if champions != configured:
+        return f"its architecture is {champions}, the configuration's {configured}"
     if description["workflow_version"] not in (dataset.workflow_version, dataset.parent_workflow):
-        return f"ids of its workflow {description['workflow_version']} mean other values in {dataset.workflow_version}"
+        theirs, ours = description["workflow_version"], dataset.workflow_version
+        return f"ids of its workflow {theirs} mean other values in {ours}"
     if parent.trained_days >= set(train_days(dataset)):
         return "it has trained on all these days already"
     return None
 
 
-def skipped_days(config: Config, parent: Parent, mine: list[str]) -> list[str]:
-    """Days behind all that the parent learned from and before the window: it slid further than it is long."""
-    if config.split.by != "day" or not parent.trained_days or not mine:
+def skipped_days(config: Config, parent: Parent, days: list[str]) -> list[str]:
+    """Days between the parent's last train day and the first of `days`, the train days of this training.
+
+    There are such days if the window moved by more days than it holds.
+    """
+    if config.split.by != "day" or not parent.trained_days or not days:
         return []
-    day, first = date.fromisoformat(max(parent.trained_days)), date.fromisoformat(min(mine))
-    between = (first - day).days
-    return [(day + timedelta(days=step)).isoformat() for step in range(1, between)]
+    last, first = date.fromisoformat(max(parent.trained_days)), date.fromisoformat(min(days))
+    return [(last + timedelta(days=offset)).isoformat() for offset in range(1, (first - last).days)]
 
 
 def train_days(dataset: Dataset) -> list[str]:
-    """Names of a dataset's train days: the date, and the label where one partition is cut into splits."""
+    """Names of a dataset's train days: see `day_name`."""
     return [day_name(member.dt, member.label) for member in dataset.splits.get("train", ())]
 
 
 def day_name(dt: str, label: str | None) -> str:
+    """The date of a partition, with the split's label if one partition is divided into splits."""
     return dt if label is None else f"{dt}/{label}"

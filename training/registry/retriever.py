@@ -1,9 +1,11 @@
-"""The model that retrieves candidates: trained like the ranker, on the same features, under a name of its own.
+"""The retriever: a model that retrieves candidates, trained like the ranker on the same features.
 
-    models/<name>-retriever/<version>/     as every model; runs/dt=… beside it says which version was trained for a run date
+    models/<name>-retriever/<version>/            its files, as for every model
+    models/<name>-retriever/runs/dt=<date>.json   the version trained for a run date
 
-It passes no gate: what it is worth is the recall of the candidates, which measure_recommendations reports. The newest one
-of a workflow version serves, so a night whose ranker is kept with an older workflow uses the retriever of that one.
+It passes no gate. Its quality is the recall of the candidates, which measure_recommendations reports. The
+newest retriever of a workflow version serves. If the ranker is kept with an older workflow version, the
+retriever of that version serves.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from training.registry.versions import RUNS, challenger_of, model_path
 
 
 def retriever_name(config: Config) -> str:
-    """Its name in the registry."""
+    """The retriever's name in the registry."""
     return f"{config.name}-retriever"
 
 
 def retriever_config(config: Config) -> Config:
-    """The configuration that trains it: the same log and loop with its own name and model, without baselines.
+    """The configuration that trains the retriever: with its own name and model, and without baselines.
 
     Raises:
         ConfigError: no source of `candidates` retrieves.

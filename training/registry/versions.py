@@ -1,11 +1,12 @@
-"""Which model is which: versions, the run that made them, and the champion of every date. JSON files in the lake.
+"""Model versions, the challenger of a run date and the champion of a date, as JSON files in the lake.
 
-    models/<name>/<version>/model.json       complete when it is there
-    models/<name>/runs/dt=<run date>.json    the version train_model made for a run date: that date's challenger
-    models/<name>/promotions/dt=….json       what the gate decided on a run date (training.registry.champion_history)
-    models/<name>/interventions/dt=….json    what people decided, to hold from a run date on (training.registry.champion_history)
+    models/<name>/<version>/model.json       the model is complete when this file exists
+    models/<name>/runs/dt=<run date>.json    the challenger: the version that train_model trained
+    models/<name>/promotions/dt=….json       the gate's decision of a run date (champion_history.py)
+    models/<name>/interventions/dt=….json    overrides that take effect on a run date (champion_history.py)
 
-Asked for a date, the registry looks at nothing later, so a rerun or a backfill sees what the first run saw.
+The answer for a date does not depend on files of later dates, so a rerun or a backfill sees what the first
+run saw.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from storage.manifest import digest_of
 from storage.paths import Lake
 from training.registry import mlflow_mirror
 from training.registry.champion_history import (
-    INTERVENTIONS,
+    OVERRIDES,
     PROMOTIONS,
-    Standing,
-    dated,
+    ChampionState,
+    champion_state_as_of,
+    dated_path,
     dates_of,
-    standing_as_of,
 )
 from training.registry.model_json import is_described, read_description
 
-# Of the train section, what does not change what comes out of a training: `retrain` decides about the parent, which counts.
+# Settings of `train` that do not change the trained model. `retrain` decides about the parent, which is part
+# of the version.
 _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "num_ranks": True,
     "elastic": True,
@@ -43,7 +45,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "device": True,
     "compile": True,
     "cuda_graphs": True,
-    "kernels": True,  # as with `device`, another implementation of the same sums, and `auto` depends on the node
+    "kernels": True,  # as with `device`: another implementation of the same sums; `auto` depends on the node
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,
@@ -55,14 +57,20 @@ _CODE = ("conf", "storage", "metrics", "spark", "etl", "training")
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What the gate decided on a run date, and all it takes to know why and of what; JSON values.
+class ChampionDecision:
+    """The gate's decision of a run date, with its reasons; JSON values.
 
     Attributes:
-        metrics: the headline figures of both models.
-        intervals: measure → difference, low, high, confidence, replicates; empty for a first model.
-        checks: everything the gate looked at, the worst first.
-        lineage: of the challenger: parent, data manifest, workflow, configuration and code, by version or digest.
+        challenger: the version that was evaluated.
+        champion_before: the champion when the run began; None for a first model.
+        promoted: whether the challenger became champion.
+        champion_after: the champion when the run ended.
+        reason: the decision in a sentence.
+        metrics: the main metrics of both models.
+        intervals: metric -> difference, low, high, confidence, replicates; empty for a first model.
+        checks: all checks of the gate, the worst first.
+        lineage: of the challenger: parent, data manifest, workflow, configuration and code, by version or
+            digest.
     """
 
     challenger: str
@@ -77,43 +85,45 @@ class Decision:
 
 
 def model_version(config: Config, dataset_digest: str, parent: str | None) -> str:
-    """16 hex digits: equal for equal configuration, data, code and parent, whatever the number of ranks."""
+    """A version of 16 hex digits: a digest of configuration, data, code and parent, not of num_ranks."""
     train = config.train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
     return digest_of([config.model.model_dump(mode="json"), train, dataset_digest, code_version(), parent])
 
 
 def code_version() -> str:
-    """Digest of the source files of the packages that decide what a model becomes; needs no git."""
-    root: Any = files("training")  # a Path, or a zipfile.Path where the packages were shipped as a zip
-    sources = [each for name in _CODE for each in _sources(root.parent / name, name)]
+    """Digest of the source files of all packages that influence a trained model; needs no git."""
+    root: Any = files("training")  # a Path, or a zipfile.Path if the packages were shipped as a zip
+    sources = [source for name in _CODE for source in _sources(root.parent / name, name)]
     return sha256("\n".join(f"{name} {digest}" for name, digest in sorted(sources)).encode()).hexdigest()[:16]
 
 
 def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
-    for each in folder.iterdir():
-        if each.is_dir():
-            yield from _sources(each, f"{name}/{each.name}")
-        elif each.name.endswith(".py"):
-            yield f"{name}/{each.name}", sha256(each.read_bytes()).hexdigest()
+    """(path, digest) of every Python file below a folder."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry, f"{name}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            yield f"{name}/{entry.name}", sha256(entry.read_bytes()).hexdigest()
 
 
 def model_path(lake: Lake, name: str, version: str) -> str:
+    """The folder of a model version."""
     return f"{lake.models(name)}/{version}"
 
 
 def record_run(lake: Lake, name: str, run_date: str, version: str) -> None:
-    """Says which version train_model made for a run date."""
+    """Records the version that train_model trained for a run date."""
     values = format_versions.TRAINED_VERSION.stamp({"version": version})
-    file_io.replace_json(dated(lake, name, RUNS, run_date), values)
+    file_io.replace_json(dated_path(lake, name, RUNS, run_date), values)
 
 
 def challenger_of(lake: Lake, name: str, run_date: str) -> str:
-    """The version train_model made for a run date.
+    """The version that train_model trained for a run date.
 
     Raises:
         DataError: train_model has not run for that date.
     """
-    path = dated(lake, name, RUNS, run_date)
+    path = dated_path(lake, name, RUNS, run_date)
     try:
         return str(format_versions.TRAINED_VERSION.check(file_io.read_json(path), path)["version"])
     except FileNotFoundError as error:
@@ -123,23 +133,23 @@ def challenger_of(lake: Lake, name: str, run_date: str) -> str:
 
 
 def champion_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> str | None:
-    """The champion after a night; with `before`, the one the night begins with. None if there is none."""
-    return standing_as_of(lake, name, run_date, before=before).champion
+    """The champion at the end of a run; with `before`, at its beginning. None if there is none."""
+    return champion_state_as_of(lake, name, run_date, before=before).champion
 
 
-def barred(lake: Lake, name: str, version: str, standing: Standing) -> str | None:
-    """Why people have decided that a version must not be promoted; None if they have not."""
-    if standing.pinned is not None and standing.pinned.champion != version:
-        return f"champion {standing.pinned.champion} is pinned ({standing.pinned})"
-    for each in _line_of(lake, name, version):
-        if each in standing.withdrawn:
-            what = f"{version} was" if each == version else f"{version} was trained from {each}, which was"
-            return f"{what} withdrawn ({standing.withdrawn[each]})"
+def reason_against_promotion(lake: Lake, name: str, version: str, state: ChampionState) -> str | None:
+    """Why overrides forbid to promote a version; None if they allow it."""
+    if state.pinned is not None and state.pinned.champion != version:
+        return f"champion {state.pinned.champion} is pinned ({state.pinned})"
+    for ancestor in _lineage(lake, name, version):
+        if ancestor in state.withdrawn:
+            subject = version if ancestor == version else f"{version} was trained from {ancestor}, which"
+            return f"{subject} was withdrawn ({state.withdrawn[ancestor]})"
     return None
 
 
-def _line_of(lake: Lake, name: str, version: str) -> Iterator[str]:
-    """A version and those it was warm-started from, newest first."""
+def _lineage(lake: Lake, name: str, version: str) -> Iterator[str]:
+    """A version and its ancestors by warm start, newest first."""
     current: str | None = version
     while current is not None:
         yield current
@@ -147,16 +157,16 @@ def _line_of(lake: Lake, name: str, version: str) -> Iterator[str]:
         current = read_description(path).get("parent") if is_described(path) else None
 
 
-def record_decision(lake: Lake, name: str, run_date: str, decision: Decision) -> None:
-    """Writes the gate's decision of a run date, and mirrors the newest champion to the tracking server."""
+def record_decision(lake: Lake, name: str, run_date: str, decision: ChampionDecision) -> None:
+    """Writes the gate's decision of a run date, and updates the aliases of the tracking server."""
     values = format_versions.PROMOTION.stamp({"run_date": run_date, **asdict(decision)})
-    file_io.replace_json(dated(lake, name, PROMOTIONS, run_date), values)
+    file_io.replace_json(dated_path(lake, name, PROMOTIONS, run_date), values)
     newest = dates_of(lake, name, PROMOTIONS)[-1]
     set_aliases(lake, name, decision.challenger if newest == run_date else None)
 
 
 def set_aliases(lake: Lake, name: str, challenger: str | None = None) -> None:
-    """Points the tracking server's aliases at the champion after the newest decision, and at a challenger where one is given."""
-    newest = max((*dates_of(lake, name, PROMOTIONS), *dates_of(lake, name, INTERVENTIONS)))
+    """Sets the tracking server's alias of the newest champion, and that of a challenger if there is one."""
+    newest = max((*dates_of(lake, name, PROMOTIONS), *dates_of(lake, name, OVERRIDES)))
     aliases = {"champion": champion_as_of(lake, name, newest), "challenger": challenger}
     mlflow_mirror.set_aliases(lake, name, {alias: version for alias, version in aliases.items() if version})

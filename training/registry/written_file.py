@@ -1,4 +1,4 @@
-"""A file as it was written, and whether it still is: of models and checkpoints. Imports no torch."""
+"""Lengths and checksums of the files of models and checkpoints. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FileEntry:
 
 
 def damage(folder: str, entry: FileEntry) -> str | None:
-    """What is wrong with a file that was written, read to its end; None when it is as it was."""
+    """What is wrong with a file, compared with its entry; None if nothing is. Reads the file to its end."""
     path = f"{folder}/{entry.name}"
     files, inner = file_io.filesystem(path)
     length, crc = 0, 0

@@ -1,6 +1,6 @@
-"""Processes that save one model or one checkpoint at the same time, and stop at each step until they are told to go on.
+"""Processes that save a model or a checkpoint at the same time, and stop before each step until released.
 
-So a test decides how their steps interleave; nothing hangs on time.
+A test thus decides how their steps interleave, and does not depend on time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import Any
 
 from storage import file_io
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer
-from training.checkpoints import Checkpoints, Position, checkpoint_writer, checkpoints, model, save_trained
+from training.checkpoints import (
+    Checkpoints,
+    Position,
+    checkpoint_writer,
+    checkpoints,
+    model_writer,
+    save_trained,
+)
 from training.checkpoints.stored import StoredState
 from training.distributed.collectives import LocalCollectives
 
@@ -34,7 +41,7 @@ _context.set_forkserver_preload([__name__, "tests.training.checkpoints.test_mode
 
 @dataclass
 class Attempt:
-    """A process that stops before each of its steps. `step` is the one it is about to take, `value` what it returned."""
+    """A process that stops before each of its steps. `step` is its next step, `value` what it returned."""
 
     process: BaseProcess
     channel: Connection
@@ -77,11 +84,11 @@ class Attempt:
 
 @contextmanager
 def attempt(body: Callable[..., Any], *arguments: Any) -> Iterator[Attempt]:
-    """Runs `body` in a process of its own, which stands before its first step."""
-    ours, theirs = _context.Pipe()
-    process = _context.Process(target=_run, args=(theirs, dict(os.environ), body, arguments))
+    """Runs `body` in another process, which waits before its first step."""
+    connection, channel = _context.Pipe()
+    process = _context.Process(target=_run, args=(channel, dict(os.environ), body, arguments))
     process.start()
-    started = Attempt(process, ours)
+    started = Attempt(process, connection)
     try:
         started.wait()
         yield started
@@ -93,7 +100,7 @@ def attempt(body: Callable[..., Any], *arguments: Any) -> Iterator[Attempt]:
 def _run(
     channel: Connection, variables: dict[str, str], body: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    """Steps are what it does with files, by name: `create model.json`, `delete dense-….safetensors`, `load state`."""
+    """Runs the body. Its steps are file operations, such as `create model.json` or `load state`."""
 
     os.environ.update(variables)  # the server that forks was started before a test set them
 
@@ -124,7 +131,7 @@ def _run(
     stopping(file_io, "_upload", "upload", of_path)
     stopping(checkpoints, "damage", "examine", lambda _, entry: entry.name)
     stopping(StoredState, "load", "load", lambda *_: "state")
-    stopping(model, "write_tensors", "write", of_tensors)
+    stopping(model_writer, "write_tensors", "write", of_tensors)
     stopping(checkpoint_writer, "write_tensors", "write", of_tensors)
     try:
         value = body(*arguments)

@@ -31,10 +31,10 @@ def replicated(cardinalities: Sequence[int], rank: int, ranks: int) -> list[RowB
 
 def table_wise(cardinalities: Sequence[int], rank: int, ranks: int) -> list[RowBlock]:
     """Whole features, each on one rank; the last feature comes first."""
-    own = [
+    blocks = [
         (feature, 0, 1, rows, True) for feature, rows in enumerate(cardinalities) if feature % ranks == rank
     ]
-    return _placed(own[::-1])
+    return _placed(blocks[::-1])
 
 
 def row_wise(cardinalities: Sequence[int], rank: int, ranks: int) -> list[RowBlock]:
@@ -77,7 +77,7 @@ ROW_STATE = {
 
 @dataclass
 class FakeTrainer:
-    """Holds what a trainer of that layout would: zeros, or numbers that tell state, feature, row and column."""
+    """The tensors of a trainer with a layout: zeros, or numbers that identify their place."""
 
     layout: Layout
     cardinalities: Sequence[int]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer
-from training.checkpoints.blocks import StoredBlock, overlap, owned
+from training.checkpoints.blocks import StoredBlock, overlap, owned_state
 from training.embeddings.table import RowBlock
 
 
@@ -20,18 +20,19 @@ def test_overlaps_are_those_of_sets() -> None:
     draw = random.Random(1)
     shared = 0
     for _ in range(4000):
-        mine, theirs = (
+        target, source = (
             RowBlock(0, draw.randrange(12), draw.randrange(1, 9), draw.randrange(12), 0) for _ in range(2)
         )
-        expected = sorted(set(ids_of(mine)) & set(ids_of(theirs)))
-        found = overlap(mine, theirs)
-        if found is None:
+        expected = sorted(set(ids_of(target)) & set(ids_of(source)))
+        common = overlap(target, source)
+        if common is None:
             assert expected == []
             continue
         shared += 1
-        places = range(found.rows)
-        assert [ids_of(mine)[found.mine + found.mine_step * each] for each in places] == expected
-        assert [ids_of(theirs)[found.theirs + found.theirs_step * each] for each in places] == expected
+        targets = [common.target_first + common.target_step * row for row in range(common.rows)]
+        sources = [common.source_first + common.source_step * row for row in range(common.rows)]
+        assert [ids_of(target)[row] for row in targets] == expected
+        assert [ids_of(source)[row] for row in sources] == expected
     assert shared > 1000
 
 
@@ -46,10 +47,10 @@ def test_ranks_write_every_row_once(layout: str, ranks: int) -> None:
     seen = []
     for rank in range(ranks):
         trainer = FakeTrainer(LAYOUTS[layout], cardinalities, rank, ranks).fill()
-        mine = owned(trainer.state(), trainer.row_state(), leads=rank == 0)
-        assert bool(mine.equal) == (rank == 0)
-        for name, blocks in mine.blocks.items():
-            laid = torch.cat(mine.rows[name])
+        owned = owned_state(trainer.state(), trainer.row_state(), leads=rank == 0)
+        assert bool(owned.equal) == (rank == 0)
+        for name, blocks in owned.blocks.items():
+            laid = torch.cat(owned.rows[name])
             assert len(laid) == sum(block.rows for block in blocks)
             if name != "adagrad.embedding.weight":
                 continue

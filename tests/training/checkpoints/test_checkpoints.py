@@ -79,8 +79,8 @@ def test_the_newest_are_kept_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     assert step_restored(folder) is None
     save(folder, "row-wise", 2, [5, 10, 15], keep=2)
-    names = sorted(each.name for each in folder.iterdir())
-    assert [each for each in names if each.endswith(".json")] == [
+    names = sorted(path.name for path in folder.iterdir())
+    assert [name for name in names if name.endswith(".json")] == [
         "step-000000000010.json",
         "step-000000000015.json",
     ]
@@ -141,7 +141,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
         assert position is not None
         assert position.step == 10
         assert equal(trainer, FakeTrainer(LAYOUTS["table-wise"], CARDINALITIES, rank, 2).fill(10))
-    (warning,) = [each for each in caplog.messages if "damaged" in each]
+    (warning,) = [message for message in caplog.messages if "damaged" in message]
     assert name in warning
     assert not list(tmp_path.glob("*000020*"))
     save(tmp_path, "row-wise", 2, [20])
@@ -163,12 +163,12 @@ def test_what_killed_attempts_left_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "bad-batch-step-3.rank-00000.json").write_text("{}")
     assert step_restored(tmp_path) == 10
     assert (
-        len([each for each in tmp_path.iterdir() if "000010" not in each.name]) == 3 + 3
+        len([path for path in tmp_path.iterdir() if "000010" not in path.name]) == 3 + 3
     )  # they may be in use
     make_old(tmp_path)
     assert step_restored(tmp_path) == 10
-    left = {each.name for each in tmp_path.iterdir()}
-    assert {each for each in left if "000010" not in each} == {"bad-batch-step-3.rank-00000.json"}
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {name for name in left if "000010" not in name} == {"bad-batch-step-3.rank-00000.json"}
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, only: str) -> None:
@@ -220,7 +220,7 @@ def test_numbers_that_are_none_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_share_the_folder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(checkpoints, "_PUBLISH_TIMEOUT_S", 0.2)
 
     def body(collectives: Collectives) -> str:
         trainer = FakeTrainer(LAYOUTS["row-wise"], CARDINALITIES, collectives.rank, 2)
@@ -230,7 +230,7 @@ def test_ranks_that_do_not_share_the_folder_are_told(tmp_path: Path, monkeypatch
                 opened.wait()
         return str(caught.value)
 
-    assert all("does not find what ranks [1] wrote to" in each for each in on_ranks(2, body))
+    assert all("does not find what ranks [1] wrote to" in message for message in on_ranks(2, body))
 
 
 def test_leaving_after_an_error_completes_what_was_begun(tmp_path: Path) -> None:
@@ -267,11 +267,11 @@ def test_the_index_names_ranks_files_and_rows(tmp_path: Path) -> None:
     save(tmp_path, "row-wise", 2, [3])
     index = json.loads((tmp_path / "step-000000000003.json").read_text())
     assert index["num_ranks"] == 2
-    for each in index["files"]:
-        assert (tmp_path / each["name"]).stat().st_size == each["bytes"]
+    for entry in index["files"]:
+        assert (tmp_path / entry["name"]).stat().st_size == entry["bytes"]
     rows = index["rows"]["model.embedding.weight"]
-    assert sum(each["rows"] for each in rows) == sum(CARDINALITIES)
-    assert {(each["feature"], each["first"], each["step"]) for each in rows} == {
+    assert sum(block["rows"] for block in rows) == sum(CARDINALITIES)
+    assert {(block["feature"], block["first"], block["step"]) for block in rows} == {
         *((feature, rank, 2) for feature in range(3) for rank in range(2)),
         (3, 0, 2),
     }

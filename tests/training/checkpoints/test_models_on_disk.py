@@ -1,4 +1,4 @@
-"""Models written by ranks and read by one process, models of earlier versions, and warm starts into any placement."""
+"""Models written by ranks and read by one process, early models, and warm starts into any placement."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def save_spread(path: Path, whole: Trainer, layout: str, ranks: int, spec: Featu
 
 
 def same_weights(path: Path, whole: Trainer) -> bool:
-    found = load_model(str(path), CPU).model.state_dict()
-    return all(torch.equal(found[name], value) for name, value in whole.model.state_dict().items())
+    loaded = load_model(str(path), CPU).model.state_dict()
+    return all(torch.equal(loaded[name], value) for name, value in whole.model.state_dict().items())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -93,11 +93,11 @@ def test_one_process_reads_what_ranks_wrote(tmp_path: Path, layout: str) -> None
     save_spread(tmp_path, whole, layout, 4)
     assert same_weights(tmp_path, whole)
     description = json.loads((tmp_path / "model.json").read_text())
-    listed = {each["name"] for each in description["files"]}
-    assert listed | {other.name} == {each.name for each in tmp_path.glob("*.safetensors")}
+    listed = {entry["name"] for entry in description["files"]}
+    assert listed | {other.name} == {path.name for path in tmp_path.glob("*.safetensors")}
     assert listed == {*description["weights"], *description["optimizer"]}
     owners = 3 if layout in ("replicated", "table-wise") else 4
-    assert len([each for each in listed if each.startswith("embeddings-")]) == owners
+    assert len([name for name in listed if name.startswith("embeddings-")]) == owners
 
 
 def test_a_model_that_was_not_trained_here_can_score(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def save_as_before(path: Path, whole: Trainer) -> None:
     save_file(weights, path / "dense.safetensors")
     save_file(rows, path / "embeddings-00000.safetensors")
     save_file(
-        {name: each for name, each in state.items() if name[:6] != "model."}, path / "optimizer.safetensors"
+        {name: value for name, value in state.items() if name[:6] != "model."}, path / "optimizer.safetensors"
     )
     listed = {
         "weights": ["dense.safetensors", "embeddings-00000.safetensors"],
@@ -136,7 +136,7 @@ def test_models_of_earlier_versions_are_read(tmp_path: Path) -> None:
     del description["optimizer"]
     (tmp_path / "model.json").write_text(json.dumps(description))
     assert same_weights(tmp_path, whole)
-    with pytest.raises(DataError, match="names no optimiser state"):
+    with pytest.raises(DataError, match="names no optimizer state"):
         open_trained(str(tmp_path))
 
 
@@ -184,17 +184,17 @@ def test_a_changed_byte_is_found_when_the_file_is_read(tmp_path: Path, kind: str
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    said = rf"{path.name} holds other bytes than were written"
+    message = rf"{path.name} holds other bytes than were written"
 
     def body(collectives: Collectives) -> None:
         with pytest.raises(
-            DataError, match=rf"rank \d: .*{said}(.|\n)*run train_model for its run date again"
+            DataError, match=rf"rank \d: .*{message}(.|\n)*run train_model for its run date again"
         ):
             open_trained(str(tmp_path), collectives)
 
     on_ranks(2, body)
     if kind.startswith("embeddings"):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             load_model(str(tmp_path), CPU)
     else:
         assert same_weights(tmp_path, make_trainer())

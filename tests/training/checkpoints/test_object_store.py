@@ -42,11 +42,11 @@ def test_checkpoints_are_kept_damaged_and_resharded(bucket: str, caplog: pytest.
             opened.wait()
 
     on_ranks(2, body)
-    assert [each for each in names(folder) if each.endswith(".json")] == [
+    assert [name for name in names(folder) if name.endswith(".json")] == [
         "step-000000000010.json",
         "step-000000000015.json",
     ]
-    (newest,) = [each for each in names(folder) if "15" in each and "dense" in each]
+    (newest,) = [name for name in names(folder) if "15" in name and "dense" in name]
     file_io.replace_text(f"{folder}/{newest}", "half an upload")
     trainer = FakeTrainer(LAYOUTS["table-wise"], CARDINALITIES)
     with Checkpoints(folder, LocalCollectives()) as opened, caplog.at_level("WARNING", log.name):
@@ -55,7 +55,7 @@ def test_checkpoints_are_kept_damaged_and_resharded(bucket: str, caplog: pytest.
         assert position.step == 10
         assert newest in caplog.text
         assert equal(trainer, FakeTrainer(LAYOUTS["table-wise"], CARDINALITIES).fill(10))
-        assert not [each for each in names(folder) if "15" in each]
+        assert not [name for name in names(folder) if "15" in name]
         opened.delete()
     assert names(folder) == []
 
@@ -68,8 +68,8 @@ def test_models_are_written_read_and_started_from(bucket: str, tmp_path: Path) -
         save_trained(path, spread, describe(), collectives)
 
     on_ranks(2, body)
-    found = load_model(path, CPU).model.state_dict()
-    assert all(bool((found[name] == value).all()) for name, value in whole.model.state_dict().items())
+    loaded = load_model(path, CPU).model.state_dict()
+    assert all(bool((loaded[name] == value).all()) for name, value in whole.model.state_dict().items())
     child = make_trainer(seed=5)
     warm_start(child, SPEC, *open_trained(path))
     assert all(bool((child.state()[name] == value).all()) for name, value in whole.state().items())

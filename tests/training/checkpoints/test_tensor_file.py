@@ -34,13 +34,13 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     pieces = {name: [value] for name, value in TENSORS.items()}
     pieces["a"] = [TENSORS["a"][:5], TENSORS["a"][5:5], TENSORS["a"][5:]]
     entry = write_tensors(str(tmp_path), "x.safetensors", pieces)
-    found = load_file(tmp_path / "x.safetensors")
-    assert found.keys() == TENSORS.keys()
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert loaded.keys() == TENSORS.keys()
     for name, value in TENSORS.items():
-        assert found[name].dtype == value.dtype
-        assert torch.equal(found[name], value), name
+        assert loaded[name].dtype == value.dtype
+        assert torch.equal(loaded[name], value), name
     assert entry.bytes == (tmp_path / "x.safetensors").stat().st_size
-    assert [each.name for each in tmp_path.iterdir()] == ["x.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
 @pytest.mark.usefixtures("_chunks")
@@ -70,9 +70,9 @@ def test_no_more_than_a_chunk_is_read_at_a_time(tmp_path: Path, monkeypatch: pyt
     empty = torch.empty
 
     def counting(*arguments: object, **options: object) -> torch.Tensor:
-        made = empty(*arguments, **options)  # type: ignore[call-overload]
-        sizes.append(made.nbytes)
-        return made
+        tensor = empty(*arguments, **options)  # type: ignore[call-overload]
+        sizes.append(tensor.nbytes)
+        return tensor
 
     monkeypatch.setattr(torch, "empty", counting)
     into = torch.zeros(2500, 8)

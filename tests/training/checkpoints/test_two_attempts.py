@@ -1,4 +1,4 @@
-"""Two attempts at one training at the same time, as processes whose steps interleave in every order that matters; kills."""
+"""Two attempts at one training at the same time: processes whose steps interleave in all relevant orders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from training.registry.model_json import is_complete
 
 
 def files(folder: Path) -> set[str]:
-    return {each.name for each in folder.iterdir()}
+    return {path.name for path in folder.iterdir()}
 
 
 def named(folder: Path) -> set[str]:
@@ -102,8 +102,8 @@ def test_two_attempts_replace_a_damaged_model(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     assert not is_complete(str(tmp_path))
     with attempt(save_a_model, str(tmp_path), 2.0) as one, attempt(save_a_model, str(tmp_path), 3.0) as two:
-        for each in (one, two):
-            each.until("replace model.json")
+        for saving in (one, two):
+            saving.until("replace model.json")
         assert (one.finish(), two.finish()) == (2.0, 3.0)
     require_whole(tmp_path)
 
@@ -205,9 +205,9 @@ def test_on_an_object_store_the_model_stays_whole_wherever_one_attempt_stands(bu
             late.finish()
             times.add((late.value, early.value))
         assert is_complete(folder, checksums=True)
-        found = load_model(folder, CPU).model.state_dict()
+        loaded = load_model(folder, CPU).model.state_dict()
         whole = make_trainer(seed=4).model.state_dict()
-        assert all(bool((found[name] == value).all()) for name, value in whole.items())
+        assert all(bool((loaded[name] == value).all()) for name, value in whole.items())
         taken += 1
     assert times == {(1.0, 1.0), (1.0, 2.0), (2.0, 2.0)}
 

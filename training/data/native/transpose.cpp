@@ -1,7 +1,7 @@
-// Columns in, rows out: numbers of 4 bytes from the columns of a row group to the places of their rows in a pool.
+// Transposes columns to rows: copies 4-byte numbers from the columns of a row group to their rows in a pool.
 //
-// Numbers are moved four rows by four columns at a time, straight from the columns to the places: what a block of rows touches
-// (a line or two of each column, a few lines of each row) stays in the core's first cache, so nothing is written twice.
+// Numbers are copied four rows by four columns at a time, directly from the columns to the pool. The memory that a block of
+// rows touches (a cache line or two of each column, a few lines of each row) stays in the core's first cache.
 
 #include <cstdint>
 #include <cstring>
@@ -21,8 +21,8 @@ inline Four load(const uint32_t* from) {
 
 inline void store(uint32_t* to, Four value) { std::memcpy(to, &value, sizeof value); }
 
-// Four rows of four columns, whose row 0 is at a, b, c and d, to four places.
-inline void turn_four(const uint32_t* a, const uint32_t* b, const uint32_t* c, const uint32_t* d, uint32_t* const* to) {
+// Transposes four rows of four columns, whose row 0 is at a, b, c and d, to four addresses.
+inline void transpose_four(const uint32_t* a, const uint32_t* b, const uint32_t* c, const uint32_t* d, uint32_t* const* to) {
     const Four low{0, 4, 1, 5}, high{2, 6, 3, 7};
     const Two first{0, 2}, second{1, 3};
     const Four va = load(a), vb = load(b), vc = load(c), vd = load(d);
@@ -34,20 +34,20 @@ inline void turn_four(const uint32_t* a, const uint32_t* b, const uint32_t* c, c
     store(to[3], (Four)__builtin_shuffle(ab_high, cd_high, second));
 }
 
-const int64_t kMostRows = 64;  // turned at a time, whatever the size of a block
+const int64_t kMaxRows = 64;  // rows transposed at a time, whatever the size of a block
 
-// `rows` neighbouring rows, from row `row` of the columns, to places[0], …
-void turn_rows(int32_t singles, const uint32_t* const* columns, int64_t row, int64_t rows, const int64_t* places,
-               int64_t width, uint32_t* out) {
-    uint32_t* to[kMostRows];
-    for (int64_t r = 0; r < rows; ++r) to[r] = out + places[r] * width;
+// Transposes `rows` neighbouring rows, from row `row` of the columns on, to rows targets[0], … of `out`.
+void transpose_rows(int32_t singles, const uint32_t* const* columns, int64_t row, int64_t rows, const int64_t* targets,
+                    int64_t width, uint32_t* out) {
+    uint32_t* to[kMaxRows];
+    for (int64_t r = 0; r < rows; ++r) to[r] = out + targets[r] * width;
     int32_t c = 0;
     for (; c + 4 <= singles; c += 4) {
         const uint32_t *a = columns[c] + row, *b = columns[c + 1] + row, *d = columns[c + 2] + row, *e = columns[c + 3] + row;
         int64_t r = 0;
         for (; r + 4 <= rows; r += 4) {
             uint32_t* four[4] = {to[r] + c, to[r + 1] + c, to[r + 2] + c, to[r + 3] + c};
-            turn_four(a + r, b + r, d + r, e + r, four);
+            transpose_four(a + r, b + r, d + r, e + r, four);
         }
         for (; r < rows; ++r) {
             to[r][c] = a[r];
@@ -64,38 +64,39 @@ void turn_rows(int32_t singles, const uint32_t* const* columns, int64_t row, int
 
 }  // namespace
 
-EXPORT int32_t nightrank_reading_version() { return 1; }
+EXPORT int32_t nightrank_reading_version() { return 2; }
 
-// The row of a pool that each of `rows` rows of a shard's window comes to: places[order[i]] is the shard's i-th place, and where
-// rows keep their order (null) places[i] is. A shard has `own` rows from `first` on in each batch of `batch` rows.
-EXPORT void nightrank_places(int64_t rows, const int64_t* order, int64_t own, int64_t batch, int64_t first, int64_t* places) {
+// Computes the pool row of each of `rows` rows of a shard's window. The shard's i-th pool row goes to target_rows[order[i]], or to
+// target_rows[i] where rows keep their order (null). A shard has `shard_rows` rows from `first` on in each batch of `batch_rows`.
+EXPORT void nightrank_target_rows(int64_t rows, const int64_t* order, int64_t shard_rows, int64_t batch_rows, int64_t first,
+                                  int64_t* target_rows) {
     int64_t within = 0, start = first;
     for (int64_t i = 0; i < rows; ++i) {
-        places[order ? order[i] : i] = start + within;
-        if (++within == own) {
+        target_rows[order ? order[i] : i] = start + within;
+        if (++within == shard_rows) {
             within = 0;
-            start += batch;
+            start += batch_rows;
         }
     }
 }
 
-// Rows [start, stop) of the order of a piece, to places[0], …, of `out`, whose rows have `width` numbers.
+// Transposes rows [start, stop) of the order of a piece to rows target_rows[0], … of `out`, whose rows have `width` numbers.
 //
-// The first `singles` columns hold one number a row; then come `lists` columns that hold lengths[i] numbers a row. All
-// addresses are those of the piece's row 0. Row i of the order is row i % block of block blocks[i / block], and row i itself where
-// there are no blocks (null) or after the last of them.
-EXPORT void nightrank_turn(int32_t singles, int32_t lists, const uint32_t* const* columns, const int64_t* lengths,
-                           int64_t width, const int64_t* blocks, int64_t num_blocks, int64_t block, int64_t start,
-                           int64_t stop, const int64_t* places, uint32_t* out) {
+// The first `singles` columns hold one number a row. Then come `lists` columns with lengths[i] numbers a row. All addresses are
+// those of the piece's row 0. Row i of the order is row i % block of block blocks[i / block]. It is row i itself where there are no
+// blocks (null) or after the last of them.
+EXPORT void nightrank_transpose(int32_t singles, int32_t lists, const uint32_t* const* columns, const int64_t* lengths,
+                                int64_t width, const int64_t* blocks, int64_t num_blocks, int64_t block, int64_t start,
+                                int64_t stop, const int64_t* target_rows, uint32_t* out) {
     const int64_t ordered = blocks ? num_blocks * block : 0;
     for (int64_t i = start; i < stop;) {
-        int64_t row = i, rows = kMostRows;
+        int64_t row = i, rows = kMaxRows;
         if (i < ordered) {
             const int64_t place = i / block, within = i % block;
             row = blocks[place] * block + within;
             rows = block - within < rows ? block - within : rows;
             if (place + 1 < num_blocks && (place + 1) * block < stop) {
-                // The next block lies anywhere in memory: ask for it while this one is turned.
+                // The next block may be anywhere in memory: prefetch it while this one is transposed.
                 const int64_t next = blocks[place + 2 < num_blocks ? place + 2 : place + 1] * block;
                 for (int32_t c = 0; c < singles; ++c) {
                     for (int64_t at = 0; at < block; at += 16) __builtin_prefetch(columns[c] + next + at);
@@ -105,11 +106,11 @@ EXPORT void nightrank_turn(int32_t singles, int32_t lists, const uint32_t* const
         }
         if (i + rows > stop) rows = stop - i;
         for (int64_t r = rows; r < 2 * rows && i + r < stop; ++r) {
-            const char* ahead = reinterpret_cast<const char*>(out + places[i - start + r] * width);
+            const char* ahead = reinterpret_cast<const char*>(out + target_rows[i - start + r] * width);
             for (int64_t at = 0; at < 4 * width; at += 64) __builtin_prefetch(ahead + at, 1);
         }
-        const int64_t* to = places + (i - start);
-        turn_rows(singles, columns, row, rows, to, width, out);
+        const int64_t* to = target_rows + (i - start);
+        transpose_rows(singles, columns, row, rows, to, width, out);
         int64_t offset = singles;
         for (int32_t l = 0; l < lists; ++l) {
             const int64_t length = lengths[l];

@@ -1,4 +1,4 @@
-"""A loss that is no number stops all ranks at its step, with the rows saved."""
+"""A loss that is not finite stops all ranks at its step, with the rows saved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, shards_of_rank
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.loop import loss_check
-from training.loop.loss_check import LossWatch
+from training.loop.loss_check import LossCheck
 
 SPEC = make_spec(2, [9])
 
@@ -32,10 +32,10 @@ def make_loader(folder: Path, rank: int = 0, ranks: int = 1) -> Loader:
     )
 
 
-def make_watch(folder: Path, name: str, collectives: Collectives | None = None) -> LossWatch:
+def make_loss_check(folder: Path, name: str, collectives: Collectives | None = None) -> LossCheck:
     alone = collectives or LocalCollectives()
     files = [DataFile(str(folder / "a.parquet"), 90)]
-    return LossWatch(
+    return LossCheck(
         make_loader(folder, alone.rank, alone.size), files, MultiHot(), alone, str(folder / name)
     )
 
@@ -51,10 +51,10 @@ def make_batch(rows: int, value: float = 0.5) -> Batch:
 
 
 def test_finite_losses_pass(tmp_path: Path) -> None:
-    watch = make_watch(tmp_path, "c")
+    check = make_loss_check(tmp_path, "c")
     for number in range(1, 5):
-        watch.add(number, torch.tensor(0.5), make_batch(16))
-    watch.catch_up()
+        check.add(number, torch.tensor(0.5), make_batch(16))
+    check.check_pending()
     assert not (tmp_path / "c").exists()
 
 
@@ -63,18 +63,18 @@ def test_all_ranks_stop_and_say_the_same(tmp_path: Path, loss: float) -> None:
     make_loader(tmp_path)
 
     def body(collectives: Collectives) -> str:
-        watch = make_watch(tmp_path, "c", collectives)
+        check = make_loss_check(tmp_path, "c", collectives)
         bad = make_batch(8)
         if collectives.rank == 1:
             bad.dense[2, 0], bad.dense[3, 0], bad.dense[1, 1] = torch.nan, -torch.inf, -3e7
-        watch.add(7, torch.tensor(0.5), make_batch(8, 0.25))
+        check.add(7, torch.tensor(0.5), make_batch(8, 0.25))
         with pytest.raises(DataError) as caught:
-            watch.add(8, torch.tensor(loss), bad)
+            check.add(8, torch.tensor(loss), bad)
         return str(caught.value)
 
     one, two = on_ranks(2, body)
     assert one == two
-    assert f"the loss at step 8 is {loss}; I0 holds 2 values that are no numbers, I1 reaches 3e+07; " in one
+    assert f"the loss at step 8 is {loss}; I0 holds 2 values that are not finite, I1 reaches 3e+07; " in one
     assert f"{tmp_path}/c/bad-batch-step-8.rank-*" in one
     saved = load_file(tmp_path / "c/bad-batch-step-8.rank-00001.safetensors")
     assert float(saved["dense"][1, 1]) == -3e7
@@ -86,38 +86,38 @@ def test_all_ranks_stop_and_say_the_same(tmp_path: Path, loss: float) -> None:
 
 
 def test_padding_is_no_suspect(tmp_path: Path) -> None:
-    watch = make_watch(tmp_path, "c")
+    check = make_loss_check(tmp_path, "c")
     batch = make_batch(16)
     batch.dense[3], batch.weights[3] = 1e9, 0
     with pytest.raises(DataError, match="step 1 is nan; no column stands out"):
-        watch.add(1, torch.tensor(torch.nan), batch)
+        check.add(1, torch.tensor(torch.nan), batch)
 
 
 def test_a_full_disk_does_not_hide_the_loss(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("no folder")
-    watch = make_watch(tmp_path, "c")
+    check = make_loss_check(tmp_path, "c")
     with pytest.raises(
         DataError, match=r"the loss at step 1 is nan; .* its rows could not be saved: cannot write"
     ):
-        watch.add(1, torch.tensor(torch.nan), make_batch(16))
+        check.add(1, torch.tensor(torch.nan), make_batch(16))
 
 
 def test_on_a_gpu_a_loss_is_read_later_but_before_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lag itself, which needs no GPU: what is read when, and that a later batch is not taken for the bad one."""
-    watch = make_watch(tmp_path, "c")
-    monkeypatch.setattr(loss_check, "_lag", lambda loss: 3)
-    watch.add(1, torch.tensor(torch.nan), make_batch(16, 0.125))
-    watch.add(2, torch.tensor(0.5), make_batch(16))
-    watch.add(3, torch.tensor(0.5), make_batch(16))
+    """Tests the lag without a GPU: when losses are read, and that the batch of the bad step is saved."""
+    check = make_loss_check(tmp_path, "c")
+    monkeypatch.setattr(loss_check, "_lag_steps", lambda loss: 3)
+    check.add(1, torch.tensor(torch.nan), make_batch(16, 0.125))
+    check.add(2, torch.tensor(0.5), make_batch(16))
+    check.add(3, torch.tensor(0.5), make_batch(16))
     with pytest.raises(DataError, match="the loss at step 1 is nan"):
-        watch.catch_up()
+        check.check_pending()
     saved = load_file(tmp_path / "c/bad-batch-step-1.rank-00000.safetensors")
     assert bool((saved["dense"] == 0.125).all())
-    watch = make_watch(tmp_path, "d")
-    watch.add(1, torch.tensor(torch.nan), make_batch(16))
+    check = make_loss_check(tmp_path, "d")
+    check.add(1, torch.tensor(torch.nan), make_batch(16))
     for number in (2, 3):
-        watch.add(number, torch.tensor(0.5), make_batch(16))
+        check.add(number, torch.tensor(0.5), make_batch(16))
     with pytest.raises(DataError, match="the loss at step 1 is nan"):
-        watch.add(4, torch.tensor(0.5), make_batch(16))
+        check.add(4, torch.tensor(0.5), make_batch(16))

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from training.data import native_library, transpose
-from training.data.native_library import CompiledSource
+from training.data.native_library import CompiledTransposer
 from training.data.row_order import BLOCK_ROWS
-from training.data.transpose import NumpySource, source_of
+from training.data.transpose import NumpyTransposer, transposer_of
 
 
-@pytest.mark.parametrize("kind", [CompiledSource, NumpySource])
+@pytest.mark.parametrize("kind", [CompiledTransposer, NumpyTransposer])
 @given(
     singles=st.integers(0, 9),
     lengths=st.lists(st.integers(1, 5), max_size=2),
@@ -48,7 +48,7 @@ def test_each_row_comes_to_its_place_whole(
     blocks = random.permutation(rows // BLOCK_ROWS) if in_blocks else None
     places = random.permutation(rows + 3)[: stop - start]
     into: NDArray[Any] = np.full((rows + 3, singles + sum(lengths)), 7, dtype=dtype)
-    kind(columns).turn(first, blocks, range(start, stop), places, into)
+    kind(columns).transpose(first, blocks, range(start, stop), places, into)
 
     expected = np.full_like(into, 7)
     for at, place in enumerate(places):
@@ -62,11 +62,11 @@ def test_each_row_comes_to_its_place_whole(
 def test_the_compiled_way_is_taken_where_it_was_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert isinstance(source_of([np.zeros(3, np.int32)]), CompiledSource)
+    assert isinstance(transposer_of([np.zeros(3, np.int32)]), CompiledTransposer)
     native_library.library.cache_clear()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     try:
-        assert isinstance(transpose.source_of([np.zeros(3, np.int32)]), NumpySource)
+        assert isinstance(transpose.transposer_of([np.zeros(3, np.int32)]), NumpyTransposer)
         assert "run `make setup`" in caplog.text
     finally:
         monkeypatch.undo()
@@ -75,20 +75,22 @@ def test_the_compiled_way_is_taken_where_it_was_built(
 
 def test_numbers_of_other_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="int64"):
-        CompiledSource([np.zeros(3, np.int64)])
+        CompiledTransposer([np.zeros(3, np.int64)])
 
 
-@pytest.mark.parametrize("of", [native_library.places, transpose.numpy_places])
-@given(own=st.integers(1, 9), shards=st.integers(1, 4), rows=st.integers(0, 60), ordered=st.booleans())
+@pytest.mark.parametrize("of", [native_library.target_rows, transpose.numpy_target_rows])
+@given(shard_rows=st.integers(1, 9), shards=st.integers(1, 4), rows=st.integers(0, 60), ordered=st.booleans())
 @settings(deadline=None)
 def test_a_window_fills_a_shards_places_batch_by_batch(
-    of: Callable[..., np.ndarray], own: int, shards: int, rows: int, ordered: bool
+    of: Callable[..., np.ndarray], shard_rows: int, shards: int, rows: int, ordered: bool
 ) -> None:
     order = np.random.default_rng(rows).permutation(rows) if ordered else None
-    batch = own * shards
+    batch = shard_rows * shards
     for shard in range(shards):
-        found = of(rows, order, own, batch, shard * own)
-        pool = {int(place): row for row, place in enumerate(found)}
-        expected = [step * batch + shard * own + at for step in range(rows) for at in range(own)][:rows]
+        targets = of(rows, order, shard_rows, batch, shard * shard_rows)
+        pool = {int(place): row for row, place in enumerate(targets)}
+        expected = [
+            step * batch + shard * shard_rows + at for step in range(rows) for at in range(shard_rows)
+        ][:rows]
         assert sorted(pool) == expected
         assert [pool[place] for place in expected] == (list(range(rows)) if order is None else order.tolist())

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.data.row_order import BLOCK_ROWS, Order, Run, Stream
+from training.data.row_order import BLOCK_ROWS, RowOrder, RowRange, ShardStream
 from training.data.sharding import Piece
 
 PIECE = Piece(0, 7, 7 + 10_000)
@@ -18,7 +18,7 @@ PIECE = Piece(0, 7, 7 + 10_000)
 @settings(deadline=None)
 def test_orders_are_permutations(rows: list[int], seed: int, epoch: int) -> None:
     pieces = [Piece(group, 0, count * BLOCK_ROWS + group) for group, count in enumerate(rows)]
-    order = Order(seed, epoch)
+    order = RowOrder(seed, epoch)
     assert Counter(order.pieces(1, pieces)) == Counter(pieces)
     for piece in pieces:
         blocks = order.blocks(piece)
@@ -32,29 +32,29 @@ def test_orders_are_permutations(rows: list[int], seed: int, epoch: int) -> None
 def test_seed_epoch_shard_and_place_each_give_another_order() -> None:
     orders = [
         order.blocks(piece)
-        for order in (Order(0, 0), Order(0, 1), Order(1, 0))
+        for order in (RowOrder(0, 0), RowOrder(0, 1), RowOrder(1, 0))
         for piece in (PIECE, Piece(1, 7, 10_007), Piece(0, 8, 10_008))
     ]
     windows = [
         order.window(shard, window, 312)
-        for order in (Order(0, 0), Order(0, 1), Order(1, 0))
+        for order in (RowOrder(0, 0), RowOrder(0, 1), RowOrder(1, 0))
         for shard in range(2)
         for window in range(2)
     ]
-    found = [each.tobytes() for each in (*orders, *windows) if each is not None]
-    assert len(set(found)) == len(found) == 9 + 12
+    digests = [order.tobytes() for order in (*orders, *windows) if order is not None]
+    assert len(set(digests)) == len(digests) == 9 + 12
     pieces = [Piece(group, 0, 1) for group in range(50)]
-    assert Order(0, 0).pieces(0, pieces) != Order(0, 1).pieces(0, pieces)
-    assert Order(0, 0).pieces(0, pieces) != Order(0, 0).pieces(1, pieces)
+    assert RowOrder(0, 0).pieces(0, pieces) != RowOrder(0, 1).pieces(0, pieces)
+    assert RowOrder(0, 0).pieces(0, pieces) != RowOrder(0, 0).pieces(1, pieces)
 
 
 def test_an_order_is_the_same_each_time_it_is_asked_for() -> None:
-    for of in (lambda: Order(5, 2).blocks(PIECE), lambda: Order(5, 2).window(3, 4, 1000)):
+    for of in (lambda: RowOrder(5, 2).blocks(PIECE), lambda: RowOrder(5, 2).window(3, 4, 1000)):
         assert np.array_equal(of(), of())  # type: ignore[arg-type]
 
 
 def test_without_a_seed_nothing_moves() -> None:
-    order = Order(None, 3)
+    order = RowOrder(None, 3)
     pieces = [Piece(group, 0, 1) for group in range(50)]
     assert order.pieces(0, pieces) == pieces
     assert order.blocks(PIECE) is None
@@ -63,7 +63,7 @@ def test_without_a_seed_nothing_moves() -> None:
 
 def test_a_window_holds_rows_from_all_over_a_piece() -> None:
     """8,192 rows of a piece of a million: each tenth of the piece gives about a tenth of them."""
-    blocks = Order(0, 0).blocks(Piece(0, 0, 1_000_000))
+    blocks = RowOrder(0, 0).blocks(Piece(0, 0, 1_000_000))
     assert blocks is not None
     tenths = np.bincount(blocks[: 8192 // BLOCK_ROWS] * 10 // len(blocks), minlength=10)
     assert tenths.min() > 10
@@ -76,10 +76,10 @@ def test_a_window_holds_rows_from_all_over_a_piece() -> None:
 )
 @settings(deadline=None)
 def test_runs_are_the_rows_of_the_stream(rows: list[int], start: int, count: int) -> None:
-    pieces = [Piece(group, 3, 3 + each) for group, each in enumerate(rows)]
+    pieces = [Piece(group, 3, 3 + count) for group, count in enumerate(rows)]
     stream = [(piece, row) for piece in pieces for row in range(piece.rows)]
-    found = Stream(pieces).runs(start, start + count)
-    assert [(run.piece, row) for run in found for row in range(run.start, run.stop)] == stream[
-        start : start + count
-    ]
-    assert all(isinstance(run, Run) and run.start < run.stop for run in found)
+    ranges = ShardStream(pieces).ranges(start, start + count)
+    assert [
+        (row_range.piece, row) for row_range in ranges for row in range(row_range.start, row_range.stop)
+    ] == stream[start : start + count]
+    assert all(isinstance(row_range, RowRange) and row_range.start < row_range.stop for row_range in ranges)

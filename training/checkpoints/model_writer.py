@@ -1,0 +1,143 @@
+"""Writes models: a folder of safetensors files and `model.json`, which is written last.
+
+Each rank writes its table rows to `embeddings-<rank>-<attempt>` and their optimizer state to
+`optimizer-<rank>-…`. Rank 0 also writes `dense-…` and `optimizer-dense-…`. model.json lists the files and
+the blocks of rows in them.
+
+Two attempts may train one version at the same time: a scheduler that has lost a worker starts another one,
+and the first may still be running. Each attempt therefore writes files with its name in them and deletes no
+others, and model.json is created once. The attempt that ends second uses the model of the first. Both models
+are the same, because training is deterministic. `training.registry.leftovers` deletes old files that no
+model.json lists.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, nn
+
+from conf.errors import NightrankError
+from storage import file_io, format_versions
+from training.checkpoints.blocks import OwnedState, StoredBlock, owned_state
+from training.checkpoints.finite import require_finite
+from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
+from training.checkpoints.tensor_file import write_tensors
+from training.checkpoints.trained import WEIGHTS, Trained, Untrained
+from training.distributed.collectives import Collectives, LocalCollectives
+from training.registry.model_json import MODEL_JSON, is_complete, read_description
+
+log = logging.getLogger("nightrank.training")
+
+
+def save_model(path: str, model: nn.Module, description: Mapping[str, Any]) -> None:
+    """Writes a model with all its rows in this process. It can score, but no training can start from it."""
+    save_trained(path, Untrained(model), description, LocalCollectives())
+
+
+def save_trained(
+    path: str, trainer: Trained, description: Mapping[str, Any], collectives: Collectives
+) -> dict[str, Any]:
+    """Writes a model's folder with the state of the optimizers. Every rank calls this and writes its rows.
+
+    Returns:
+        The model.json of the folder, on all ranks. If another attempt has published this version before, it
+        is the model.json of that attempt.
+
+    Raises:
+        InfrastructureError: a rank could not write; then there is no model.
+        DataError: the state has numbers that are not finite.
+    """
+    leads = collectives.rank == 0
+    attempt = gather_json(collectives, uuid.uuid4().hex[:8])[0]
+    owned = owned_state(trainer.state(), trainer.row_state(), leads=leads)
+    written: list[dict[str, Any]] = []
+    failure: NightrankError | None = None
+    try:
+        require_finite(
+            {name: [value] for name, value in owned.equal.items()} | owned.rows, "after the last step"
+        )
+        written = [_write(path, owned, *file) for file in _files(owned, collectives.rank, attempt)]
+    except NightrankError as error:
+        failure = error
+    raise_on_all_ranks(collectives, failure)
+    files = [file for of_rank in gather_json(collectives, written) for file in of_rank]
+    published: dict[str, Any] | None = None
+    try:
+        published = _publish(path, description, files) if leads else None
+    except NightrankError as error:
+        failure = error
+    raise_on_all_ranks(collectives, failure)
+    return dict(gather_json(collectives, published)[0])
+
+
+def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Creates model.json, unless another attempt has published a whole model; returns the valid one."""
+    complete = {**description, **_file_list(files)}
+    model_json = f"{path}/{MODEL_JSON}"
+    if file_io.create_json(model_json, format_versions.MODEL.stamp(complete)):
+        return complete
+    if not is_complete(path, checksums=True):
+        file_io.replace_json(model_json, format_versions.MODEL.stamp(complete))
+        return complete
+    log.info(
+        "another attempt has published a whole model in %s; it is used, and this attempt's files are not",
+        path,
+    )
+    if file_io.is_local(path):  # on an object store model.json may have named them for a moment
+        for file in files:
+            file_io.delete_file(f"{path}/{file['name']}")
+    return read_description(path)
+
+
+def _files(owned: OwnedState, rank: int, attempt: str) -> list[tuple[str, str, dict[str, list[Tensor]]]]:
+    """(kind, file name, tensors by their names in the file) of a rank's files that are not empty."""
+    equal = {name: [value] for name, value in owned.equal.items()}
+    names = {
+        ("weights", "dense"): _weights(equal),
+        ("weights", f"embeddings-{rank:05d}"): _weights(owned.rows),
+        ("optimizer", "optimizer-dense"): _others(equal),
+        ("optimizer", f"optimizer-{rank:05d}"): _others(owned.rows),
+    }
+    return [
+        (kind, f"{stem}-{attempt}.safetensors", tensors) for (kind, stem), tensors in names.items() if tensors
+    ]
+
+
+def _weights(tensors: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    weights = {name: pieces for name, pieces in tensors.items() if name.startswith(WEIGHTS)}
+    return {name.removeprefix(WEIGHTS): pieces for name, pieces in weights.items()}
+
+
+def _others(tensors: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    return {name: pieces for name, pieces in tensors.items() if not name.startswith(WEIGHTS)}
+
+
+def _write(
+    path: str, owned: OwnedState, kind: str, name: str, tensors: Mapping[str, list[Tensor]]
+) -> dict[str, Any]:
+    entry = write_tensors(path, name, tensors)
+    prefix = WEIGHTS if kind == "weights" else ""
+    rows = {
+        tensor: [StoredBlock(name, block).to_json() for block in owned.blocks[prefix + tensor]]
+        for tensor in tensors
+        if prefix + tensor in owned.blocks
+    }
+    return {**asdict(entry), "kind": kind, "rows": rows}
+
+
+def _file_list(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The part of model.json about files: names by kind, lengths and checksums, blocks of rows."""
+    rows: dict[str, list[Any]] = {}
+    for file in files:
+        for name, blocks in file["rows"].items():
+            rows.setdefault((WEIGHTS if file["kind"] == "weights" else "") + name, []).extend(blocks)
+    kinds = {
+        kind: [file["name"] for file in files if file["kind"] == kind] for kind in ("weights", "optimizer")
+    }
+    entries = [{key: file[key] for key in ("name", "bytes", "crc32")} for file in files]
+    return {**kinds, "files": entries, "rows": rows}

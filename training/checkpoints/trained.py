@@ -1,0 +1,39 @@
+"""The state of a training that is saved, by the names of its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from training.embeddings.table import RowBlock, tables_of
+
+WEIGHTS = "model."  # prefix of the names of weights in a trainer's state
+
+
+class Trained(Protocol):
+    """The state of a training that can be saved: a `Trainer`."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        ...
+
+    def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
+        """Tensor with one entry a table row -> its blocks on this rank."""
+        ...
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """A model without optimizers, with all its rows in this process."""
+
+    model: nn.Module
+
+    def state(self) -> dict[str, Tensor]:
+        """See `Trained`."""
+        return {f"{WEIGHTS}{name}": value for name, value in self.model.state_dict().items()}
+
+    def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
+        """See `Trained`."""
+        return {f"{WEIGHTS}{name}": table.blocks for name, table in tables_of(self.model).items()}
