@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from conf.load import load_config
 from conf.types import Config
-from etl.build import Built, build
+from etl.build import BuildResult, build
 from storage.feature_spec import FeatureSpec
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -162,7 +162,7 @@ def write_day(folder: Path, lines: Sequence[str]) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def run_build(spark: SparkSession, config: Config, run_date: str, parent: str | None = None) -> Built:
+def run_build(spark: SparkSession, config: Config, run_date: str, parent: str | None = None) -> BuildResult:
     return build(spark, config, Lake(config.lake), run_date, parent, lambda _: nullcontext())
 
 

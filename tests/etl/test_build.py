@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from etl.build import Built, encode_split
+from etl.build import BuildResult, encode_split
 from etl.ops.tables import VOCABULARY, workflow_table
 from etl.workflow.fitted_workflow import load_workflow
 from storage.dataset import read_dataset, read_spec, split_files
@@ -33,8 +33,8 @@ class World:
     lines: dict[str, list[str]]
     good: dict[str, pd.DataFrame]
     bad: dict[str, pd.DataFrame]
-    first: Built
-    second: Built
+    first: BuildResult
+    second: BuildResult
     first_fit: oracle.Fitted
     second_fit: oracle.Fitted
 

@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
-from etl.raw.file_splits import blocks, cut
+from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_log
 from etl.text.layout import file_layout
 from etl.text.parse_block import parse_block, plain
-from etl.text.scan_pass import starts_file, wanted
+from etl.text.scan_pass import columns_to_parse, starts_file
 from tests.etl import cases, oracle
 from tests.spark_settings import set_meanwhile
 
@@ -122,25 +122,24 @@ def _plain(row: Sequence[Any]) -> tuple[Any, ...]:
     return (float(label), *values)
 
 
-def _of_files(config: Config, paths: list[Path], slice_bytes: int) -> tuple[Rows, Reasons]:
+def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows, Reasons]:
     """The arrow engine's way through text, without Spark."""
     layout = file_layout(config, tuple(str(path) for path in paths))
     rows: Rows = {}
     reasons: Reasons = {}
     for path in paths:
         before = 0
-        for part in cut([str(path)], slice_bytes):
-            for block in blocks(part):
-                parsed = parse_block(
-                    block, layout, wanted(layout, NAMES), layout.header and starts_file(part, before)
-                )
+        for file_split in split_files([str(path)], split_bytes):
+            for block in read_blocks(file_split):
+                header = layout.header and starts_file(file_split, before)
+                parsed = parse_block(block, layout, columns_to_parse(layout, NAMES), header)
                 columns = [
                     plain(parsed.columns[name]).to_pylist() for name in (*NAMES, "user_key", "item_key")
                 ]
-                for place, *values in zip(parsed.places.tolist(), *columns, strict=True):
-                    rows[path.name, before + place + 1] = tuple(values)
-                for place, why, _ in parsed.bad:
-                    reasons[path.name, before + place + 1] = why
+                for line, *values in zip(parsed.row_lines.tolist(), *columns, strict=True):
+                    rows[path.name, before + line + 1] = tuple(values)
+                for line, reason, _ in parsed.rejected:
+                    reasons[path.name, before + line + 1] = reason
                 before += parsed.lines
     return rows, reasons
 
@@ -163,12 +162,12 @@ def _of_frames(spark: SparkSession, config: Config) -> tuple[Rows, Reasons]:
 @pytest.mark.parametrize("form", ["tsv", "csv"])
 def test_files_are_read_as_the_oracle_reads_them(form: str) -> None:
     @settings(max_examples=250, deadline=None, derandomize=True, database=None)
-    @given(files=hostile_files(form, 25), slice_bytes=st.sampled_from([40, 300, 1 << 20]), suffix=SUFFIX)
-    def check(files: list[bytes], slice_bytes: int, suffix: str) -> None:
+    @given(files=hostile_files(form, 25), split_bytes=st.sampled_from([40, 300, 1 << 20]), suffix=SUFFIX)
+    def check(files: list[bytes], split_bytes: int, suffix: str) -> None:
         with TemporaryDirectory() as name:
             paths = _write(Path(name), files, suffix)
             config = _config(Path(name), form)
-            rows, reasons = _of_files(config, paths, slice_bytes)
+            rows, reasons = _of_files(config, paths, split_bytes)
             assert (rows, reasons) == _of_oracle(config, paths)
             seen.update(["good"] * len(rows))
             seen.update(reasons.values())

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.load import load_config
 from conf.types import SPLITS, Config
-from etl.build import Built
+from etl.build import BuildResult
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest, replace_manifest
 from storage.paths import Lake
@@ -28,7 +28,9 @@ SAMPLE = ROOT.parent / "shared/data/criteo_kaggle_sample"
 RUN_DATE = "2026-01-01"
 
 
-def _assert_splits_equal(config: Config, built: Built, rows: pd.DataFrame, fitted: oracle.Fitted) -> None:
+def _assert_splits_equal(
+    config: Config, built: BuildResult, rows: pd.DataFrame, fitted: oracle.Fitted
+) -> None:
     """Each split's files hold the oracle's rows of that split; together they are all rows."""
     lake = Lake(config.lake)
     dataset = read_dataset(lake, RUN_DATE)
@@ -145,7 +147,7 @@ def test_a_joined_log_equals_the_oracle(spark: SparkSession, tmp_path: Path, by:
     _assert_attributes(config, built, tmp_path / "raw", fitted)
 
 
-def _assert_attributes(config: Config, built: Built, folder: Path, fitted: oracle.Fitted) -> None:
+def _assert_attributes(config: Config, built: BuildResult, folder: Path, fitted: oracle.Fitted) -> None:
     """users and items hold every row of their table, rated or not."""
     lake, version = Lake(config.lake), built.workflow.version
     for table, raw, key, name in (

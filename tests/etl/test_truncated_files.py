@@ -14,8 +14,8 @@ from storage import format_versions
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole
 from storage.paths import Lake, Partition
 from tests.etl import cases, oracle
-from tests.storage.dying_publisher import partition_of, publish_generation
 from tests.etl.lakes import lakes
+from tests.storage.dying_publisher import partition_of, publish_generation
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 RUN_DATE = DAYS[-1]

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from etl.build import Built
+from etl.build import BuildResult
 from etl.ops.tables import VOCABULARY, workflow_table
 from storage.dataset import read_dataset
 from storage.paths import Lake
@@ -33,7 +33,7 @@ class Story:
     lake: Lake
     good: dict[str, pd.DataFrame]
     late: pd.DataFrame
-    nights: dict[str, Built]
+    nights: dict[str, BuildResult]
     manifests: dict[str, dict[str, str]]
     fitted: oracle.Fitted
 

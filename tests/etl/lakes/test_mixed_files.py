@@ -163,5 +163,5 @@ def test_a_compression_that_nothing_reads_is_refused_by_name(tmp_path: Path) -> 
     config = cases.write_config(tmp_path)
     (tmp_path / f"raw/dt={RUN_DATE}").mkdir(parents=True)
     (tmp_path / f"raw/dt={RUN_DATE}/a.tsv.xz").write_bytes(b"\xfd7zXZ")
-    with pytest.raises(DataError, match=r"a\.tsv\.xz is compressed in a way that is not read"):
+    with pytest.raises(DataError, match=r"a\.tsv\.xz is compressed in a format that is not supported"):
         find_raw(config, config.log, RUN_DATE)

@@ -13,7 +13,7 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from etl.build import Built
+from etl.build import BuildResult
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
@@ -31,7 +31,7 @@ class Night:
     """One night on the object store by one engine, and what the oracle says of it."""
 
     config: Config
-    built: Built
+    built: BuildResult
     good: dict[str, pd.DataFrame]
     bad: dict[str, pd.DataFrame]
     fitted: oracle.Fitted

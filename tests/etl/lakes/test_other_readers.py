@@ -23,9 +23,9 @@ from conf.errors import DataError
 from storage import delta_log, file_io, hard_links
 from storage.manifest import FileEntry, Manifest, current_manifest, read_manifest, replace_manifest
 from storage.paths import Lake, Partition
-from tests.storage.dying_publisher import Death, partition_of, publish_generation
 from tests.etl.lakes import lakes, servers
 from tests.etl.lakes.conftest import ObjectStore
+from tests.storage.dying_publisher import Death, partition_of, publish_generation
 
 Seen = dict[str, int] | str
 ROWS = 30

@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 from conf.errors import DataError
 from conf.load import load_config
 from conf.types import SPLITS, Config
-from etl.build import window
+from etl.build import raw_days
 from etl.quality.column_summary import TOP, summarise_counts
 from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
 from etl.quality.report import DataReport, report_quality
@@ -30,7 +30,7 @@ from etl.quality.report_types import ColumnReport, Comparison
 from etl.raw.files import RawFiles
 from etl.spark.split_rows import prepared_rows
 from etl.synthetic.generate import generate_days, generate_settings
-from etl.text.two_passes import FileFlow
+from etl.text.two_passes import TextPasses
 from etl.workflow.feature_plan import plan
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
@@ -54,7 +54,7 @@ class Rows:
 
 
 def report(spark: SparkSession, config: Config, run_date: str, rows: Rows | None = None) -> DataReport:
-    splits = window(config, run_date)
+    splits = raw_days(config, run_date)
     rows = rows or Rows(spark, config)
     return report_quality(spark, config, Lake(config.lake), run_date, splits, rows)
 
@@ -97,9 +97,9 @@ def test_days_whose_values_are_counted_have_the_same_report(
     ]
     config = cases.write_config(tmp_path, {"features": features})
     config = config.model_copy(update={"data": of_rows.data})
-    flow = FileFlow(spark, config, Lake(config.lake))
-    splits = window(config, RUN_DATE)
-    flow.survey(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
+    flow = TextPasses(spark, config, Lake(config.lake))
+    splits = raw_days(config, RUN_DATE)
+    flow.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
     assert flow.has_counts_of(feature_columns(config))
     found = report_quality(spark, config, Lake(config.lake), RUN_DATE, splits, Rows(spark, config), flow)
     expected = tuple(each for each in known.compared.columns if each.name != "X")
