@@ -60,8 +60,8 @@ def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> li
 def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterator[bytes | memoryview]:
     """The lines of a file split, as blocks of whole lines.
 
-    A line ends with LF, which the last line of a file may lack. CR LF and CR alone end lines too, as in Spark's text
-    reader. The byte order mark of a file is left out.
+    A line ends with LF, which the last line of a file may lack. CR LF and CR alone end lines too, as in
+    Spark's text reader. The byte order mark of a file is left out.
 
     Args:
         block_bytes: bytes to read at once. By default a split is one block, and a compressed file is several.
