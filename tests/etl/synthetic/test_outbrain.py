@@ -17,7 +17,7 @@ from etl.synthetic.clicks.summary import total
 from etl.synthetic.kinds import kind_of
 from etl.synthetic.outbrain.columns import OUTBRAIN
 from etl.synthetic.outbrain.displays import Displays, World, draw_displays, draw_world, likeness
-from etl.synthetic.outbrain.rows import written
+from etl.synthetic.outbrain.rows import column_texts
 from etl.synthetic.outbrain.summary import summarise
 
 DAY = date(2026, 1, 8)
@@ -90,7 +90,7 @@ def test_the_stated_best_is_that_of_the_appeal() -> None:
     world = draw_world(settings, DAY)
     kind = kind_of(settings)
     drawn = draw_displays(world, np.random.default_rng(1), 2000, (0.0, 1.0))
-    counts = summarise(drawn, written(world, drawn, 0, 0), np.full(len(drawn.clicked), WHOLE))
+    counts = summarise(drawn, column_texts(world, drawn, 0, 0), np.full(len(drawn.clicked), WHOLE))
     reciprocal = []
     for display in range(2000):
         own = drawn.display == display
