@@ -62,7 +62,7 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
 
 def test_splits_are_whole_days_in_time_order(world: World) -> None:
     dataset = read_dataset(world.lake, SECOND)
-    assert {split: [each.dt for each in found] for split, found in dataset.splits.items()} == {
+    assert {split: [member.dt for member in members] for split, members in dataset.splits.items()} == {
         "train": DAYS[:2],
         "validation": [DAYS[2]],
         "test": [DAYS[3]],
@@ -114,8 +114,8 @@ def test_both_engines_give_the_same_rows(spark: SparkSession, world: World) -> N
 def _vocabulary(world: World, version: str) -> dict[str, dict[str, int]]:
     rows = cases.read_rows(workflow_table(world.lake, version, VOCABULARY))
     return {
-        str(column): dict(zip(found["value"], found["id"], strict=True))
-        for column, found in rows.groupby("column")
+        str(column): dict(zip(entries["value"], entries["id"], strict=True))
+        for column, entries in rows.groupby("column")
     }
 
 
@@ -149,12 +149,12 @@ def test_every_raw_line_is_a_feature_row_or_quarantined(world: World) -> None:
 
 def test_quarantine_says_where_and_why(world: World) -> None:
     for day in DAYS:
-        found = cases.read_rows(world.lake.quarantine.partition(day))
-        assert found["row_id"].is_monotonic_increasing
-        found["file"] = found.pop("source_file").map(lambda path: Path(path).name)
+        quarantine = cases.read_rows(world.lake.quarantine.partition(day))
+        assert quarantine["row_id"].is_monotonic_increasing
+        quarantine["file"] = quarantine.pop("source_file").map(lambda path: Path(path).name)
         expected = world.bad[day]
         for name in ("row_id", "file", "line_number", "reason", "line"):
-            assert found[name].tolist() == expected[name].tolist(), name
+            assert quarantine[name].tolist() == expected[name].tolist(), name
         counted = Counter(expected["reason"])
         assert counted == {reason: len(lines) for reason, lines in cases.MALFORMED.items()}
         assert read_manifest(world.lake.quarantine.partition(day)).dropped == counted
@@ -163,7 +163,7 @@ def test_quarantine_says_where_and_why(world: World) -> None:
 def test_users_and_items_are_the_latest_rows(world: World) -> None:
     days = [oracle.encode(world.config, world.second_fit, world.good[day]) for day in DAYS]
     for table, key, scope in ((world.lake.users, "user_key", "user"), (world.lake.items, "item_key", "item")):
-        columns = [each.name for each in world.second.workflow.spec.features if each.scope == scope]
+        columns = [feature.name for feature in world.second.workflow.spec.features if feature.scope == scope]
         actual = cases.read_rows(table(world.second.workflow.version).partition(SECOND))
         expected = oracle.latest(days, key, columns)
         pd.testing.assert_frame_equal(actual, expected, check_dtype=False, rtol=1e-6, atol=1e-6)
@@ -172,8 +172,8 @@ def test_users_and_items_are_the_latest_rows(world: World) -> None:
 def test_files_are_one_row_group_each_and_about_equal(world: World) -> None:
     for day in DAYS:
         manifest = read_manifest(world.lake.features(world.second.workflow.version).partition(day))
-        sizes = [each.rows for each in manifest.files]
-        assert all(each.row_groups == (each.rows,) for each in manifest.files)
+        sizes = [file.rows for file in manifest.files]
+        assert all(file.row_groups == (file.rows,) for file in manifest.files)
         assert len(sizes) == -(-manifest.rows // world.config.output.row_group_rows)
         assert max(sizes) - min(sizes) <= 16
 

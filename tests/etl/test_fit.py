@@ -1,4 +1,4 @@
-"""The parts of fitting and splitting on frames of their own: whatever the order of rows and partitions, the oracle's result."""
+"""Fitting and splitting of frames equal the oracle's results for any order of rows and partitions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=2)
 
 
 def _ids(counts: DataFrame) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    ids: dict[str, dict[str, int]] = {}
     for row in counts.where(F.col("id").isNotNull()).collect():
-        found.setdefault(row["column"], {})[row["value"]] = row["id"]
-    return found
+        ids.setdefault(row["column"], {})[row["value"]] = row["id"]
+    return ids
 
 
 @FEW
@@ -53,10 +53,10 @@ def test_ids_do_not_depend_on_order_and_an_extension_appends(
     counted = count_values(frames[0], values, F.lit(1)).withColumn("id", F.lit(None).cast("int"))
     for step, rows in enumerate((first, later)):
         known.update(
-            (column, row[place])
+            (column, row[index])
             for row in rows
-            for place, column in enumerate("xy")
-            if row[place] is not None
+            for index, column in enumerate("xy")
+            if row[index] is not None
         )
         for column, ids in expected.items():
             oracle.append_ids(
@@ -91,14 +91,14 @@ def _exact(values: list[float]) -> tuple[float, float]:
 )
 def test_moments_are_exact_in_any_order(spark: SparkSession, values: list[float], partitions: int) -> None:
     rows = spark.createDataFrame([(v, None if v < 0 else v) for v in values], "a double, b double")
-    found = measure_moments(
+    moments = measure_moments(
         rows.repartition(partitions), {"a": F.col("a"), "b": F.col("b"), "none": F.lit(None)}
     )
-    assert (found["a"].mean, found["a"].std) == _exact(values)
+    assert (moments["a"].mean, moments["a"].std) == _exact(values)
     present = [v for v in values if v >= 0]
-    assert found["b"].rows == len(present)
-    assert (found["b"].mean, found["b"].std) == (_exact(present) if present else (0.0, 0.0))
-    assert found["none"].rows == 0
+    assert moments["b"].rows == len(present)
+    assert (moments["b"].mean, moments["b"].std) == (_exact(present) if present else (0.0, 0.0))
+    assert moments["none"].rows == 0
     # The arrow engine's sums, of values with their counts, in two parts.
     counts = np.arange(1, len(values) + 1)
     half = len(values) // 2
@@ -113,17 +113,17 @@ def test_normalize_takes_instants_in_milliseconds_and_any_integer(spark: SparkSe
     """1.7e12 was beyond the range of the exact sums."""
     for values in ([1.7e12, 1.7e12 + 2000], [float(2**63 - 1), -float(2**63)], [1.7e18, 1.8e18]):
         rows = spark.createDataFrame([(value,) for value in values], "a double")
-        found = measure_moments(rows, {"a": F.col("a")})["a"]
-        assert (found.mean, found.std) == _exact(values)
-        assert sums_of_counts("a", np.array(values), np.array([1, 1])).moments() == found
+        moments = measure_moments(rows, {"a": F.col("a")})["a"]
+        assert (moments.mean, moments.std) == _exact(values)
+        assert sums_of_counts("a", np.array(values), np.array([1, 1])).moments() == moments
 
 
 def test_moments_of_many_large_values_do_not_overflow(spark: SparkSession) -> None:
     for largest, step in ((2.0**38 - 1, 1.0), (2.0**69 - 2.0**17, 2.0**18)):
         rows = spark.range(50_000).select((F.lit(largest) - F.col("id") % 2 * step).alias("a"))
-        found = measure_moments(rows, {"a": F.col("a"), "minus": -F.col("a")})
-        assert (found["a"].mean, found["a"].std) == (largest - step / 2, step / 2)
-        assert (found["minus"].mean, found["minus"].std) == (step / 2 - largest, step / 2)
+        moments = measure_moments(rows, {"a": F.col("a"), "minus": -F.col("a")})
+        assert (moments["a"].mean, moments["a"].std) == (largest - step / 2, step / 2)
+        assert (moments["minus"].mean, moments["minus"].std) == (step / 2 - largest, step / 2)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**69, -(2.0**69)])

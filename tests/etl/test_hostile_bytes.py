@@ -79,8 +79,8 @@ def hostile_files(draw: st.DrawFn, form: str, lines: int) -> list[bytes]:
         if draw(st.integers(0, 9)) == 0:
             return draw(st.lists(NASTY, max_size=8).map(b"".join))
         fields = list(GOOD)
-        for place in draw(st.lists(st.integers(0, 4), max_size=2)):
-            fields[place] = draw(NASTY)
+        for index in draw(st.lists(st.integers(0, 4), max_size=2)):
+            fields[index] = draw(NASTY)
         return separator.join(fields) + draw(st.sampled_from([b"", b"", b"", separator]))
 
     files = []
@@ -96,7 +96,7 @@ def hostile_files(draw: st.DrawFn, form: str, lines: int) -> list[bytes]:
 
 def _write(folder: Path, files: Sequence[bytes], suffix: str = ".txt") -> list[Path]:
     (folder / "raw").mkdir()
-    paths = [folder / f"raw/{place}{suffix}" for place in range(len(files))]
+    paths = [folder / f"raw/{index}{suffix}" for index in range(len(files))]
     for path, data in zip(paths, files, strict=True):
         path.write_bytes(gzip.compress(data) if suffix == ".gz" else data)
     return paths
@@ -108,13 +108,15 @@ Reasons = dict[tuple[str, int], str]
 
 def _of_oracle(config: Config, paths: list[Path]) -> tuple[Rows, Reasons]:
     good, bad = oracle.parse_log(config, paths)
-    places = zip(good["file"], good["line_number"], strict=True)
+    lines_of_rows = zip(good["file"], good["line_number"], strict=True)
     values = (_plain(row) for row in good[[*NAMES, "user_key", "item_key"]].itertuples(index=False))
     reasons = zip(bad["file"], bad["line_number"], bad["reason"], strict=True)
     lines = sum(len(oracle.lines_of(path)) for path in paths)
     headers = sum(1 for path in paths if config.log.format == "csv")
     assert len(good) + len(bad) == lines - headers, "every line is a row or is quarantined"
-    return dict(zip(places, values, strict=True)), {(file, line): why for file, line, why in reasons}
+    return dict(zip(lines_of_rows, values, strict=True)), {
+        (file, line): reason for file, line, reason in reasons
+    }
 
 
 def _plain(row: Sequence[Any]) -> tuple[Any, ...]:
@@ -145,17 +147,17 @@ def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows
 
 
 def _of_frames(spark: SparkSession, config: Config) -> tuple[Rows, Reasons]:
-    found = read_log(spark, config, require_raw(config, config.log, DAY)).collect()
-    assert len({row["row_id"] for row in found}) == len(found)
-    places = {(Path(row["_file"]).name, row["_line_number"]): row for row in found}
-    assert len(places) == len(found)
-    good = {place: row for place, row in places.items() if row["_reason"] is None}
+    collected = read_log(spark, config, require_raw(config, config.log, DAY)).collect()
+    assert len({row["row_id"] for row in collected}) == len(collected)
+    by_line = {(Path(row["_file"]).name, row["_line_number"]): row for row in collected}
+    assert len(by_line) == len(collected)
+    good = {line: row for line, row in by_line.items() if row["_reason"] is None}
     return (
         {
-            place: (row["label"], *(row[name] for name in NAMES[1:]), row["user_key"], row["item_key"])
-            for place, row in good.items()
+            line: (row["label"], *(row[name] for name in NAMES[1:]), row["user_key"], row["item_key"])
+            for line, row in good.items()
         },
-        {place: row["_reason"] for place, row in places.items() if row["_reason"] is not None},
+        {line: row["_reason"] for line, row in by_line.items() if row["_reason"] is not None},
     )
 
 
@@ -217,7 +219,7 @@ def test_quotes_are_ordinary_characters_of_tsv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data, said",
+    "data, message",
     [
         (b'label,"user,item,n,x\n', "unmatched quote"),
         (b"label,user,item,n,x,user\n1,a,b,1,1,c\n", "more than one column named 'user'"),
@@ -227,9 +229,9 @@ def test_quotes_are_ordinary_characters_of_tsv(tmp_path: Path) -> None:
         (b"", r"no columns \['label'"),
     ],
 )
-def test_a_hostile_header_is_bad_data_by_name(tmp_path: Path, data: bytes, said: str) -> None:
+def test_a_hostile_header_is_bad_data_by_name(tmp_path: Path, data: bytes, message: str) -> None:
     paths = _write(tmp_path, [data])
-    with pytest.raises(DataError, match=rf"0\.txt.*{said}"):
+    with pytest.raises(DataError, match=rf"0\.txt.*{message}"):
         file_layout(_config(tmp_path, "csv"), (str(paths[0]),))
 
 

@@ -1,4 +1,4 @@
-"""Keyed tables of several columns come of one pass over the rows, and are those that pandas makes of each column by itself."""
+"""Keyed tables of several columns take one pass over the rows, and equal those of pandas for each column."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def test_all_columns_of_an_operator_share_one_pass(spark: SparkSession) -> None:
     schema = "row_id bigint, label double, a string, b string"
     frame = spark.createDataFrame(spark.sparkContext.parallelize(rows, 3).map(counted), schema)
     operator = TargetEncoding(folds=2)
-    with keyed_tables(frame, operator, [[F.col("a")], [F.col("b")], [F.col("a"), F.col("b")]]) as made:
-        tables = [made.table(number).toPandas() for number in range(3)]
+    with keyed_tables(frame, operator, [[F.col("a")], [F.col("b")], [F.col("a"), F.col("b")]]) as fitted:
+        tables = [fitted.table(number).toPandas() for number in range(3)]
     assert passes.value == ROWS
 
     log = pd.DataFrame(rows, columns=["row_id", "label", "a", "b"])
     for name, table in zip("ab", tables, strict=False):
-        found = table.set_index("key")[["sum", "count"]].sort_index()
+        actual = table.set_index("key")[["sum", "count"]].sort_index()
         expected = log.groupby(name)["label"].agg(["sum", "count"])
-        pd.testing.assert_frame_equal(found, expected, check_names=False, check_dtype=False)
+        pd.testing.assert_frame_equal(actual, expected, check_names=False, check_dtype=False)
     both = log.dropna(subset=["a", "b"], how="all").groupby(["a", "b"], dropna=False)["label"].count()
     assert sorted(tables[2]["count"]) == sorted(both)
-    assert made.facts["prior"] == log["label"].sum() / ROWS
+    assert fitted.facts["prior"] == log["label"].sum() / ROWS

@@ -60,8 +60,8 @@ def test_later_rows_change_nothing_of_earlier_splits(
 ) -> None:
     log = _log([("u", "a", 1.0, "train"), *rows])
     earlier = list(SPLITS[: SPLITS.index(later)])  # type: ignore[arg-type]
-    found = [_drawn(spark, each) for each in (log, log[log["split"].isin(earlier)])]
-    before, after = (each[each["split"].isin(earlier)].reset_index(drop=True) for each in found)
+    frames = [_drawn(spark, rows_of_log) for rows_of_log in (log, log[log["split"].isin(earlier)])]
+    before, after = (frame[frame["split"].isin(earlier)].reset_index(drop=True) for frame in frames)
     pd.testing.assert_frame_equal(before, after)
 
 
@@ -76,8 +76,8 @@ def test_held_out_items_are_drawn_for_train_rows_as_often_as_any_other(spark: Sp
             (f"u{user}", f"i{validation:02}", 1.0, "validation"),
             (f"u{user}", f"i{test:02}", 1.0, "test"),
         ]
-    found = _drawn(spark, _log(rows))
-    drawn = found[(found["split"] == "train") & (found["label"] == 0)]
+    with_negatives = _drawn(spark, _log(rows))
+    drawn = with_negatives[(with_negatives["split"] == "train") & (with_negatives["label"] == 0)]
     for held_out in ("validation", "test"):
         wanted = {(user, item) for user, item, _, split in rows if split == held_out}
         hits = sum(pair in wanted for pair in zip(drawn["user_key"], drawn["item_key"], strict=True))

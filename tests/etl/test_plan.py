@@ -52,8 +52,8 @@ def test_columns_that_go_alone_are_chains_of_their_own(tmp_path: Path) -> None:
         },
         {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"hashed_cross": {"buckets": 9}}]},
     ]
-    found = plan(write_config(tmp_path, {"features": features, "scopes": {}}))
-    assert [chain.inputs for chain in found.chains] == [
+    planned = plan(write_config(tmp_path, {"features": features, "scopes": {}}))
+    assert [chain.inputs for chain in planned.chains] == [
         ("I1",),
         ("I2",),
         ("C1",),
@@ -61,4 +61,4 @@ def test_columns_that_go_alone_are_chains_of_their_own(tmp_path: Path) -> None:
         ("C3",),
         ("C1", "C2"),
     ]
-    assert found.features == ("I1", "I2", "C1_id", "C2_id", "C3_id", "C1_x_C2")
+    assert planned.features == ("I1", "I2", "C1_id", "C2_id", "C3_id", "C1_x_C2")

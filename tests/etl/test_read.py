@@ -56,17 +56,17 @@ def _read(spark: SparkSession, config: Config) -> tuple[DataFrame, list[Path]]:
 def _assert_equals_oracle(rows: DataFrame, config: Config, paths: list[Path]) -> pd.DataFrame:
     """Good rows and bad ones are the oracle's, value for value; returns the good ones."""
     # Not toPandas(): it would make floats of integers among nulls.
-    found = pd.DataFrame(rows.collect(), columns=rows.columns, dtype=object).sort_values(
+    collected = pd.DataFrame(rows.collect(), columns=rows.columns, dtype=object).sort_values(
         "row_id", ignore_index=True
     )
     good, bad = oracle.parse_log(config, paths)
-    kept = found[found["_reason"].isna()].reset_index(drop=True)
+    kept = collected[collected["_reason"].isna()].reset_index(drop=True)
     assert kept["row_id"].tolist() == good["row_id"].tolist()
     keys = [name for name in ("user_key", "item_key", "event_time") if name in good]
     for name in ["label", *keys, *config.log.names]:
-        actual = [None if pd.isna(each) else each for each in kept[name]]
-        assert actual == [None if pd.isna(each) else each for each in good[name]], name
-    dropped = found[found["_reason"].notna()]
+        actual = [None if pd.isna(value) else value for value in kept[name]]
+        assert actual == [None if pd.isna(value) else value for value in good[name]], name
+    dropped = collected[collected["_reason"].notna()]
     for ours, theirs in (
         ("row_id", "row_id"),
         ("_line_number", "line_number"),
@@ -155,7 +155,7 @@ def test_parquet_rows_are_numbered_and_checked(spark: SparkSession, tmp_path: Pa
         (5, 2, "number:price"),
     ]
     named = [Path(row["source_file"]).relative_to(tmp_path / "raw") for row in bad]
-    assert [str(each) for each in named] == [
+    assert [str(path) for path in named] == [
         "x/a.parquet",
         "x/b.parquet",
         "x/b.parquet",
@@ -216,7 +216,7 @@ def test_any_text_is_parsed_or_quarantined(spark: SparkSession, rows: list[list[
         config = cases.write_config(Path(name), {"split": {"by": "fraction"}})
         folder = Path(name) / f"raw/dt={DAY}"
         folder.mkdir(parents=True)
-        lines = ["\t".join([str(place % 2), *row[1:]]) for place, row in enumerate(rows)]
+        lines = ["\t".join([str(index % 2), *row[1:]]) for index, row in enumerate(rows)]
         (folder / "a.tsv").write_text("".join(f"{line}\n" for line in lines[:cut]), encoding="utf-8")
         (folder / "b.tsv").write_text("".join(f"{line}\n" for line in lines[cut:]), encoding="utf-8")
         read, paths = _read(spark, config)
@@ -262,7 +262,7 @@ def test_every_separator_that_is_allowed(
     config = cases.write_config(tmp_path, SMALL, {"log": log, "workflow": {"engine": engine}})
     (tmp_path / "raw").mkdir()
     # The value is an id, which holds no control character.
-    others = "".join(each for each in SEPARATORS if each != separator and each.isprintable())
+    others = "".join(other for other in SEPARATORS if other != separator and other.isprintable())
     rows = [
         ["3", "1000", "7", f"a {others} b", "1.5"],
         ["1", "1001", "-8", "", ".5"],

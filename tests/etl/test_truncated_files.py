@@ -23,15 +23,15 @@ RUN_DATE = DAYS[-1]
 
 def partitions(root: Path) -> dict[str, tuple[Partition, Manifest]]:
     """Path below the lake → partition and manifest, of everything that has data files."""
-    found = {}
+    manifests = {}
     for path in sorted(root.rglob(MANIFEST_NAME)):
         values = format_versions.MANIFEST.check(json.loads(path.read_text()), str(path))
         manifest = Manifest.from_json(values)
         name = str(path.parent.relative_to(root))
         if manifest.files:
             depth = name.count("/") + 1
-            found[name] = Partition(manifest.table, manifest.partition, str(path.parent), depth), manifest
-    return found
+            manifests[name] = Partition(manifest.table, manifest.partition, str(path.parent), depth), manifest
+    return manifests
 
 
 @pytest.mark.parametrize("engine", ["arrow", "sql"])

@@ -40,9 +40,9 @@ def files(tmp_path: Path) -> tuple[str, ...]:
 def _entries(files: tuple[str, ...], name: str, oldest: int) -> dict[str, int]:
     lookup, ids = open_vocabulary(files, name, oldest)
     wanted = [*dict.fromkeys(value for _, value, _, _ in ENTRIES), None, "unknown"]
-    positions = lookup.find(pa.array(wanted, pa.string())).tolist()
+    indices = lookup.find(pa.array(wanted, pa.string())).tolist()
     return {
-        value: int(ids[place]) for value, place in zip(wanted, positions, strict=True) if place >= 0 and value
+        value: int(ids[index]) for value, index in zip(wanted, indices, strict=True) if index >= 0 and value
     }
 
 
