@@ -175,7 +175,7 @@ def read_rows(partition: Partition, split: str | None = None) -> pd.DataFrame:
 
 
 def assert_features_equal(actual: pd.DataFrame, expected: pd.DataFrame, spec: FeatureSpec) -> None:
-    """Compares columns in the spec's order, keys, label and ids exactly, and dense values in float32's precision."""
+    """Compares the order of columns; keys, label and ids exactly; dense values in float32's precision."""
     assert list(actual.columns) == spec.table_columns
     assert sorted(expected.columns) == sorted(spec.table_columns)
     ordered = actual.sort_values("row_id", ignore_index=True)

@@ -1,4 +1,4 @@
-"""build_features against the oracle, on a log with nulls, ties, unseen values and malformed lines; then a retraining."""
+"""build_features equals the oracle on a log with nulls, ties, unseen values and malformed lines."""
 
 from __future__ import annotations
 

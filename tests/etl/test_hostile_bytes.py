@@ -1,4 +1,4 @@
-"""Files of hostile bytes: every line is one good row or one quarantined line, the same ones in both engines and in the oracle."""
+"""Files of hostile bytes: every line is a good row or is quarantined, equally in both engines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def _config(folder: Path, form: str, engine: str = "auto") -> Config:
     return cases.write_config(folder, changes, {"workflow": {"engine": engine}})
 
 
-# Quotes, control characters, broken and border-line UTF-8, line ends of other standards, ids and numbers at their limits.
+# Quotes, control characters, broken and border-line UTF-8, line ends of other standards, ids and numbers at
+# their limits.
 _NASTY = [
     *(b'"', b'""', b'"u', b'u"', b'a"b', b'"a"b', b'"a""b"', b'"a,b"', b'"a\tb"', b'" "', b"'"),
     *(

@@ -1,4 +1,4 @@
-"""build_features on logs that are cut inside one partition: Criteo's sample by position, a joined log by user or by time."""
+"""build_features on logs of one partition: Criteo's sample, and a log with joined tables."""
 
 from __future__ import annotations
 

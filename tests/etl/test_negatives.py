@@ -1,4 +1,4 @@
-"""Drawn negatives: whatever the order of rows and partitions, the oracle's; and nothing of a held-out row in train."""
+"""Negatives equal the oracle's for any order of rows, and do not depend on held-out rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files make up a raw day: by its manifest where there is one, otherwise by a listing; and the digest of both."""
+"""The raw files of a day, by its manifest or else by a listing, and their digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw files to typed rows: csv and parquet layouts, hostile text, joined attributes; the oracle reads the same files."""
+"""Raw files to typed rows: csv and parquet, hostile text, and joined attributes, against the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Published files that lost bytes, as a power cut leaves them: the next run makes their partitions again. And what prevents it."""
+"""Published files that lost bytes, as a power cut leaves them: the next run makes their partitions again.
+
+And what prevents it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several attempts at one task: an attempt that is killed never damages the file that another one returned."""
+"""Attempts at one task: a killed attempt never damages the file that another one returned."""
 
 from __future__ import annotations
 

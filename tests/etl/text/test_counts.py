@@ -1,4 +1,4 @@
-"""Value counts conserve every cell through files, buckets and sums; lookups find what is there and nothing else."""
+"""Value counts conserve every cell through files, buckets and sums; lookups find known values only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two passes give the same tables for any number of buckets, with lost scratch files, and without the library."""
+"""The two passes give equal tables for any buckets, without scratch files, and without the library."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_feature_that_is_null_names_file_and_column(spark: SparkSession, tmp_p
 def test_published_counts_are_never_written_again(
     spark: SparkSession, tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without `persist`, every use of the scanned frame runs the scan pass again, as when executors are lost."""
+    """Without `persist`, every use of the frame scans again, as when executors are lost."""
     monkeypatch.setattr(DataFrame, "persist", lambda self, *_: self)
     config, first, second = _build(spark, tmp_path)
     assert _tables(config, first, second) == expected
