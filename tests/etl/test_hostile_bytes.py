@@ -44,8 +44,8 @@ def _config(folder: Path, form: str, engine: str = "auto") -> Config:
     return cases.write_config(folder, changes, {"workflow": {"engine": engine}})
 
 
-# Quotes, control characters, broken and border-line UTF-8, line ends of other standards, ids and numbers at
-# their limits.
+# Quotes, control characters, invalid UTF-8, line ends of other standards, and ids and numbers at their
+# limits.
 _NASTY = [
     *(b'"', b'""', b'"u', b'u"', b'a"b', b'"a"b', b'"a""b"', b'"a,b"', b'"a\tb"', b'" "', b"'"),
     *(
@@ -73,7 +73,7 @@ END = st.sampled_from([b"\n", b"\n", b"\r\n", b"\r"])
 
 @st.composite
 def hostile_files(draw: st.DrawFn, form: str, lines: int) -> list[bytes]:
-    """A few files of good lines with some bytes that are not; csv files begin with the header."""
+    """A few files of good lines with some hostile bytes. csv files begin with the header."""
     separator = b"," if form == "csv" else b"\t"
 
     def line() -> bytes:
@@ -126,7 +126,7 @@ def _plain(row: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows, Reasons]:
-    """The arrow engine's way through text, without Spark."""
+    """Rows and reasons of the two passes, without Spark."""
     layout = file_layout(config, tuple(str(path) for path in paths))
     rows: Rows = {}
     reasons: Reasons = {}
@@ -201,8 +201,8 @@ def test_frames_are_read_as_the_oracle_reads_them(spark: SparkSession, form: str
     check()
 
 
-def test_a_line_break_in_quotes_makes_no_row_of_another_user(tmp_path: Path) -> None:
-    """The second half of the field, `1"`, was published as the id of a user."""
+def test_a_line_break_in_quotes_does_not_become_a_row_of_another_user(tmp_path: Path) -> None:
+    """An earlier version published the second half of the field, `1"`, as the id of a user."""
     data = b'label,user,item,n,x\n1,"u\n1",i1,5,0.5\n1,u2,i2,5,0.5\n"1",u3,i3,5,"0.5"\n1,u4,i"4,5,0.5\n'
     data += b'1,"u\r\n1",i1,5,0.5\n1,"",i5,5,0.5\n'
     paths = _write(tmp_path, [data])
@@ -236,10 +236,8 @@ def test_a_hostile_header_is_bad_data_by_name(tmp_path: Path, data: bytes, messa
         file_layout(_config(tmp_path, "csv"), (str(paths[0]),))
 
 
-def test_long_fields_and_many_fields_are_not_too_much_for_either_engine(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Java's regular expressions may run out of stack where a repetition steps back."""
+def test_both_engines_parse_long_fields_and_many_fields(spark: SparkSession, tmp_path: Path) -> None:
+    """Java's regular expressions may overflow the stack if a repetition backtracks."""
     long = b'1,"u",i,5,0.5\n' + b'1,"' + b'a""' * 100_000 + b'",i,5,0.5\n' + b'"",' * 30_000 + b"\n"
     _write(tmp_path, [b"label,user,item,n,x\n" + long])
     for engine in ("sql", "arrow"):

@@ -1,4 +1,4 @@
-"""Training days without a click, or with clicks alone, are bad data before anything is fitted on them."""
+"""Training days without a click, or with clicks only, are bad data. The build stops before the fit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _with_label(line: str, label: str) -> str:
 
 
 def _without_clicks(line: str) -> str:
-    """A click loses its last field, so that it is quarantined."""
+    """Removes the last field of a click, so that it is quarantined."""
     return line.rsplit("\t", 1)[0] if line.startswith("1\t") else line
 
 
 def _config(folder: Path, engine: str, train_days: list[list[str]]) -> Config:
-    """The log of cases with its two train days replaced."""
+    """The log of cases with other lines on its two train days."""
     changes = {"quality": {"max_bad_share": 0.9}, "workflow": {"engine": engine}}
     config = cases.write_config(folder, changes)
     later = [cases.make_lines(day, 60, seed) for seed, day in enumerate(DAYS[2:])]
@@ -76,7 +76,7 @@ def test_one_click_is_enough_and_lists_need_none(spark: SparkSession, tmp_path: 
     built = cases.run_build(spark, config, DAYS[-1])
     dataset = read_dataset(Lake(config.lake), DAYS[-1])
     assert [member.clicks for member in dataset.splits["train"]] == [0, 1]
-    # A champion serves on: its workflow is applied, and nothing is trained.
+    # Nothing is trained: the run applies the workflow of the champion.
     (tmp_path / "one/raw" / f"dt={DAYS[1]}" / "d.tsv").unlink()
     (tmp_path / "one/raw" / f"dt={DAYS[1]}" / "a.tsv").write_text("\n".join(quiet[1]) + "\n")
     for name in ("b.tsv.gz", "c.tsv"):

@@ -31,7 +31,7 @@ RUN_DATE = "2026-01-01"
 def _assert_splits_equal(
     config: Config, built: BuildResult, rows: pd.DataFrame, fitted: oracle.Fitted
 ) -> None:
-    """Each split's files hold the oracle's rows of that split; together they are all rows."""
+    """The files of a split have the oracle's rows of it, and together all rows."""
     lake = Lake(config.lake)
     dataset = read_dataset(lake, RUN_DATE)
     for split in SPLITS:
@@ -121,7 +121,7 @@ def _write_joined(folder: Path) -> None:
 
 
 def _expected(config: Config, folder: Path) -> pd.DataFrame:
-    """Good ratings with the attributes of both sides, where there are any."""
+    """Good ratings with the attributes of user and item, if they have any."""
     rows, bad = oracle.parse_log(config, [folder / "ratings.csv"])
     assert bad.empty
     assert config.users is not None
@@ -148,7 +148,7 @@ def test_a_joined_log_equals_the_oracle(spark: SparkSession, tmp_path: Path, by:
 
 
 def _assert_attributes(config: Config, built: BuildResult, folder: Path, fitted: oracle.Fitted) -> None:
-    """users and items hold all_rows row of their table, rated or not."""
+    """users and items have every row of their table, rated or not."""
     lake, version = Lake(config.lake), built.workflow.version
     for table, raw, key, name in (
         (lake.users, config.users, "user_key", "who"),
@@ -176,7 +176,7 @@ def _assert_attributes(config: Config, built: BuildResult, folder: Path, fitted:
 
 
 @pytest.mark.parametrize("engine", ["sql", "arrow"])
-def test_quarantined_rows_do_not_move_the_cuts(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_quarantined_rows_do_not_change_the_splits(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     log = {**JOINED["log"], "columns": JOINED["log"]["columns"][:3], "event_time": None}
     sections = {"log": log, "users": None, "items": None, "scopes": {}, "workflow": {"engine": engine}}
     features = [{"columns": ["who", "what"], "kind": "categorical", "ops": ["categorify"]}]
@@ -221,7 +221,7 @@ def test_negatives_stay_in_the_split_of_their_positive(spark: SparkSession, tmp_
     assert read_manifest(partition).rows == len(all_rows)
 
 
-def test_features_with_negatives_of_an_earlier_release_are_made_again(
+def test_features_with_negatives_of_an_earlier_release_are_written_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     config = cases.write_config(tmp_path, JOINED, {"negatives": {"per_positive": 2}})
@@ -229,7 +229,7 @@ def test_features_with_negatives_of_an_earlier_release_are_made_again(
     built = cases.run_build(spark, config, RUN_DATE)
     partition = Lake(config.lake).features(built.workflow.version).partition(RUN_DATE)
     manifest = read_manifest(partition)
-    # That release did not say how negatives are drawn.
+    # The inputs of that release do not contain the version of the draw.
     inputs = {name: digest for name, digest in manifest.inputs.items() if name != "negatives"}
     assert inputs != dict(manifest.inputs)
     replace_manifest(partition, replace(manifest, inputs=inputs))
@@ -250,7 +250,7 @@ def test_normalizing_a_column_without_any_value_says_what_to_do(spark: SparkSess
 def test_the_terabyte_log_by_day_as_the_configuration_documents_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """With the very `--set` values that stand in conf/datasets/criteo.yaml."""
+    """Uses the `--set` values that conf/datasets/criteo.yaml documents."""
     documented = dict(documented_overrides())["conf/datasets/criteo.yaml"]
     draw, days = random.Random(3), ["2014-05-12", "2014-05-13", "2014-05-14"]
     for day in days:

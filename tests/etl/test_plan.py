@@ -1,4 +1,4 @@
-"""What a configuration may ask of its columns: refused before anything runs."""
+"""The feature plan refuses contradictory columns before anything runs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
         ),
     ],
 )
-def test_what_does_not_fit_together_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_contradictory_columns_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(ConfigError, match=problem):
         plan(write_config(tmp_path, changes))
 
 
-def test_columns_that_go_alone_are_chains_of_their_own(tmp_path: Path) -> None:
+def test_operators_of_single_columns_give_one_chain_per_column(tmp_path: Path) -> None:
     features = [
         {"columns": ["I{1..2}"], "kind": "dense", "ops": ["log1p"]},
         {

@@ -61,7 +61,7 @@ def test_the_digest_follows_names_sizes_and_times(config: Config) -> None:
 def test_a_manifest_decides_and_its_paths_are_absolute(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The JVM resolves a relative path against the folder it was started in, which need not be ours."""
+    """The JVM may run in another folder than this process, so paths must be absolute."""
     folder = Path(config.data)
     monkeypatch.chdir(folder.parent)
     relative = config.model_copy(update={"data": folder.name})

@@ -54,8 +54,8 @@ def _read(spark: SparkSession, config: Config) -> tuple[DataFrame, list[Path]]:
 
 
 def _assert_equals_oracle(rows: DataFrame, config: Config, paths: list[Path]) -> pd.DataFrame:
-    """Good rows and bad ones are the oracle's, value for value; returns the good ones."""
-    # Not toPandas(): it would make floats of integers among nulls.
+    """Compares good and bad rows with the oracle's, and returns the good ones."""
+    # toPandas() would convert integers to floats in columns with nulls.
     collected = pd.DataFrame(rows.collect(), columns=rows.columns, dtype=object).sort_values(
         "row_id", ignore_index=True
     )
@@ -184,7 +184,7 @@ def test_paths_with_blanks_and_other_scripts(spark: SparkSession, tmp_path: Path
     assert named <= {path.name for path in paths}
 
 
-def test_a_line_that_is_not_utf8_costs_its_row_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_utf8_rejects_only_its_row(spark: SparkSession, tmp_path: Path) -> None:
     config = cases.write_config(tmp_path, {"split": {"by": "fraction"}})
     folder = tmp_path / f"raw/dt={DAY}"
     folder.mkdir(parents=True)
@@ -261,7 +261,7 @@ def test_every_separator_that_is_allowed(
     log = {**SMALL["log"], "format": layout, "separator": separator}
     config = cases.write_config(tmp_path, SMALL, {"log": log, "workflow": {"engine": engine}})
     (tmp_path / "raw").mkdir()
-    # The value is an id, which holds no control character.
+    # The value is an id, which must not have a control character.
     others = "".join(other for other in SEPARATORS if other != separator and other.isprintable())
     rows = [
         ["3", "1000", "7", f"a {others} b", "1.5"],
@@ -276,7 +276,7 @@ def test_every_separator_that_is_allowed(
     (tmp_path / "raw/a.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     read, paths = _read(spark, config)
     kept = _assert_equals_oracle(read, config, paths)
-    # As an id, a value that holds a control character is quarantined.
+    # An id with a control character is quarantined.
     more = [f'quoted {separator} and "more"'] if layout == "csv" and separator.isprintable() else []
     assert kept["what"].tolist() == [f"a {others} b", *more]  # the row without an item is bad
 

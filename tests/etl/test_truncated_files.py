@@ -1,4 +1,4 @@
-"""Published files that lost bytes, as a power cut leaves them: the next run makes their partitions again.
+"""Published files that lost bytes in a power cut: the next run writes their partitions again.
 
 And what prevents it.
 """
@@ -25,7 +25,7 @@ RUN_DATE = DAYS[-1]
 
 
 def partitions(root: Path) -> dict[str, tuple[Partition, Manifest]]:
-    """Path below the lake → partition and manifest, of everything that has data files."""
+    """Path below the lake → partition and manifest, for all partitions with data files."""
     manifests = {}
     for path in sorted(root.rglob(MANIFEST_NAME)):
         values = format_versions.MANIFEST.check(json.loads(path.read_text()), str(path))
@@ -38,7 +38,9 @@ def partitions(root: Path) -> dict[str, tuple[Partition, Manifest]]:
 
 
 @pytest.mark.parametrize("engine", ["arrow", "sql"])
-def test_what_lost_bytes_is_made_again(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_partitions_that_lost_bytes_are_written_again(
+    spark: SparkSession, tmp_path: Path, engine: str
+) -> None:
     config = cases.write_config(tmp_path, lakes.SMALL, {"workflow": {"engine": engine}})
     good = {}
     for seed, day in enumerate(DAYS):

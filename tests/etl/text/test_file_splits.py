@@ -1,4 +1,4 @@
-"""Every line of a file is in exactly one file split and one block, whole, wherever the splits begin."""
+"""Every line of a file is complete in exactly one file split and one block, wherever the splits begin."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_line_is_read_once_and_whole(
     text = end.join(lines) + (end if closed else "")
     path.write_bytes(text.encode())
     read = [line for lines in _read(path, split_bytes, block_bytes) for line in lines]
-    # A file that ends in the last line's text has that line; an end of line begins no further one.
+    # A line end at the end of a file does not begin another line.
     expected = [line.encode() for line in lines]
     if not closed and lines[-1] == "":
         expected = expected[:-1]
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         list(read_blocks(split_files([str(path)])[0]))
 
 
-def test_what_is_no_log_of_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_a_very_long_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_splits, "_LONGEST_LINE_BYTES", 100)
     path = tmp_path / "a.tsv"
     path.write_bytes(b"x" * 1000)

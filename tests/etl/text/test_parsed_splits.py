@@ -28,7 +28,7 @@ def _block() -> ParsedBlock:
     return ParsedBlock(77, 5, np.array([0, 1, 3, 4]), columns, {}, ((2, "field_count", "x"),))
 
 
-def test_what_was_kept_comes_back_once(folder: Path) -> None:
+def test_a_saved_block_is_loaded_once(folder: Path) -> None:
     block = _block()
     parsed_splits.save("one", block)
     loaded = parsed_splits.load("one", {"C1", "label"})
@@ -41,20 +41,22 @@ def test_what_was_kept_comes_back_once(folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_what_lacks_a_column_is_parsed_again(folder: Path) -> None:
+def test_a_block_that_lacks_a_column_is_not_loaded(folder: Path) -> None:
     parsed_splits.save("one", _block())
     assert parsed_splits.load("one", {"C1", "C2"}) is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_a_file_that_was_written_in_part_is_none(folder: Path, share: float) -> None:
+def test_an_incomplete_file_is_not_loaded(folder: Path, share: float) -> None:
     parsed_splits.save("one", _block())
     [path] = folder.iterdir()
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     assert parsed_splits.load("one", {"C1"}) is None
 
 
-def test_nothing_is_kept_on_a_full_disk_or_without_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_saved_on_a_full_disk_or_without_a_local_directory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parsed_splits, "_MIN_FREE_SHARE", 1.1)
     parsed_splits.save("one", _block())
     assert not list(folder.iterdir())
