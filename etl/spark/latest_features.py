@@ -13,7 +13,7 @@ from etl.raw.files import require_raw
 from etl.spark.quarantine import layout_digest
 from etl.spark.read_log import read_attributes
 from etl.workflow.fitted_workflow import FittedWorkflow
-from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
+from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, combined_digest, current_manifest
 from storage.paths import Lake
 from storage.publish import Rules, publish, rows_of
@@ -35,9 +35,7 @@ def publish_latest(
     left alone.
 
     Args:
-        spark: the session.
-        config: of the run.
-        lake: to read from and publish to.
+        spark, config, lake: of the run.
         workflow: computes the features.
         run_date: the date of the partitions.
         features: manifests of the window's feature partitions.
@@ -58,7 +56,6 @@ def publish_latest(
     ):
         partition = table.partition(run_date)
         columns = [feature.name for feature in workflow.spec.features if feature.scope == side]
-        lists = {feature.name for feature in workflow.spec.multi_hot}  # a list may be null
         partition_inputs = dict(inputs)
         if attributes:
             raw = require_raw(config, attributes, run_date, f"{side}s.path")
@@ -79,15 +76,19 @@ def publish_latest(
             inputs=partition_inputs,
             row_group_rows=config.output.row_group_rows,
             expected_rows=rows.count(),
-            rules=Rules(
-                [key, *(name for name in columns if name not in lists)],
-                {feature.name: FINITE for feature in workflow.spec.dense if feature.name in columns},
-            ),
+            rules=_rules(key, columns, workflow.spec),
             sort_by=[key],
             grace_hours=config.output.grace_hours,
         )
         rows.unpersist()
     return published
+
+
+def _rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:
+    """Only lists may be null, and dense features are finite."""
+    lists = {feature.name for feature in spec.multi_hot}
+    not_null = [key, *(name for name in columns if name not in lists)]
+    return Rules(not_null, {feature.name: FINITE for feature in spec.dense if feature.name in columns})
 
 
 def _from_window(

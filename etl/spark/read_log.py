@@ -95,9 +95,10 @@ def read_attributes(
 ) -> DataFrame:
     """A table other than the log, such as attributes of users or items: its typed columns, one row per key.
 
+    It has seven parameters, because table, key, section and ids vary independently among its callers.
+
     Args:
-        spark: the session.
-        config: of the run.
+        spark, config: of the run.
         table: to read.
         key: the column, or the columns, whose values must be unique.
         section: of the configuration, for the remedy in an error.

@@ -18,7 +18,7 @@ from etl.workflow.fitted_workflow import load_workflow
 from storage.dataset import read_dataset, read_spec, split_files
 from storage.manifest import read_manifest
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 
 FIRST, SECOND = "2026-01-03", "2026-01-04"
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
@@ -47,7 +47,7 @@ def builds(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Two
     for seed, day in enumerate(DAYS):
         lines[day] = cases.make_lines(day, 150, seed)
         paths = cases.write_day(folder / f"raw/dt={day}", lines[day])
-        good[day], bad[day] = oracle.parse_log(config, paths)
+        good[day], bad[day] = raw_oracle.parse_log(config, paths)
     first = cases.run_build(spark, config, FIRST)
     second = cases.run_build(
         spark,

@@ -23,7 +23,7 @@ from etl.spark.read_log import read_log
 from etl.text.layout import file_layout
 from etl.text.parse_block import parse_block, plain
 from etl.text.scan_pass import columns_to_parse, starts_file
-from tests.etl import cases, oracle
+from tests.etl import cases, raw_oracle
 from tests.spark_settings import set_meanwhile
 
 DAY = "2026-01-01"
@@ -108,11 +108,11 @@ Reasons = dict[tuple[str, int], str]
 
 
 def _of_oracle(config: Config, paths: list[Path]) -> tuple[Rows, Reasons]:
-    good, bad = oracle.parse_log(config, paths)
+    good, bad = raw_oracle.parse_log(config, paths)
     lines_of_rows = zip(good["file"], good["line_number"], strict=True)
     values = (_plain(row) for row in good[[*NAMES, "user_key", "item_key"]].itertuples(index=False))
     reasons = zip(bad["file"], bad["line_number"], bad["reason"], strict=True)
-    lines = sum(len(oracle.lines_of(path)) for path in paths)
+    lines = sum(len(raw_oracle.lines_of(path)) for path in paths)
     headers = sum(1 for path in paths if config.log.format == "csv")
     assert len(good) + len(bad) == lines - headers, "every line is a row or is quarantined"
     return dict(zip(lines_of_rows, values, strict=True)), {

@@ -21,7 +21,7 @@ from storage.dataset import read_dataset
 from storage.manifest import read_manifest, replace_manifest
 from storage.paths import Lake
 from tests.contract.test_overrides import documented_overrides
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT.parent / "shared/data/criteo_kaggle_sample"
@@ -47,7 +47,7 @@ def test_the_criteo_sample_equals_the_oracle(spark: SparkSession, tmp_path: Path
     overrides = [f"lake={tmp_path}/lake", f"data={SAMPLE}", "output.row_group_rows=500"]
     config = load_config(str(ROOT / "conf/datasets/criteo.yaml"), overrides)
     built = cases.run_build(spark, config, RUN_DATE)
-    rows, bad = oracle.parse_log(config, [SAMPLE / "train.tsv"])
+    rows, bad = raw_oracle.parse_log(config, [SAMPLE / "train.tsv"])
     assert bad.empty
     rows["split"] = oracle.split_by_fraction(rows, config.split.train, config.split.validation)
     fitted = oracle.fit(config, rows[rows["split"] == "train"])
@@ -122,12 +122,12 @@ def _write_joined(folder: Path) -> None:
 
 def _expected(config: Config, folder: Path) -> pd.DataFrame:
     """Good ratings with the attributes of user and item, if they have any."""
-    rows, bad = oracle.parse_log(config, [folder / "ratings.csv"])
+    rows, bad = raw_oracle.parse_log(config, [folder / "ratings.csv"])
     assert bad.empty
     assert config.users is not None
     assert config.items is not None
     for table, key in ((config.users, "who"), (config.items, "what")):
-        attributes = oracle.parse_table(table, [folder / f"{'users' if key == 'who' else 'items'}.csv"])
+        attributes = raw_oracle.parse_table(table, [folder / f"{'users' if key == 'who' else 'items'}.csv"])
         rows = rows.merge(attributes[table.names], on=key, how="left")
     return rows
 
@@ -155,7 +155,7 @@ def _assert_attributes(config: Config, built: BuildResult, folder: Path, fitted:
         (lake.items, config.items, "item_key", "what"),
     ):
         assert raw is not None
-        attributes = oracle.parse_table(raw, [folder / f"{table(version).name.split('/')[0]}.csv"])
+        attributes = raw_oracle.parse_table(raw, [folder / f"{table(version).name.split('/')[0]}.csv"])
         attributes[key] = attributes[name].map(str)
         columns = [column for group in config.features for column in group.columns if column in attributes]
         attributes_config = config.model_copy(
@@ -200,7 +200,7 @@ def test_negatives_stay_in_the_split_of_their_positive(spark: SparkSession, tmp_
     built = cases.run_build(spark, config, RUN_DATE)
     rows = _expected(config, tmp_path / "raw")
     split = oracle.split_leave_last_out(rows).set_axis(rows["row_id"])
-    kinds = oracle.parse_table(config.items, [tmp_path / "raw/items.csv"]).set_index("what")["kind"]  # type: ignore[arg-type]
+    kinds = raw_oracle.parse_table(config.items, [tmp_path / "raw/items.csv"]).set_index("what")["kind"]  # type: ignore[arg-type]
     partition = Lake(config.lake).features(built.workflow.version).partition(RUN_DATE)
     rows_of_split = {name: cases.read_rows(partition, name) for name in SPLITS}
     for name, part in rows_of_split.items():

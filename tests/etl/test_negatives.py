@@ -64,7 +64,7 @@ def test_later_rows_do_not_change_earlier_splits(spark: SparkSession, rows: list
 
 
 def test_held_out_items_are_drawn_for_train_rows_as_often_as_any_other(spark: SparkSession) -> None:
-    """150 users, 50 items and one held-out item per user: the number of hits is a sum of independent draws."""
+    """150 users and 50 items, each user with one held-out item: hits are a sum of independent draws."""
     draw = random.Random(3)
     rows = []
     for user in range(150):

@@ -1,4 +1,4 @@
-"""Raw files to typed rows: csv and parquet, hostile text, and joined attributes, against the oracle."""
+"""Raw files to typed rows: csv and parquet, and hostile text, against the oracle."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from conf.errors import DataError
 from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.raw.files import require_raw
-from etl.spark.read_log import bad_rows, good_rows, read_attributes, read_log
-from tests.etl import cases, oracle
+from etl.spark.read_log import bad_rows, good_rows, read_log
+from tests.etl import cases, raw_oracle
 
 DAY = "2026-01-01"
 
@@ -59,7 +59,7 @@ def _assert_equals_oracle(rows: DataFrame, config: Config, paths: list[Path]) ->
     collected = pd.DataFrame(rows.collect(), columns=rows.columns, dtype=object).sort_values(
         "row_id", ignore_index=True
     )
-    good, bad = oracle.parse_log(config, paths)
+    good, bad = raw_oracle.parse_log(config, paths)
     kept = collected[collected["_reason"].isna()].reset_index(drop=True)
     assert kept["row_id"].tolist() == good["row_id"].tolist()
     keys = [name for name in ("user_key", "item_key", "event_time") if name in good]
@@ -223,35 +223,6 @@ def test_any_text_is_parsed_or_quarantined(spark: SparkSession, rows: list[list[
         _assert_equals_oracle(read, config, paths)
 
 
-@pytest.mark.parametrize(
-    "lines, problem",
-    [
-        (
-            ["who,age", "1,20", "2,young"],
-            r"1 rows do not parse, first \(line, reason\): \(3, 'integer:age'\)",
-        ),
-        (["who,age", "1,20", "1,30"], "2 rows hold 1 different values of who"),
-        (["who,age", "1,20", ",30"], "2 rows hold 1 different values of who"),
-        (["who,age", "1,20", '2,"30'], r"1 rows do not parse, first \(line, reason\): \(3, 'quote'\)"),
-    ],
-)
-def test_attributes_must_be_one_row_a_key(
-    spark: SparkSession, tmp_path: Path, lines: list[str], problem: str
-) -> None:
-    table = {
-        "path": "{data}/users.csv",
-        "format": "csv",
-        "separator": ",",
-        "columns": [{"name": "who", "type": "int"}, {"name": "age", "type": "int"}],
-    }
-    config = cases.write_config(tmp_path, SMALL, {"users": table})
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/users.csv").write_text("\n".join(lines) + "\n")
-    assert config.users is not None
-    with pytest.raises(DataError, match=r"users\.csv: " + problem):
-        read_attributes(spark, config, config.users, "who", "users", DAY)
-
-
 @pytest.mark.parametrize("engine", ["sql", "arrow"])
 @pytest.mark.parametrize("layout", ["csv", "tsv"])
 @pytest.mark.parametrize("separator", SEPARATORS)
@@ -279,24 +250,6 @@ def test_every_separator_that_is_allowed(
     # An id with a control character is quarantined.
     more = [f'quoted {separator} and "more"'] if layout == "csv" and separator.isprintable() else []
     assert kept["what"].tolist() == [f"a {others} b", *more]  # the row without an item is bad
-
-
-@pytest.mark.parametrize("key", ["a\x1b[31m", "b\u0085", "c" * 257])
-def test_ids_of_attributes_obey_the_rule_of_ids(spark: SparkSession, tmp_path: Path, key: str) -> None:
-    table = {
-        "path": "{data}/items.csv",
-        "format": "csv",
-        "separator": ",",
-        "columns": [{"name": "what", "type": "string"}, {"name": "kind", "type": "string"}],
-    }
-    config = cases.write_config(tmp_path, SMALL, {"items": table})
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/items.csv").write_text(f"what,kind\ngood,x\n{key},y\n", encoding="utf-8")
-    assert config.items is not None
-    with pytest.raises(DataError, match=r"items\.csv: 1 rows .*\(3, 'key:what'\).*256 bytes"):
-        read_attributes(spark, config, config.items, "what", "items", DAY, "what")
-    table_of_texts = read_attributes(spark, config, config.items, "what", "join_external", DAY)
-    assert table_of_texts.count() == 2, "what is no id may be any text"
 
 
 def test_parquet_columns_may_have_dots_in_the_file(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from storage import format_versions
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole
 from storage.paths import Lake, Partition
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.storage.dying_publisher import partition_of, publish_generation
 
@@ -45,7 +45,7 @@ def test_partitions_that_lost_bytes_are_written_again(
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 100, seed))
-        good[day], _ = oracle.parse_log(config, paths)
+        good[day], _ = raw_oracle.parse_log(config, paths)
     built = cases.run_build(spark, config, RUN_DATE)
     root = Path(config.lake)
     before = partitions(root)

@@ -23,7 +23,7 @@ from setup import jars
 from storage import file_io
 from storage.dataset import read_spec
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
 
@@ -49,7 +49,7 @@ def test_a_job_by_spark_submit_from_hdfs_to_an_object_store_equals_the_oracle(
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 100, seed))
-        good[day], _ = oracle.parse_log(config, paths)
+        good[day], _ = raw_oracle.parse_log(config, paths)
     _put(spark, tmp_path / "raw", f"{hdfs}/logs/raw")
     done = _submit(tmp_path / "config.yaml", tmp_path, object_store)
     assert done.returncode == 0, done.stderr[-3000:]

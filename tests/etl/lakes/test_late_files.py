@@ -15,7 +15,7 @@ from etl.build import BuildResult
 from etl.ops.tables import VOCABULARY, workflow_table
 from storage.dataset import read_dataset
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
@@ -57,7 +57,7 @@ def reruns(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, reques
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 80, seed))
-        good[day], _ = oracle.parse_log(config, paths)
+        good[day], _ = raw_oracle.parse_log(config, paths)
     runs, manifests = {}, {}
 
     def run(name: str, date: str, configured: Config, parent: str | None) -> str:
@@ -69,7 +69,7 @@ def reruns(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, reques
     (folder / f"raw/dt={DAYS[1]}/late.tsv").write_text(
         "".join(f"{line}\n" for line in cases.make_lines("late", 50, 77) if line)
     )
-    late, _ = oracle.parse_log(config, sorted((folder / f"raw/dt={DAYS[1]}").iterdir()))
+    late, _ = raw_oracle.parse_log(config, sorted((folder / f"raw/dt={DAYS[1]}").iterdir()))
     run("late", FIRST, config, version)
     for table in ("quarantine", "value_counts", "profiles/hard", f"features/{version}"):
         shutil.rmtree(folder / f"lake/{table}/dt={DAYS[2]}", ignore_errors=True)

@@ -16,7 +16,7 @@ from etl.raw.files import find_raw
 from etl.raw.parse import common_header
 from etl.raw.positions import number_lines
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 
 RUN_DATE = "2026-01-03"
@@ -64,7 +64,7 @@ def test_a_run_of_mixed_files_equals_the_oracle_of_plain_ones(
         _write_day(tmp_path / "raw", day, lines, kinds)
         plain = tmp_path / f"{day}.tsv"
         plain.write_bytes("".join(f"{line}\n" for line in lines).encode())
-        good[day], bad[day] = oracle.parse_log(config, [plain])
+        good[day], bad[day] = raw_oracle.parse_log(config, [plain])
     built = cases.run_build(spark, config, RUN_DATE)
     fitted = oracle.fit(config, good[DAYS[0]])
     lake = Lake(config.lake)

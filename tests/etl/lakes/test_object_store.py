@@ -18,7 +18,7 @@ from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
 
@@ -48,7 +48,7 @@ def run(
     good, bad = {}, {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 100, seed))
-        good[day], bad[day] = oracle.parse_log(config, paths)
+        good[day], bad[day] = raw_oracle.parse_log(config, paths)
     lakes.upload(folder / "raw", f"{root}/raw")
     built = cases.run_build(spark, config, RUN_DATE)
     return Run(config, built, good, bad, oracle.fit(config, good[DAYS[0]]))

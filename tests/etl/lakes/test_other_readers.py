@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
@@ -26,9 +25,9 @@ from storage.manifest import FileEntry, Manifest, current_manifest, read_manifes
 from storage.paths import Lake, Partition
 from tests.etl.lakes import lakes, servers
 from tests.etl.lakes.conftest import ObjectStore
+from tests.etl.lakes.readers import Readers
 from tests.storage.dying_publisher import Death, partition_of, publish_generation
 
-Seen = dict[str, int] | str
 ROWS = 30
 
 DAY = "{table}/dt=2026-01-01"
@@ -44,36 +43,6 @@ FINDING = [
     ("spark, recursive", "{table}"),
 ]
 FAILING = [*(("polars", where) for where in FOLDERS), *(("duckdb", where) for where in ALL_NAMES)]
-
-
-class Readers:
-    """A process with the readers of reader_process.py, and the shared session for Spark."""
-
-    def __init__(self, process: subprocess.Popen[str], spark: SparkSession) -> None:
-        self._process, self._spark = process, spark
-
-    def see(self, requests: Sequence[tuple[str, str]]) -> list[Seen]:
-        """The answer to each (reader, location): value of `generation` → rows, or the text of an error."""
-        assert self._process.stdin
-        assert self._process.stdout
-        others = [(name, where) for name, where in requests if not name.startswith("spark")]
-        self._process.stdin.write(json.dumps(others) + "\n")
-        self._process.stdin.flush()
-        answers = iter(json.loads(self._process.stdout.readline()))
-        return [
-            self._by_spark(name, where) if name.startswith("spark") else next(answers)
-            for name, where in requests
-        ]
-
-    def _by_spark(self, name: str, where: str) -> Seen:
-        reader = self._spark.read.option("recursiveFileLookup", name == "spark, recursive")
-        try:
-            rows = reader.json(where) if name == "spark, json" else reader.parquet(where)
-            return dict(Counter(str(row["generation"]) for row in rows.select("generation").collect()))
-        except PySparkException as error:
-            return str(error)
-        except Exception as error:  # a task that fails
-            return f"{type(error).__name__}: {error}"
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from etl.text.two_passes import TextPasses
 from etl.workflow.feature_plan import plan
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 
 ROOT = Path(__file__).parents[3]
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
@@ -81,7 +81,7 @@ def world(
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 150, seed))
-        good[day] = oracle.parse_log(config, paths)[0]
+        good[day] = raw_oracle.parse_log(config, paths)[0]
     return config, good, report(spark, config, RUN_DATE)
 
 
@@ -379,7 +379,7 @@ def test_splits_of_one_partition_are_compared_with_each_other(spark: SparkSessio
     }
     config = cases.write_config(tmp_path, changes)
     paths = cases.write_day(tmp_path / "raw/all", cases.make_lines(RUN_DATE, 200, 1))
-    good, _ = oracle.parse_log(config, paths)
+    good, _ = raw_oracle.parse_log(config, paths)
     split = oracle.split_by_fraction(good, 0.6, 0.2)
     found = report(spark, config, RUN_DATE)
     assert [(p.split, p.rows) for p in found.compared.pieces] == [

@@ -15,7 +15,7 @@ from conf.types import Config
 from etl.text.layout import FileLayout, file_layout
 from etl.text.parse_block import parse_block, plain, unify
 from etl.text.scan_pass import _ValueCounter, columns_to_parse
-from tests.etl import cases, oracle
+from tests.etl import cases, raw_oracle
 
 FIELD = st.one_of(
     st.sampled_from(
@@ -58,7 +58,7 @@ def test_rows_and_reasons_are_the_oracles(
     block = "".join("\t".join(row) + "\n" for row in rows).encode()
     path = tmp_path_factory.mktemp("block") / "a.tsv"
     path.write_bytes(block)
-    expected, bad = oracle.parse_log(config, [path])
+    expected, bad = raw_oracle.parse_log(config, [path])
     good, reasons = _rows(config, block)
     assert [row["line_number"] for row in good] == expected["line_number"].tolist()
     for name in [*(column.name for column in config.log.columns), "label", "user_key", "item_key"]:
