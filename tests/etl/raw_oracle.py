@@ -1,4 +1,4 @@
-"""The expected rows of a raw log, parsed with pandas and without Spark, as tests.etl.oracle computes features."""
+"""The expected rows of a raw log, parsed with pandas and without Spark (see tests.etl.oracle)."""
 
 from __future__ import annotations
 
