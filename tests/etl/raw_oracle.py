@@ -54,8 +54,8 @@ def parse_table(table: RawTable, paths: Sequence[Path]) -> pd.DataFrame:
 def _fields(table: RawTable, line: str, header: list[str] | None) -> list[str] | None:
     """The line's fields in the order of the configuration; None if their number is wrong."""
     if header is None:
-        fields = line.split(table.separator)
-        return fields if len(fields) == len(table.columns) else None
+        plain_fields = line.split(table.separator)
+        return plain_fields if len(plain_fields) == len(table.columns) else None
     fields = csv_fields(line, table.separator)
     if fields is None or len(fields) != len(header):
         return None

@@ -57,7 +57,7 @@ def test_negatives_are_the_oracles(spark: SparkSession, rows: list[tuple], cut: 
 @given(rows=st.lists(LOG_ROW, min_size=30, max_size=80), later=st.sampled_from(["validation", "test"]))
 def test_later_rows_do_not_change_earlier_splits(spark: SparkSession, rows: list[tuple], later: str) -> None:
     log = _log([("u", "a", 1.0, "train"), *rows])
-    earlier = list(SPLITS[: SPLITS.index(later)])  # type: ignore[arg-type]
+    earlier = list(SPLITS[: SPLITS.index(later)])
     frames = [_drawn(spark, rows_of_log) for rows_of_log in (log, log[log["split"].isin(earlier)])]
     before, after = (frame[frame["split"].isin(earlier)].reset_index(drop=True) for frame in frames)
     pd.testing.assert_frame_equal(before, after)
