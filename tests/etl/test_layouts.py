@@ -190,8 +190,8 @@ def test_quarantined_rows_do_not_change_the_splits(spark: SparkSession, tmp_path
         lines.append(f"{index % 9 if good else 'x'};film {index % 5};{1 + index % 5}")
     (tmp_path / "raw/ratings.csv").write_text("\n".join(lines) + "\n")
     built = cases.run_build(spark, config, RUN_DATE)
-    features = built.features[RUN_DATE]
-    assert [sum(file.rows for file in features.split_files(split)) for split in SPLITS] == [401, 50, 51]
+    manifest = built.features[RUN_DATE]
+    assert [sum(file.rows for file in manifest.split_files(split)) for split in SPLITS] == [401, 50, 51]
 
 
 def test_negatives_stay_in_the_split_of_their_positive(spark: SparkSession, tmp_path: Path) -> None:
