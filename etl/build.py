@@ -1,4 +1,7 @@
-"""build_features as a library: days → quarantine → data report → workflow → feature partitions → users and items → dataset."""
+"""build_features as a library.
+
+It publishes, in this order: quarantine, data report, workflow, feature partitions, users and items, dataset.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,12 @@ from conf.types import SPLITS, Config, Split
 from etl.fit.fit_workflow import fit_workflow
 from etl.quality.counts import feature_columns
 from etl.quality.report import DataReport, report_quality
-from etl.quality.report_types import Comparison
 from etl.raw.files import RawFiles, find_raw, require_raw
 from etl.spark.latest_features import publish_latest
 from etl.spark.quarantine import DayCounts, check_day, layout_digest, quarantine_day
 from etl.spark.split_rows import preparation, prepared_rows
 from etl.split.time_split import SPLIT, plan_days
-from etl.text.two_passes import FileFlow, flow_applies
+from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from storage import file_io
@@ -39,8 +41,8 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Built:
-    """What a run of build_features made: the dataset, its workflow, the counts of the run's days, and the data report."""
+class BuildResult:
+    """The published dataset of a run, its workflow, the row counts of the run's days, and the data report."""
 
     dataset: Dataset
     workflow: FittedWorkflow
@@ -49,8 +51,8 @@ class Built:
     quality: DataReport
 
 
-def window(config: Config, run_date: str) -> dict[Split, list[RawFiles]]:
-    """The raw days of each split; for a log that is one undated table, all splits share its one partition.
+def raw_days(config: Config, run_date: str) -> dict[Split, list[RawFiles]]:
+    """The raw days of each split. All splits of a log that is one undated table share its one partition.
 
     Raises:
         DataError: a day that is needed has no raw log.
@@ -60,111 +62,121 @@ def window(config: Config, run_date: str) -> dict[Split, list[RawFiles]]:
         return {split: [raw] for split in SPLITS}
     require_raw(config, config.log, run_date)
     days = plan_days(config.split, run_date, lambda day: find_raw(config, config.log, day) is not None)
-    return {split: [require_raw(config, config.log, day) for day in found] for split, found in days.items()}
+    return {split: [require_raw(config, config.log, day) for day in dates] for split, dates in days.items()}
 
 
 @dataclass(frozen=True)
-class Inspected:
-    """The raw days of a run, found fit for use: who is in which split, what was counted, and how their rows are read."""
+class CheckedDays:
+    """The raw days of a run after quarantine and data report.
+
+    Attributes:
+        splits: split → its raw days.
+        in_order: all raw days, oldest first.
+        passes: the two passes, where Python workers read the text.
+        rows_of: the prepared rows of a day. Call `rows_of.release()` to free the memory they may take.
+        counts: day → counts of its rows.
+        quality: the data report.
+    """
 
     splits: Mapping[Split, list[RawFiles]]
     in_order: Sequence[RawFiles]
-    flow: FileFlow | None
+    passes: TextPasses | None
     rows_of: _PreparedRows
     counts: Mapping[str, DayCounts]
     quality: DataReport
 
 
-def inspect(spark: SparkSession, config: Config, lake: Lake, run_date: str, phase: Phase) -> Inspected:
-    """Publishes quarantine and data report of a run date, and stops at their limits. What build_features begins with.
-
-    The rows that it reads may be kept in memory: `rows_of.release()` lets go of them.
+def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, phase: Phase) -> CheckedDays:
+    """Publishes quarantine and data report of a run date, and stops at their limits. `build` calls it first.
 
     Raises:
-        ConfigError, DataError: see the parts; quarantine and data report are published also where they stop the run.
+        ConfigError, DataError: see the parts. Quarantine and data report are published even if a limit stops
+            the run.
     """
-    splits = window(config, run_date)
-    days = {day.dt: day for found in splits.values() for day in found}
-    in_order = [raw for _, raw in sorted(days.items())]
-    flow = FileFlow(spark, config, lake) if flow_applies(spark, config) else None
+    splits = raw_days(config, run_date)
+    by_date = {day.dt: day for days in splits.values() for day in days}
+    in_order = [raw for _, raw in sorted(by_date.items())]
+    passes = TextPasses(spark, config, lake) if text_passes_apply(spark, config) else None
     with phase("quarantine"):
-        counts = quarantine_days(spark, config, lake, in_order, flow)
+        counts = quarantine_days(spark, config, lake, in_order, passes)
     rows_of = _PreparedRows(spark, config)
     with phase("quality"):
-        counted = flow if flow and flow.has_counts_of(feature_columns(config)) else None
+        counted = passes if passes and passes.has_counts_of(feature_columns(config)) else None
         quality = report_quality(spark, config, lake, run_date, splits, rows_of, counted)
-    return Inspected(splits, in_order, flow, rows_of, counts, quality)
+    return CheckedDays(splits, in_order, passes, rows_of, counts, quality)
 
 
 def build(
     spark: SparkSession, config: Config, lake: Lake, run_date: str, parent_version: str | None, phase: Phase
-) -> Built:
-    """Everything build_features does for a run date, ending in the published dataset.
+) -> BuildResult:
+    """Everything that build_features does for a run date. It publishes the dataset last.
 
     Args:
+        spark: the session.
+        config: of the run.
+        lake: to read from and publish to.
+        run_date: the last day of the window.
         parent_version: the workflow version of the champion before this run date, if there is one.
-        phase: times the named part of the work.
+        phase: times a named part of the work.
 
     Raises:
-        ConfigError, DataError: see the parts; nothing of the dataset is published then.
+        ConfigError, DataError: see the parts. The dataset is not published then.
     """
-    found = inspect(spark, config, lake, run_date, phase)
-    splits, in_order, rows_of, flow = found.splits, found.in_order, found.rows_of, found.flow
+    checked = check_days(spark, config, lake, run_date, phase)
     with phase("workflow"):
-        workflow, mode = _workflow(
-            spark, config, lake, splits["train"], rows_of, parent_version, flow, found.quality.compared
-        )
+        workflow, mode = _workflow(spark, config, lake, checked, parent_version)
     with phase("features"):
-        features = _publish_features(config, lake, workflow, in_order, rows_of, found.counts, flow)
-    rows_of.release()
+        features = _publish_features(config, lake, workflow, checked)
+    checked.rows_of.release()
     with phase("users and items"):
         publish_latest(spark, config, lake, workflow, run_date, list(features.values()))
-    label = config.split.by != "day"
-    clicks = {(piece.dt, piece.split): piece.clicks for piece in found.quality.compared.pieces}
+    split_in_rows = config.split.by != "day"
+    clicks = {(piece.dt, piece.split): piece.clicks for piece in checked.quality.compared.pieces}
     members: dict[str, tuple[Member, ...]] = {
         split: tuple(
-            Member(day.dt, features[day.dt].digest, split if label else None, clicks[day.dt, split])
-            for day in raws
+            Member(day.dt, features[day.dt].digest, split if split_in_rows else None, clicks[day.dt, split])
+            for day in days
         )
-        for split, raws in splits.items()
+        for split, days in checked.splits.items()
     }
-    changed = _changed_since_counted(workflow, in_order)
+    changed = _changed_since_counted(workflow, checked.in_order)
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
     publish_dataset(lake, dataset, file_io.utc_now())
-    return Built(dataset, workflow, found.counts, features, found.quality)
+    return BuildResult(dataset, workflow, checked.counts, features, checked.quality)
 
 
 def encode_split(
     spark: SparkSession, config: Config, workflow: FittedWorkflow, run_date: str, split: Split
 ) -> DataFrame:
-    """The raw rows of one split of a run date through a workflow: rows of its `spec.table_columns`. Writes nothing."""
+    """The rows of one split of a run date, encoded by a workflow: `spec.table_columns`. Writes nothing."""
     frames = []
-    for raw in window(config, run_date)[split]:
+    for raw in raw_days(config, run_date)[split]:
         rows = prepared_rows(spark, config, raw)
         frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
     return reduce(DataFrame.unionByName, frames)
 
 
 def quarantine_days(
-    spark: SparkSession, config: Config, lake: Lake, days: Sequence[RawFiles], flow: FileFlow | None
+    spark: SparkSession, config: Config, lake: Lake, days: Sequence[RawFiles], passes: TextPasses | None
 ) -> dict[str, DayCounts]:
-    """Day → counts, with the quarantine of each published.
+    """Publishes the quarantine of each day and returns day → counts of its rows.
 
     Raises:
         DataError: a day has no row, or too many of its rows do not parse.
     """
-    if flow is None:
+    if passes is None:
         return {raw.dt: quarantine_day(spark, config, lake, raw) for raw in days}
-    counts = flow.survey(days)
+    counts = passes.scan_days(days)
     for raw in days:
         check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt).path)
     return counts
 
 
 class _PreparedRows:
-    """Prepared rows by day, made once: making them counts the lines of each file.
+    """Day → its prepared rows. Each day is prepared once, because preparation counts the lines of each file.
 
-    A log cut inside its one partition is also kept in memory: its split and its joins cost several passes.
+    If the splits are within one partition, its rows are persisted, because splits and joins take several
+    passes.
     """
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
@@ -178,21 +190,16 @@ class _PreparedRows:
         return self._of_day[raw.dt]
 
     def release(self) -> None:
+        """Unpersists all rows."""
         for rows in self._of_day.values():
             rows.unpersist()
         self._of_day.clear()
 
 
 def _workflow(
-    spark: SparkSession,
-    config: Config,
-    lake: Lake,
-    train: list[RawFiles],
-    rows_of: _PreparedRows,
-    parent_version: str | None,
-    flow: FileFlow | None,
-    compared: Comparison,
+    spark: SparkSession, config: Config, lake: Lake, checked: CheckedDays, parent_version: str | None
 ) -> tuple[FittedWorkflow, str]:
+    """(workflow, mode): fitted, extended from the parent, or the parent itself."""
     mode = config.workflow.mode
     if mode in ("extend", "apply") and parent_version is None:
         raise ConfigError(
@@ -207,24 +214,27 @@ def _workflow(
         parent = load_workflow(lake, parent_version, config.output.broadcast_max_rows, config.workflow.engine)
     if parent and mode == "apply":
         return parent, mode
-    # Whoever fits is about to train. Lists of a champion can be made without a click in the window.
-    require_both_labels([(piece.dt, piece.rows, piece.clicks) for piece in compared.train])
-    counts_of = flow.counts_of if flow else None
-    workflow = fit_workflow(spark, config, lake, train, rows_of, parent, counts_of)
+    # A fit is followed by a training, which needs clicks and non-clicks. A champion can make lists without
+    # them.
+    require_both_labels([(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train])
+    counts_of = checked.passes.counts_of if checked.passes else None
+    train = checked.splits["train"]
+    workflow = fit_workflow(spark, config, lake, train, checked.rows_of, parent, counts_of)
     log.info("workflow %s (%s), parent %s", workflow.version, mode, workflow.parent)
     return workflow, mode
 
 
 def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
-    """Days whose raw log is another one than the workflow, or a parent of it, counted.
+    """Days whose raw log differs from the one that the workflow, or a parent of it, counted.
 
-    Their features are made of the new log. Their counts stay: a day counts once, or values would be counted twice.
+    Their features are computed from the new log. Their counts stay, because a day that is counted twice would
+    count its values twice.
     """
     changed = tuple(raw.dt for raw in days if workflow.counted.get(raw.dt, raw.digest) != raw.digest)
     if changed:
         log.warning(
-            "the raw logs of %s changed after workflow %s counted them: their features are made anew, its statistics and "
-            "vocabularies stay (workflow.mode=fit counts everything again)",
+            "the raw logs of %s changed after workflow %s counted them: their features are computed again, "
+            "but its statistics and vocabularies stay (workflow.mode=fit counts everything again)",
             list(changed),
             workflow.version,
         )
@@ -232,46 +242,36 @@ def _changed_since_counted(workflow: FittedWorkflow, days: Sequence[RawFiles]) -
 
 
 def _publish_features(
-    config: Config,
-    lake: Lake,
-    workflow: FittedWorkflow,
-    days: Sequence[RawFiles],
-    rows_of: _PreparedRows,
-    counts: Mapping[str, DayCounts],
-    flow: FileFlow | None,
+    config: Config, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
 ) -> dict[str, Manifest]:
-    """The days' feature partitions; those made of the same log by the same workflow, and whole, are left alone."""
+    """The days' feature partitions. A whole partition of the same log and the same workflow is left alone."""
     table = lake.features(workflow.version)
-    found: dict[str, Manifest] = {}
+    current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
-    for raw in days:
-        inputs = {
-            "raw": raw.digest,
-            "layout": layout_digest(config),
-            "workflow": workflow.version,
-            **preparation(config),
-        }
-        known = current_manifest(table.partition(raw.dt), inputs)
-        if known:
+    for raw in checked.in_order:
+        inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow.version}
+        inputs |= preparation(config)
+        manifest = current_manifest(table.partition(raw.dt), inputs)
+        if manifest:
             log.info("features of %s are up to date", raw.dt)
-            found[raw.dt] = known
+            current[raw.dt] = manifest
         else:
-            missing[raw.dt] = (raw, counts[raw.dt], inputs)
-    if missing and flow and flow.encodes(workflow):
-        return found | flow.encode(workflow, missing, feature_rules(workflow))
-    return found | {
-        dt: _publish_frame(config, table.partition(dt), workflow, rows_of(raw), of_day, inputs)
-        for dt, (raw, of_day, inputs) in missing.items()
+            missing[raw.dt] = (raw, checked.counts[raw.dt], inputs)
+    if missing and checked.passes and checked.passes.encodes(workflow):
+        return current | checked.passes.encode_days(workflow, missing, feature_rules(workflow))
+    return current | {
+        dt: _publish_frame(config, table.partition(dt), workflow, checked.rows_of(raw), counts, inputs)
+        for dt, (raw, counts, inputs) in missing.items()
     }
 
 
 def feature_rules(workflow: FittedWorkflow) -> Rules:
-    """What must hold for every row of a feature table."""
+    """The rules for the rows of a feature table: ids in range, finite numbers, nulls in lists only."""
     ranges: dict[str, tuple[float, float]] = {
-        each.name: (0, each.cardinality or 0) for each in workflow.spec.categorical
+        feature.name: (0, feature.cardinality or 0) for feature in workflow.spec.categorical
     }
-    ranges |= {each.name: FINITE for each in workflow.spec.dense}
-    lists = {each.name for each in workflow.spec.multi_hot}
+    ranges |= {feature.name: FINITE for feature in workflow.spec.dense}
+    lists = {feature.name for feature in workflow.spec.multi_hot}
     return Rules([name for name in workflow.spec.table_columns if name not in lists], ranges)
 
 
@@ -283,18 +283,18 @@ def _publish_frame(
     counts: DayCounts,
     inputs: Mapping[str, str],
 ) -> Manifest:
-    cut = SPLIT in prepared.columns
-    one_for_one = config.negatives is None and not cut and plan(config).keeps_rows
-    added: dict[str, Any] = {"expected_rows": counts.good} if one_for_one else {}
+    split_in_rows = SPLIT in prepared.columns
+    one_for_one = config.negatives is None and not split_in_rows and plan(config).keeps_rows
+    expected: dict[str, Any] = {"expected_rows": counts.good} if one_for_one else {}
     return publish(
-        workflow.apply(prepared, keep=[SPLIT] if cut else []),
+        workflow.apply(prepared, keep=[SPLIT] if split_in_rows else []),
         partition,
         inputs=inputs,
         row_group_rows=config.output.row_group_rows,
         rows_in=counts.rows_in,
         dropped=counts.dropped,
         rules=feature_rules(workflow),
-        split_column=SPLIT if cut else None,
+        split_column=SPLIT if split_in_rows else None,
         grace_hours=config.output.grace_hours,
-        **added,
+        **expected,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from etl.build import build, window
+from etl.build import build, raw_days
 from jobs.checks import check_training
 from jobs.runner import run_job
 from storage.job_summary import JobSummary
@@ -21,7 +21,7 @@ def build_features(context: RunContext) -> JobSummary:
     """Reads the window of raw days that ends on the run date and publishes what training and scoring read."""
     if context.config.workflow.mode == "retrain":  # the features are made for a training
         check_training(context.config)
-    window(
+    raw_days(
         context.config, context.run_date
     )  # what can be refused without a session is refused before one starts
     champion = champion_as_of(context.lake, context.config.name, context.run_date, before=True)

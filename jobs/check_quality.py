@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from etl.build import inspect, window
+from etl.build import check_days, raw_days
 from jobs.runner import run_job
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
@@ -16,10 +16,10 @@ from storage.run_context import RunContext
 
 def check_quality(context: RunContext) -> JobSummary:
     """Inspects the window of raw days that ends on the run date."""
-    window(
+    raw_days(
         context.config, context.run_date
     )  # what can be refused without a session is refused before one starts
-    found = inspect(context.spark, context.config, context.lake, context.run_date, context.phase)
+    found = check_days(context.spark, context.config, context.lake, context.run_date, context.phase)
     found.rows_of.release()
     dropped: Counter[str] = Counter()
     for counts in found.counts.values():

@@ -1,8 +1,8 @@
 """Runs Python functions over Arrow batches in Spark tasks.
 
-Spark runs a Python function in a worker process. `imports` names modules that this process has imported before Spark
-forks it (spark/worker_daemon.py). Pass the modules of one kind of work as one constant: Spark keeps one process to fork
-from for each different set.
+Spark runs a Python function in a worker process. `imports` names modules that this process has imported
+before Spark forks it (spark/worker_daemon.py). Pass the modules of one kind of work as one constant: Spark
+keeps one process to fork from for each different set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def map_batches(
     """
     if not imports:
         return rows.mapInArrow(function, schema)
-    # Spark has no argument for this. It copies the environment of the context when it wraps a function, in mapInArrow.
+    # Spark has no argument for this. It copies the environment of the context when it wraps a function, in
+    # mapInArrow.
     environment = rows.sparkSession.sparkContext.environment
     previous = environment.get(VARIABLE)
     environment[VARIABLE] = ",".join(imports)
@@ -53,11 +54,11 @@ def run_tasks(
     schema: Schema,
     imports: Sequence[str] = (),
 ) -> DataFrame:
-    """The batches that `run(index)` returns for each index from 0 to `tasks` - 1, with one Spark task per index.
+    """The batches that `run(index)` returns for each index below `tasks`, with one Spark task per index.
 
-    The frame is lazy, and each evaluation runs all tasks again. Spark may also run several attempts of one task, and
-    takes the batches of one of them. A `run` that writes files must therefore give the files of each attempt names of
-    their own, and return these names.
+    The frame is lazy, and each evaluation runs all tasks again. Spark may also run several attempts of one
+    task, and takes the batches of one of them. A `run` that writes files must therefore give the files of
+    each attempt names of their own, and return these names.
 
     Args:
         tasks: number of tasks. The frame of 0 tasks is empty.
@@ -77,7 +78,10 @@ def run_tasks(
 def collect_results(
     spark: SparkSession, tasks: int, run: Callable[[int], str], imports: Sequence[str] = ()
 ) -> list[str]:
-    """The text that `run(index)` returns, for each index from 0 to `tasks` - 1; the arguments are those of `run_tasks`."""
+    """The text that `run(index)` returns for each index below `tasks`, in order.
+
+    The arguments are those of `run_tasks`.
+    """
 
     def run_task(index: int) -> Iterator[pa.RecordBatch]:
         columns = [pa.array([index], pa.int32()), pa.array([run(index)], pa.string())]

@@ -1,7 +1,8 @@
-"""The modules that one kind of Python worker imports before its fork, in addition to those of spark.worker_daemon.
+"""Modules that one kind of Python worker imports before its fork, beside those of spark.worker_daemon.
 
-spark.tasks writes the variable on the driver, and the daemon reads it. Spark starts one daemon for each different
-environment of the functions that it runs. This module must not import pyspark: the daemon first decides from where.
+spark.tasks writes the variable on the driver, and the daemon reads it. Spark starts one daemon for each
+different environment of the functions that it runs. This module must not import pyspark: the daemon first
+decides from where.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The compiled library for text (C++), and its ctypes interface: scanning lines, looking values up, adding counts."""
+"""The compiled library for text (C++) and its ctypes interface: scans, lookups, and sums of counts."""

@@ -1,4 +1,4 @@
-"""Counts of values added up: what merges the value counts of slices, of days and of windows of days."""
+"""Adds counts by value. It merges the value counts of file splits, of days and of windows of days."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from etl.native.library import Handle, library, string_addresses
 
 
 class Sums:
-    """Counts by value, on one side or several (the training days and today), and the last day each value was seen on."""
+    """Counts by value on one or several sides (training days and today), and each value's last day."""
 
     def __init__(self, sides: int = 1) -> None:
         self._sides = sides
@@ -19,7 +19,13 @@ class Sums:
     def add(
         self, values: pa.StringArray, counts: np.ndarray, side: int = 0, day: int | np.ndarray = 0
     ) -> None:
-        """Adds (n,) counts of n strings, none of them null, seen on one day or (n,) days each.
+        """Adds counts of values.
+
+        Args:
+            values: n strings, none of them null.
+            counts: (n,) integers.
+            side: index of the side to add to.
+            day: day on which the values were seen, or (n,) days.
 
         Raises:
             InfrastructureError: memory ran out, or there are more than 2 GiB of distinct values.
@@ -46,20 +52,27 @@ class Sums:
             )
 
     def result(self) -> tuple[pa.StringArray, np.ndarray, np.ndarray]:
-        """(n distinct values in order of arrival, (n, sides) int64 sums, (n,) int32 last days). Nothing may be added after."""
+        """(n distinct values in the order of their first `add`, (n, sides) int64 sums, (n,) int32 last days).
+
+        The arrays use the memory of this object, so do not call `add` afterwards.
+        """
         (count, size, *_), (offsets, data, sums, last, _) = self._handle.describe("summed")
         values = self._handle.strings(count, offsets, data, size)
-        found = self._handle.numbers(sums, count * self._sides, np.int64).reshape(count, self._sides)
-        return values, found, self._handle.numbers(last, count, np.int32)
+        totals = self._handle.numbers(sums, count * self._sides, np.int64).reshape(count, self._sides)
+        return values, totals, self._handle.numbers(last, count, np.int32)
 
 
 def buckets_of(values: pa.StringArray, buckets: int) -> np.ndarray:
-    """(n,) uint32: the bucket of each of n strings, a hash modulo `buckets`, a power of two; none may be null.
+    """(n,) uint32, the bucket of each of n strings: its hash modulo `buckets`.
 
-    Buckets nest: a value of bucket b of 2 n is in bucket b mod n of n.
+    Buckets nest: a value in bucket b of 2 n buckets is in bucket b mod n of n buckets.
+
+    Args:
+        values: none may be null.
+        buckets: number of buckets, a power of two.
     """
-    found = np.zeros(len(values), np.uint32)
+    indices = np.zeros(len(values), np.uint32)
     if len(values) and buckets > 1:
         offsets, data = string_addresses(values)
-        library().nightrank_buckets(len(values), offsets, data, buckets, found.ctypes.data)
-    return found
+        library().nightrank_buckets(len(values), offsets, data, buckets, indices.ctypes.data)
+    return indices

@@ -1,6 +1,6 @@
-"""The compiled half of this folder (native/*.cpp), which `make setup` builds: found, checked and described to ctypes.
+"""Loads the compiled library of this folder (*.cpp) and declares its functions to ctypes.
 
-It is looked for below the interpreter's prefix, so that it travels in a packed environment.
+`make setup` builds it below the interpreter's prefix, so that a packed environment contains it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 
 LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
-VERSION = 2  # of the interface; native/scan.cpp says the same number
+VERSION = 2  # of the interface; native/scan.cpp has the same number
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -39,7 +39,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def is_built() -> bool:
-    """Whether this environment has the library that this code knows."""
+    """Whether this environment has the library, in the version of this code."""
     return _open() is not None
 
 
@@ -49,33 +49,37 @@ def library() -> ctypes.CDLL:
     Raises:
         InfrastructureError: it is missing or of another version.
     """
-    found = _open()
-    if found is None:
+    opened = _open()
+    if opened is None:
         raise InfrastructureError(
             f"{Path(sys.prefix) / LIBRARY} is missing or of another version",
             "run `make setup`, or pack the environment of this version again",
         )
-    return found
+    return opened
 
 
 @lru_cache(maxsize=1)
 def _open() -> ctypes.CDLL | None:
     try:
-        found = ctypes.CDLL(str(Path(sys.prefix) / LIBRARY))
-        version = found.nightrank_version
+        opened = ctypes.CDLL(str(Path(sys.prefix) / LIBRARY))
+        version = opened.nightrank_version
     except (OSError, AttributeError):
         return None
     version.restype = ctypes.c_int32
     if version() != VERSION:
         return None
     for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(found, f"nightrank_{name}")
+        function = getattr(opened, f"nightrank_{name}")
         function.restype, function.argtypes = result, arguments
-    return found
+    return opened
 
 
 class Handle:
-    """Something of the library's that is freed when nothing refers to it any more, arrays over its memory included."""
+    """An object of the library. It is freed when nothing refers to this handle or an array over its memory.
+
+    Raises:
+        MemoryError: the address is null, because the library could not allocate the object.
+    """
 
     def __init__(self, address: int | None, free: str) -> None:
         if not address:
@@ -87,26 +91,29 @@ class Handle:
             self._free(self.address)
 
     def describe(self, function: str, *arguments: int) -> tuple[list[int], list[int | None]]:
-        """(sizes, addresses) that a function of the library tells of it."""
+        """(sizes, addresses) of the object, which this function of the library writes."""
         sizes, addresses = (ctypes.c_int64 * 4)(), (ctypes.c_void_p * 5)()
         getattr(library(), f"nightrank_{function}")(self.address, *arguments, sizes, addresses)
         return list(sizes), list(addresses)
 
     def buffer(self, address: int | None, size_bytes: int) -> pa.Buffer:
-        """Its memory as a buffer, not copied."""
+        """Memory of the object as a buffer, without a copy."""
         return pa.foreign_buffer(address, size_bytes, self) if size_bytes else pa.py_buffer(b"")
 
     def numbers(self, address: int | None, count: int, dtype: Any) -> np.ndarray:
-        """Its memory as (count,) numbers, not copied and read-only."""
+        """Memory of the object as (count,) numbers, without a copy and read-only."""
         return np.frombuffer(self.buffer(address, count * np.dtype(dtype).itemsize), dtype)
 
     def strings(self, count: int, offsets: int | None, data: int | None, size_bytes: int) -> pa.StringArray:
-        """Its memory as strings, not copied."""
+        """Memory of the object as strings, without a copy."""
         buffers = [None, self.buffer(offsets, 4 * (count + 1)), self.buffer(data, size_bytes)]
         return pa.Array.from_buffers(pa.string(), count, buffers, null_count=0)
 
 
 def string_addresses(values: pa.StringArray) -> tuple[int, int]:
-    """(address of the n + 1 offsets, address of the bytes) of n strings without nulls; `values` must outlive them."""
+    """(address of the n + 1 offsets, address of the bytes) of n strings without nulls.
+
+    The addresses are valid as long as `values`.
+    """
     _, offsets, data = values.buffers()
     return offsets.address + 4 * values.offset, data.address if data is not None else offsets.address

@@ -1,4 +1,4 @@
-"""Positions of values in a list of different ones: what ids and keyed statistics are looked up by in a worker."""
+"""Indices of values in a list of distinct ones. Workers look up ids and keyed statistics by them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIGNED = 64
 
 @dataclass(frozen=True)
 class Table:
-    """A hash table of strings, as buffers: in memory of our own, or mapped from a file that all workers of a machine share."""
+    """A hash table of strings as buffers, in memory or mapped from a file that workers share."""
 
     slots: pa.Buffer
     offsets: pa.Buffer
@@ -25,29 +25,30 @@ class Table:
 
     @classmethod
     def of(cls, values: pa.StringArray) -> Table:
-        """The table of (n,) different strings, none of them null."""
+        """The table of (n,) distinct strings, none of them null."""
         offsets, data = string_addresses(values)
         handle = Handle(library().nightrank_lookup(len(values), offsets, data), "free_lookup")
-        (slots, count, size, _), at = handle.describe("table")
+        (slots, count, size, _), addresses = handle.describe("table")
         return cls(
-            handle.buffer(at[0], 16 * slots),
-            handle.buffer(at[1], 4 * (count + 1)),
-            handle.buffer(at[2], size),
+            handle.buffer(addresses[0], 16 * slots),
+            handle.buffer(addresses[1], 4 * (count + 1)),
+            handle.buffer(addresses[2], size),
         )
 
     def find(self, wanted: pa.StringArray) -> np.ndarray:
-        """(m,) int64 positions of m strings; what stands for null is undefined."""
-        found = np.empty(len(wanted), np.int64)
+        """(m,) int64 indices of m strings, -1 for those that are not in the table; undefined for null."""
+        indices = np.empty(len(wanted), np.int64)
         offsets, data = string_addresses(wanted)
         table = (self.slots.address, self.slots.size // 16, self.offsets.address, self.data.address)
-        library().nightrank_find(*table, len(wanted), offsets, data, found.ctypes.data)
-        return found
+        library().nightrank_find(*table, len(wanted), offsets, data, indices.ctypes.data)
+        return indices
 
 
 class Lookup:
-    """Value → position in (n,) different strings, none of them null.
+    """Value → index in (n,) distinct strings, none of them null.
 
-    The table is built at the first use and kept. Without the compiled library Arrow builds one for every call.
+    The table is built at the first use and kept. Without the compiled library, Arrow builds one for every
+    call.
     """
 
     def __init__(self, values: pa.StringArray, table: Table | None = None) -> None:
@@ -56,46 +57,49 @@ class Lookup:
             self._table = table
 
     def find(self, wanted: pa.StringArray) -> np.ndarray:
-        """(m,) int64 positions of m strings; -1 for null and for those that are not there."""
+        """(m,) int64 indices of m strings; -1 for null and for unknown strings."""
         if not len(self._values) or not len(wanted):
             return np.full(len(wanted), -1, np.int64)
         if not is_built():
-            positions = pc.index_in(wanted, value_set=self._values).fill_null(-1).cast(pa.int64())
-            return positions.to_numpy(zero_copy_only=False)
-        found = self._table.find(wanted)
+            arrow_indices = pc.index_in(wanted, value_set=self._values).fill_null(-1).cast(pa.int64())
+            return arrow_indices.to_numpy(zero_copy_only=False)
+        indices = self._table.find(wanted)
         if wanted.null_count:
-            found[wanted.is_null().to_numpy(zero_copy_only=False)] = -1
-        return found
+            indices[wanted.is_null().to_numpy(zero_copy_only=False)] = -1
+        return indices
 
     @cached_property
     def _table(self) -> Table:
         return Table.of(self._values)
 
     def save(self, path: Path, ids: np.ndarray) -> None:
-        """Writes the table and (n,) int32 ids of its values to a file that `load` maps. Needs the library."""
+        """Writes the table and the (n,) int32 ids of its values to a file for `load`. Needs the library."""
         table = self._table
         parts = [table.slots, table.offsets, table.data, pa.py_buffer(np.ascontiguousarray(ids, np.int32))]
         with path.open("wb") as sink:
-            for part in (pa.py_buffer(np.array([VERSION, *(each.size for each in parts)], np.int64)), *parts):
+            for part in (
+                pa.py_buffer(np.array([VERSION, *(buffer.size for buffer in parts)], np.int64)),
+                *parts,
+            ):
                 sink.write(memoryview(part))
                 sink.write(bytes(-part.size % _ALIGNED))
 
     @classmethod
     def load(cls, path: Path) -> tuple[Lookup, np.ndarray]:
-        """(lookup, ids) of a file that `save` wrote; nothing is copied.
+        """(lookup, ids) of a file that `save` wrote, mapped and not copied.
 
         Raises:
-            ValueError: it is no such file, or another version's.
+            ValueError: the file is not of `save`, or of another version.
         """
         with pa.memory_map(str(path)) as source:
             whole = source.read_buffer()
         head = np.frombuffer(whole.slice(0, 40), np.int64) if whole.size >= 40 else np.zeros(5, np.int64)
-        at, parts = _ALIGNED, []
+        start, parts = _ALIGNED, []
         for size in head[1:].tolist():
-            parts.append(whole.slice(at, size))
-            at += size + -size % _ALIGNED
-        if head[0] != VERSION or at != whole.size:
-            raise ValueError(f"{path} is no lookup of this version")
+            parts.append(whole.slice(start, size))
+            start += size + -size % _ALIGNED
+        if head[0] != VERSION or start != whole.size:
+            raise ValueError(f"{path} is not a lookup of version {VERSION}")
         slots, offsets, data, ids = parts
         values = pa.Array.from_buffers(pa.string(), ids.size // 4, [None, offsets, data], null_count=0)
         return cls(values, Table(slots, offsets, data)), np.frombuffer(ids, np.int32)

@@ -1,8 +1,8 @@
-"""The vocabularies of a workflow in a worker: each a file on local disk that the workers of a machine map and share.
+"""Vocabularies of a workflow in a worker: files on local disk that all workers of a machine map.
 
-A vocabulary of Criteo's size takes gigabytes as a hash table; a copy in every worker would not fit. The first worker that needs one
-makes the file, in Spark's local directory, which goes with the application. Where there is none (one raw row without
-Spark), or no room, the table is in memory.
+The hash table of a large vocabulary takes gigabytes, and a copy in every worker would not fit. The first
+worker that needs a vocabulary writes the file to Spark's local directory, which Spark deletes with the
+application. Without such a directory, or without room in it, the table is in memory.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ Vocabulary = tuple[Lookup, np.ndarray]
 
 @lru_cache(maxsize=512)
 def open_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
-    """(lookup of the values of one vocabulary, their (n,) int32 ids) out of the Parquet files of a workflow's.
+    """(lookup of the n values of one vocabulary, (n,) int32 their ids).
 
     Args:
+        files: Parquet files of all vocabularies of a workflow.
+        name: of the vocabulary.
         oldest: values last seen before this day, in days since 1970-01-01, are left out.
     """
     folders = os.environ.get("SPARK_LOCAL_DIRS")
@@ -44,15 +46,15 @@ def open_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabular
             lookup.save(written, ids)
             written.replace(path)
         return Lookup.load(path)
-    except OSError:  # no room, or no such folder
+    except OSError:  # no room, or no such directory
         return _read(files, name, oldest)
 
 
 def _read(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
     values, ids = [pa.array([], pa.string())], [np.zeros(0, np.int32)]
-    for path, groups in _groups(files).get(name, {}).items():
-        found, inner = file_io.filesystem(path)
-        with found.open_input_file(inner) as source:
+    for path, groups in _row_groups(files).get(name, {}).items():
+        filesystem, inner = file_io.filesystem(path)
+        with filesystem.open_input_file(inner) as source:
             entries = pq.ParquetFile(source).read_row_groups(groups, use_threads=False)
         kept = pc.and_(pc.equal(entries["column"], name), pc.greater_equal(entries["last_seen"], oldest))
         entries = entries.filter(kept)
@@ -62,20 +64,23 @@ def _read(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
 
 
 @lru_cache(maxsize=8)
-def _groups(files: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
-    """Vocabulary → file → row groups that may hold entries of it. A row group holds few vocabularies: they are read once each."""
-    found: dict[str, dict[str, list[int]]] = {}
+def _row_groups(files: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
+    """Vocabulary → file → indices of the row groups that may have entries of it.
+
+    A row group has entries of few vocabularies, so that each is read a few times only.
+    """
+    groups_of: dict[str, dict[str, list[int]]] = {}
     for path in files:
-        files_of, inner = file_io.filesystem(path)
-        with files_of.open_input_file(inner) as source:
+        filesystem, inner = file_io.filesystem(path)
+        with filesystem.open_input_file(inner) as source:
             parquet = pq.ParquetFile(source)
             for group in range(parquet.metadata.num_row_groups):
-                names = parquet.metadata.row_group(group).column(0).statistics
-                if names is not None and names.min == names.max:
-                    every = [names.min]
+                statistics = parquet.metadata.row_group(group).column(0).statistics
+                if statistics is not None and statistics.min == statistics.max:
+                    names = [statistics.min]
                 else:
                     column = parquet.read_row_group(group, columns=["column"], use_threads=False)
-                    every = pc.unique(column["column"]).to_pylist()
-                for name in every:
-                    found.setdefault(name, {}).setdefault(path, []).append(group)
-    return found
+                    names = pc.unique(column["column"]).to_pylist()
+                for name in names:
+                    groups_of.setdefault(name, {}).setdefault(path, []).append(group)
+    return groups_of

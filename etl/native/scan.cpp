@@ -1,16 +1,17 @@
-// Lines of separated text to dictionary-encoded columns: the inner loop of both passes over the raw log.
+// Converts lines of separated text to dictionary-encoded columns. It is the inner loop of both passes over the raw log.
 //
-// One scan reads a block of whole lines, ended by LF, and gives
-//   * for each line that splits into `width` fields a row: its line number, and for each wanted column a code;
-//   * for each wanted column a dictionary: its distinct non-empty values in order of first appearance. An empty field is null;
-//   * the lines that are no rows, with a reason, and the lines with quotes, which the caller splits (see `hard`).
+// One scan reads a block of whole lines that end with LF, and returns
+//   * a row for each line that splits into `width` fields: its line number, and a code for each wanted column;
+//   * a dictionary for each wanted column: its distinct non-empty values in order of first appearance. An empty field is
+//     null;
+//   * the lines that are no rows, with a reason, and the lines with quotes, which the caller splits (see `quoted_lines`).
 //
-// Why not a general CSV reader: a log has few distinct values a block, and building columns of strings to encode them afterwards
-// costs more than finding each field's code at once. Fields are found 64 bytes at a time (simdjson's idea of a bit mask of
-// structural characters, arXiv:1902.08318 section 3.1); a column's fields are then looked up a batch of rows at a time, so
-// that its table stays in the cache and the memory of a large table is fetched ahead.
+// Why not a general CSV reader: a log has few distinct values in a block. To find each field's code at once takes less time
+// than to build columns of strings and encode them afterwards. Fields are found 64 bytes at a time by bit masks of structural
+// characters (simdjson, arXiv:1902.08318 section 3.1). The fields of a column are then looked up a batch of rows at a time, so
+// that the column's table stays in the cache and the slots of a large table are prefetched.
 //
-// The interface is C, called through ctypes by etl/native/scan.py. No call keeps or frees the caller's memory.
+// The interface is C; etl/native/scan.py calls it through ctypes. No call keeps or frees the caller's memory.
 
 #include <cstdint>
 #include <cstring>
@@ -30,14 +31,14 @@ namespace {
 constexpr int64_t kBatchRows = 256;
 constexpr uint8_t kFieldCount = 1, kNotUtf8 = 2;
 
-// Which of the 64 bytes at p are delimiters, and whether one has its high bit set.
+// A bit mask of the delimiters among 64 bytes, and whether a byte has its high bit set.
 struct Masks {
     uint64_t delimiters;
     bool high;
 };
 
 inline Masks masks_of(const uint8_t* p, uint8_t a, uint8_t b, uint8_t c) {
-    Masks found{0, false};
+    Masks masks{0, false};
 #if defined(__SSE2__)
     const __m128i va = _mm_set1_epi8(static_cast<char>(a)), vb = _mm_set1_epi8(static_cast<char>(b)),
                   vc = _mm_set1_epi8(static_cast<char>(c));
@@ -45,20 +46,20 @@ inline Masks masks_of(const uint8_t* p, uint8_t a, uint8_t b, uint8_t c) {
     for (int part = 0; part < 4; ++part) {
         const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * part));
         const __m128i hit = _mm_or_si128(_mm_or_si128(_mm_cmpeq_epi8(v, va), _mm_cmpeq_epi8(v, vb)), _mm_cmpeq_epi8(v, vc));
-        found.delimiters |= static_cast<uint64_t>(static_cast<uint32_t>(_mm_movemask_epi8(hit))) << (16 * part);
+        masks.delimiters |= static_cast<uint64_t>(static_cast<uint32_t>(_mm_movemask_epi8(hit))) << (16 * part);
         high |= _mm_movemask_epi8(v);
     }
-    found.high = high != 0;
+    masks.high = high != 0;
 #else
     for (int i = 0; i < 64; ++i) {
-        found.delimiters |= static_cast<uint64_t>(p[i] == a || p[i] == b || p[i] == c) << i;
-        found.high |= p[i] >= 0x80;
+        masks.delimiters |= static_cast<uint64_t>(p[i] == a || p[i] == b || p[i] == c) << i;
+        masks.high |= p[i] >= 0x80;
     }
 #endif
-    return found;
+    return masks;
 }
 
-// Unicode 15, table 3-7: the well-formed byte sequences.
+// Whether the bytes are valid UTF-8: Unicode 15, table 3-7.
 bool is_utf8(const uint8_t* p, const uint8_t* end) {
     while (p < end) {
         const uint8_t lead = *p++;
@@ -96,7 +97,7 @@ public:
         valid.reserve((rows >> 3) + 1);
     }
 
-    // Appends a row a key.
+    // Appends one row per key. An empty key is null.
     void push(const Values::Key* keys, int64_t count) {
         const int64_t first = static_cast<int64_t>(codes.size());
         codes.resize(first + count);
@@ -112,7 +113,7 @@ public:
         }
     }
 
-    // Gives a value to a row that was appended as null. No bytes are null here.
+    // Sets the value of a row that was appended as null. An empty key leaves it null.
     void replace(int64_t row, const Values::Key& key) {
         if (key.length == 0) return;
         codes[row] = values.code_of(key);
@@ -123,7 +124,7 @@ public:
     const int32_t field;
     Values values;
     std::vector<int32_t> codes;
-    std::vector<uint8_t> valid;  // a bit a row, least significant first
+    std::vector<uint8_t> valid;  // one bit per row, least significant first
     int64_t nulls = 0;
 };
 
@@ -169,13 +170,14 @@ public:
     }
 
     std::vector<Column> columns;
-    std::vector<int64_t> places;  // line of each row
-    std::vector<int64_t> broken;  // lines that are no rows, and why
-    std::vector<uint8_t> why;
-    std::vector<int64_t> hard;  // row, start and end of each line with quotes: all its values are null until they are given
+    std::vector<int64_t> row_lines;  // line of each row
+    std::vector<int64_t> broken;  // lines that are no rows
+    std::vector<uint8_t> reasons;  // why, for each broken line
+    // Row, start and end of each line with quotes. Its values are null until set_values sets them.
+    std::vector<int64_t> quoted_lines;
     int64_t lines = 0;
 
-    void give(int32_t column, int64_t count, const int64_t* rows, const int32_t* offsets, const uint8_t* data) {
+    void set_values(int32_t column, int64_t count, const int64_t* rows, const int32_t* offsets, const uint8_t* data) {
         const uint8_t* end = data + offsets[count];
         for (int64_t i = 0; i < count; ++i) {
             const uint32_t length = static_cast<uint32_t>(offsets[i + 1] - offsets[i]);
@@ -194,7 +196,7 @@ private:
         if (high_ && !is_utf8(block_ + start, block_ + end)) return reject(line, kNotUtf8);
         uint32_t* ends = ends_.data() + batch_ * width_;
         if (quoted) {
-            hard.insert(hard.end(), {static_cast<int64_t>(places.size()), start, end});
+            quoted_lines.insert(quoted_lines.end(), {static_cast<int64_t>(row_lines.size()), start, end});
             for (int32_t field = 0; field < width_; ++field) ends[field] = static_cast<uint32_t>(start + field);
         } else if (fields != width_) {
             return reject(line, kFieldCount);
@@ -202,22 +204,22 @@ private:
             ends[width_ - 1] = static_cast<uint32_t>(end);
         }
         starts_[batch_] = static_cast<uint32_t>(start);
-        places.push_back(line);
+        row_lines.push_back(line);
         if (++batch_ == kBatchRows) flush();
     }
 
     void reject(int64_t line, uint8_t reason) {
         broken.push_back(line);
-        why.push_back(reason);
+        reasons.push_back(reason);
     }
 
-    // Looks up the fields of the rows that wait, a column at a time.
+    // Looks up the fields of the rows of the batch, one column at a time.
     void flush() {
-        // Columns that grow by doubling are copied, and their pages zeroed, again and again: the first rows tell how many come.
-        const bool first = static_cast<int64_t>(places.size()) == batch_ && batch_ > 0;
-        const int64_t likely = first ? (end_ - block_) / (line_start_ / batch_) * 17 / 16 + kBatchRows : 0;
+        // The length of the first rows predicts the number of rows. Vectors that grow by doubling would be copied often.
+        const bool first = static_cast<int64_t>(row_lines.size()) == batch_ && batch_ > 0;
+        const int64_t expected = first ? (end_ - block_) / (line_start_ / batch_) * 17 / 16 + kBatchRows : 0;
         for (Column& column : columns) {
-            if (first) column.reserve(likely);
+            if (first) column.reserve(expected);
             for (int64_t row = 0; row < batch_; ++row) {
                 const uint32_t* ends = ends_.data() + row * width_;
                 const uint32_t start = column.field ? ends[column.field - 1] + 1 : starts_[row];
@@ -242,10 +244,11 @@ private:
 
 }  // namespace
 
-// Raised with every change of what these functions take or give; etl/native/library.py asks for the one it knows.
+// Increase it with every change of the interface. etl/native/library.py loads only its own version.
 EXPORT int32_t nightrank_version() { return 2; }
 
-// A scan of `length` bytes (below 2 GiB) at `block`: whole lines, the last of which may lack its end. Null without memory.
+// A scan of `length` bytes (below 2 GiB) at `block`: whole lines, the last of which may lack its LF. Returns null if memory
+// runs out.
 EXPORT Scan* nightrank_scan(const uint8_t* block, int64_t length, uint8_t separator, uint8_t quoted, int32_t width,
                             const int32_t* fields, int32_t count) {
     Scan* scan = nullptr;
@@ -259,39 +262,41 @@ EXPORT Scan* nightrank_scan(const uint8_t* block, int64_t length, uint8_t separa
     }
 }
 
-// Values of one column for rows with quotes, which `offsets` (n + 1) cut out of `data`. False without memory.
+// Sets the values of one column for n rows with quotes: value i has the bytes [offsets[i], offsets[i + 1]) of `data`. Returns
+// false if memory runs out.
 EXPORT uint8_t nightrank_give(Scan* scan, int32_t column, int64_t count, const int64_t* rows, const int32_t* offsets,
                               const uint8_t* data) {
     try {
-        scan->give(column, count, rows, offsets, data);
+        scan->set_values(column, count, rows, offsets, data);
         return 1;
     } catch (const std::exception&) {
         return 0;
     }
 }
 
-// Addresses and sizes of what was found; they hold until the scan is freed or given values.
-EXPORT void nightrank_rows(const Scan* scan, int64_t* sizes, const void** at) {
+// Sizes and addresses of the rows and of the other lines, valid until the scan is freed or values are set.
+EXPORT void nightrank_rows(const Scan* scan, int64_t* sizes, const void** addresses) {
     sizes[0] = scan->lines;
-    sizes[1] = static_cast<int64_t>(scan->places.size());
+    sizes[1] = static_cast<int64_t>(scan->row_lines.size());
     sizes[2] = static_cast<int64_t>(scan->broken.size());
-    sizes[3] = static_cast<int64_t>(scan->hard.size()) / 3;
-    at[0] = scan->places.data();
-    at[1] = scan->broken.data();
-    at[2] = scan->why.data();
-    at[3] = scan->hard.data();
+    sizes[3] = static_cast<int64_t>(scan->quoted_lines.size()) / 3;
+    addresses[0] = scan->row_lines.data();
+    addresses[1] = scan->broken.data();
+    addresses[2] = scan->reasons.data();
+    addresses[3] = scan->quoted_lines.data();
 }
 
-EXPORT void nightrank_column(const Scan* scan, int32_t column, int64_t* sizes, const void** at) {
-    const Column& found = scan->columns[column];
-    sizes[0] = static_cast<int64_t>(found.values.counts.size());
-    sizes[1] = static_cast<int64_t>(found.values.bytes.size());
-    sizes[2] = found.nulls;
-    at[0] = found.codes.data();
-    at[1] = found.valid.data();
-    at[2] = found.values.offsets.data();
-    at[3] = found.values.bytes.data();
-    at[4] = found.values.counts.data();
+// Sizes and addresses of one column, valid as those of nightrank_rows.
+EXPORT void nightrank_column(const Scan* scan, int32_t column, int64_t* sizes, const void** addresses) {
+    const Column& selected = scan->columns[column];
+    sizes[0] = static_cast<int64_t>(selected.values.counts.size());
+    sizes[1] = static_cast<int64_t>(selected.values.bytes.size());
+    sizes[2] = selected.nulls;
+    addresses[0] = selected.codes.data();
+    addresses[1] = selected.valid.data();
+    addresses[2] = selected.values.offsets.data();
+    addresses[3] = selected.values.bytes.data();
+    addresses[4] = selected.values.counts.data();
 }
 
 EXPORT void nightrank_free(Scan* scan) { delete scan; }

@@ -1,4 +1,4 @@
-"""A block of lines to dictionary arrays, by the compiled scanner (native/scan.cpp)."""
+"""Converts a block of lines to dictionary arrays with the compiled scanner (native/scan.cpp)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 from etl.native.library import Handle, library, string_addresses
 
-# A block's positions are 32-bit numbers.
+# The scanner's positions in a block are 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
 _REASONS = {1: "field_count", 2: "not_utf8"}
 
-# (texts of n lines) → (arrays of their fields, n reasons: why a line could not be split, null where it could)
-Split = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
+# (texts of n lines) → (an array of n values per field, n reasons: null, or why the line cannot be split)
+SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What a scan found in a block.
+    """Rows and rejected lines of a block.
 
     Attributes:
-        lines: how many lines it has.
-        places: (n,) int64, the line of each row, ascending from 0.
-        columns: place of a field in its line → dictionary array of n strings; an empty field is null.
-        counts: place of a field → (values,) int64, the rows of each value of the dictionary.
-        broken: line → why it is no row.
-        unsplit: row that was to be split by the caller and could not be → why.
+        lines: number of lines.
+        row_lines: (n,) int64, the line of each row, ascending from 0.
+        columns: index of a field in its line → dictionary array of n strings. An empty field is null.
+        counts: index of a field → (values,) int64, the number of rows of each value of the dictionary.
+        broken: line that is no row → reason.
+        unsplit: row that `split_lines` could not split → reason.
     """
 
     lines: int
-    places: np.ndarray
+    row_lines: np.ndarray
     columns: Mapping[int, pa.DictionaryArray]
     counts: Mapping[int, np.ndarray]
     broken: Mapping[int, str]
@@ -42,83 +42,96 @@ class Scanned:
 
 
 def scan(
-    block: bytes | memoryview, separator: str, width: int, fields: Sequence[int], quoted: bool, split: Split
+    block: bytes | memoryview,
+    separator: str,
+    width: int,
+    fields: Sequence[int],
+    quoted: bool,
+    split_lines: SplitLines,
 ) -> Scanned:
-    """Scans whole lines ended by LF; the last may lack its end.
+    """Scans whole lines that end with LF. The last one may lack it.
 
     Args:
         block: less than 2 GiB.
         separator: one ASCII character.
-        width: fields a line must have.
-        fields: places of the fields to return.
-        quoted: whether double quotes mean something; lines with them are given to `split`.
+        width: number of fields that a line must have.
+        fields: indices of the fields to return.
+        quoted: whether fields may be quoted. `split_lines` then splits the lines with double quotes.
+        split_lines: splits texts of lines.
 
     Raises:
-        InfrastructureError: the scanner is not built, or memory ran out.
+        InfrastructureError: the scanner is missing, or memory ran out.
+        ValueError: the block is too large.
     """
     text = pa.py_buffer(block)
     if text.size > MAX_BLOCK_BYTES:
         raise ValueError(f"a block of {text.size} bytes is more than {MAX_BLOCK_BYTES}")
-    places = (ctypes.c_int32 * len(fields))(*fields)
+    indices = (ctypes.c_int32 * len(fields))(*fields)
     address = library().nightrank_scan(
-        text.address, text.size, ord(separator), int(quoted), width, places, len(fields)
+        text.address, text.size, ord(separator), int(quoted), width, indices, len(fields)
     )
     if not address:
         raise _no_memory(text.size)
-    found = Handle(address, "free")
-    (lines, rows, broken, hard), at = found.describe("rows")
+    scanned = Handle(address, "free")
+    (lines, rows, broken, with_quotes), addresses = scanned.describe("rows")
     unsplit: Mapping[int, str] = {}
-    if hard:
-        quotes = found.numbers(at[3], 3 * hard, np.int64).reshape(hard, 3)
-        unsplit = _give(found, text, quotes, fields, split)
-    columns = {field: _column(found, index, rows) for index, field in enumerate(fields)}
-    why = found.numbers(at[2], broken, np.uint8).tolist()
+    if with_quotes:
+        ranges = scanned.numbers(addresses[3], 3 * with_quotes, np.int64).reshape(with_quotes, 3)
+        unsplit = _set_values(scanned, text, ranges, fields, split_lines)
+    columns = {field: _column(scanned, index, rows) for index, field in enumerate(fields)}
+    broken_lines = scanned.numbers(addresses[1], broken, np.int64).tolist()
+    reasons = scanned.numbers(addresses[2], broken, np.uint8).tolist()
     return Scanned(
         lines=lines,
-        places=found.numbers(at[0], rows, np.int64),
+        row_lines=scanned.numbers(addresses[0], rows, np.int64),
         columns={field: column for field, (column, _) in columns.items()},
         counts={field: counts for field, (_, counts) in columns.items()},
-        broken={
-            line: _REASONS[reason]
-            for line, reason in zip(found.numbers(at[1], broken, np.int64).tolist(), why, strict=True)
-        },
+        broken={line: _REASONS[reason] for line, reason in zip(broken_lines, reasons, strict=True)},
         unsplit=unsplit,
     )
 
 
-def _give(
-    found: Handle, text: pa.Buffer, quotes: np.ndarray, fields: Sequence[int], split: Split
+def _set_values(
+    scanned: Handle, text: pa.Buffer, ranges: np.ndarray, fields: Sequence[int], split_lines: SplitLines
 ) -> dict[int, str]:
-    """Splits the lines with quotes and hands their values to the scanner; row that could not be split → why.
+    """Splits the lines with quotes and sets their values in the scan.
 
     Args:
-        quotes: (n, 3) row, start and end of each such line.
+        scanned: the scan.
+        text: the block.
+        ranges: (n, 3) row, start and end of each line with quotes.
+        fields: indices of the fields to return.
+        split_lines: splits texts of lines.
+
+    Returns:
+        Row that could not be split → reason.
     """
-    lines = memoryview(text)
-    texts = pa.array([str(lines[start:end], "utf-8") for _, start, end in quotes.tolist()], pa.string())
-    values, why = split(texts)
-    whole = why.is_null()
-    good = np.asarray(whole)
-    rows = np.ascontiguousarray(quotes[good, 0])
+    block = memoryview(text)
+    texts = pa.array([str(block[start:end], "utf-8") for _, start, end in ranges.tolist()], pa.string())
+    values, reasons = split_lines(texts)
+    valid = reasons.is_null()
+    is_valid = np.asarray(valid)
+    rows = np.ascontiguousarray(ranges[is_valid, 0])
     for index, field in enumerate(fields):
-        given = values[field].filter(whole).fill_null("")
-        if not len(given):
+        field_values = values[field].filter(valid).fill_null("")
+        if not len(field_values):
             continue
-        offsets, data = string_addresses(given)
-        taken = library().nightrank_give(found.address, index, len(rows), rows.ctypes.data, offsets, data)
-        if not taken:
+        offsets, data = string_addresses(field_values)
+        address = scanned.address
+        if not library().nightrank_give(address, index, len(rows), rows.ctypes.data, offsets, data):
             raise _no_memory(text.size)
-    return dict(zip(quotes[~good, 0].tolist(), why.drop_null().to_pylist(), strict=True))
+    return dict(zip(ranges[~is_valid, 0].tolist(), reasons.drop_null().to_pylist(), strict=True))
 
 
-def _column(found: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray, np.ndarray]:
-    (values, size, nulls, _), (codes, valid, offsets, data, counts) = found.describe("column", index)
-    there = found.buffer(valid, (rows + 7) // 8) if nulls else None
+def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray, np.ndarray]:
+    """(n values, counts of the dictionary's values) of the column at an index of the scan."""
+    (values, size, nulls, _), (codes, valid, offsets, data, counts) = scanned.describe("column", index)
+    validity = scanned.buffer(valid, (rows + 7) // 8) if nulls else None
     indices = pa.Array.from_buffers(
-        pa.int32(), rows, [there, found.buffer(codes, 4 * rows)], null_count=nulls
+        pa.int32(), rows, [validity, scanned.buffer(codes, 4 * rows)], null_count=nulls
     )
-    distinct = found.strings(values, offsets, data, size)
-    return pa.DictionaryArray.from_arrays(indices, distinct), found.numbers(counts, values, np.int64)
+    distinct = scanned.strings(values, offsets, data, size)
+    return pa.DictionaryArray.from_arrays(indices, distinct), scanned.numbers(counts, values, np.int64)
 
 
 def _no_memory(size: int) -> InfrastructureError:

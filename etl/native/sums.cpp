@@ -1,4 +1,4 @@
-// Sums of counts by value: what merges the value counts of slices, days and windows. Called by etl/native/count_sums.py.
+// Sums of counts by value, which merge the value counts of file splits, days and windows of days. Called by etl/native/count_sums.py.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +11,7 @@ using nightrank::Values;
 
 namespace {
 
-// Counts of each value on one of several sides, and the last day it was seen on.
+// The sum of each value's counts on each side, and the last day on which it was seen.
 class Sums {
 public:
     explicit Sums(int32_t sides) : sides_(sides) {}
@@ -19,16 +19,16 @@ public:
     void add(int32_t side, int64_t count, const int32_t* offsets, const uint8_t* data, const int64_t* counts, int32_t day,
              const int32_t* days) {
         const uint8_t* end = data + offsets[count];
-        constexpr int64_t kAhead = 16;  // lookups under way at once: a large table's slots come from memory
+        constexpr int64_t kAhead = 16;  // number of lookups whose slots are prefetched
         Values::Key keys[kAhead];
         for (int64_t done = 0; done < count; done += kAhead) {
-            const int64_t some = std::min(count - done, kAhead);
-            for (int64_t i = 0; i < some; ++i) {
+            const int64_t ahead = std::min(count - done, kAhead);
+            for (int64_t i = 0; i < ahead; ++i) {
                 const int32_t start = offsets[done + i], stop = offsets[done + i + 1];
                 keys[i] = Values::key_of(data + start, static_cast<uint32_t>(stop - start), end);
                 values.fetch_ahead(keys[i]);
             }
-            for (int64_t i = 0; i < some; ++i) {
+            for (int64_t i = 0; i < ahead; ++i) {
                 const size_t code = static_cast<size_t>(values.code_of(keys[i]));
                 const int32_t seen = days ? days[done + i] : day;
                 if (code == last.size()) {
@@ -51,7 +51,7 @@ private:
 
 }  // namespace
 
-// Empty sums on so many sides. Null without memory.
+// Empty sums on `sides` sides. Returns null if memory runs out.
 EXPORT Sums* nightrank_sums(int32_t sides) {
     try {
         return new Sums(sides);
@@ -60,8 +60,8 @@ EXPORT Sums* nightrank_sums(int32_t sides) {
     }
 }
 
-// Adds counts of n strings, which `offsets` (n + 1) cut out of `data`, seen on `day`, or each on its own of `days`, if not null.
-// False without memory, or with more than 2 GiB of distinct strings.
+// Adds counts of n strings: string i has the bytes [offsets[i], offsets[i + 1]) of `data`. It was seen on days[i], or on
+// `day` if `days` is null. Returns false if memory runs out or there are more than 2 GiB of distinct strings.
 EXPORT uint8_t nightrank_add(Sums* sums, int32_t side, int64_t count, const int32_t* offsets, const uint8_t* data,
                              const int64_t* counts, int32_t day, const int32_t* days) {
     try {
@@ -72,14 +72,14 @@ EXPORT uint8_t nightrank_add(Sums* sums, int32_t side, int64_t count, const int3
     }
 }
 
-// Sizes and addresses of the result; they hold until something is added or the sums are freed.
-EXPORT void nightrank_summed(const Sums* sums, int64_t* sizes, const void** at) {
+// Sizes and addresses of the result, valid until something is added or the sums are freed.
+EXPORT void nightrank_summed(const Sums* sums, int64_t* sizes, const void** addresses) {
     sizes[0] = static_cast<int64_t>(sums->last.size());
     sizes[1] = static_cast<int64_t>(sums->values.bytes.size());
-    at[0] = sums->values.offsets.data();
-    at[1] = sums->values.bytes.data();
-    at[2] = sums->sums.data();
-    at[3] = sums->last.data();
+    addresses[0] = sums->values.offsets.data();
+    addresses[1] = sums->values.bytes.data();
+    addresses[2] = sums->sums.data();
+    addresses[3] = sums->last.data();
 }
 
 EXPORT void nightrank_free_sums(Sums* sums) { delete sums; }

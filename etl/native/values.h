@@ -24,28 +24,28 @@ inline uint64_t load8(const uint8_t* p) {
     return word;
 }
 
-// Up to 8 bytes as a number, zeros behind them; `room` bytes may be read at p.
+// Up to 8 bytes as a number, padded with zeros. `room` bytes at p may be read.
 inline uint64_t load_short(const uint8_t* p, uint32_t length, int64_t room) {
     uint64_t word = 0;
     std::memcpy(&word, p, room >= 8 ? 8 : length);
-    return length >= 8 ? word : word & ((1ull << (8 * length)) - 1);  // little-endian, as all our machines
+    return length >= 8 ? word : word & ((1ull << (8 * length)) - 1);  // assumes little-endian
 }
 
-// A place of the hash table; 16 bytes, so that a table can be mapped from a file.
+// A slot of the hash table. It has 16 bytes, because tables are mapped from files.
 struct Slot {
     uint64_t bits;
     uint32_t length;
-    int32_t code;  // -1 where the slot is free
+    int32_t code;  // -1 in a free slot
 };
 static_assert(sizeof(Slot) == 16);
 
-// Codes of values. At most 2 GiB of distinct bytes, which Arrow's strings address.
+// Codes of values. The distinct values have at most 2 GiB, the limit of Arrow's string arrays.
 class Values {
 public:
     Values() : slots_(64, Slot{0, 0, -1}), offsets(1, 0) {}
 
     struct Key {
-        uint64_t bits;  // of a value of at most 8 bytes the value, of a longer one its hash
+        uint64_t bits;  // the value itself if it has at most 8 bytes, else its hash
         uint64_t hash;
         const uint8_t* at;
         uint32_t length;
@@ -65,24 +65,24 @@ public:
 
     void fetch_ahead(const Key& key) const { __builtin_prefetch(&slots_[key.hash >> shift_]); }
 
-    // The code of a value in a table that lies in memory, or -1.
+    // The code of a value in a table of `count` slots; -1 if it is not in the table.
     static int32_t find(const Slot* slots, uint64_t count, const int32_t* offsets, const uint8_t* bytes, const Key& key) {
-        const uint64_t last = count - 1;
-        for (uint64_t place = key.hash >> shift_of(count);; place = (place + 1) & last) {
+        const uint64_t mask = count - 1;
+        for (uint64_t place = key.hash >> shift_of(count);; place = (place + 1) & mask) {
             const Slot& slot = slots[place];
             if (slot.code < 0 || is(slot, key, offsets, bytes)) return slot.code;
         }
     }
 
-    // Slots are found by the highest bits of a hash.
+    // The highest bits of a hash are the index of its slot.
     static int shift_of(uint64_t slots) { return 64 - __builtin_ctzll(slots); }
 
     const std::vector<Slot>& slots() const { return slots_; }
 
-    // The code of a value, which is added if it is new.
+    // The code of a value. A new value is added.
     int32_t code_of(const Key& key) {
-        const uint64_t last = slots_.size() - 1;
-        for (uint64_t place = key.hash >> shift_;; place = (place + 1) & last) {
+        const uint64_t mask = slots_.size() - 1;
+        for (uint64_t place = key.hash >> shift_;; place = (place + 1) & mask) {
             const Slot& slot = slots_[place];
             if (slot.code < 0) return add(key, place);
             if (is(slot, key, offsets.data(), bytes.data())) {
@@ -113,11 +113,11 @@ private:
         std::vector<Slot> old(slots_.size() * 4, Slot{0, 0, -1});
         old.swap(slots_);
         shift_ -= 2;
-        const uint64_t last = slots_.size() - 1;
+        const uint64_t mask = slots_.size() - 1;
         for (const Slot& slot : old) {
             if (slot.code < 0) continue;
             uint64_t place = mix(slot.bits + slot.length) >> shift_;
-            while (slots_[place].code >= 0) place = (place + 1) & last;
+            while (slots_[place].code >= 0) place = (place + 1) & mask;
             slots_[place] = slot;
         }
     }
@@ -127,9 +127,9 @@ private:
     int shift_ = 58;  // 64 - log2(slots)
 
 public:
-    std::vector<int32_t> offsets;  // of value c the bytes [offsets[c], offsets[c + 1]) of `bytes`
+    std::vector<int32_t> offsets;  // value c has the bytes [offsets[c], offsets[c + 1]) of `bytes`
     std::vector<uint8_t> bytes;
-    std::vector<int64_t> counts;  // how often code_of was asked for each
+    std::vector<int64_t> counts;  // number of calls of code_of for each value
 };
 
 }  // namespace nightrank

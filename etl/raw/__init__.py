@@ -1,1 +1,1 @@
-"""Raw files: which files make up a day, file splits, compression, and the parsing of lines into typed columns."""
+"""Raw logs: the files of a day, file splits, compression, and lines as typed columns."""

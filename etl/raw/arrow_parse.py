@@ -1,6 +1,6 @@
-"""The `arrow` engine of the parse: lines to typed columns in the Python worker, column by column.
+"""The `arrow` engine of the parse: Python workers convert lines to typed columns, column by column.
 
-It gives the rows and reasons the expressions of the `sql` engine (etl/raw/parse.py) give.
+Rows and reasons equal those of the `sql` engine (etl/raw/parse.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conf.raw_types import Column, RawTable
 from etl.raw import quotes
 from storage.feature_spec import FLOAT32_MAX
 
-# Integers of up to 18 digits fit 64 bits whatever they are; the few longer ones are looked at one by one.
+# All integers of up to 18 digits fit into 64 bits. Longer ones are rare and are converted one by one.
 _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
 _LONG_INTEGER = r"^[+-]?[0-9]{1,19}$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -31,12 +31,15 @@ def parse_lines(
     """Adds the table's typed columns to a frame of lines, and fills in the reason of lines that do not parse.
 
     Args:
-        positions: where each of the table's columns stands in a line.
-        width: how many fields a line must have.
-        line, reason: names of the column that holds the line, and of the one with the reason found so far.
+        lines: has at least the columns `line` and `reason`.
+        table: types and separator.
+        positions: index of each of the table's columns in a line.
+        width: number of fields that a line must have.
+        line: name of the column that holds the line.
+        reason: name of the column that holds the reason to reject the line, or null.
     """
-    added = [T.StructField(column.name, _SPARK_TYPES[column.type]) for column in table.columns]
-    schema = T.StructType([*lines.schema.fields, *added])
+    typed = [T.StructField(column.name, _SPARK_TYPES[column.type]) for column in table.columns]
+    schema = T.StructType([*lines.schema.fields, *typed])
     return lines.mapInArrow(_parser(table, tuple(positions), width, line, reason), schema)
 
 
@@ -49,47 +52,55 @@ def _parser(
         for batch in batches:
             text = batch.column(batch.schema.get_field_index(line))
             fields, unsplit = split_fields(text, table.separator, width, quoted)
-            at = batch.schema.get_field_index(reason)
-            reasons = pc.coalesce(batch.column(at), unsplit)
+            reason_index = batch.schema.get_field_index(reason)
+            reasons = pc.coalesce(batch.column(reason_index), unsplit)
             columns = []
             for column, position in zip(table.columns, positions, strict=True):
-                values, why = typed_column(fields[position], column)
+                values, malformed = typed_column(fields[position], column)
                 columns.append(values)
-                if why is not None:
-                    reasons = pc.coalesce(reasons, why)
-            found = [reasons if i == at else kept for i, kept in enumerate(batch.columns)]
-            yield pa.RecordBatch.from_arrays([*found, *columns], [*batch.schema.names, *table.names])
+                if malformed is not None:
+                    reasons = pc.coalesce(reasons, malformed)
+            kept = [reasons if i == reason_index else array for i, array in enumerate(batch.columns)]
+            yield pa.RecordBatch.from_arrays([*kept, *columns], [*batch.schema.names, *table.names])
 
     return parse
 
 
 def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tuple[list[pa.Array], pa.Array]:
-    """(`width` arrays of n strings, n reasons): the fields of each line; null, with a reason, where it has no such fields."""
+    """(`width` arrays of n strings, n reasons): the fields of each line.
+
+    A line that does not split into `width` fields has null fields and a reason; the reason of all others is
+    null.
+    """
     lists = pc.split_pattern(text, separator)
     if quoted and pc.any(pc.match_substring(text, '"')).as_py():
         lists = _split_quoted(text, separator)
     whole = pc.fill_null(pc.equal(pc.list_value_length(lists), width), False)
-    nothing = pa.scalar(None, pa.string())
-    why = pc.if_else(pc.is_null(lists), quotes.REASON, pc.if_else(whole, nothing, "field_count"))
+    null = pa.scalar(None, pa.string())
+    reasons = pc.if_else(pc.is_null(lists), quotes.REASON, pc.if_else(whole, null, "field_count"))
     flat = pc.list_flatten(pc.filter(lists, whole))
     count = len(flat) // width
-    # Lines that are not whole take the null behind the last field.
-    of_line = np.where(np.asarray(whole), np.cumsum(np.asarray(whole)) - 1, -1)
-    base = pa.array(np.where(of_line >= 0, of_line * width, 0), mask=of_line < 0) if count else None
-    if base is None:
-        return [pa.nulls(len(text), pa.string()) for _ in range(width)], why
-    return [pc.take(flat, pc.add(base, index)) for index in range(width)], why
+    if not count:
+        return [pa.nulls(len(text), pa.string()) for _ in range(width)], reasons
+    # Index of a line among the whole ones. The others have -1, which becomes a null index, and `take` gives
+    # null.
+    whole_index = np.where(np.asarray(whole), np.cumsum(np.asarray(whole)) - 1, -1)
+    first_field = pa.array(np.where(whole_index >= 0, whole_index * width, 0), mask=whole_index < 0)
+    return [pc.take(flat, pc.add(first_field, index)) for index in range(width)], reasons
 
 
 def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
-    """Lines one by one; a line that breaks the rule of quotes is null."""
+    """The fields of each line, split one by one; null for a line that breaks the rule of quotes."""
     return pa.array([quotes.split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
 
 
 def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
-    """(typed values, reason or null by row): an empty field is null, a malformed one null with a reason."""
-    nothing = pa.scalar(None, pa.string())
-    text = pc.if_else(pc.equal(raw, ""), nothing, raw)
+    """(n typed values, n reasons or None if all are null).
+
+    An empty field is null, a malformed one null with a reason.
+    """
+    null = pa.scalar(None, pa.string())
+    text = pc.if_else(pc.equal(raw, ""), null, raw)
     if column.type == "string":
         return text, None
     values = _integers(text) if column.type == "int" else floats(text)
@@ -97,7 +108,7 @@ def typed_column(raw: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | No
     if not pc.any(bad).as_py():
         return values, None
     kind = "integer" if column.type == "int" else "number"
-    return values, pc.if_else(bad, f"{kind}:{column.name}", nothing)
+    return values, pc.if_else(bad, f"{kind}:{column.name}", null)
 
 
 def _integers(text: pa.Array) -> pa.Array:
@@ -106,16 +117,16 @@ def _integers(text: pa.Array) -> pa.Array:
     long = pc.and_(pc.invert(short), pc.fill_null(pc.match_substring_regex(text, _LONG_INTEGER), False))
     if not pc.any(long).as_py():
         return values
-    found = [
+    converted = [
         int(t) if is_long and -(2**63) <= int(t) < 2**63 else v
         for t, is_long, v in zip(text.to_pylist(), long.to_pylist(), values.to_pylist(), strict=True)
     ]
-    return pa.array(found, pa.int64())
+    return pa.array(converted, pa.int64())
 
 
 def floats(text: pa.Array) -> pa.Array:
-    """Doubles of texts; null where a text is no number within float32's range."""
-    fits = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
-    plain = pc.if_else(fits, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
+    """Texts as doubles; null where a text is no number in float32's range."""
+    is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
+    plain = pc.if_else(is_number, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
     values = plain.cast(pa.float64())
     return pc.if_else(pc.less_equal(pc.abs(values), FLOAT32_MAX), values, pa.scalar(None, pa.float64()))

@@ -1,4 +1,4 @@
-"""Compressed raw text: opened by the end of its name, read by workers where Spark cannot, and the damaged file found."""
+"""Compressed raw text: first bytes, lines of files that Spark cannot read, and damaged files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.names import scheme_of
-from etl.raw.file_splits import Slice, blocks, compression
+from etl.raw.file_splits import FileSplit, compression, read_blocks
 from spark.tasks import run_tasks
 from storage import file_io
 
 
 def first_bytes(path: str, length: int) -> bytes:
-    """The first bytes of the text of a raw file.
+    """The first bytes of a raw file's text.
 
     Raises:
-        DataError: it cannot be decompressed.
+        DataError: the file cannot be decompressed.
     """
     files, inner = file_io.filesystem(path)
     codec = compression(path)
@@ -34,59 +34,66 @@ def first_bytes(path: str, length: int) -> bytes:
 
 
 def spark_cannot_read(spark: SparkSession, paths: Sequence[str]) -> list[str]:
-    """Of some files, those of zstd where Spark has no library for it: Hadoop's native one, which PyPI's pyspark lacks.
+    """The zstd files among `paths`, if Spark cannot read zstd.
+
+    Spark needs Hadoop's native library for it, which the pyspark of PyPI lacks.
 
     Raises:
-        ConfigError: such a file lies on HDFS, where workers cannot read it either.
+        ConfigError: such a file is on HDFS, where workers cannot read it either.
     """
-    packed = [path for path in paths if compression(path) == "zstd"]
+    zstd_paths = [path for path in paths if compression(path) == "zstd"]
     jvm = spark._jvm
-    if not packed or jvm is None or jvm.org.apache.hadoop.io.compress.ZStandardCodec.isNativeCodeLoaded():
+    if not zstd_paths or jvm is None or jvm.org.apache.hadoop.io.compress.ZStandardCodec.isNativeCodeLoaded():
         return []
-    for path in packed:
+    for path in zstd_paths:
         if scheme_of(path) == "hdfs":
             raise ConfigError(
-                f"{path} is compressed with zstd, which Spark reads only with Hadoop's native library, and that is not here",
-                "deliver .gz or .bz2, or start Spark with a libhadoop that has zstd (spark.driver.extraLibraryPath)",
+                f"{path} is compressed with zstd, which Spark reads only with Hadoop's native library; "
+                "it is missing",
+                "deliver .gz or .bz2, or start Spark with a libhadoop that has zstd "
+                "(spark.driver.extraLibraryPath)",
             )
-    return packed
+    return zstd_paths
 
 
 def lines_by_workers(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Lines of compressed files, read by Python workers, a task a file: (file, escaped as Spark does; block 0; index in the
-    file; line; is_utf8).
+    """Lines of compressed files, which Python workers read, one task per file.
+
+    Returns:
+        Frame of (file, block, index, line, is_utf8), as etl.raw.positions reads them with Spark: the path is
+        escaped, the block is 0, and the index counts lines from 0 in the file.
     """
     sent = tuple(paths)
     return run_tasks(spark, len(sent), lambda index: _read_lines(sent[index]), _LINES)
 
 
-_BLOCK_BYTES = 4 * 2**20  # of text, a record batch each
+_BLOCK_BYTES = 4 * 2**20  # of text in one record batch
 _LINES = "file string, block bigint, index bigint, line string, is_utf8 boolean"
 
 
 def _read_lines(path: str) -> Iterator[pa.RecordBatch]:
     first = 0
-    for block in blocks(Slice(path, 0, None), _BLOCK_BYTES):
+    for block in read_blocks(FileSplit(path, 0, None), _BLOCK_BYTES):
         text = bytes(block)
         yield _lines(quote(path), first, text)
         first += text.count(b"\n")
 
 
 def _lines(file: str, first: int, block: bytes) -> pa.RecordBatch:
-    whole = block.removesuffix(b"\n").split(b"\n")
-    texts = [line.decode("utf-8", errors="replace") for line in whole]
+    lines = block.removesuffix(b"\n").split(b"\n")
+    texts = [line.decode("utf-8", errors="replace") for line in lines]
     columns = [
-        pa.array([file] * len(whole)),
-        pa.array(np.zeros(len(whole), np.int64)),
-        pa.array(np.arange(first, first + len(whole))),
+        pa.array([file] * len(lines)),
+        pa.array(np.zeros(len(lines), np.int64)),
+        pa.array(np.arange(first, first + len(lines))),
         pa.array(texts, pa.string()),
-        pa.array([text.encode() == line for text, line in zip(texts, whole, strict=True)]),
+        pa.array([text.encode() == line for text, line in zip(texts, lines, strict=True)]),
     ]
     return pa.RecordBatch.from_arrays(columns, ["file", "block", "index", "line", "is_utf8"])
 
 
 def find_damaged(paths: Sequence[str]) -> DataError | None:
-    """Of files that Spark failed to read, the first that cannot be decompressed. Spark's error does not name it."""
+    """An error that names the first damaged one of these compressed files; Spark's error does not name it."""
     for path in paths:
         codec = compression(path)
         if codec is None:

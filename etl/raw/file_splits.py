@@ -1,4 +1,4 @@
-"""Parts of raw text files that one task reads, and the whole lines in them."""
+"""File splits: the byte ranges of raw text files that tasks read, and the whole lines in them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ import pyarrow as pa
 from conf.errors import DataError
 from storage import file_io
 
-# A slice is what one task holds in memory: about three times its bytes, parsed. Its lines are one block, so that each of its
-# distinct values is looked at once; only a compressed file, which cannot be cut, is read as many.
-SLICE_BYTES = 64 * 2**20
-BLOCK_BYTES = 2 * SLICE_BYTES
+# A task holds one file split in memory, which takes about three times its bytes when it is parsed. The lines
+# of a split are one block, so that each distinct value of the split is checked once. A compressed file cannot
+# be divided, so it is read as several blocks.
+FILE_SPLIT_BYTES = 64 * 2**20
+BLOCK_BYTES = 2 * FILE_SPLIT_BYTES
 _LONGEST_LINE_BYTES = 64 * 2**20
-_BEYOND = 1 << 14
+_READ_AHEAD_BYTES = 1 << 14  # for the last line, which may end behind its split
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
 @dataclass(frozen=True)
-class Slice:
-    """The lines of one file that begin in the bytes [start, end); `end` is None for a compressed file, read whole.
+class FileSplit:
+    """The lines of one file that begin in the bytes [start, end).
 
     Attributes:
-        bytes: of the file that are read.
+        end: None for a compressed file, which is one split.
+        bytes: size of the split in the file.
     """
 
     path: str
@@ -36,95 +38,99 @@ class Slice:
 
 
 def compression(path: str) -> str | None:
-    """The codec of a raw file, by its name."""
+    """The codec of a raw file, by its name; None for plain text."""
     return next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
 
 
-def cut(paths: Sequence[str], slice_bytes: int = SLICE_BYTES) -> list[Slice]:
-    """The slices of files, in the order of the files' lines. Files of no bytes have none."""
-    slices = []
+def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> list[FileSplit]:
+    """The file splits of these files, in the order of their lines. An empty file has none."""
+    splits = []
     for path in paths:
         files, inner = file_io.filesystem(path)
         size = files.get_file_info(inner).size
         if compression(path):
-            slices.append(Slice(path, 0, None, size))
+            splits.append(FileSplit(path, 0, None, size))
             continue
-        count = max(1, round(size / slice_bytes)) if size else 0
+        count = max(1, round(size / split_bytes)) if size else 0
         bounds = [size * index // count for index in range(count)] + [size] if count else []
-        slices += [Slice(path, a, b, b - a) for a, b in pairwise(bounds)]
-    return slices
+        splits += [FileSplit(path, start, end, end - start) for start, end in pairwise(bounds)]
+    return splits
 
 
-def blocks(part: Slice, block_bytes: int | None = None) -> Iterator[bytes | memoryview]:
-    """The lines of a slice, as blocks of whole lines ended by LF; the last line of a file may lack its end.
+def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterator[bytes | memoryview]:
+    """The lines of a file split, as blocks of whole lines.
+
+    A line ends with LF, which the last line of a file may lack. CR LF and CR alone end lines too, as in
+    Spark's text reader. The byte order mark of a file is left out.
 
     Args:
-        block_bytes: read at a time; by default a slice of a file is one block, and a compressed file is cut into several.
-
-    CR LF and CR alone end lines too, as for Spark's reader of text. The byte order mark that a file may begin with is left out.
+        block_bytes: bytes to read at once. By default a split is one block, and a compressed file is several.
 
     Raises:
         DataError: a line is longer than 64 MiB, or a compressed file is damaged.
     """
-    size = block_bytes or (SLICE_BYTES if part.end is None else BLOCK_BYTES)
-    for index, (data, stop) in enumerate(_raw_blocks(part, size)):
-        marked = index == 0 and part.start == 0 and data.startswith(_BYTE_ORDER_MARK)
+    size = block_bytes or (FILE_SPLIT_BYTES if file_split.end is None else BLOCK_BYTES)
+    for index, (data, stop) in enumerate(_raw_blocks(file_split, size)):
+        marked = index == 0 and file_split.start == 0 and data.startswith(_BYTE_ORDER_MARK)
         start = len(_BYTE_ORDER_MARK) if marked else 0
         if data.find(b"\r", start, stop) >= 0:
             yield data[start:stop].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         elif (start, stop) == (0, len(data)):
             yield data
         elif start < stop:
-            yield memoryview(data)[start:stop]  # a slice of bytes would be a copy
+            yield memoryview(data)[start:stop]  # data[start:stop] would copy
 
 
-def _raw_blocks(part: Slice, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Blocks as (bytes, how many of them)."""
-    files, inner = file_io.filesystem(part.path)
-    if part.end is None:
+def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Blocks as (data, number of its first bytes that are whole lines)."""
+    files, inner = file_io.filesystem(file_split.path)
+    if file_split.end is None:
         with files.open_input_stream(inner, compression=None) as raw:
-            yield from _until_end(pa.CompressedInputStream(raw, compression(part.path)), block_bytes, part)
+            stream = pa.CompressedInputStream(raw, compression(file_split.path))
+            yield from _compressed_blocks(stream, block_bytes, file_split)
         return
     with files.open_input_file(inner) as source:
-        at = part.start
-        if part.start:
-            # The line that is under way at `start` belongs to the slice before, unless it begins right there.
-            source.seek(part.start - 1)
-            first = _first_line(source, part)
+        position = file_split.start
+        if file_split.start:
+            # A line that begins before `start` belongs to the previous split.
+            source.seek(file_split.start - 1)
+            first = _first_line(source, file_split)
             if first is None:
                 return
-            at = first
-            source.seek(at)
-        yield from _until(source, at, part, block_bytes)
+            position = first
+            source.seek(position)
+        yield from _plain_blocks(source, position, file_split, block_bytes)
 
 
-def _first_line(source: pa.NativeFile, part: Slice) -> int | None:
-    """Position of the first line that begins in the slice; None if none does."""
-    position = part.start - 1
+def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
+    """Position in the file of the first line that begins in the split; None if none does."""
+    position = file_split.start - 1
     while True:
-        read = source.read(1 << 16)
-        if not read:
+        data = source.read(1 << 16)
+        if not data:
             return None
-        found = read.find(b"\n")
-        if found >= 0:
-            begins = position + found + 1
-            return begins if part.end is None or begins < part.end else None
-        position += len(read)
+        line_end = data.find(b"\n")
+        if line_end >= 0:
+            start = position + line_end + 1
+            return start if file_split.end is None or start < file_split.end else None
+        position += len(data)
 
 
-def _until(source: pa.NativeFile, at: int, part: Slice, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Blocks of the lines that begin between `at` and the slice's end."""
+def _plain_blocks(
+    source: pa.NativeFile, position: int, file_split: FileSplit, block_bytes: int
+) -> Iterator[tuple[bytes, int]]:
+    """Blocks of the lines that begin between `position` and the end of the split."""
     carry = b""
-    end = part.end if part.end is not None else 2**63
+    end = file_split.end if file_split.end is not None else 2**63
     while True:
-        # No more than the slice and the line that leaves it, which is rarely longer than this.
-        left = end - at - len(carry) + _BEYOND
-        read = source.read(max(min(block_bytes, left), 1))
+        # The last line is rarely longer than what is read behind the split.
+        remaining = end - position - len(carry) + _READ_AHEAD_BYTES
+        read = source.read(max(min(block_bytes, remaining), 1))
         data = carry + read if carry else read
         if not data:
             return
-        if at + len(data) >= end:
-            yield from _last_lines(source, data, end - at, part)
+        if position + len(data) >= end:
+            yield from _last_lines(source, data, end - position, file_split)
             return
         whole = data.rfind(b"\n") + 1
         if not read:
@@ -132,13 +138,15 @@ def _until(source: pa.NativeFile, at: int, part: Slice, block_bytes: int) -> Ite
             return
         if whole:
             yield data, whole
-        carry, at = data[whole:], at + whole
-        _require_short(carry, part)
+        carry, position = data[whole:], position + whole
+        _require_short(carry, file_split)
 
 
-def _last_lines(source: pa.NativeFile, data: bytes, left: int, part: Slice) -> Iterator[tuple[bytes, int]]:
-    """The lines that begin in the first `left` bytes; the last of them may go on behind."""
-    stop = data.find(b"\n", max(left - 1, 0))
+def _last_lines(
+    source: pa.NativeFile, data: bytes, remaining: int, file_split: FileSplit
+) -> Iterator[tuple[bytes, int]]:
+    """The lines that begin in the first `remaining` bytes of `data`. The last one may end behind `data`."""
+    stop = data.find(b"\n", max(remaining - 1, 0))
     while stop < 0:
         read = source.read(1 << 16)
         if not read:
@@ -146,19 +154,22 @@ def _last_lines(source: pa.NativeFile, data: bytes, left: int, part: Slice) -> I
                 yield data, len(data)
             return
         data += read
-        stop = data.find(b"\n", max(left - 1, 0))
-        _require_short(data[data.rfind(b"\n") + 1 :], part)
+        stop = data.find(b"\n", max(remaining - 1, 0))
+        _require_short(data[data.rfind(b"\n") + 1 :], file_split)
     yield data, stop + 1
 
 
-def _until_end(stream: pa.NativeFile, block_bytes: int, part: Slice) -> Iterator[tuple[bytes, int]]:
+def _compressed_blocks(
+    stream: pa.NativeFile, block_bytes: int, file_split: FileSplit
+) -> Iterator[tuple[bytes, int]]:
+    """Blocks of all lines of a compressed file."""
     carry = b""
     while True:
         try:
             read = stream.read(block_bytes)
         except OSError as error:
             raise DataError(
-                f"{part.path} cannot be decompressed: {error}",
+                f"{file_split.path} cannot be decompressed: {error}",
                 "deliver the file again; it is damaged or cut off",
             ) from error
         if not read:
@@ -170,12 +181,12 @@ def _until_end(stream: pa.NativeFile, block_bytes: int, part: Slice) -> Iterator
         if whole:
             yield data, whole
         carry = data[whole:]
-        _require_short(carry, part)
+        _require_short(carry, file_split)
 
 
-def _require_short(line: bytes, part: Slice) -> None:
+def _require_short(line: bytes, file_split: FileSplit) -> None:
     if len(line) > _LONGEST_LINE_BYTES and b"\r" not in line:
         raise DataError(
-            f"{part.path} holds a line of more than {_LONGEST_LINE_BYTES >> 20} MiB",
-            "it is no log of lines: deliver it as text, a row a line",
+            f"{file_split.path} has a line of more than {_LONGEST_LINE_BYTES >> 20} MiB",
+            "the file is not text with one row per line: deliver it as such",
         )

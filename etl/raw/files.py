@@ -16,7 +16,7 @@ from storage.manifest import data_files, digest_of, is_published, read_manifest
 from storage.paths import Partition
 
 _WILDCARD = re.compile(r"[*?\[]")
-# Ends of names of compressed text that no engine reads; what is read says etl.raw.compressed.
+# Suffixes of compressed text that no engine reads. etl.raw.file_splits has those that are read.
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
 
 
@@ -25,9 +25,11 @@ class RawFiles:
     """The raw files of one table and day, in name order, which is time order within the day.
 
     Attributes:
-        dt: the day; for a log that is one undated table, the run date.
-        digest: of the raw manifest where there is one, otherwise of names (below the part of the path that holds no
-            wildcard), sizes and modification times. A file that arrives late or is replaced changes it.
+        dt: the day; the run date for a log that is one undated table.
+        paths: of the files.
+        bytes: their size.
+        digest: of the raw manifest, if there is one. Otherwise of names (below the part of the path without
+            wildcards), sizes and modification times, so that a late or replaced file changes it.
     """
 
     dt: str
@@ -37,85 +39,87 @@ class RawFiles:
 
 
 def raw_path(config: Config, table: RawTable, dt: str) -> str:
-    """The table's path or glob for one day."""
+    """The table's path or glob pattern for one day."""
     return table.path.replace("{lake}", config.lake).replace("{data}", config.data).replace("{date}", dt)
 
 
 def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
-    """The raw files of one day; None when there is none.
+    """The raw files of one day; None if there are none.
 
-    A folder with a manifest is read by it: files of an interrupted or superseded delivery are not seen. Otherwise all
-    files count that match the path, whose folders may hold wildcards too, but none that begins with a dot or underscore.
+    If the folder has a manifest, these are its files; files of an interrupted or replaced delivery are left
+    out. Otherwise they are all files that match the path. Its folders may have wildcards too. Names that
+    begin with a dot or an underscore are left out.
 
     Raises:
-        DataError: a file is compressed in a way that nothing here reads.
+        DataError: a file is compressed in a format that no engine reads.
     """
     pattern = raw_path(config, table, dt)
     folder = Partition("raw", dt, pattern.rsplit("/", 1)[0])
     if is_published(folder):
         manifest = read_manifest(folder)
-        size = sum(each.bytes for each in manifest.files)
+        size = sum(file.bytes for file in manifest.files)
         paths = tuple(_absolute(path) for path in data_files(folder, manifest))
         return RawFiles(dt, paths, size, manifest.digest)
-    found = _listed(pattern)
-    if not found:
+    matches = _list_matches(pattern)
+    if not matches:
         return None
-    unreadable = [path for path, _, _ in found if path.endswith(_UNREADABLE) and table.format != "parquet"]
+    unreadable = [path for path, _, _ in matches if path.endswith(_UNREADABLE) and table.format != "parquet"]
     if unreadable:
         raise DataError(
-            f"{unreadable[0]} is compressed in a way that is not read", "deliver it as .gz, .bz2 or .zst"
+            f"{unreadable[0]} is compressed in a format that is not supported",
+            "deliver it as .gz, .bz2 or .zst",
         )
-    digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in found])
-    size = sum(info.size for _, _, info in found)
+    digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in matches])
+    size = sum(info.size for _, _, info in matches)
     lineage.reads(pattern, digest, size=size)
-    return RawFiles(dt, tuple(path for path, _, _ in found), size, digest)
+    return RawFiles(dt, tuple(path for path, _, _ in matches), size, digest)
 
 
 def require_raw(config: Config, table: RawTable, dt: str, key: str = "log.path") -> RawFiles:
     """The raw files of one day.
 
     Raises:
-        DataError: there is none, or all are empty; names the key of the config that says where they should be.
+        DataError: there are none, or all are empty. The error names `key`, the configuration key of the path.
     """
-    found = find_raw(config, table, dt)
+    raw = find_raw(config, table, dt)
     pattern = raw_path(config, table, dt)
-    if found is None:
+    if raw is None:
         raise DataError(
             f"no raw file at {pattern} (from {key})", f"deliver the log of {dt}, or correct {key} with --set"
         )
-    if found.bytes == 0:
+    if raw.bytes == 0:
         raise DataError(f"the raw files at {pattern} are empty (0 bytes)", f"deliver the log of {dt} again")
-    return found
+    return raw
 
 
-def _listed(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:
-    """(path, path below the part without wildcards, info) of the files that match, by path."""
+def _list_matches(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:
+    """(path, path below the part without wildcards, info) of the files that match, ordered by path."""
     remote = "" if file_io.is_local(pattern) else f"{scheme_of(pattern)}://"
     *folders, name = file_io.filesystem(pattern)[1].split("/")
-    fixed = next((place for place, each in enumerate(folders) if _WILDCARD.search(each)), len(folders))
+    fixed = next((index for index, folder in enumerate(folders) if _WILDCARD.search(folder)), len(folders))
     bases = ["/".join(folders[:fixed])]
-    for wanted in folders[fixed:]:
+    for folder_pattern in folders[fixed:]:
         bases = [
             info.path
             for base in bases
             for info in file_io.list_files(remote + (base or "/"))
-            if info.type == fs.FileType.Directory and _matches(info, wanted)
+            if info.type == fs.FileType.Directory and _matches(info, folder_pattern)
         ]
-    found = [
+    infos = [
         info
         for base in bases
         for info in file_io.list_files(remote + (base or "/"))
         if info.is_file and _matches(info, name)
     ]
-    listed = [(remote + info.path, "/".join(info.path.split("/")[fixed:]), info) for info in found]
-    return sorted(listed, key=lambda each: each[0])
+    matches = [(remote + info.path, "/".join(info.path.split("/")[fixed:]), info) for info in infos]
+    return sorted(matches, key=lambda match: match[0])
 
 
-def _matches(info: fs.FileInfo, wanted: str) -> bool:
+def _matches(info: fs.FileInfo, pattern: str) -> bool:
     hidden = info.base_name.startswith((".", "_"))
-    return info.base_name == wanted or (not hidden and fnmatch.fnmatchcase(info.base_name, wanted))
+    return info.base_name == pattern or (not hidden and fnmatch.fnmatchcase(info.base_name, pattern))
 
 
 def _absolute(path: str) -> str:
-    """A local path as Spark will name it: the JVM may have started in another folder."""
+    """A local path as an absolute one, because the JVM may run in another folder."""
     return file_io.filesystem(path)[1] if file_io.is_local(path) else path

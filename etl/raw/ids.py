@@ -1,7 +1,7 @@
-"""What may be the id of a user, an item or a group: the rule for raw keys, in both engines.
+"""The rule for ids of users, items and groups, in both engines.
 
-Ids go to terminals, file formats and databases, where one that breaks the rule would stop the delivery for everyone:
-PostgreSQL holds no NUL, and no key of more than 2,704 bytes in an index.
+One id that breaks the rule could stop the delivery of all lists: PostgreSQL stores no NUL, and no key of more
+than 2,704 bytes in an index.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 MAX_KEY_BYTES = 256  # of UTF-8
-RULE = f"an id has no control character (U+0000 to U+001F, U+007F to U+009F) and at most {MAX_KEY_BYTES} bytes of UTF-8"
+RULE = (
+    "an id has no control character (U+0000 to U+001F, U+007F to U+009F) "
+    f"and at most {MAX_KEY_BYTES} bytes of UTF-8"
+)
 _CONTROL = r"[\x00-\x1f\x7f-\x{9f}]"
 
 
 def reason(column: str) -> str:
-    """Why a row whose id in a raw column breaks the rule is quarantined."""
+    """The reason to quarantine a row whose id in this raw column breaks the rule."""
     return f"key:{column}"
 
 
@@ -27,7 +30,7 @@ def is_bad_key(text: Column) -> Column:
 
 
 def are_bad_keys(texts: pa.StringArray) -> pa.BooleanArray:
-    """(n,) the same for n texts."""
+    """(n,) whether each of n texts breaks the rule; null for null."""
     return pc.or_(
         pc.match_substring_regex(texts, _CONTROL), pc.greater(pc.binary_length(texts), MAX_KEY_BYTES)
     )

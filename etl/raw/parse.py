@@ -1,4 +1,7 @@
-"""Raw lines to typed columns. Every field is split as text first, so that a bad one costs its row and not the read."""
+"""The `sql` engine of the parse: raw lines and Parquet rows to typed columns.
+
+Fields are split as text first, so that a malformed field rejects its row and does not stop the read.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,35 @@ from conf.types import RawTable
 from etl.raw import quotes
 from etl.raw.arrow_parse import parse_lines
 from etl.raw.compressed import first_bytes
-from etl.raw.positions import number_lines, our_names
+from etl.raw.positions import number_lines, paths_by_spark_name
 from etl.raw.value_text import literal_pattern
 from storage.feature_spec import FLOAT32_MAX
 
 _INTEGER = r"^[+-]?[0-9]{1,19}$"
-# A cast alone would also take "1d", "1f" and surrounding blanks.
-# [.] and not \.: the accelerator does not repeat an escaped character.
+# A cast alone would also accept "1d", "1f" and surrounding blanks.
+# [.] instead of \., because the accelerator does not support a repeated escaped character.
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
 
 _LONGEST_HEADER_BYTES = 1 << 20
 _SHOWN = 200  # bytes of a broken header in an error
 
-# Names of our own beside the table's columns; a leading underscore keeps them apart.
+# Columns that this module adds to those of the table. The underscore avoids equal names.
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 
 
 def read_text_rows(
     spark: SparkSession, table: RawTable, paths: Sequence[str], engine: Literal["sql", "arrow"]
 ) -> DataFrame:
-    """tsv and csv: every line once, as row_id, _file, _line_number, _line, the table's columns typed, and `_reason`.
+    """The lines of tsv or csv files: row_id, _file, _line_number, _line, typed columns and `_reason`.
 
-    An empty field is null. Reasons: `not_utf8` (`_line` then has U+FFFD in place of each broken byte), `quote` (of csv, see
-    etl/raw/quotes.py), `field_count`, `integer:<column>`, `number:<column>` (malformed, or beyond float32); the first counts.
+    An empty field is null. `_reason` is null or the first reason to reject the line:
+    `not_utf8` (`_line` has U+FFFD in place of each invalid byte), `quote` (csv only, see etl/raw/quotes.py),
+    `field_count`, `integer:<column>` and `number:<column>` (malformed, or out of float32's range).
 
     Raises:
-        DataError: a csv file's header lacks a column or differs from the others; a compressed file is damaged.
-        ConfigError: nothing here can decompress a file.
+        DataError: a csv file's header lacks a column or differs from the others; a compressed file is
+            damaged.
+        ConfigError: no reader can decompress a file.
     """
     lines = number_lines(spark, paths).select(
         "row_id",
@@ -59,9 +64,9 @@ def read_text_rows(
 
 
 def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], width: int) -> DataFrame:
-    """Adds `_fields`: the table's fields as strings, null where the line does not split into `width` of them.
+    """Adds `_fields`: the table's fields as strings, or null if the line does not split into `width` fields.
 
-    Lines of csv with quotes that break the rule get their reason.
+    A csv line that breaks the rule of quotes gets a reason.
     """
     fields = F.split(LINE, literal_pattern(table.separator), -1)
     if table.format == "tsv":
@@ -69,21 +74,21 @@ def _with_fields(lines: DataFrame, table: RawTable, positions: Sequence[int], wi
     line = F.col(LINE)
     broken = F.when(quotes.is_broken(line, table.separator), F.lit(quotes.REASON))
     plain = ~F.contains(line, F.lit('"'))
-    every = F.when(plain, fields).otherwise(quotes.quoted_fields(line, table.separator))
-    chosen = F.array(*(F.col("_every")[position] for position in positions))
+    all_fields = F.when(plain, fields).otherwise(quotes.quoted_fields(line, table.separator))
+    table_fields = F.array(*(F.col("_all_fields")[position] for position in positions))
     return (
         lines.withColumn(REASON, F.coalesce(REASON, broken))
-        .withColumn("_every", F.when(F.col(REASON).isNull(), every))
-        .withColumn("_fields", F.when(F.size("_every") == width, chosen))
-        .drop("_every")
+        .withColumn("_all_fields", F.when(F.col(REASON).isNull(), all_fields))
+        .withColumn("_fields", F.when(F.size("_all_fields") == width, table_fields))
+        .drop("_all_fields")
     )
 
 
 def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -> tuple[list[int], int]:
-    """(place of each of the table's columns in a line, fields a line must have).
+    """(index of each of the table's columns in a line, number of fields that a line must have).
 
     Raises:
-        DataError: the header lacks a column, or has it more than once.
+        DataError: the header lacks a column, or names it more than once.
     """
     missing = [column.source_name for column in table.columns if column.source_name not in header]
     if missing:
@@ -101,11 +106,11 @@ def positions_in(header: Sequence[str], table: RawTable, paths: Sequence[str]) -
 
 
 def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
-    """The header all csv files share.
+    """The header of all csv files.
 
     Raises:
-        DataError: a file is empty or damaged, or its header differs from the first one's, is too long, is not UTF-8, or has
-            an unmatched quote.
+        DataError: a file is empty or damaged, or its header differs from the first file's. Also for a header
+            that is too long, is not UTF-8, or has an unmatched quote.
     """
     headers = {path: _first_line(path) for path in paths}
     first = next(iter(headers.values()))
@@ -124,7 +129,7 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
 
 
 def _first_line(path: str) -> str:
-    """The header of a csv file, which ends at LF, CR LF or CR, as every line does."""
+    """The header of a csv file. It ends at LF, CR LF or CR, as all lines do."""
     start = first_bytes(path, _LONGEST_HEADER_BYTES)
     first = re.split(b"[\r\n]", start, maxsplit=1)[0]
     if len(first) == _LONGEST_HEADER_BYTES:
@@ -133,7 +138,7 @@ def _first_line(path: str) -> str:
             "deliver a csv file whose first line names its columns, or declare log.format otherwise",
         )
     try:
-        # The byte order mark is what some spreadsheets begin a file with.
+        # Some spreadsheets write a byte order mark at the start of a file.
         return first.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise DataError(
@@ -142,7 +147,7 @@ def _first_line(path: str) -> str:
 
 
 def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
-    """`_fields` → the table's columns, typed (int → bigint, float → double), and `_reason`."""
+    """Replaces `_fields` by the table's columns, typed (int as bigint, float as double), and `_reason`."""
     values = {
         column.name: _empty_to_null(F.col("_fields")[index]) for index, column in enumerate(table.columns)
     }
@@ -166,7 +171,7 @@ def _typed(fields: DataFrame, table: RawTable) -> DataFrame:
 
 
 def number_of(text: Column) -> Column:
-    """The double of a text; null where it is no number within float32's range."""
+    """A text as a double; null if it is no number in float32's range."""
     number = F.when(text.rlike(_NUMBER), text.cast("double"))
     return F.when(F.abs(number) <= FLOAT32_MAX, number)
 
@@ -174,8 +179,9 @@ def number_of(text: Column) -> Column:
 def _evaluated_once(rows: DataFrame, columns: dict[str, Column], reasons: Sequence[Column]) -> DataFrame:
     """The source columns, the typed columns and `_reason`.
 
-    They pass through an array of one struct that is exploded at once: a filter on `_reason` would otherwise be pushed
-    below this projection, and every row split and cast again for each column the reason depends on.
+    The optimizer would push a filter on `_reason` below this projection. Then every row would be split and
+    cast again for each column that the reason depends on. An array of one struct, exploded at once, prevents
+    this.
     """
     cell = F.struct(
         *(value.alias(name) for name, value in columns.items()), F.coalesce(*reasons).alias(REASON)
@@ -189,16 +195,19 @@ def _empty_to_null(text: Column) -> Column:
 
 
 def _literal_name(column: str) -> str:
-    """A column's name as Spark takes it literally: a dot would otherwise name a field of a structure."""
+    """A column's name in backquotes. Spark reads a dot in an unquoted name as access to a field."""
     return "`" + column.replace("`", "``") + "`"
 
 
 def read_parquet_rows(
     spark: SparkSession, table: RawTable, paths: Sequence[str], first_rows: Sequence[int]
 ) -> DataFrame:
-    """Parquet: the same columns as `read_text_rows`; `_line` is the row as JSON.
+    """The rows of Parquet files: the columns of `read_text_rows`, with the row as JSON in `_line`.
 
     Args:
+        spark: the session.
+        table: names and types of the columns.
+        paths: of the files.
         first_rows: row_id of each file's first row.
 
     Raises:
@@ -229,10 +238,10 @@ def read_parquet_rows(
         F.col("_metadata.file_path").alias("_name"),
         F.col("_metadata.row_index").alias("_index"),
     )
-    found = [row["_name"] for row in wrapped.select("_name").distinct().collect()]
+    spark_names = [row["_name"] for row in wrapped.select("_name").distinct().collect()]
     first_of = dict(zip(paths, first_rows, strict=True))
     starts = spark.createDataFrame(
-        [(name, path, first_of[path]) for name, path in our_names(paths, found).items()],
+        [(name, path, first_of[path]) for name, path in paths_by_spark_name(paths, spark_names).items()],
         f"_name string, {FILE} string, _first long",
     )
     numbered = wrapped.join(F.broadcast(starts), "_name").withColumns(

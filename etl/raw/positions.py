@@ -1,4 +1,4 @@
-"""Which line of the day a row is: file order, then position in the file. Dense, and equal in every run."""
+"""Line numbers: row_id counts the lines of a day from 0, file after file. It is the same in every run."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from pyspark.sql import functions as F
 
 from etl.raw.compressed import find_damaged, lines_by_workers, spark_cannot_read
 
-_INDEX_IN_TASK = (
-    1 << 33
-) - 1  # monotonically_increasing_id puts the row's index within its task below bit 33
+# Mask of the row's index within its task in monotonically_increasing_id.
+_INDEX_IN_TASK = (1 << 33) - 1
 
 
 def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Lines of text files: (file as in `paths`, line_number from 1 in the file, row_id from 0 over all files, line, is_utf8).
+    """Lines of text files with their numbers.
 
-    A line with broken UTF-8 has U+FFFD in place of each broken byte, and is_utf8 false. That is found right behind the
-    reader, which is on the CPU in any case: strings on a GPU are taken to be valid.
-    A file may be read in several blocks by several tasks, so the lines of each block are counted first; that costs one
-    pass over the text without parsing it, and collects one number a block.
+    Several tasks may read one file in blocks. So the lines of each block are counted first, which takes one
+    pass over the text without parsing, and collects one row per block.
+
+    Returns:
+        Frame of (file, line_number, row_id, line, is_utf8). `file` is a path of `paths`, `line_number` counts
+        from 1 in the file, and `row_id` from 0 over all files. A line of invalid UTF-8 has U+FFFD in place of
+        each invalid byte. Validity is checked directly behind the reader, which always runs on the CPU: a GPU
+        takes all strings as valid.
 
     Raises:
         DataError: a compressed file is damaged.
-        ConfigError: nothing here can decompress a file.
+        ConfigError: no reader can decompress a file.
     """
     blocks = _in_blocks(spark, paths)
     counted = blocks.groupBy("file", "block").agg(
@@ -40,17 +43,17 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         if damaged is None:
             raise
         raise damaged from error
-    names = our_names(paths, {end["file"] for end in ends})
+    names = paths_by_spark_name(paths, {end["file"] for end in ends})
     order = {path: position for position, path in enumerate(paths)}
     offsets, total = [], 0
-    of_file: dict[str, int] = {}
+    lines_of_file: dict[str, int] = {}
     for end in sorted(ends, key=lambda row: (order[names[row["file"]]], row["block"])):
-        in_file = of_file.get(end["file"], 0)
+        in_file = lines_of_file.get(end["file"], 0)
         offsets.append(
             (end["file"], end["block"], names[end["file"]], total - end["low"], in_file - end["low"])
         )
         total += end["lines"]
-        of_file[end["file"]] = in_file + end["lines"]
+        lines_of_file[end["file"]] = in_file + end["lines"]
     if not offsets:
         return blocks.select(
             "file",
@@ -72,11 +75,12 @@ def number_lines(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    packed = spark_cannot_read(spark, paths)
-    if packed:
-        others = [path for path in paths if path not in packed]
-        unpacked = lines_by_workers(spark, packed)
-        return _in_blocks(spark, others).unionByName(unpacked) if others else unpacked
+    """Frame of (file, block, index, line, is_utf8): the index orders the lines of a block."""
+    for_workers = spark_cannot_read(spark, paths)
+    if for_workers:
+        others = [path for path in paths if path not in for_workers]
+        lines = lines_by_workers(spark, for_workers)
+        return _in_blocks(spark, others).unionByName(lines) if others else lines
     text = F.decode(F.col("value").cast("binary"), "UTF-8")
     return spark.read.text(list(paths)).select(
         F.col("_metadata.file_path").alias("file"),
@@ -87,12 +91,15 @@ def _in_blocks(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     )
 
 
-def our_names(paths: Sequence[str], of_spark: Iterable[str]) -> dict[str, str]:
-    """Spark's name of each file → the path it was asked for: Spark adds a scheme, and escapes blanks and percent signs."""
-    known = {_without_scheme(path): path for path in paths}
-    return {name: known[_without_scheme(unquote(name))] for name in of_spark}
+def paths_by_spark_name(paths: Sequence[str], spark_names: Iterable[str]) -> dict[str, str]:
+    """Spark's name of each file → its path in `paths`.
+
+    Spark adds a scheme, and escapes blanks and percent signs.
+    """
+    path_of = {_without_scheme(path): path for path in paths}
+    return {name: path_of[_without_scheme(unquote(name))] for name in spark_names}
 
 
 def _without_scheme(path: str) -> str:
-    """/x of /x, file:/x and file:///x; /bucket/x of s3://bucket/x and s3a://bucket/x."""
+    """/x for /x, file:/x and file:///x; /bucket/x for s3://bucket/x and s3a://bucket/x."""
     return "/" + path.split(":", 1)[1].lstrip("/") if ":" in path.split("/", 1)[0] else path

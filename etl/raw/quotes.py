@@ -1,7 +1,8 @@
 """Fields of CSV lines with double quotes, by the strict rule of RFC 4180, in both engines.
 
-A field that holds a double quote begins and ends with one, and doubles each one in between. A line that breaks the rule is
-no row (reason `quote`): it is what remains of a field with a line break inside, and its parts belong to different rows.
+A field that contains a double quote begins and ends with one, and doubles each one in between. A line that
+breaks the rule is rejected (reason `quote`). It is usually part of a field with a line break, which continues
+in the next line.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ REASON = "quote"
 
 @lru_cache(maxsize=16)
 def _patterns(separator: str) -> tuple[str, str]:
-    """Regular expressions of Python and Java: (of a line that obeys the rule, of a field and the separator behind it).
+    """Regular expressions for Python and Java: (a valid line, a field and the separator behind it).
 
-    All repetitions are possessive: they never step back, so that no line is too long for Java's stack.
+    All repetitions are possessive. Java's stack could overflow if a repetition of a long line backtracked.
     """
     end = f"\\{separator}" if separator in string.punctuation else separator
     field = f'(?:"[^"]*+(?:""[^"]*+)*+"|[^"{end}]*+)'
@@ -31,20 +32,20 @@ def split_line(line: str, separator: str) -> list[str] | None:
     """The fields of a line without their quotes; None if it breaks the rule."""
     if '"' not in line:
         return line.split(separator)
-    whole, one = _patterns(separator)
-    if not re.fullmatch(whole, line):
+    line_pattern, field_pattern = _patterns(separator)
+    if not re.fullmatch(line_pattern, line):
         return None
-    fields = re.findall(one, line + separator)
+    fields = re.findall(field_pattern, line + separator)
     return [field[1:-1].replace('""', '"') if field.startswith('"') else field for field in fields]
 
 
 def is_broken(line: Column, separator: str) -> Column:
-    """Whether a line breaks the rule."""
+    """Whether a line breaks the rule of quotes."""
     return F.contains(line, F.lit('"')) & ~line.rlike(rf"\A{_patterns(separator)[0]}\z")
 
 
 def quoted_fields(line: Column, separator: str) -> Column:
-    """The fields of a line that obeys the rule, without their quotes, as an array."""
+    """The fields, without their quotes, of a line that obeys the rule: an array of strings."""
     fields = F.regexp_extract_all(F.concat(line, F.lit(separator)), F.lit(_patterns(separator)[1]), F.lit(1))
     return F.transform(fields, _without_quotes)
 

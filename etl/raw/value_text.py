@@ -1,4 +1,4 @@
-"""Values as the texts that are hashed, counted and looked up: the same bytes in both engines."""
+"""The text of a value, which both engines hash, count and look up. Its bytes are the same in both."""
 
 from __future__ import annotations
 
@@ -11,52 +11,60 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-# Joined texts: no field of a log holds these two bytes.
+# In joined texts. No field of a log contains these two bytes.
 SEPARATOR, MISSING = "\x1f", "\x00"
 
-
-# What has a meaning in a regular expression.
+# Characters with a meaning in a regular expression.
 _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
 
 
 def literal_pattern(text: str) -> str:
-    """A regular expression for the text itself. re.escape would escape tabs and blanks too, which the accelerator refuses."""
+    """A regular expression that matches this text only.
+
+    re.escape would escape tabs and blanks too, which the accelerator does not support.
+    """
     return _SPECIAL.sub(r"\\\1", text)
 
 
 def text_column(value: Column) -> Column:
+    """The text of a value of a frame."""
     return value.cast("string")
 
 
 def text_array(values: pa.Array) -> pa.Array:
+    """(n,) the texts of n values."""
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
 
 
 def joined_column(values: Sequence[Column]) -> Column:
-    """One text for several values; null where all are null. A single value is its own text."""
+    """One text for several values of a row, null if all are null.
+
+    For a single value it is the value's text.
+    """
     if len(values) == 1:
         return text_column(values[0])
-    parts = [F.coalesce(text_column(each), F.lit(MISSING)) for each in values]
-    none = values[0].isNull()
-    for each in values[1:]:
-        none = none & each.isNull()
-    return F.when(~none, F.concat_ws(SEPARATOR, *parts))
+    parts = [F.coalesce(text_column(value), F.lit(MISSING)) for value in values]
+    all_null = values[0].isNull()
+    for value in values[1:]:
+        all_null = all_null & value.isNull()
+    return F.when(~all_null, F.concat_ws(SEPARATOR, *parts))
 
 
 def joined_array(values: Sequence[pa.Array]) -> pa.Array:
+    """`joined_column` for arrays of n values."""
     if len(values) == 1:
         return text_array(values[0])
-    parts = [pc.fill_null(text_array(each), MISSING) for each in values]
+    parts = [pc.fill_null(text_array(array), MISSING) for array in values]
     joined = pc.binary_join_element_wise(*parts, SEPARATOR)
-    none = np.logical_and.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in values])
-    return pc.if_else(pa.array(none), pa.scalar(None, pa.string()), joined)
+    all_null = np.logical_and.reduce([array.is_null().to_numpy(zero_copy_only=False) for array in values])
+    return pc.if_else(pa.array(all_null), pa.scalar(None, pa.string()), joined)
 
 
-def over_elements(values: pa.Array, of_flat: pa.Array) -> pa.Array:
-    """A list array with the shape of `values` and the elements `of_flat`."""
+def over_elements(values: pa.Array, elements: pa.Array) -> pa.Array:
+    """A list array with the lengths and nulls of `values` and the elements `elements`."""
     lists = values.cast(pa.list_(values.type.value_type))
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     nulls = lists.is_null().to_numpy(zero_copy_only=False)
     starts = pa.array(offsets, mask=np.append(nulls, False)) if nulls.any() else pa.array(offsets)
-    return pa.ListArray.from_arrays(starts, of_flat)
+    return pa.ListArray.from_arrays(starts, elements)

@@ -1,1 +1,1 @@
-"""Frames of raw rows: reading and splitting them, quarantine, and the latest features of users and items."""
+"""Spark frames of raw rows: reading, quarantine, preparation, and latest features of users and items."""

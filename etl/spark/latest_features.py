@@ -1,4 +1,4 @@
-"""The users and items tables: each key's features as of the run date."""
+"""The tables of users and items: the features of each key as of the run date."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import reduce
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.types import Config, JoinedTable
+from conf.types import Config
 from etl.raw.files import require_raw
 from etl.spark.quarantine import layout_digest
 from etl.spark.read_log import read_attributes
 from etl.workflow.fitted_workflow import FittedWorkflow
-from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
+from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, combined_digest, current_manifest
 from storage.paths import Lake
 from storage.publish import Rules, publish, rows_of
@@ -28,50 +28,55 @@ def publish_latest(
     run_date: str,
     features: Sequence[Manifest],
 ) -> dict[str, Manifest]:
-    """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row a key, sorted by key.
+    """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row per key, sorted by key.
 
-    Where the config names a table of attributes, its rows are the keys; otherwise each key's latest row in the
-    window's feature partitions counts (later day, then later row). What was made of the same is left alone.
+    If the configuration names a table of attributes, its rows are used. Otherwise it is each key's latest row
+    in the window's feature partitions (latest day, then largest row_id). A partition of the same inputs is
+    left alone.
 
     Args:
-        features: the manifests of the window's feature partitions.
+        spark, config, lake: of the run.
+        workflow: computes the features.
+        run_date: the date of the partitions.
+        features: manifests of the window's feature partitions.
+
+    Returns:
+        `user` and `item` → manifest; empty for a log without keys.
     """
     if config.keys is None:
         return {}
-    inputs = {"workflow": workflow.version, "features": combined_digest(each.digest for each in features)}
+    inputs = {
+        "workflow": workflow.version,
+        "features": combined_digest(manifest.digest for manifest in features),
+    }
     published = {}
     for side, key, name, attributes, table in (
         ("user", USER_KEY, config.keys.user, config.users, lake.users(workflow.version)),
         ("item", ITEM_KEY, config.keys.item, config.items, lake.items(workflow.version)),
     ):
         partition = table.partition(run_date)
-        columns = [each.name for each in workflow.spec.features if each.scope == side]
-        lists = {each.name for each in workflow.spec.multi_hot}  # an entity without a value may have none
-        made_of = dict(inputs)
+        columns = [feature.name for feature in workflow.spec.features if feature.scope == side]
+        partition_inputs = dict(inputs)
         if attributes:
             raw = require_raw(config, attributes, run_date, f"{side}s.path")
-            made_of |= {"attributes": raw.digest, "layout": layout_digest(config)}
-        known = current_manifest(partition, made_of)
-        if known is not None:
-            published[side] = known
+            partition_inputs |= {"attributes": raw.digest, "layout": layout_digest(config)}
+        current = current_manifest(partition, partition_inputs)
+        if current is not None:
+            published[side] = current
             continue
         if attributes:
-            rows = _from_attributes(
-                spark, config, workflow, attributes, key, name, f"{side}s", columns, run_date
-            )
+            raw_rows = read_attributes(spark, config, attributes, name, f"{side}s", run_date, name)
+            rows = workflow.encode(raw_rows.withColumn(key, F.col(name).cast("string")), columns, [key])
         else:
             rows = _from_window(spark, lake, workflow, features, key, columns)
         rows = rows.persist()
         published[side] = publish(
             rows,
             partition,
-            inputs=made_of,
+            inputs=partition_inputs,
             row_group_rows=config.output.row_group_rows,
             expected_rows=rows.count(),
-            rules=Rules(
-                [key, *(name for name in columns if name not in lists)],
-                {each.name: FINITE for each in workflow.spec.dense if each.name in columns},
-            ),
+            rules=_rules(key, columns, workflow.spec),
             sort_by=[key],
             grace_hours=config.output.grace_hours,
         )
@@ -79,19 +84,11 @@ def publish_latest(
     return published
 
 
-def _from_attributes(
-    spark: SparkSession,
-    config: Config,
-    workflow: FittedWorkflow,
-    table: JoinedTable,
-    key: str,
-    name: str,
-    section: str,
-    columns: Sequence[str],
-    run_date: str,
-) -> DataFrame:
-    rows = read_attributes(spark, config, table, name, section, run_date, name)
-    return workflow.encode(rows.withColumn(key, F.col(name).cast("string")), columns, [key])
+def _rules(key: str, columns: Sequence[str], spec: FeatureSpec) -> Rules:
+    """Only lists may be null, and dense features are finite."""
+    lists = {feature.name for feature in spec.multi_hot}
+    not_null = [key, *(name for name in columns if name not in lists)]
+    return Rules(not_null, {feature.name: FINITE for feature in spec.dense if feature.name in columns})
 
 
 def _from_window(
@@ -102,12 +99,13 @@ def _from_window(
     key: str,
     columns: Sequence[str],
 ) -> DataFrame:
+    """(key, columns): the columns of each key's latest row."""
     table = lake.features(workflow.version)
     days = [
-        rows_of(spark, table.partition(each.partition), each, columns=[key, ROW_ID, *columns]).withColumn(
-            "_dt", F.lit(each.partition)
+        rows_of(spark, table.partition(day.partition), day, columns=[key, ROW_ID, *columns]).withColumn(
+            "_dt", F.lit(day.partition)
         )
-        for each in features
+        for day in features
     ]
     latest = F.max_by(F.struct(*(F.col(name) for name in columns), F.col(ROW_ID)), F.struct("_dt", ROW_ID))
     grouped = reduce(DataFrame.unionByName, days).groupBy(key).agg(latest.alias("latest"))

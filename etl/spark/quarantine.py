@@ -1,4 +1,7 @@
-"""Rows that do not parse: kept with reason, file, line number and raw text, counted, and held against a limit."""
+"""Quarantine: rows that do not parse, with reason, file, line number and raw text.
+
+Their share has a limit.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,14 @@ log = logging.getLogger("nightrank.etl")
 
 @dataclass(frozen=True)
 class DayCounts:
-    """What a day's raw log holds: rows in all, rows that go on, rows quarantined, and reason → rows that do not go on.
+    """Row counts of a day's raw log.
 
-    What the operators of `prepare` filter out is dropped and counted, but not quarantined.
+    Attributes:
+        rows_in: all rows.
+        good: rows that are used.
+        bad: quarantined rows.
+        dropped: reason → rows that are not used. Rows that an operator of `prepare` filters out are among
+            them; they are not quarantined.
     """
 
     rows_in: int
@@ -34,13 +42,19 @@ class DayCounts:
     bad: int
     dropped: dict[str, int]
 
+    @classmethod
+    def from_manifest(cls, quarantine: Manifest) -> DayCounts:
+        """The counts that the manifest of a day's quarantine holds."""
+        good = quarantine.rows_in - sum(quarantine.dropped.values())
+        return cls(quarantine.rows_in, good, quarantine.rows, dict(quarantine.dropped))
 
-# Raised when other lines become rows than before: what is stored of a day is then made again.
+
+# Increase it when other lines than before become rows. The stored tables of all days are then written again.
 _RULES = 2
 
 
 def layout_digest(config: Config) -> str:
-    """Identifies how raw lines become rows: the rules of the parse, and everything about the log but where it lies."""
+    """Digest of how raw lines become rows: the rules of the parse, and the log's settings but its path."""
     tables: list[RawTable | None] = [config.log, config.users, config.items]
     keys = config.keys.model_dump() if config.keys else None
     prepare = [config.prepare] if config.prepare else []
@@ -50,19 +64,17 @@ def layout_digest(config: Config) -> str:
 
 
 def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:
-    """Publishes `quarantine/dt=…` for one day and returns its counts; a day already counted is not read again.
+    """Publishes `quarantine/dt=…` for one day and returns its counts. A counted day is not read again.
 
-    The quarantine is published even when the limit is broken: it is what the reader of the error needs.
+    The quarantine is published even if its limit is exceeded, because the reader of the error needs it.
 
     Raises:
         DataError: the day has no row, or more than `quality.max_bad_share` of its rows do not parse.
     """
     partition = lake.quarantine.partition(raw.dt)
     inputs = {"raw": raw.digest, "layout": layout_digest(config)}
-    known = current_manifest(partition, inputs) or _count_and_publish(spark, config, lake, raw, inputs)
-    counts = DayCounts(
-        known.rows_in, known.rows_in - sum(known.dropped.values()), known.rows, dict(known.dropped)
-    )
+    manifest = current_manifest(partition, inputs) or _count_and_publish(spark, config, lake, raw, inputs)
+    counts = DayCounts.from_manifest(manifest)
     check_day(config, raw, counts, partition.path)
     return counts
 
@@ -76,7 +88,7 @@ def _count_and_publish(
         for row in rows.groupBy(REASON).agg(F.count(F.lit(1)).alias("rows")).collect()
     }
     dropped = {reason: count for reason, count in sorted(counted.items(), key=str) if reason is not None}
-    filtered = [each.reason for each in plan(config).filters]
+    filtered = [operator.reason for operator in plan(config).filters]
     return publish(
         bad_rows(rows).where(~F.col("reason").isin(*filtered)) if filtered else bad_rows(rows),
         lake.quarantine.partition(raw.dt),
@@ -91,7 +103,13 @@ def _count_and_publish(
 
 
 def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str) -> None:
-    """Holds a day's counts against the limits.
+    """Compares a day's counts with the limits.
+
+    Args:
+        config: has the limits.
+        raw: the day.
+        counts: of the day.
+        quarantine: path of its partition, for the error.
 
     Raises:
         DataError: the day has no row, or more than `quality.max_bad_share` of its rows do not parse.
@@ -106,7 +124,8 @@ def check_day(config: Config, raw: RawFiles, counts: DayCounts, quarantine: str)
         raise DataError(
             f"{bad} of {counts.rows_in} rows of {raw.dt} do not parse ({share:.1%}; quality.max_bad_share="
             f"{config.quality.max_bad_share:.1%}), by reason {counts.dropped}, first file {raw.paths[0]}",
-            f"look at the lines in {quarantine}; deliver the day again, or raise quality.max_bad_share if they may go",
+            f"look at the lines in {quarantine}; deliver the day again, or raise quality.max_bad_share "
+            "if you can do without them",
         )
     if bad:
         log.info("%s: %d of %d rows quarantined (%.2f%%)", raw.dt, bad, counts.rows_in, 100 * share)

@@ -1,4 +1,4 @@
-"""One day's raw log as typed rows: good ones with label and keys, bad ones with a reason."""
+"""Reads a day's raw log as typed rows: good ones with label and keys, bad ones with a reason."""
 
 from __future__ import annotations
 
@@ -25,11 +25,18 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
-    """Every row of a day's raw log, good or bad, once.
+    """All rows of a day's raw log, good or bad.
 
-    Columns: row_id (position of the row in the day's files; `negatives` multiplies it later), _file, _line_number, _line, _reason (null for a row that
-    goes on; otherwise why it does not parse, or which operator of `prepare` filters it out), the raw columns, label (float 0/1), user_key, item_key and group_key (strings,
-    where the config names them), event_time (µs UTC, where the config names it).
+    Returns:
+        Frame with these columns:
+        row_id: index of the row in the day's files, from 0. `negatives` multiplies it later.
+        _file, _line_number, _line: where the row is, and its text.
+        _reason: null for a good row. Otherwise why it does not parse, or the operator of `prepare` that drops
+            it.
+        the raw columns, with the types of the configuration.
+        label: float, 0 or 1.
+        user_key, item_key, group_key: strings, if the configuration names their columns.
+        event_time: µs UTC, if the configuration names its column.
     """
     rows = _rows(spark, config, config.log, raw)
     label, label_ok = _label(config)
@@ -44,16 +51,17 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
         instant, scale = F.col(time.column).cast("bigint"), _MICROSECONDS[time.unit]
         columns[EVENT_TIME] = instant * scale
         reasons.append(F.when(F.col(time.column).isNull(), F.lit(f"missing_time:{time.column}")))
-        last = (2**63 - 1) // scale  # a product beyond 64 bits would come out as another time
+        last = (2**63 - 1) // scale  # a larger product would overflow 64 bits
         reasons.append(F.when(~instant.between(-last, last), F.lit(f"time_range:{time.column}")))
-    known: dict[str, Type] = {column.name: column.type for column in config.log.columns}
-    reasons += [F.when(~each.keeps(known), F.lit(each.reason)) for each in plan(config).filters]
-    # Reasons first: a raw column may have the name of one of ours, and is replaced by it.
+    types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
+    reasons += [F.when(~operator.keeps(types), F.lit(operator.reason)) for operator in plan(config).filters]
+    # Reasons first, because they refer to raw columns, and a derived column may replace a raw one of the same
+    # name.
     return rows.withColumn(REASON, F.coalesce(*reasons)).withColumns(columns)
 
 
 def _bad_key(table: RawTable, name: str) -> Column:
-    """The reason of rows whose id in a column breaks the rule, null for the others; numbers always obey it."""
+    """The reason for rows whose id in this column breaks the rule of ids; null for others and for numbers."""
     kinds = {column.name: column.type for column in table.columns}
     if kinds[name] != "string":
         return F.lit(None).cast("string")
@@ -61,12 +69,12 @@ def _bad_key(table: RawTable, name: str) -> Column:
 
 
 def good_rows(rows: DataFrame) -> DataFrame:
-    """The rows that parsed, without the raw line."""
+    """The good rows of `read_log`, without file and line."""
     return rows.where(F.col(REASON).isNull()).drop(FILE, LINE, LINE_NUMBER, REASON)
 
 
 def bad_rows(rows: DataFrame) -> DataFrame:
-    """The rows that did not: (row_id, source_file, line_number, reason, line)."""
+    """The bad rows of `read_log`: (row_id, source_file, line_number, reason, line)."""
     return rows.where(F.col(REASON).isNotNull()).select(
         ROW_ID,
         F.col(FILE).alias("source_file"),
@@ -85,16 +93,21 @@ def read_attributes(
     dt: str,
     id_column: str | None = None,
 ) -> DataFrame:
-    """A table from beside the log, such as attributes of users or items: its columns typed, one row a key.
+    """A table other than the log, such as attributes of users or items: its typed columns, one row per key.
+
+    It has seven parameters, because table, key, section and ids vary independently among its callers.
 
     Args:
-        key: the column, or the columns together, that must tell rows apart.
-        section: of the configuration, for what an error advises.
-        id_column: the column that holds ids of users or items, if there is one.
+        spark, config: of the run.
+        table: to read.
+        key: the column, or the columns, whose values must be unique.
+        section: of the configuration, for the remedy in an error.
+        dt: the date of the table.
+        id_column: the column of ids of users or items, if there is one.
 
     Raises:
-        DataError: there is no file, rows do not parse, ids break the rule of etl/raw/ids.py, keys are null or occur twice (a
-            join would multiply rows).
+        DataError: there is no file, rows do not parse, or ids break the rule of etl/raw/ids.py. Also if a key
+            is null or not unique, because a join would then multiply rows.
     """
     raw = require_raw(config, table, dt, f"{section}.path")
     rows = _rows(spark, config, table, raw)
@@ -111,21 +124,22 @@ def read_attributes(
         first = tuple(checked["first_bad"]) if checked else ()
         rule = f" ({ids.RULE})" if id_column and first and first[1] == ids.reason(id_column) else ""
         raise DataError(
-            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse, first (line, reason): {first}{rule}",
+            f"{raw.paths[0]}: {checked and checked['bad']} rows do not parse, first (line, reason): "
+            f"{first}{rule}",
             f"correct the file or {section}.columns",
         )
     if checked["keys"] != checked["rows"]:
-        named = ", ".join(keys)
+        key_names = ", ".join(keys)
         raise DataError(
-            f"{raw.paths[0]}: {checked['rows']} rows hold {checked['keys']} different values of {named}; "
-            f"{_first_offence(rows, keys)}",
-            f"deliver exactly one row a {named}, none of them null",
+            f"{raw.paths[0]}: {checked['rows']} rows hold {checked['keys']} different values of {key_names}; "
+            f"{_first_invalid_key(rows, keys)}",
+            f"deliver exactly one row per {key_names}, none of them null",
         )
     return rows.select(*table.names)
 
 
-def _first_offence(rows: DataFrame, keys: Sequence[str]) -> str:
-    """The least key that is null or occurs more than once, in words."""
+def _first_invalid_key(rows: DataFrame, keys: Sequence[str]) -> str:
+    """Text that names the smallest key that is null or not unique."""
     counted = rows.groupBy(*keys).agg(F.count(F.lit(1)).alias("count"))
     null = reduce(or_, (F.col(name).isNull() for name in keys))
     first = counted.where(null | (F.col("count") > 1)).orderBy(*keys).first()
@@ -134,6 +148,7 @@ def _first_offence(rows: DataFrame, keys: Sequence[str]) -> str:
 
 
 def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -> DataFrame:
+    """The rows of a raw table in any format, as etl.raw.parse returns them."""
     if table.format == "parquet":
         first, first_rows = 0, []
         for path in raw.paths:
@@ -146,10 +161,11 @@ def _rows(spark: SparkSession, config: Config, table: RawTable, raw: RawFiles) -
 
 
 def _label(config: Config) -> tuple[Column, Column]:
+    """(label, whether the row has a valid one)."""
     raw = F.col(config.log.label.column)
     kinds = {column.name: column.type for column in config.log.columns}
     value = number_of(raw) if kinds[config.log.label.column] == "string" else raw.cast("double")
-    least = config.log.label.positive_at_least
-    if least is None:
+    threshold = config.log.label.positive_at_least
+    if threshold is None:
         return value.cast("float"), F.coalesce(value.isin(0.0, 1.0), F.lit(False))
-    return (value >= least).cast("float"), value.isNotNull()
+    return (value >= threshold).cast("float"), value.isNotNull()

@@ -1,4 +1,7 @@
-"""From good raw rows to the rows a workflow is fitted on and applied to: split, negatives, attributes."""
+"""Prepared rows: good raw rows with splits, negatives and attributes.
+
+Workflows are fitted on them and applied to them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from etl.workflow.feature_plan import plan
 
 
 def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
-    """One day's good rows: keys, label, raw columns, attributes and `_day`; with `split` for logs cut inside one partition."""
+    """One day's good rows: keys, label, raw columns, attributes and `_day`.
+
+    If the splits are within one partition, the rows have a column `split` too.
+    """
     rows = good_rows(read_log(spark, config, raw))
     if config.split.by != "day":
         rows = assign_split(rows, config.split)
@@ -35,10 +41,10 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
 
 
 def preparation(config: Config) -> dict[str, str]:
-    """Name → how rows are drawn or cut, for the logs where an earlier release did it otherwise.
+    """Name → version of how rows are drawn or divided, for logs where an earlier release did it differently.
 
-    Part of what identifies workflows, profiles and feature partitions, so that those of that release are made again. It
-    is empty for all other logs, whose partitions stay.
+    It is part of the inputs of workflows, profiles and feature partitions, so that those of that release are
+    written again. It is empty for all other logs, so that their partitions stay.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
     return {

@@ -1,1 +1,1 @@
-"""Which rows are train, validation and test, and which negatives are drawn for them."""
+"""Which rows are train, validation and test, and the negatives that are drawn for them."""

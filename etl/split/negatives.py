@@ -1,4 +1,4 @@
-"""Unobserved items as negatives, for logs that record only what users chose."""
+"""Draws unobserved items as negatives, for logs that record only what users chose."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ from conf.types import SPLITS, Negatives
 from etl.split.time_split import SPLIT
 from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
-# Part of what identifies prepared rows: change it when the same log gives other negatives.
+# Part of the digest of prepared rows. Change it when the same log would give other negatives.
 DRAW = "from the split of the row and before"
 _SINCE = "_since"
 
 
 def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataFrame:
-    """The rows and, for each positive one, up to `per_positive` rows of items its user has no visible row with.
+    """Adds up to `per_positive` negatives per positive row: items that its user has no visible row with.
 
-    Visible to a row are the rows of its own split and of earlier ones: a train row sees the train split alone, a test
-    row sees all. Rows without a column `split` (one day of a log kept by day) see each other and nothing else. So no
-    held-out row changes what is drawn for a train row.
+    A row sees the rows of its split and of earlier splits: a train row sees the train split, a test row sees
+    all rows. So no held-out row changes the negatives of a train row. Rows without a column `split` (one day
+    of a log that is stored by day) see each other only.
 
-    The n-th draw of a row takes the item at position pmod(xxhash64(row_id, n, seed), number of visible items). Items
-    are ordered by the first split that has a row of them, then by item. The result depends on nothing but the log. A
-    draw of an item that the user has a visible row with is left out.
+    Draw n of a row takes the item at index pmod(xxhash64(row_id, n, seed), number of visible items). Items
+    are ordered by the first split that has a row of them, then by item. The result depends only on the log
+    and the configuration. A draw is left out if its user has a visible row with the item.
 
-    New rows have label 0 and keep every other column of their positive but the item. `row_id` becomes
+    A new row has label 0 and the columns of its positive row, except the item. `row_id` becomes
     row_id * (per_positive + 1) + n, with n = 0 for the rows of the log.
+
+    Args:
+        rows: with keys, label and row_id.
+        config: number of draws and seed.
+        item_column: the raw column of the item key.
     """
     stride = config.per_positive + 1
     since = rows.select("*", _split_number(rows).alias(_SINCE))
@@ -65,24 +70,24 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str) -> DataF
 
 
 def is_drawn(config: Negatives) -> Column:
-    """Whether a row of a feature table was drawn, and is not a row of the log."""
+    """Whether a row of a feature table is a drawn negative and not a row of the log."""
     return F.pmod(F.col(ROW_ID), F.lit(config.per_positive + 1).cast("bigint")) != 0
 
 
 def _split_number(rows: DataFrame) -> Column:
-    """0 for train, 1 for validation, 2 for test; 0 where rows have no split."""
+    """0 for train, 1 for validation, 2 for test; 0 for rows without a split."""
     number = F.lit(0)
     if SPLIT in rows.columns:
-        for place, split in enumerate(SPLITS):
-            number = F.when(F.col(SPLIT) == split, F.lit(place)).otherwise(number)
+        for index, split in enumerate(SPLITS):
+            number = F.when(F.col(SPLIT) == split, F.lit(index)).otherwise(number)
     return number
 
 
 def _visible_items(items: DataFrame) -> Column:
-    """How many items a row with `_since` sees: those whose first row is in its split or an earlier one."""
+    """Number of items that a row sees: those whose first row is in its split `_since` or an earlier one."""
     first_seen = {row["_item_since"]: row["count"] for row in items.groupBy("_item_since").count().collect()}
-    visible = list(accumulate(first_seen.get(place, 0) for place in range(len(SPLITS))))
+    visible = list(accumulate(first_seen.get(index, 0) for index in range(len(SPLITS))))
     count = F.lit(visible[0])
-    for place, total in enumerate(visible[1:], start=1):
-        count = F.when(F.col(_SINCE) == place, F.lit(total)).otherwise(count)
+    for index, total in enumerate(visible[1:], start=1):
+        count = F.when(F.col(_SINCE) == index, F.lit(total)).otherwise(count)
     return count

@@ -1,4 +1,4 @@
-"""Which rows are train, validation and test: always by time."""
+"""Divides rows into train, validation and test, always by time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 SPLIT = "split"
 # The day a prepared row comes from: an ISO date, or the run date of a log that is one undated table.
 DAY = "_day"
-# Part of what identifies prepared rows: change it when the same log without times is cut elsewhere.
+# Part of the digest of prepared rows. Change it when the same log without times would be divided elsewhere.
 CUT = "by rank of the kept rows"
-# Positions are counted in blocks of 2**16: some thousand blocks for a log of hundreds of millions of rows.
+# Row ids are counted in blocks of 2**16: some thousand blocks for a log of hundreds of millions of rows.
 _BLOCK_BITS = 16
 
 
 def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:
-    """The days of each split for a run date, oldest first; train days without a log are left out.
+    """The days of each split for a run date, oldest first. Train days without a log are left out.
 
     Raises:
         DataError: a validation or test day has no log, or fewer than `min_train_days` train days have one.
@@ -56,20 +56,23 @@ def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]
 
 
 def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
-    """The rows of one partition with a string column `split`, for `fraction` and `leave_last_out`."""
+    """Adds a string column `split` to the rows of one partition, by `fraction` or `leave_last_out`."""
     return _by_fraction(rows, config) if config.by == "fraction" else _leave_last_out(rows)
 
 
 def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
-    """Cut by event time, where there is one, otherwise by position; rows of one instant stay together.
+    """Divides rows by event time, or by row_id if the log has no time. Rows of the same time stay together.
 
-    A row is train if its rank among the rows, from 0 on, is at most (rows - 1) * train, which is the percentile of the
-    positions. Rows that were left out before, such as quarantined ones, do not count.
+    Let rank be a row's index in this order, from 0. A row is train if rank <= (rows - 1) * train: the
+    percentile. Rows that were dropped before, such as quarantined ones, do not count.
+
+    Raises:
+        DataError: there are no rows.
     """
     timed = EVENT_TIME in rows.columns
     cuts = _time_cuts(rows, config) if timed else _position_cuts(rows, config)
     if cuts is None:
-        raise DataError("the log holds no good row", "look into the quarantine for the reasons")
+        raise DataError("the log holds no good row", "look at the quarantine for the reasons")
     first, second = cuts
     order = F.col(EVENT_TIME if timed else ROW_ID)
     split = F.when(order <= first, "train").when(order <= second, "validation").otherwise("test")
@@ -77,52 +80,57 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
 
 
 def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
-    """The percentiles of event_time (µs) that end train and validation; None without rows."""
+    """event_time (µs) of the last train row and of the last validation row: percentiles.
+
+    None without rows.
+    """
     shares = [config.train, config.train + config.validation]
-    # Each row counts once, as a long: the accelerator takes no other frequency.
+    # Each row counts once. The accelerator supports frequencies of type long only.
     once = F.lit(1).cast("bigint")
     cuts = F.percentile(EVENT_TIME, F.array(*(F.lit(share) for share in shares)), once)
-    found = rows.agg(cuts.alias("cuts")).first()
-    return None if found is None else found["cuts"]
+    row = rows.agg(cuts.alias("cuts")).first()
+    return None if row is None else row["cuts"]
 
 
 def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
     """row_id of the last train row and of the last validation row; None without rows.
 
-    Rows are counted by block of positions, which is one pass and a few numbers a block. The rows of a block are read
-    only where a cut falls into it and some of its positions are missing, because a row there was left out.
+    One pass counts the rows of each block of row ids. The rows of a block are read only if a cut is in the
+    block and some of its row ids are missing, because their rows were dropped.
     """
     block = F.shiftright(ROW_ID, _BLOCK_BITS)
     counted = rows.groupBy(block.alias("block")).agg(
         F.count(F.lit(1)).alias("rows"), F.min(ROW_ID).alias("first"), F.max(ROW_ID).alias("last")
     )
-    blocks = sorted(counted.collect(), key=lambda each: each["block"])
-    total = sum(each["rows"] for each in blocks)
+    blocks = sorted(counted.collect(), key=lambda row: row["block"])
+    total = sum(row["rows"] for row in blocks)
     if not total:
         return None
-    # The shares as they were written: 0.7 + 0.2 in binary is less than 0.9, and would lose a row of ten.
+    # Exact decimals: in binary, 0.7 + 0.2 is less than 0.9, which would lose a row of ten.
     train = Fraction(str(config.train))
     ranks = [math.floor((total - 1) * share) for share in (train, train + Fraction(str(config.validation)))]
-    ends = list(accumulate(each["rows"] for each in blocks))
-    holders = [blocks[bisect_right(ends, rank)] for rank in ranks]
-    gaps = {each["block"] for each in holders if each["last"] - each["first"] + 1 != each["rows"]}
-    positions: dict[int, list[int]] = {}
-    if gaps:
-        inside = rows.where(block.isin(*gaps)).groupBy(block.alias("block"))
-        found = inside.agg(F.sort_array(F.collect_list(ROW_ID)).alias("positions")).collect()
-        positions = {each["block"]: each["positions"] for each in found}
+    ends = list(accumulate(row["rows"] for row in blocks))
+    blocks_of_cuts = [blocks[bisect_right(ends, rank)] for rank in ranks]
+    with_gaps = {row["block"] for row in blocks_of_cuts if row["last"] - row["first"] + 1 != row["rows"]}
+    row_ids: dict[int, list[int]] = {}
+    if with_gaps:
+        inside = rows.where(block.isin(*with_gaps)).groupBy(block.alias("block"))
+        collected = inside.agg(F.sort_array(F.collect_list(ROW_ID)).alias("positions")).collect()
+        row_ids = {row["block"]: row["positions"] for row in collected}
     cuts = []
-    for rank, holder in zip(ranks, holders, strict=True):
-        within = rank - (ends[blocks.index(holder)] - holder["rows"])
-        known = positions.get(holder["block"])
-        cuts.append(known[within] if known else holder["first"] + within)
+    for rank, row in zip(ranks, blocks_of_cuts, strict=True):
+        index_in_block = rank - (ends[blocks.index(row)] - row["rows"])
+        known = row_ids.get(row["block"])
+        cuts.append(known[index_in_block] if known else row["first"] + index_in_block)
     return cuts
 
 
 def _leave_last_out(rows: DataFrame) -> DataFrame:
-    """Each user's rows from the latest positive on are test, from the one before it on validation, the rest train.
+    """Leaves out the latest positives of each user.
 
-    A user with one positive has no validation rows, a user with none only train rows.
+    The rows from a user's last positive on are test. The rows from the positive before it on are validation.
+    All earlier rows are train. A user with one positive has no validation rows, and a user without one has
+    train rows only.
     """
     order = [F.asc(EVENT_TIME), F.asc(ROW_ID)] if EVENT_TIME in rows.columns else [F.asc(ROW_ID)]
     by_user = Window.partitionBy(USER_KEY)

@@ -1,52 +1,56 @@
-"""The click-log generator: a world of users and items, their impressions, and clicks whose best possible AUC is known.
+"""The click-log generator: users and items, impressions, and clicks whose best possible AUC is known.
 
-Everything is a function of (seed, sizes, date): a day generated alone, again or by other workers has the same bytes.
-Read in this order: columns, click (the probability), world (who is there), impressions (who sees what), layout and
-damage (rows to lines), summary (what is known of them), files, generate.
+A day depends only on (seed, sizes, date). It has the same bytes if it is generated alone, again or by other
+workers. Read the modules in this order: columns, click (the probability), world (users and items),
+impressions (who sees what), layout and damage (rows to lines), summary (counts), files, generate.
 
-A criteo row is the label (1 clicked), then the columns in the order below, tab-separated; the order of rows is time.
-A named row is `clicked`, `event_time` (seconds since 1970 UTC), then the same columns under readable names, with commas
-and a header. Every field but the label, the time and the two ids may be empty. Categories are codes in [0, n), written
-as 8 hex digits (criteo) or as e.g. `segment_3` (named); integers are written as they are.
+A criteo row is the label (1 for a click), then the columns in the order below, separated by tabs. Rows are in
+the order of time. A named row is `clicked`, `event_time` (seconds since 1970 UTC), then the same columns
+under readable names, separated by commas, with a header. All fields except label, time and the two ids may be
+empty. Categories are codes in [0, n), written as 8 hex digits (criteo) or as, for example, `segment_3`
+(named). Integers are decimal.
 
-    criteo  named                  meaning                                                 moves the click probability
-    I1      user_days_registered   age of the account in days                              no
-    I2      user_visits            visits in the last month                                yes, by its logarithm
-    I3      user_spend_cents       money spent in the last month                           no
-    I4      user_reviews_written   reviews the user wrote                                  no
-    I5      user_age               years                                                   by the group
-    I6      item_price_cents       price                                                   no
-    I7      item_reviews           reviews the item has                                    yes, by its logarithm
-    I8      item_rating_tenths     mean rating, 10 to 50                                   yes, by its logarithm
-    I9      item_days_listed       days in the catalogue                                   no
-    I10     item_weight_grams      weight                                                  no
-    I11     page_position          place on the page, 1 is the top                         yes, by its logarithm
-    I12     session_seconds        time since the session began                            no
-    I13     session_views          pages seen in the session                               no
-    C1      user_id                the user (named: `u` and a number)                      no
-    C2      item_id                the item (named: `i` and a number)                      no
-    C3      user_segment           what the user is like, 12                               with item_category
-    C4      user_interest          what the user cares about, 16                           with item_theme
-    C5      user_age_group         eight years each, 8                                     with item_brand_tier
-    C6      user_household         size of the household, 6                                with item_price_band
-    C7      user_plan              membership, 4                                           yes
-    C8      user_region            12                                                      no
-    C9      user_style             8                                                       with item_colour
-    C10     user_language          5                                                       no
-    C11     user_channel           how the user signed up, 6                               no
-    C12     item_category          20                                                      with user_segment
-    C13     item_theme             12                                                      with user_interest
-    C14     item_brand_tier        from budget to luxury, 6                                with user_age_group
-    C15     item_price_band        price among its like, 8                                 with user_household
-    C16     item_popularity        tenth of the catalogue by today's popularity, 10        yes
-    C17     item_origin            10                                                      no
-    C18     item_colour            10                                                      with user_style
-    C19     item_seller            8                                                       with device
-    C20     item_material          8                                                       no
-    C21     hour_bucket            three hours each from midnight UTC, 8                   yes
-    C22     device                 4                                                       with item_seller
-    C23     referrer               where the visit came from, 6                            yes
-    C24     placement              kind of page, 5                                         yes
-    C25     connection             4                                                       no
-    C26     browser                6                                                       no
+The last column below says whether a column changes the click probability: no, on its own (yes), or together
+with another.
+
+    criteo  named                  meaning                                            changes the probability
+    I1      user_days_registered   age of the account in days                         no
+    I2      user_visits            visits in the last month                           yes, by its logarithm
+    I3      user_spend_cents       money spent in the last month                      no
+    I4      user_reviews_written   reviews the user wrote                             no
+    I5      user_age               years                                              by the group
+    I6      item_price_cents       price                                              no
+    I7      item_reviews           reviews the item has                               yes, by its logarithm
+    I8      item_rating_tenths     mean rating, 10 to 50                              yes, by its logarithm
+    I9      item_days_listed       days in the catalogue                              no
+    I10     item_weight_grams      weight                                             no
+    I11     page_position          place on the page, 1 is the top                    yes, by its logarithm
+    I12     session_seconds        time since the session began                       no
+    I13     session_views          pages seen in the session                          no
+    C1      user_id                the user (named: `u` and a number)                 no
+    C2      item_id                the item (named: `i` and a number)                 no
+    C3      user_segment           what the user is like, 12                          with item_category
+    C4      user_interest          what the user cares about, 16                      with item_theme
+    C5      user_age_group         eight years each, 8                                with item_brand_tier
+    C6      user_household         size of the household, 6                           with item_price_band
+    C7      user_plan              membership, 4                                      yes
+    C8      user_region            12                                                 no
+    C9      user_style             8                                                  with item_colour
+    C10     user_language          5                                                  no
+    C11     user_channel           how the user signed up, 6                          no
+    C12     item_category          20                                                 with user_segment
+    C13     item_theme             12                                                 with user_interest
+    C14     item_brand_tier        from budget to luxury, 6                           with user_age_group
+    C15     item_price_band        price among its like, 8                            with user_household
+    C16     item_popularity        tenth of the catalogue by today's popularity, 10   yes
+    C17     item_origin            10                                                 no
+    C18     item_colour            10                                                 with user_style
+    C19     item_seller            8                                                  with device
+    C20     item_material          8                                                  no
+    C21     hour_bucket            three hours each from midnight UTC, 8              yes
+    C22     device                 4                                                  with item_seller
+    C23     referrer               where the visit came from, 6                       yes
+    C24     placement              kind of page, 5                                    yes
+    C25     connection             4                                                  no
+    C26     browser                6                                                  no
 """

@@ -1,4 +1,4 @@
-"""Writes one raw file of one day. What it holds depends on (configuration, date, number of the file) alone."""
+"""Writes one raw file of one day. Its content depends only on configuration, date and file number."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ from storage.paths import Partition
 
 PREFIX = "clicks-"
 _GZIP_LEVEL = 3
-_GZIP_WINDOW = 31  # zlib's code for gzip framing; its header then holds no time and no name
+_GZIP_WINDOW = 31  # zlib's code for gzip framing with a header that has no time and no name
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file on disk: its name within the partition, size, SHA-256 (of the bytes as they lie there) and its kind's counts."""
+    """A file on disk.
+
+    Attributes:
+        name: in the partition.
+        bytes: its size.
+        sha256: of its bytes on disk.
+        summary: counts of its rows, of the type of its kind of log.
+    """
 
     name: str
     bytes: int
@@ -32,12 +39,15 @@ class WrittenFile:
 
 
 def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile:
-    """Writes file number `file` of a day under a name no other attempt uses; nothing is published.
+    """Writes one file of a day under a name that no other attempt uses. Publishes nothing.
 
-    Files are consecutive parts of the day: name order is time order. `partition` gives the folder and the date.
+    Args:
+        config: the section `generate`.
+        partition: its folder and date.
+        file: number of the file. Files are consecutive parts of the day, so that name order is time order.
 
     Raises:
-        InfrastructureError: the file could not be written whole.
+        InfrastructureError: the file could not be written completely.
     """
     kind = kind_of(config)
     ending = ".gz" if config.compression == "gzip" else ""
@@ -46,12 +56,12 @@ def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile
     files, inner = file_io.filesystem(partition.file(name))
     try:
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-        # compression=None: the default compresses once more whatever is called .gz
+        # compression=None, because the default would compress a .gz file again.
         with files.open_output_stream(inner, compression=None) as stream:
             for data, summary in kind.blocks(config, date.fromisoformat(partition.dt), file):
-                packed = _packed(data) if config.compression == "gzip" else data
-                digest.update(packed)
-                size += stream.write(packed)
+                written = _gzip(data) if config.compression == "gzip" else data
+                digest.update(written)
+                size += stream.write(written)
                 summaries.append(summary)
         on_disk = files.get_file_info(inner).size
     except OSError as error:
@@ -60,13 +70,13 @@ def write_file(config: Generate, partition: Partition, file: int) -> WrittenFile
         ) from error
     if on_disk != size:
         raise InfrastructureError(
-            f"{partition.file(name)} has {on_disk} bytes, {size} were written",
+            f"{partition.file(name)} has {on_disk} bytes, but {size} were written",
             "check the disk, then rerun",
         )
     return WrittenFile(name, size, digest.hexdigest(), total(summaries))
 
 
-def _packed(data: bytes) -> bytes:
-    """One gzip member; a file may be several, one after the other (RFC 1952, 2.2)."""
-    packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW)
-    return packer.compress(data) + packer.flush()
+def _gzip(data: bytes) -> bytes:
+    """One gzip member. A file may consist of several (RFC 1952, 2.2)."""
+    compressor = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW)
+    return compressor.compress(data) + compressor.flush()

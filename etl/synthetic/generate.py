@@ -1,4 +1,4 @@
-"""Generates days of raw clicks with one Spark task a file, and publishes each day by its manifest."""
+"""Generates days of raw clicks with one Spark task per file, and publishes them with their manifests."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from storage.paths import Lake, Partition
 
 
 def generated_dates(config: Generate, first_day: str) -> list[str]:
-    """The `days` dates from the first one on."""
+    """`config.days` consecutive dates from `first_day` on."""
     first = date.fromisoformat(first_day)
     return [(first + timedelta(days=offset)).isoformat() for offset in range(config.days)]
 
 
 def generate_settings(config: Config) -> Generate:
-    """The section generate.
+    """The section `generate`.
 
     Raises:
-        ConfigError: there is none, or the log is not read the way it would be written.
+        ConfigError: there is no such section, or its format differs from that of the section `log`.
     """
     generate = config.generate
     if generate is None:
@@ -35,18 +35,18 @@ def generate_settings(config: Config) -> Generate:
     layout = kind_of(generate).layout
     if (config.log.format, config.log.separator) != (layout.format, layout.separator):
         raise ConfigError(
-            f"generate.layout={generate.layout} writes {layout.format} separated by {layout.separator!r}, but "
-            f"log.format={config.log.format} and log.separator={config.log.separator!r}",
+            f"generate.layout={generate.layout} writes {layout.format} separated by {layout.separator!r}, "
+            f"but log.format={config.log.format} and log.separator={config.log.separator!r}",
             "change generate.layout or the section log so that both agree",
         )
     return generate
 
 
 def generate_days(spark: SparkSession, lake: Lake, config: Generate, dates: list[str]) -> list[Manifest]:
-    """Writes and publishes `raw/dt=…` for each date; the manifests, in date order.
+    """Writes and publishes `raw/dt=…` for each date, and returns the manifests in the order of `dates`.
 
-    A file's content does not depend on how tasks are spread. The files of an earlier generation are deleted once the
-    new one is published.
+    The content of a file does not depend on the executor of its task. The files of an earlier generation are
+    deleted when the new one is published.
     """
     tasks = [(dt, file) for dt in dates for file in range(config.files_per_day)]
 
@@ -81,8 +81,8 @@ def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -
 
 
 def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
-    """Deletes our files that the manifest does not name: whoever lists the folder must not see two generations."""
-    named = {each.path for each in manifest.files}
+    """Deletes generated files that the manifest does not name, because other tools may list the folder."""
+    current = {file.path for file in manifest.files}
     for info in file_io.list_files(partition.path):
-        if info.is_file and info.base_name.startswith(PREFIX) and info.base_name not in named:
+        if info.is_file and info.base_name.startswith(PREFIX) and info.base_name not in current:
             file_io.delete_file(partition.file(info.base_name))

@@ -1,4 +1,4 @@
-"""The logs that can be generated, by `generate.layout`: who writes the lines of each and counts them."""
+"""The kinds of log that can be generated, by `generate.layout`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ class Kind:
     """A kind of log.
 
     Attributes:
-        blocks: (configuration, day, file) → lines and counts, part by part. Counts have `rows` and can be added.
-        facts: (configuration, day, counts of all files) → the day's facts for its manifest, `best_auc` among them.
+        layout: of its files.
+        blocks: (configuration, day, file) → lines and counts, block by block. Counts have `rows` and can be
+            added.
+        facts: (configuration, day, counts of all files) → the day's facts for its manifest, `best_auc` among
+            them.
     """
 
     layout: Layout
@@ -37,4 +40,5 @@ _KINDS: Mapping[str, Kind] = {
 
 
 def kind_of(config: Generate) -> Kind:
+    """The kind of log of a configuration."""
     return _KINDS[config.layout]

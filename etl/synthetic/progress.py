@@ -1,4 +1,4 @@
-"""Says on the log how many of a Spark job's tasks are done, while it runs."""
+"""Logs how many tasks of a running Spark job are done."""
 
 from __future__ import annotations
 
@@ -18,34 +18,40 @@ _POLL_S = 0.5
 
 @contextmanager
 def task_progress(spark: SparkSession, tasks: int, unit: str) -> Iterator[None]:
-    """Logs `n of tasks unit` whenever the one job that the block runs has finished more of its tasks."""
+    """Logs `<done> of <tasks> <unit>` whenever tasks of the block's Spark job have finished.
+
+    Args:
+        spark: the session. The block must run one job.
+        tasks: number of the job's tasks.
+        unit: what a task is called in the log.
+    """
     context = spark.sparkContext
     group = f"{unit} {uuid.uuid4().hex}"
     context.setJobGroup(group, f"{tasks} {unit}")
     ended = threading.Event()
     tracker = context.statusTracker()
-    watcher = threading.Thread(target=_watch, args=(tracker, group, tasks, unit, ended), daemon=True)
-    watcher.start()
+    poller = threading.Thread(target=_poll, args=(tracker, group, tasks, unit, ended), daemon=True)
+    poller.start()
     try:
         yield
     finally:
         ended.set()
-        watcher.join()
+        poller.join()
 
 
-def _watch(tracker: StatusTracker, group: str, tasks: int, unit: str, ended: threading.Event) -> None:
-    shown = 0
+def _poll(tracker: StatusTracker, group: str, tasks: int, unit: str, ended: threading.Event) -> None:
+    logged = 0
     while True:
-        last_look = ended.wait(_POLL_S)
-        done = _completed(tracker, group)
-        if done != shown:
+        has_ended = ended.wait(_POLL_S)
+        done = _completed_tasks(tracker, group)
+        if done != logged:
             log.info("%d of %d %s", done, tasks, unit)
-            shown = done
-        if last_look:
+            logged = done
+        if has_ended:
             return
 
 
-def _completed(tracker: StatusTracker, group: str) -> int:
+def _completed_tasks(tracker: StatusTracker, group: str) -> int:
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
     return sum(stage.numCompletedTasks for stage in stages if stage)

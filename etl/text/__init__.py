@@ -1,1 +1,1 @@
-"""The arrow engine's way through a day of text: workers open the raw files themselves, in two passes over slices."""
+"""Days of text in two passes: Python workers open the raw files and read one file split per task."""

@@ -1,4 +1,4 @@
-"""The second pass: every slice parsed again, its values turned into features, and written as Parquet by its worker."""
+"""The encode pass: computes the features of every file split and writes them as Parquet, in the workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from etl.ops.tables import LocalTables
-from etl.raw.file_splits import SLICE_BYTES, Slice, blocks
+from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks
 from etl.text import parsed_splits
 from etl.text.layout import FileLayout
-from etl.text.parse_block import Block, parse_block, unify
-from etl.text.scan_pass import starts_file, wanted
+from etl.text.parse_block import ParsedBlock, parse_block, unify
+from etl.text.scan_pass import columns_to_parse, starts_file
 from etl.workflow.chains import FEATURE_ARROW_TYPES, FittedChain, compute_features
 from spark.tasks import collect_results
 from storage import file_io
@@ -28,13 +28,18 @@ _KEY_TYPES = {ROW_ID: pa.int64(), **dict.fromkeys(_RAW_KEYS, pa.string()), EVENT
 
 
 @dataclass(frozen=True)
-class Task:
-    """A slice, the row_id of its first line, and the name of its scratch, if it may have one.
+class EncodeTask:
+    """One file split to encode.
 
-    `features_file`: where its features go. Each attempt at the task adds a part of its own to that name (storage.publish.own_path).
+    Attributes:
+        file_split: to read.
+        first_row: row_id of its first line.
+        features_file: path for its features. Each attempt at the task adds a part of its own to the name
+            (storage.publish.own_path).
+        scratch: name that the scan pass saved the parsed split under, if it did.
     """
 
-    part: Slice
+    file_split: FileSplit
     first_row: int
     features_file: str
     scratch: str | None = None
@@ -42,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What all tasks share: the log's layout, the fitted chains and their tables, the table to write."""
+    """What all tasks share: layout, fitted chains and their tables, and the columns to write."""
 
     layout: FileLayout
     chains: tuple[FittedChain, ...]
@@ -54,78 +59,85 @@ class Encoding:
     def schema(self) -> pa.Schema:
         """Columns of the feature table, in order.
 
-        What a model reads is declared as never null, which makes it cheaper to decode.
+        Model inputs that are no lists are declared as never null, because Parquet decodes such columns
+        faster.
         """
-        dtypes = {each.name: FEATURE_ARROW_TYPES[each.dtype] for each in self.spec.features}
+        dtypes = {feature.name: FEATURE_ARROW_TYPES[feature.dtype] for feature in self.spec.features}
         keys = [pa.field(name, _KEY_TYPES[name]) for name in self.spec.key_columns]
-        read = {self.spec.label: pa.float32(), **dtypes}
+        inputs = {self.spec.label: pa.float32(), **dtypes}
         return pa.schema(
-            [*keys, *(pa.field(name, kind, pa.types.is_list(kind)) for name, kind in read.items())]
+            [*keys, *(pa.field(name, dtype, pa.types.is_list(dtype)) for name, dtype in inputs.items())]
         )
 
 
-def encode(spark: SparkSession, tasks: Sequence[Task], encoding: Encoding) -> list[str]:
-    """Writes one Parquet file a task and returns the path of each. Nothing is published.
+def encode_splits(spark: SparkSession, tasks: Sequence[EncodeTask], encoding: Encoding) -> list[str]:
+    """Writes one Parquet file per task and returns their paths in the order of the tasks. Publishes nothing.
 
-    Rows are dealt round-robin over the row groups of a slice, so that each group is a fair sample of it.
+    Rows are dealt round-robin over the row groups of a file, so that each group is a fair sample of it.
     """
     sent = tuple(tasks)
-    return collect_results(spark, len(sent), lambda index: encode_slice(sent[index], encoding))
+    return collect_results(spark, len(sent), lambda index: encode_file_split(sent[index], encoding))
 
 
-def encode_slice(task: Task, encoding: Encoding) -> str:
-    """Writes the features of a slice to a file of this attempt's own, and returns its path."""
+def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
+    """Writes the features of one file split in a worker, to a file of this attempt, and returns its path.
+
+    Raises:
+        DataError: a feature is null.
+    """
     path = own_path(task.features_file)
     files, inner = file_io.filesystem(path)
     if file_io.is_local(path):
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
     names = [name for chain in encoding.chains for name in chain.inputs]
-    needed = wanted(encoding.layout, names)
-    held = 0
-    waiting: list[tuple[int, Block]] = []
+    needed = columns_to_parse(encoding.layout, names)
+    pending: list[tuple[int, ParsedBlock]] = []
+    pending_bytes = 0
     with (
         files.open_output_stream(inner) as sink,
         pq.ParquetWriter(sink, encoding.schema, compression="zstd") as writer,
     ):
-        for first_row, parsed in _blocks(task, encoding.layout, needed):
-            waiting.append((first_row, parsed))
-            held += parsed.bytes
-            if held >= SLICE_BYTES:
-                _write(writer, waiting, encoding, task.part.path)
-                waiting, held = [], 0
-        _write(writer, waiting, encoding, task.part.path)
+        for first_row, parsed in _parsed_blocks(task, encoding.layout, needed):
+            pending.append((first_row, parsed))
+            pending_bytes += parsed.bytes
+            if pending_bytes >= FILE_SPLIT_BYTES:
+                _write(writer, pending, encoding, task.file_split.path)
+                pending, pending_bytes = [], 0
+        _write(writer, pending, encoding, task.file_split.path)
     return path
 
 
-def _blocks(task: Task, layout: FileLayout, needed: Sequence[str]) -> Iterator[tuple[int, Block]]:
-    """(row_id of its first line, block) of a slice: what the first pass kept of it, or parsed again."""
-    kept = parsed_splits.load(task.scratch, {*needed}) if task.scratch else None
-    if kept is not None:
-        yield task.first_row, kept
+def _parsed_blocks(
+    task: EncodeTask, layout: FileLayout, needed: Sequence[str]
+) -> Iterator[tuple[int, ParsedBlock]]:
+    """(row_id of its first line, block): the saved block of the scan pass, or the split parsed again."""
+    saved = parsed_splits.load(task.scratch, {*needed}) if task.scratch else None
+    if saved is not None:
+        yield task.first_row, saved
         return
     lines = 0
-    for block in blocks(task.part):
-        parsed = parse_block(block, layout, needed, layout.header and starts_file(task.part, lines))
+    for block in read_blocks(task.file_split):
+        parsed = parse_block(block, layout, needed, layout.header and starts_file(task.file_split, lines))
         yield task.first_row + lines, parsed
         lines += parsed.lines
 
 
 def _write(
-    writer: pq.ParquetWriter, waiting: Sequence[tuple[int, Block]], encoding: Encoding, path: str
+    writer: pq.ParquetWriter, blocks: Sequence[tuple[int, ParsedBlock]], encoding: Encoding, raw_path: str
 ) -> None:
-    """Writes the rows of some blocks of the raw file `path`, as row groups of equal size.
+    """Writes the rows of some blocks of the raw file `raw_path` as row groups of equal size.
 
     Raises:
         DataError: a feature is null.
     """
-    rows = sum(len(block.places) for _, block in waiting)
+    rows = sum(len(block.row_lines) for _, block in blocks)
     if not rows:
         return
-    columns = _columns(waiting, encoding)
+    columns = _columns(blocks, encoding)
     schema = encoding.schema
     for field in schema:
         if not field.nullable and columns[field.name].null_count:
-            raise null_column(path, field.name, columns[field.name].null_count, rows)
+            raise null_column(raw_path, field.name, columns[field.name].null_count, rows)
     groups = -(-rows // encoding.row_group_rows)
     table = pa.Table.from_arrays([columns[name] for name in schema.names], schema.names)
     for group in range(groups):
@@ -133,18 +145,18 @@ def _write(
         writer.write_table(part.cast(schema), row_group_size=len(part))
 
 
-def _columns(waiting: Sequence[tuple[int, Block]], encoding: Encoding) -> Mapping[str, pa.Array]:
-    """Column of the feature table → (n,) its values."""
+def _columns(blocks: Sequence[tuple[int, ParsedBlock]], encoding: Encoding) -> Mapping[str, pa.Array]:
+    """Column of the feature table → its (n,) values."""
     names = {name for chain in encoding.chains for name in chain.inputs}
-    raw = {name: unify([block.columns[name] for _, block in waiting]) for name in sorted(names)}
-    dtypes = {each.name: each.dtype for each in encoding.spec.features}
-    made = compute_features(encoding.chains, raw, dtypes, encoding.tables)
-    ids = np.concatenate([first + block.places for first, block in waiting])
-    made[ROW_ID] = pa.array(ids, pa.int64())
+    raw = {name: unify([block.columns[name] for _, block in blocks]) for name in sorted(names)}
+    dtypes = {feature.name: feature.dtype for feature in encoding.spec.features}
+    columns = compute_features(encoding.chains, raw, dtypes, encoding.tables)
+    row_ids = np.concatenate([first_row + block.row_lines for first_row, block in blocks])
+    columns[ROW_ID] = pa.array(row_ids, pa.int64())
     for key in _RAW_KEYS:
         if key in encoding.spec.key_columns:
-            made[key] = unify([block.columns[key] for _, block in waiting])
+            columns[key] = unify([block.columns[key] for _, block in blocks])
     for key in (EVENT_TIME, LABEL):
         if key in (*encoding.spec.key_columns, encoding.spec.label):
-            made[key] = pa.concat_arrays([block.columns[key] for _, block in waiting])
-    return made
+            columns[key] = pa.concat_arrays([block.columns[key] for _, block in blocks])
+    return columns

@@ -1,4 +1,4 @@
-"""How the lines of a log become rows: what a worker needs to know of the configuration, small enough to be sent."""
+"""FileLayout: how the lines of a log become rows. It holds what workers need of the configuration."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from etl.workflow.feature_plan import plan
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The log's layout and rules.
+    """Layout and rules of a log's text files.
 
     Attributes:
-        positions: place in a line of each column.
-        width: fields a line must have.
-        header: whether each file begins with a line of names.
-        quoted: whether fields may stand in double quotes.
-        filters: (reason, columns that must not be null, formula that must hold) of the operators that leave rows out.
+        columns: the raw columns of the configuration.
+        positions: the index of each column's field in a line.
+        width: number of fields in a line.
+        separator: one ASCII character.
+        header: whether each file begins with a line of column names.
+        quoted: whether fields may be enclosed in double quotes.
+        label: column and threshold of the label.
+        keys: columns of user, item and group.
+        event_time: column and unit of the time.
+        filters: (reason, columns that must not be null, formula that must be true) of each operator that
+            drops rows.
     """
 
     columns: tuple[Column, ...]
@@ -40,9 +46,11 @@ class FileLayout:
 
     @property
     def types(self) -> Mapping[str, Type]:
+        """Raw column → its type."""
         return {column.name: column.type for column in self.columns}
 
     def formula(self, text: str) -> Formula:
+        """A formula over the raw columns."""
         return parse(text, kinds_of(self.types))
 
 
@@ -58,11 +66,11 @@ def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:
         positions, width = positions_in(common_header(paths, log), log, paths)
     filters = tuple(
         (
-            each.reason,
-            each.columns if isinstance(each, Dropna) else (),
-            each.keep if isinstance(each, Filter) else None,
+            operator.reason,
+            operator.columns if isinstance(operator, Dropna) else (),
+            operator.keep if isinstance(operator, Filter) else None,
         )
-        for each in plan(config).filters
+        for operator in plan(config).filters
     )
     return FileLayout(
         columns=tuple(log.columns),

@@ -1,7 +1,8 @@
-"""Parsed slices on a worker's local disk between the two passes, so that the second need not parse what the first has parsed.
+"""Parsed file splits on a worker's local disk. They save the encode pass a second parse.
 
-A slice that is not found, because another machine parsed it, its file was lost or the disk was filling up, is parsed again.
-Files lie in Spark's local directories, which Spark deletes with the application, and go as soon as they are read.
+The encode pass parses a split again if its file is not there: another machine parsed it, the file was lost,
+or the disk was nearly full. The files are in Spark's local directories, which Spark deletes with the
+application. `load` deletes a file when it has read it.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from etl.text.parse_block import Block
+from etl.text.parse_block import ParsedBlock
 
-_PLACES, _LINES = "nightrank.places", b"nightrank.lines"
-# A disk with less than this share free is left to Spark's shuffles.
-_LEAST_FREE = 0.2
+_ROW_LINES, _LINES = "nightrank.places", b"nightrank.lines"
+# Below this free share of the disk nothing is written, because Spark needs the rest for its shuffles.
+_MIN_FREE_SHARE = 0.2
 
 
-def save(name: str, block: Block) -> None:
-    """Keeps a parsed block under a name; without a word where that is not possible."""
+def save(name: str, block: ParsedBlock) -> None:
+    """Writes a parsed block under a name. Does nothing where the disk is nearly full or the write fails."""
     path = _path(name)
     if path is None:
         return
     usage = shutil.disk_usage(path.parent)
-    if usage.free < _LEAST_FREE * usage.total:
+    if usage.free < _MIN_FREE_SHARE * usage.total:
         return
-    arrays = {_PLACES: pa.array(block.places), **block.columns}
+    arrays = {_ROW_LINES: pa.array(block.row_lines), **block.columns}
     batch = pa.RecordBatch.from_arrays([*arrays.values()], [*arrays])
     schema = batch.schema.with_metadata({_LINES: str(block.lines).encode()})
-    # A second attempt at the task, on the same machine, writes a file of its own.
+    # Another attempt at the task may run on the same machine, so the file has the process in its name.
     written = path.with_suffix(f".{os.getpid()}")
     try:
         with pa.OSFile(str(written), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -42,8 +43,11 @@ def save(name: str, block: Block) -> None:
         written.unlink(missing_ok=True)
 
 
-def load(name: str, columns: set[str]) -> Block | None:
-    """The block that was kept under a name, its bad lines left out, if it is here and has these columns. It can be loaded once."""
+def load(name: str, columns: set[str]) -> ParsedBlock | None:
+    """The block that `save` wrote under a name, without its rejected lines, and deletes its file.
+
+    None if there is no such file, it is incomplete, or it lacks one of these columns.
+    """
     path = _path(name)
     if path is None or not path.exists():
         return None
@@ -51,14 +55,14 @@ def load(name: str, columns: set[str]) -> Block | None:
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
             batch = reader.get_batch(0)
             lines = int(reader.schema.metadata[_LINES])
-    except (OSError, pa.ArrowInvalid):  # written in part: the worker was killed
+    except (OSError, pa.ArrowInvalid):  # incomplete: the worker was killed
         return None
     finally:
         with suppress(OSError):
-            path.unlink()  # what is mapped stays readable
+            path.unlink()  # the mapping stays readable
     arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-    places = np.asarray(arrays.pop(_PLACES))
-    return Block(0, lines, places, arrays, {}, ()) if columns <= set(arrays) else None
+    row_lines = np.asarray(arrays.pop(_ROW_LINES))
+    return ParsedBlock(0, lines, row_lines, arrays, {}, ()) if columns <= set(arrays) else None
 
 
 def _path(name: str) -> Path | None:

@@ -1,7 +1,7 @@
-"""The first pass: every line of some days parsed once, its values counted, its bad lines told apart.
+"""The scan pass: parses every line of some days once, counts values, and returns the rejected lines.
 
-Each task reads one slice. It writes the slice's value counts as a Parquet file of its own, and returns what the day's
-quarantine and line numbers are made of.
+Each task reads one file split. It writes the value counts of the split as Parquet, and returns what the
+driver needs for quarantine and line numbers.
 """
 
 from __future__ import annotations
@@ -16,40 +16,45 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from etl.quality.counts import LABEL_CELLS
-from etl.raw.file_splits import Slice, blocks
+from etl.raw.file_splits import FileSplit, read_blocks
 from etl.raw.value_text import text_array
 from etl.text import parsed_splits
 from etl.text.layout import FileLayout
-from etl.text.parse_block import Block, parse_block, unify
+from etl.text.parse_block import ParsedBlock, parse_block, unify
 from etl.value_counts.count_files import write_counts
 from spark.tasks import run_tasks
 from storage.feature_spec import LABEL
 
-# Blocks whose counts are kept before they are merged: bounds what a task holds beside one block.
+# Number of blocks whose counts are held before they are merged. It bounds the memory of a task.
 _MERGE_EVERY = 8
 
 
 @dataclass(frozen=True)
-class Task:
-    """A slice, the hash buckets its value counts are cut into, and the name of the parsed slice's scratch.
+class ScanTask:
+    """One file split to scan.
 
-    `counts_file`: where its value counts go. Each attempt at the task adds a part of its own to that name.
+    Attributes:
+        file_split: to read.
+        counts_file: path for its value counts. Each attempt at the task adds a part of its own to the name.
+        buckets: number of hash buckets that its value counts are divided into.
+        scratch: name to save the parsed split under; None to save nothing.
     """
 
-    part: Slice
+    file_split: FileSplit
     counts_file: str
     buckets: int = 1
     scratch: str | None = None
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What the first pass found in a slice.
+class SplitSummary:
+    """Counts of one scanned file split.
 
     Attributes:
-        lines, good: its lines, and those that are good rows.
-        dropped: reason → other lines.
-        values: column → rows of its counts, as many as it has different values.
+        lines: number of its lines.
+        good: number of good rows.
+        dropped: reason → number of lines that are no good rows.
+        values: column → number of its distinct values.
         file: path of its value counts.
     """
 
@@ -61,7 +66,7 @@ class Summary:
 
 
 _SCHEMA = "task int, summary string, line bigint, reason string, text string"
-_ARROW = pa.schema(
+_ARROW_SCHEMA = pa.schema(
     [
         ("task", pa.int32()),
         ("summary", pa.string()),
@@ -72,70 +77,71 @@ _ARROW = pa.schema(
 )
 
 
-def survey(
-    spark: SparkSession, tasks: Sequence[Task], layout: FileLayout, counted: Sequence[str]
+def scan_splits(
+    spark: SparkSession, tasks: Sequence[ScanTask], layout: FileLayout, counted: Sequence[str]
 ) -> DataFrame:
-    """Frame of (task, summary) once a task and (task, line in the slice, reason, text) once a bad line.
+    """A row (task, summary) per task, and a row (task, line in the split, reason, text) per rejected line.
 
-    Counts files are written as a side effect, under new names whenever it is evaluated: persist it for more than one look,
-    and publish the files that the summaries name.
+    Each evaluation writes the files of value counts again, under new names. Persist the frame before you use
+    it twice, and publish the files that the summaries name.
 
     Args:
-        counted: raw columns whose values are counted; the labels are too, under the name LABEL_CELLS.
+        spark: the session.
+        tasks: file splits.
+        layout: of the log.
+        counted: raw columns whose values are counted. Labels are counted too, under the name LABEL_CELLS.
     """
     sent, names = tuple(tasks), tuple(counted)
     return run_tasks(
-        spark, len(sent), lambda index: _survey_slice(index, sent[index], layout, names), _SCHEMA
+        spark, len(sent), lambda index: scan_file_split(index, sent[index], layout, names), _SCHEMA
     )
 
 
-def summaries(surveyed: DataFrame) -> dict[int, Summary]:
-    """Task → summary. One row a slice is collected."""
-    rows = surveyed.where("summary is not null").select("task", "summary").collect()
-    return {row["task"]: Summary(**json.loads(row["summary"])) for row in rows}
+def collect_summaries(scanned: DataFrame) -> dict[int, SplitSummary]:
+    """Task → summary of its file split. Collects one row per task."""
+    rows = scanned.where("summary is not null").select("task", "summary").collect()
+    return {row["task"]: SplitSummary(**json.loads(row["summary"])) for row in rows}
 
 
-def _survey_slice(
-    index: int, task: Task, layout: FileLayout, counted: Sequence[str]
+def scan_file_split(
+    index: int, task: ScanTask, layout: FileLayout, counted: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
+    """Scans one file split in a worker: batches of rejected lines, and the batch of the summary last."""
     lines, good, dropped = 0, 0, Counter[str]()
-    counts = {name: _Counts() for name in (LABEL_CELLS, *counted)}
-    for block in blocks(task.part):
-        parsed = parse_block(
-            block, layout, wanted(layout, counted), layout.header and starts_file(task.part, lines)
-        )
-        yield from _bad_lines(index, lines, parsed)
-        # A compressed file may come in several blocks; only what is one is kept.
-        if task.scratch and task.part.end is not None:
+    counters = {name: _ValueCounter() for name in (LABEL_CELLS, *counted)}
+    needed = columns_to_parse(layout, counted)
+    for block in read_blocks(task.file_split):
+        parsed = parse_block(block, layout, needed, layout.header and starts_file(task.file_split, lines))
+        yield from _rejected_lines(index, lines, parsed)
+        # A compressed file may have several blocks; only a split of one block is saved.
+        if task.scratch and task.file_split.end is not None:
             parsed_splits.save(task.scratch, parsed)
         lines += parsed.lines
-        good += len(parsed.places)
-        dropped.update(reason for _, reason, _ in parsed.bad)
+        good += len(parsed.row_lines)
+        dropped.update(reason for _, reason, _ in parsed.rejected)
         labels = parsed.columns[LABEL].cast(pa.float64()).dictionary_encode()
-        for name, count in counts.items():
+        for name, counter in counters.items():
             if name == LABEL_CELLS:
-                count.add(labels)
+                counter.add(labels)
             else:
-                count.add(parsed.columns[name], parsed.counts.get(name))
-    found = {name: count.result() for name, count in counts.items()}
-    file, values = write_counts(task.counts_file, found, task.buckets)
+                counter.add(parsed.columns[name], parsed.counts.get(name))
+    value_counts = {name: counter.result() for name, counter in counters.items()}
+    file, values = write_counts(task.counts_file, value_counts, task.buckets)
     summary = json.dumps({"lines": lines, "good": good, "dropped": dropped, "values": values, "file": file})
+    row = (index, summary, None, None, None)
     yield pa.RecordBatch.from_arrays(
-        [
-            pa.array([each], field.type)
-            for each, field in zip((index, summary, None, None, None), _ARROW, strict=True)
-        ],
-        schema=_ARROW,
+        [pa.array([value], field.type) for value, field in zip(row, _ARROW_SCHEMA, strict=True)],
+        schema=_ARROW_SCHEMA,
     )
 
 
-def starts_file(part: Slice, lines_before: int) -> bool:
-    """Whether the next block begins the file, so that its first line is a header, where files have one."""
-    return part.start == 0 and lines_before == 0
+def starts_file(file_split: FileSplit, lines_before: int) -> bool:
+    """Whether the next block of a split begins its file. The first line of a file may be a header."""
+    return file_split.start == 0 and lines_before == 0
 
 
-def wanted(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
-    """The raw columns a parse must return: those of features and of the log's own meaning."""
+def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
+    """The raw columns that a parse must return: `features`, and those of label, keys and filters."""
     names = {*features, layout.label.column}
     if layout.keys:
         names |= set(layout.keys.columns)
@@ -144,64 +150,64 @@ def wanted(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
     return tuple(column.name for column in layout.columns if column.name in names)
 
 
-def _bad_lines(index: int, before: int, parsed: Block) -> Iterator[pa.RecordBatch]:
-    if parsed.bad:
-        places, reasons, texts = zip(*parsed.bad, strict=True)
+def _rejected_lines(index: int, lines_before: int, parsed: ParsedBlock) -> Iterator[pa.RecordBatch]:
+    if parsed.rejected:
+        lines, reasons, texts = zip(*parsed.rejected, strict=True)
         yield pa.RecordBatch.from_arrays(
             [
-                pa.array([index] * len(places), pa.int32()),
-                pa.nulls(len(places), pa.string()),
-                pa.array(np.asarray(places, np.int64) + before),
+                pa.array([index] * len(lines), pa.int32()),
+                pa.nulls(len(lines), pa.string()),
+                pa.array(np.asarray(lines, np.int64) + lines_before),
                 pa.array(reasons, pa.string()),
                 pa.array(texts, pa.string()),
             ],
-            schema=_ARROW,
+            schema=_ARROW_SCHEMA,
         )
 
 
-class _Counts:
-    """Occurrences of each distinct value of one column over the blocks of a slice."""
+class _ValueCounter:
+    """Counts each distinct value of one column over the blocks of a file split."""
 
     def __init__(self) -> None:
         self._parts: list[pa.DictionaryArray] = []
         self._counts: list[np.ndarray] = []
         self._nulls = 0
 
-    def add(self, coded: pa.DictionaryArray, counts: np.ndarray | None = None) -> None:
-        """Counts a block's values; `counts` are those of its dictionary, if somebody knows them."""
-        codes = coded.indices
+    def add(self, encoded: pa.DictionaryArray, counts: np.ndarray | None = None) -> None:
+        """Adds the values of a block. `counts` are the counts of its dictionary, if they are known."""
+        codes = encoded.indices
         self._nulls += codes.null_count
         if counts is None:
             codes = codes.drop_null() if codes.null_count else codes
-            counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=len(coded.dictionary))
-        # Each part stands for its distinct values: one code a value, counted beside.
-        every = pa.array(np.arange(len(coded.dictionary), dtype=np.int32))
-        self._parts.append(pa.DictionaryArray.from_arrays(every, coded.dictionary))
+            counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=len(encoded.dictionary))
+        # Only distinct values are held, one code each, so that `unify` can merge the dictionaries of several
+        # blocks.
+        all_codes = pa.array(np.arange(len(encoded.dictionary), dtype=np.int32))
+        self._parts.append(pa.DictionaryArray.from_arrays(all_codes, encoded.dictionary))
         self._counts.append(counts)
         if len(self._parts) >= _MERGE_EVERY:
             self._merge()
 
     def _merge(self) -> None:
-        whole = unify(self._parts)
-        codes = whole.indices.to_numpy(zero_copy_only=False)
-        # Weights are doubles, exact for counts up to 2**53.
-        counts = np.bincount(codes, np.concatenate(self._counts), len(whole.dictionary)).astype(np.int64)
-        every = pa.array(np.arange(len(counts), dtype=np.int32))
-        self._parts = [pa.DictionaryArray.from_arrays(every, whole.dictionary)]
+        merged = unify(self._parts)
+        codes = merged.indices.to_numpy(zero_copy_only=False)
+        # np.bincount adds float64 weights, which are exact for counts up to 2**53.
+        counts = np.bincount(codes, np.concatenate(self._counts), len(merged.dictionary)).astype(np.int64)
+        all_codes = pa.array(np.arange(len(counts), dtype=np.int32))
+        self._parts = [pa.DictionaryArray.from_arrays(all_codes, merged.dictionary)]
         self._counts = [counts]
 
     def result(self) -> tuple[pa.Array, np.ndarray]:
-        """(distinct values as texts, their counts), values that occur only; null, where it occurs, comes last."""
+        """(n distinct values as texts, (n,) their counts). Null is the last value, if it occurs."""
         if not self._parts:
             return pa.array([], pa.string()), np.zeros(0, np.int64)
         if len(self._parts) > 1:
             self._merge()
         values, counts = text_array(self._parts[0].dictionary), self._counts[0]
-        # A value may stand in a block's dictionary for a bad row alone.
-        there = counts > 0
-        if not there.all():
-            at = np.flatnonzero(there)
-            values, counts = values.take(pa.array(at)), counts[at]
+        # A value of a rejected row may be in the dictionary of its block without a good row.
+        if not (counts > 0).all():
+            codes = np.flatnonzero(counts > 0)
+            values, counts = values.take(pa.array(codes)), counts[codes]
         if self._nulls:
             values = pa.concat_arrays([values, pa.nulls(1, pa.string())])
             counts = np.append(counts, self._nulls)

@@ -1,21 +1,18 @@
-"""Days of text through the two passes: quarantine and value counts first, feature partitions after the fit."""
+"""Days of text in two passes.
+
+The scan pass gives quarantine and value counts. The encode pass gives features, after the fit.
+"""
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from conf.dates import days_since_epoch
-from conf.errors import DataError
 from conf.names import scheme_of
 from conf.types import Config
 from etl.native.library import is_built
@@ -23,55 +20,42 @@ from etl.ops.engine import choose_engine
 from etl.quality.column_summary import Summary
 from etl.quality.counts import Column
 from etl.quality.day_values import Values
-from etl.raw.file_splits import Slice, cut
+from etl.raw.file_splits import FileSplit, split_files
 from etl.raw.files import RawFiles, raw_path
 from etl.spark.quarantine import DayCounts, layout_digest
-from etl.text.encode_pass import Encoding, encode
-from etl.text.encode_pass import Task as EncodeTask
+from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.layout import FileLayout, file_layout
-from etl.text.scan_pass import Summary as SliceSummary
-from etl.text.scan_pass import Task as SurveyTask
-from etl.text.scan_pass import summaries, survey
+from etl.text.publish_scan import ScannedDay, file_name, publish_counts, publish_quarantine
+from etl.text.scan_pass import ScanTask, collect_summaries, scan_splits
 from etl.value_counts.count_files import BUCKET_BYTES, buckets_for
 from etl.value_counts.profiles import compare_days, summarise_days
 from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import Plan, plan
 from etl.workflow.fitted_workflow import FittedWorkflow
-from storage import file_io
-from storage.feature_spec import ROW_ID
 from storage.manifest import Manifest, current_manifest, data_files, digest_of, read_manifest
-from storage.paths import Lake, Partition
-from storage.publish import Rules, new_attempt, publish, publish_files
+from storage.paths import Lake
+from storage.publish import Rules, new_attempt, publish_files
 
 log = logging.getLogger("nightrank.etl")
 
-_QUARANTINE_SCHEMA = pa.schema(
-    [
-        (ROW_ID, pa.int64()),
-        ("source_file", pa.string()),
-        ("line_number", pa.int64()),
-        ("reason", pa.string()),
-        ("line", pa.string()),
-    ]
-)
-
-
-_COUNTS_FORMAT = 2  # of the files of value counts: days of another one are read again
+# Version of the files of value counts. Days with another version are scanned again.
+_COUNTS_FORMAT = 2
 
 
 @dataclass(frozen=True)
-class SurveyedSlice:
-    """A slice with its number of lines."""
+class _ScannedSplit:
+    """A file split and the number of its lines."""
 
-    part: Slice
+    file_split: FileSplit
     lines: int
 
 
-def flow_applies(spark: SparkSession, config: Config) -> bool:
-    """Whether workers can read the days' files themselves: text, a partition a day, nothing joined or drawn.
+def text_passes_apply(spark: SparkSession, config: Config) -> bool:
+    """Whether Python workers can read the days' files themselves.
 
-    All else goes through frames: attributes, negatives, operators that change rows, splits within a partition, logs on
-    HDFS (which Spark's Hadoop client reads). So do all logs where the compiled scanner was not built.
+    They can for text with one partition per day and nothing to join or draw. All other logs go through Spark
+    frames: those with attributes, negatives, operators that change rows, or splits within a partition, and
+    those on HDFS, which Spark's Hadoop client reads. Without the compiled scanner all logs go through frames.
     """
     applies = (
         choose_engine(spark, config.workflow.engine) == "arrow"
@@ -85,39 +69,42 @@ def flow_applies(spark: SparkSession, config: Config) -> bool:
     )
     if applies and not is_built():
         log.warning(
-            "the scanner of text is not built here: days go through Spark, some times slower; run `make setup`"
+            "the compiled scanner of text is missing, so Spark reads the days, several times slower; "
+            "run `make setup`"
         )
         return False
     return applies
 
 
-class FileFlow:
-    """The window of one run of build_features."""
+class TextPasses:
+    """The two passes over the days of one run of build_features."""
 
     def __init__(self, spark: SparkSession, config: Config, lake: Lake) -> None:
         self._spark, self._config, self._lake = spark, config, lake
         self._plan: Plan = plan(config)
-        self._slices: dict[str, list[SurveyedSlice]] = {}
-        self._scratch: dict[Slice, str] = {}  # of the slices that this run parsed
+        self._splits: dict[str, list[_ScannedSplit]] = {}
+        self._scratch: dict[FileSplit, str] = {}  # of the splits that this run scanned
 
-    def survey(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
-        """Day → counts; the days not surveyed yet are read, all in one job, and their tables published."""
-        missing = [raw for raw in days if not self._is_surveyed(raw)]
+    def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
+        """Day → counts of its rows.
+
+        Days that are not scanned yet are read in one job, and their tables published.
+        """
+        missing = [raw for raw in days if not self._is_scanned(raw)]
         if missing:
-            self._survey(missing)
-        found = {}
+            self._scan(missing)
+        counts = {}
         for raw in days:
-            known = read_manifest(self._lake.quarantine.partition(raw.dt))
-            good = known.rows_in - sum(known.dropped.values())
-            found[raw.dt] = DayCounts(known.rows_in, good, known.rows, dict(known.dropped))
-            slices = read_manifest(self._lake.value_counts.partition(raw.dt)).facts["slices"]
-            self._slices[raw.dt] = [
-                SurveyedSlice(Slice(path, start, end), lines) for path, start, end, lines in slices
+            quarantine = read_manifest(self._lake.quarantine.partition(raw.dt))
+            counts[raw.dt] = DayCounts.from_manifest(quarantine)
+            stored = read_manifest(self._lake.value_counts.partition(raw.dt)).facts["slices"]
+            self._splits[raw.dt] = [
+                _ScannedSplit(FileSplit(path, start, end), lines) for path, start, end, lines in stored
             ]
-        return found
+        return counts
 
     def counts_of(self, raw: RawFiles) -> Counts:
-        """The value counts of a surveyed day."""
+        """The value counts of a scanned day."""
         partition = self._lake.value_counts.partition(raw.dt)
         day = days_since_epoch(raw.dt)
         manifest = read_manifest(partition)
@@ -125,46 +112,49 @@ class FileFlow:
         return Counts(files, day, manifest.facts["values"])
 
     def has_counts_of(self, columns: Sequence[Column]) -> bool:
-        """Whether the values of all these columns are counted: those of real numbers are not."""
-        return {column.name for column in columns} <= set(self._counted())
+        """Whether the values of all these columns are counted. Those of `float` columns are not."""
+        return {column.name for column in columns} <= set(self._counted_columns())
 
     def summaries_of(self, days: Sequence[RawFiles], columns: Sequence[Column]) -> list[dict[str, Summary]]:
-        """Per surveyed day: column (and the label) → the summary of its values."""
+        """Per scanned day: column (and the label) → the summary of its values."""
         return summarise_days(self._spark, [self.counts_of(raw) for raw in days], columns)
 
     def compared(
         self, train: Sequence[RawFiles], day: RawFiles, columns: Sequence[Column]
     ) -> dict[str, Values]:
-        """Column of names → its values on a surveyed day against the training days."""
+        """Column of type `string` → its values on a scanned day against the training days."""
         return compare_days(self._spark, [self.counts_of(raw) for raw in train], self.counts_of(day), columns)
 
     def encodes(self, workflow: FittedWorkflow) -> bool:
-        """Whether workers can compute every chain: none needs frames, and no table is too large for their memory."""
+        """Whether workers can compute all chains: none needs frames, and all tables fit into their memory."""
         return workflow.engine == "arrow" and not any(chain.sql_only for chain in workflow.chains)
 
-    def encode(
+    def encode_days(
         self,
         workflow: FittedWorkflow,
         days: Mapping[str, tuple[RawFiles, DayCounts, dict[str, str]]],
         rules: Rules,
     ) -> dict[str, Manifest]:
-        """Publishes the feature partitions of surveyed days, all written in one job.
+        """Publishes the feature partitions of scanned days, which one job writes.
 
         Args:
+            workflow: computes the features.
             days: day → its raw files, counts, and the inputs of its manifest.
+            rules: for the rows of the feature table.
         """
+        table = self._lake.features(workflow.version)
         tasks: list[EncodeTask] = []
-        of_day: dict[str, list[int]] = {}
+        tasks_of_day: dict[str, range] = {}
         attempts: dict[str, str] = {}
         for dt in days:
-            partition = self._lake.features(workflow.version).partition(dt)
-            attempts[dt], first = new_attempt(partition), 0
-            for index, surveyed in enumerate(self._slices[dt]):
-                name = f"{attempts[dt]}/part-{index:05d}.parquet"
-                of_day.setdefault(dt, []).append(len(tasks))
-                scratch = self._scratch.get(surveyed.part)
-                tasks.append(EncodeTask(surveyed.part, first, partition.file(name), scratch))
-                first += surveyed.lines
+            partition = table.partition(dt)
+            attempts[dt], first_row = new_attempt(partition), 0
+            tasks_of_day[dt] = range(len(tasks), len(tasks) + len(self._splits[dt]))
+            for index, scanned in enumerate(self._splits[dt]):
+                path = partition.file(f"{attempts[dt]}/part-{index:05d}.parquet")
+                scratch = self._scratch.get(scanned.file_split)
+                tasks.append(EncodeTask(scanned.file_split, first_row, path, scratch))
+                first_row += scanned.lines
         encoding = Encoding(
             layout=self._layout([raw for raw, _, _ in days.values()]),
             chains=workflow.chains,
@@ -172,11 +162,11 @@ class FileFlow:
             tables=workflow.local,
             row_group_rows=self._config.output.row_group_rows,
         )
-        written = encode(self._spark, tasks, encoding)
+        written = encode_splits(self._spark, tasks, encoding)
         return {
             dt: publish_files(
-                self._lake.features(workflow.version).partition(dt),
-                dict.fromkeys(f"{attempts[dt]}/{_name(written[index])}" for index in of_day[dt]),
+                table.partition(dt),
+                dict.fromkeys(f"{attempts[dt]}/{file_name(written[task])}" for task in tasks_of_day[dt]),
                 inputs=inputs,
                 expected_rows=counts.good,
                 rows_in=counts.rows_in,
@@ -187,139 +177,56 @@ class FileFlow:
             for dt, (_, counts, inputs) in days.items()
         }
 
-    def _counted(self) -> list[str]:
-        """Raw columns whose values are counted: all integers and texts that features are made of."""
-        of_features = {name for chain in self._plan.chains for name in chain.inputs}
+    def _counted_columns(self) -> list[str]:
+        """Raw columns whose values are counted: all inputs of features that are of type `int` or `string`."""
+        inputs = {name for chain in self._plan.chains for name in chain.inputs}
         return [
             column.name
             for column in self._config.log.columns
-            if column.name in of_features and column.type != "float"
+            if column.name in inputs and column.type != "float"
         ]
 
     def _layout(self, days: Sequence[RawFiles]) -> FileLayout:
         return file_layout(self._config, tuple(path for raw in days for path in raw.paths))
 
     def _inputs(self, raw: RawFiles) -> tuple[dict[str, str], dict[str, str]]:
-        """Inputs of the quarantine's manifest and of the value counts'."""
-        known = {"raw": raw.digest, "layout": layout_digest(self._config)}
-        return known, {**known, "columns": digest_of([_COUNTS_FORMAT, *self._counted()])}
+        """Inputs of the manifests of quarantine and value counts."""
+        shared = {"raw": raw.digest, "layout": layout_digest(self._config)}
+        return shared, {**shared, "columns": digest_of([_COUNTS_FORMAT, *self._counted_columns()])}
 
-    def _is_surveyed(self, raw: RawFiles) -> bool:
+    def _is_scanned(self, raw: RawFiles) -> bool:
         tables = (self._lake.quarantine, self._lake.value_counts)
         return all(
             current_manifest(table.partition(raw.dt), inputs) is not None
             for table, inputs in zip(tables, self._inputs(raw), strict=True)
         )
 
-    def _survey(self, days: Sequence[RawFiles]) -> None:
-        run = uuid.uuid4().hex[:12]
-        tasks: list[SurveyTask] = []
-        of_day: dict[str, list[int]] = {raw.dt: [] for raw in days}
+    def _scan(self, days: Sequence[RawFiles]) -> None:
+        run_id = uuid.uuid4().hex[:12]
+        tasks: list[ScanTask] = []
+        splits_of_day: dict[str, dict[int, FileSplit]] = {}
         attempts: dict[str, str] = {}
         for raw in days:
             partition = self._lake.value_counts.partition(raw.dt)
             attempts[raw.dt] = new_attempt(partition)
-            parts = cut(raw.paths)
-            buckets = buckets_for(sum(part.bytes for part in parts), BUCKET_BYTES)
-            for index, part in enumerate(parts):
-                name = f"{attempts[raw.dt]}/part-{index:05d}.parquet"
-                of_day[raw.dt].append(len(tasks))
-                scratch = f"{run}-{len(tasks)}"
-                self._scratch[part] = scratch
-                tasks.append(SurveyTask(part, partition.file(name), buckets, scratch))
-        surveyed = survey(self._spark, tasks, self._layout(days), self._counted()).persist()
+            file_splits = split_files(raw.paths)
+            splits_of_day[raw.dt] = dict(enumerate(file_splits, start=len(tasks)))
+            buckets = buckets_for(sum(file_split.bytes for file_split in file_splits), BUCKET_BYTES)
+            for index, file_split in enumerate(file_splits):
+                path = partition.file(f"{attempts[raw.dt]}/part-{index:05d}.parquet")
+                scratch = self._scratch[file_split] = f"{run_id}-{len(tasks)}"
+                tasks.append(ScanTask(file_split, path, buckets, scratch))
+        scanned = scan_splits(self._spark, tasks, self._layout(days), self._counted_columns()).persist()
         try:
-            found = summaries(surveyed)
-            for raw in days:
-                mine = of_day[raw.dt]
-                self._publish_quarantine(raw, surveyed, {index: tasks[index].part for index in mine}, found)
-            # Where an executor was lost, another look at `surveyed` writes files of counts again, under other names: those that
-            # are published stay as they are.
-            for raw in days:
-                attempt = attempts[raw.dt]
-                counted = {f"{attempt}/{_name(found[i].file)}": tasks[i].part for i in of_day[raw.dt]}
-                self._publish_counts(raw, counted, [found[i] for i in of_day[raw.dt]])
+            summaries = collect_summaries(scanned)
+            scanned_days = [ScannedDay(raw, splits_of_day[raw.dt], summaries) for raw in days]
+            for day in scanned_days:
+                partition = self._lake.quarantine.partition(day.raw.dt)
+                publish_quarantine(self._config, partition, day, scanned, self._inputs(day.raw)[0])
+            # When an executor is lost, Spark evaluates `scanned` again and writes files of counts under other
+            # names. The files that the summaries name stay as they are.
+            for day in scanned_days:
+                partition = self._lake.value_counts.partition(day.raw.dt)
+                publish_counts(self._config, partition, day, attempts[day.raw.dt], self._inputs(day.raw)[1])
         finally:
-            surveyed.unpersist()
-
-    def _publish_quarantine(
-        self,
-        raw: RawFiles,
-        surveyed: DataFrame,
-        parts: Mapping[int, Slice],
-        found: Mapping[int, SliceSummary],
-    ) -> None:
-        dropped: Counter[str] = Counter()
-        starts: list[tuple[int, str, int, int]] = []
-        first, in_file, path = 0, 0, ""
-        for index, part in parts.items():
-            in_file, path = (0 if part.path != path else in_file), part.path
-            starts.append((index, part.path, first, in_file))
-            first += found[index].lines
-            in_file += found[index].lines
-            dropped.update(found[index].dropped)
-        filtered = [each.reason for each in self._plan.filters]
-        bad = sum(count for reason, count in dropped.items() if reason not in filtered)
-        partition = self._lake.quarantine.partition(raw.dt)
-        shared: dict[str, Any] = {
-            "inputs": self._inputs(raw)[0],
-            "expected_rows": bad,
-            "rows_in": sum(found[index].good for index in parts) + sum(dropped.values()),
-            "dropped": dict(sorted(dropped.items())),
-            "grace_hours": self._config.output.grace_hours,
-        }
-        if not bad:
-            name = f"{new_attempt(partition)}/part-00000.parquet"
-            _write_empty(partition, name)
-            publish_files(partition, {name: None}, **shared)
-            return
-        offsets = self._spark.createDataFrame(
-            starts, "task int, source_file string, first_row long, first_line long"
-        )
-        lines = surveyed.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*filtered))
-        rows = lines.join(F.broadcast(offsets), "task").select(
-            (F.col("first_row") + F.col("line")).alias(ROW_ID),
-            "source_file",
-            (F.col("first_line") + F.col("line") + 1).alias("line_number"),
-            "reason",
-            F.col("text").alias("line"),
-        )
-        publish(
-            rows, partition, row_group_rows=self._config.output.row_group_rows, sort_by=[ROW_ID], **shared
-        )
-
-    def _publish_counts(
-        self, raw: RawFiles, files: Mapping[str, Slice], found: Sequence[SliceSummary]
-    ) -> None:
-        slices = [
-            [part.path, part.start, part.end, summary.lines]
-            for part, summary in zip(files.values(), found, strict=True)
-        ]
-        if not files:
-            raise DataError(f"the raw log of {raw.dt} holds no line", "deliver the log of that day again")
-        publish_files(
-            self._lake.value_counts.partition(raw.dt),
-            dict.fromkeys(files),
-            inputs=self._inputs(raw)[1],
-            expected_rows=sum(sum(summary.values.values()) for summary in found),
-            facts={"slices": slices, "values": _added([summary.values for summary in found])},
-            grace_hours=self._config.output.grace_hours,
-        )
-
-
-def _name(path: str) -> str:
-    return path.rsplit("/", 1)[1]
-
-
-def _added(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of each name over all parts, zeros included."""
-    return {name: sum(part[name] for part in parts) for name in parts[0]} if parts else {}
-
-
-def _write_empty(partition: Partition, name: str) -> None:
-    path = partition.file(name)
-    files, inner = file_io.filesystem(path)
-    if file_io.is_local(path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    with files.open_output_stream(inner) as sink:
-        pq.write_table(_QUARANTINE_SCHEMA.empty_table(), sink)
+            scanned.unpersist()

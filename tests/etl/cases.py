@@ -1,4 +1,4 @@
-"""A small click log with everything that is hard about logs, and the means to build and read its tables."""
+"""A small click log with all difficulties of logs, and functions that build and read its tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from conf.load import load_config
 from conf.types import Config
-from etl.build import Built, build
+from etl.build import BuildResult, build
 from storage.feature_spec import FeatureSpec
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -46,7 +46,7 @@ LOG: dict[str, Any] = {
             "kind": "dense",
             "ops": [{"fill": {"value": 0}}, {"clip": {"min": 0}}, "log1p", "normalize"],
         },
-        # I3 holds numbers of any size, I4 the same one always, I5 none at all.
+        # I3 has integers of any size, I4 is constant, I5 is always empty.
         {
             "columns": ["I3"],
             "kind": "dense",
@@ -65,7 +65,7 @@ LOG: dict[str, Any] = {
     "model": {"architecture": "dlrm"},
 }
 
-# In the order of their UTF-8 bytes U+FFEE comes before U+1F600, in UTF-16 after it.
+# U+FFEE sorts before U+1F600 by UTF-8 bytes, and after it by UTF-16.
 TEXTS = [
     "a",
     "Z",
@@ -103,7 +103,7 @@ MALFORMED = {
     "field_count": ["", "1\t2", "\t" * 40, "no tabs at all"],
     "integer:I1": ["0\t1.5" + "\t" * 11, "1\tx" + "\t" * 11, "0\t 1" + "\t" * 11],
     "integer:I3": ["0\t\t\t12345678901234567890" + "\t" * 9, f"0\t\t\t{2**63}" + "\t" * 9],
-    # The last is a double, and no float32.
+    # The last one is a double that is out of float32's range.
     "number:X": ["0" + "\t" * 6 + text + "\t" * 6 for text in ("NaN", "1d", "1e308")],
     "label:label": ["2" + "\t" * 7 + "u\ti" + "\t" * 4, "\t" * 7 + "u\ti" + "\t" * 4],
     "missing_key:user": ["1" + "\t" * 8 + "i" + "\t" * 4],
@@ -114,7 +114,7 @@ MALFORMED = {
 
 
 def write_config(folder: Path, *changes: Mapping[str, Any]) -> Config:
-    """The configuration above, with changes, through a YAML file; lake and raw data lie in the folder."""
+    """The configuration LOG with changes, loaded from a YAML file. Lake and raw data are in the folder."""
     values: dict[str, Any] = {**LOG, "lake": str(folder / "lake"), "data": str(folder / "raw")}
     for change in changes:
         values |= change
@@ -124,9 +124,9 @@ def write_config(folder: Path, *changes: Mapping[str, Any]) -> Config:
 
 
 def make_lines(day: str, rows: int, seed: int) -> list[str]:
-    """Good lines with nulls, ties, extremes and values of this day alone, malformed ones between them."""
+    """Good lines with nulls, ties, extremes and values of this day only, and malformed lines between them."""
     draw = random.Random(seed)
-    lines = [line for found in MALFORMED.values() for line in found]
+    lines = [line for malformed in MALFORMED.values() for line in malformed]
     texts = ["", *TEXTS, *(f"only {day} {n}" for n in range(3))]
     for _ in range(rows):
         fields = [
@@ -150,38 +150,39 @@ def make_lines(day: str, rows: int, seed: int) -> list[str]:
 
 
 def write_day(folder: Path, lines: Sequence[str]) -> list[Path]:
-    """The lines in four files: CR LF, gzip, an empty one, and one whose last line has no end."""
+    """Writes the lines to four files: with CR LF, gzip, empty, and without an end of the last line."""
     folder.mkdir(parents=True)
     third = len(lines) // 3
     (folder / "a.tsv").write_bytes("".join(line + "\r\n" for line in lines[:third]).encode())
-    with gzip.open(folder / "b.tsv.gz", "wb") as packed:
-        packed.write("".join(line + "\n" for line in lines[third : 2 * third]).encode())
+    with gzip.open(folder / "b.tsv.gz", "wb") as stream:
+        stream.write("".join(line + "\n" for line in lines[third : 2 * third]).encode())
     (folder / "c.tsv").touch()
-    # An empty last line without an end would be no line at all.
+    # An empty last line without an end would not count as a line. `sorted` avoids it.
     (folder / "d.tsv").write_bytes("\n".join(sorted(lines[2 * third :])).encode())
     return sorted(folder.iterdir())
 
 
-def run_build(spark: SparkSession, config: Config, run_date: str, parent: str | None = None) -> Built:
+def run_build(spark: SparkSession, config: Config, run_date: str, parent: str | None = None) -> BuildResult:
+    """Builds the features of a run date without timing its phases."""
     return build(spark, config, Lake(config.lake), run_date, parent, lambda _: nullcontext())
 
 
 def read_rows(partition: Partition, split: str | None = None) -> pd.DataFrame:
-    """A published partition, read by its manifest and without Spark."""
+    """The rows of a published partition, read with pyarrow by its manifest."""
     files = data_files(partition, read_manifest(partition), split)
     tables = [pq.read_table(file, partitioning=None) for file in files]
     return pa.concat_tables(tables).to_pandas() if tables else pd.DataFrame()
 
 
 def assert_features_equal(actual: pd.DataFrame, expected: pd.DataFrame, spec: FeatureSpec) -> None:
-    """Same columns in the spec's order, same rows: keys, label and ids exactly, dense values to float32's precision."""
+    """Compares the order of columns; keys, label and ids exactly; dense values in float32's precision."""
     assert list(actual.columns) == spec.table_columns
     assert sorted(expected.columns) == sorted(spec.table_columns)
     ordered = actual.sort_values("row_id", ignore_index=True)
-    exact = [*spec.key_columns, spec.label, *(each.name for each in spec.categorical)]
+    exact = [*spec.key_columns, spec.label, *(feature.name for feature in spec.categorical)]
     for name in exact:
         assert ordered[name].tolist() == expected[name].tolist(), name
-    for name in (each.name for each in spec.dense):
+    for name in (feature.name for feature in spec.dense):
         np.testing.assert_allclose(
             ordered[name].astype(float), expected[name].astype(float), rtol=1e-6, atol=1e-6, err_msg=name
         )

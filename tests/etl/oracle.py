@@ -1,174 +1,27 @@
-"""What build_features must produce, computed a second time with pandas and NumPy and without Spark.
+"""The expected output of build_features, computed with pandas and NumPy and without Spark.
 
-Written from the contracts (the docstrings of conf and of the operators), not from etl's code, and sharing none of it: a
-mistake has to be made twice to go unseen. Small inputs only: Python loops over lines.
+It is written from the contracts (docstrings of conf and of the operators) and shares no code with etl. So a
+test misses a mistake only if both have it. It loops over lines in Python, so use it for small inputs only.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from conf.types import Config, FeatureGroup, RawTable
-
-LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
-
-
-def lines_of(path: Path) -> list[bytes]:
-    """Lines of a text file, plain or gzipped, ended by LF, CR LF or CR; the last one may lack its end.
-
-    The byte order mark at its start is no part of the first.
-    """
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    return data.splitlines()  # of bytes: at these three ends alone
-
-
-def parse_table(table: RawTable, paths: Sequence[Path]) -> pd.DataFrame:
-    """Every raw row: row_id, file, line_number, line, reason (None for a good one) and the typed columns."""
-    rows: list[dict[str, Any]] = []
-    row_id = 0
-    for path in sorted(paths):
-        header: list[str] | None = None
-        for number, data in enumerate(lines_of(path), start=1):
-            line = data.decode("utf-8", errors="replace")
-            place = {"row_id": row_id, "file": path.name, "line_number": number, "line": line}
-            row_id += 1
-            if table.format == "csv" and header is None:
-                header = next(csv.reader([line], delimiter=table.separator))
-                continue
-            if line.encode() != data:
-                rows.append(place | {"reason": "not_utf8"})
-            elif header and csv_fields(line, table.separator) is None:
-                rows.append(place | {"reason": "quote"})
-            else:
-                rows.append(place | _typed(table, _fields(table, line, header)))
-    names = ["row_id", "file", "line_number", "line", "reason", *table.names]
-    return pd.DataFrame(rows, columns=names, dtype=object)
-
-
-def _fields(table: RawTable, line: str, header: list[str] | None) -> list[str] | None:
-    """The line's fields in the order of the config; None when their number is wrong."""
-    if header is None:
-        fields = line.split(table.separator)
-        return fields if len(fields) == len(table.columns) else None
-    fields = csv_fields(line, table.separator)
-    if fields is None or len(fields) != len(header):
-        return None
-    named = dict(zip(header, fields, strict=True))
-    return [named[column.source_name] for column in table.columns]
-
-
-def csv_fields(line: str, separator: str) -> list[str] | None:
-    """The fields of a line of csv, character by character; None where a quote stands where none may."""
-    fields, rest = [], line
-    while True:
-        field = ""
-        if rest.startswith('"'):
-            rest = rest[1:]
-            while True:
-                before, quote, rest = rest.partition('"')
-                field += before
-                if not quote:
-                    return None
-                if not rest.startswith('"'):
-                    break
-                field, rest = field + '"', rest[1:]
-            if rest and not rest.startswith(separator):
-                return None
-        else:
-            place = rest.find(separator)
-            field, rest = (rest, "") if place < 0 else (rest[:place], rest[place:])
-            if '"' in field:
-                return None
-        fields.append(field)
-        if not rest:
-            return fields
-        rest = rest[1:]
-
-
-def _typed(table: RawTable, fields: list[str] | None) -> dict[str, Any]:
-    if fields is None:
-        return {"reason": "field_count"}
-    reasons, values = [], {}
-    for column, text in zip(table.columns, fields, strict=True):
-        value = _PARSERS[column.type](text) if text else None
-        if text and value is None:
-            reasons.append(f"{'integer' if column.type == 'int' else 'number'}:{column.name}")
-        values[column.name] = value
-    return values | {"reason": reasons[0] if reasons else None}
-
-
-def _integer(text: str) -> int | None:
-    if not re.fullmatch(r"[+-]?[0-9]{1,19}", text):
-        return None
-    return int(text) if LONG_MIN <= int(text) <= LONG_MAX else None
-
-
-def _number(text: str) -> float | None:
-    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
-        return None
-    return float(text) if abs(float(text)) <= float(np.finfo(np.float32).max) else None
-
-
-_PARSERS: Mapping[str, Callable[[str], Any]] = {"int": _integer, "float": _number, "string": str}
-
-
-def parse_log(config: Config, paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(good rows with label, user_key, item_key and event_time where configured; bad rows) of one day."""
-    rows = parse_table(config.log, paths)
-    label, least = config.log.label.column, config.log.label.positive_at_least
-    if least is None:
-        bad_label = ~rows[label].isin([0, 1])
-        clicked = rows[label] == 1
-    else:
-        bad_label = rows[label].isna()
-        clicked = rows[label].map(lambda value: value is not None and value >= least)
-    rules = [(bad_label, f"label:{label}")]
-    if config.keys:
-        for name in (config.keys.user, config.keys.item):
-            rules += [(rows[name].isna(), f"missing_key:{name}"), (rows[name].map(_breaks), f"key:{name}")]
-        rows["user_key"] = rows[config.keys.user].map(_text)
-        rows["item_key"] = rows[config.keys.item].map(_text)
-    if config.log.event_time:
-        column, scale = config.log.event_time.column, {"s": 10**6, "ms": 10**3, "us": 1}
-        rules.append((rows[column].isna(), f"missing_time:{column}"))
-        factor = scale[config.log.event_time.unit]
-        rows["event_time"] = rows[column].map(lambda value: None if pd.isna(value) else value * factor)
-        beyond = rows["event_time"].map(lambda value: value is not None and abs(value) > LONG_MAX)
-        rules.append((beyond, f"time_range:{column}"))
-    for broken, reason in rules:
-        rows.loc[broken & rows["reason"].isna(), "reason"] = reason
-    rows["label"] = clicked.astype(np.float32)
-    good = rows["reason"].isna()
-    return rows[good].drop(columns="reason").reset_index(drop=True), rows[~good].reset_index(drop=True)
-
-
-def _breaks(key: Any) -> bool:
-    """Whether an id holds a control character (C0, DEL, C1) or has more than 256 bytes."""
-    text = _text(key) or ""
-    return len(text.encode()) > 256 or any(unicodedata.category(each) == "Cc" for each in text)
-
-
-def _text(value: Any) -> str | None:
-    return None if pd.isna(value) else str(value)
+from conf.types import Config, FeatureGroup
 
 
 def split_by_fraction(rows: pd.DataFrame, train: float, validation: float) -> pd.Series:
-    """Cut by event time (rows of one instant stay together) where there is one, otherwise by rank among the rows."""
+    """Splits by event time, with rows of one time together, or by rank if there is no time."""
     if "event_time" in rows:
         order = rows["event_time"].astype(np.int64)
         first, second = np.quantile(order, [train, train + validation])
@@ -182,30 +35,31 @@ def split_by_fraction(rows: pd.DataFrame, train: float, validation: float) -> pd
 
 
 def split_leave_last_out(rows: pd.DataFrame) -> pd.Series:
-    """Per user: from the latest positive on test, from the one before it on validation, the rest train."""
+    """Per user: test from the last positive on, validation from the positive before it on, train before."""
     order = ["event_time", "row_id"] if "event_time" in rows else ["row_id"]
     split = pd.Series("train", rows.index)
-    for _, mine in rows.sort_values(order).groupby("user_key"):
-        clicks = [place for place, label in enumerate(mine["label"]) if label == 1]
+    for _, user_rows in rows.sort_values(order).groupby("user_key"):
+        clicks = [index for index, label in enumerate(user_rows["label"]) if label == 1]
         if clicks:
-            split[mine.index[clicks[-1] :]] = "test"
+            split[user_rows.index[clicks[-1] :]] = "test"
         if len(clicks) > 1:
-            split[mine.index[clicks[-2] : clicks[-1]]] = "validation"
+            split[user_rows.index[clicks[-2] : clicks[-1]]] = "validation"
     return split
 
 
 def add_negatives(
     log: pd.DataFrame, per_positive: int, hash_of: Mapping[tuple[int, int], int]
 ) -> pd.DataFrame:
-    """The log and the drawn rows, by row_id: a row sees the rows of its split and of earlier ones, and nothing later.
+    """The log and its negatives, by row_id. A row sees the rows of its split and of earlier splits only.
 
     Args:
-        log: row_id, user_key, item_key, item, label and, where it is cut inside one partition, split.
-        hash_of: (row_id, draw from 1 on) → hash.
+        log: row_id, user_key, item_key, item, label and, if its splits are within one partition, split.
+        per_positive: number of draws per positive row.
+        hash_of: (row_id, draw, from 1) → hash.
     """
     order = ["train", "validation", "test"]
     splits = log["split"] if "split" in log else pd.Series("train", log.index)
-    made = [log.assign(row_id=log["row_id"] * (per_positive + 1))]
+    parts = [log.assign(row_id=log["row_id"] * (per_positive + 1))]
     for split in order:
         visible = log[splits.isin(order[: order.index(split) + 1])]
         first_seen = splits[visible.index].map(order.index).groupby(visible["item_key"]).min()
@@ -217,27 +71,35 @@ def add_negatives(
                 if (row["user_key"], item) not in known:
                     row_id = row["row_id"] * (per_positive + 1) + draw
                     changed = {"item_key": item, "item": item, "label": 0.0, "row_id": row_id}
-                    made.append(pd.DataFrame([{**row, **changed}]))
-    return pd.concat(made).sort_values("row_id", ignore_index=True)[log.columns]
+                    parts.append(pd.DataFrame([{**row, **changed}]))
+    return pd.concat(parts).sort_values("row_id", ignore_index=True)[log.columns]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """(column, place in its chain) → (mean, std); column → value → id; column → value → cumulative count."""
+    """Fitted statistics.
+
+    Attributes:
+        moments: (column, index in its chain) → (mean, std).
+        ids: column → value → id.
+        counts: column → value → count over all fits.
+    """
 
     moments: Mapping[tuple[str, int], tuple[float, float]]
     ids: Mapping[str, Mapping[str, int]]
     counts: Mapping[str, Counter[str]]
 
-    def moments_at(self, column: str, place: int, _: np.ndarray) -> tuple[float, float]:
-        return self.moments[column, place]
+    def moments_at(self, column: str, index: int, _: np.ndarray) -> tuple[float, float]:
+        """(mean, std) at an index of a column's chain."""
+        return self.moments[column, index]
 
     def cardinality(self, column: str) -> int:
+        """Number of ids of a column, reserved ids included."""
         return max(self.ids[column].values(), default=2) + 1
 
 
 def fit(config: Config, train: pd.DataFrame, parent: Fitted | None = None) -> Fitted:
-    """Fits on the training rows alone; with a parent its numbers stay, and its ids are kept and appended to."""
+    """Fits on the training rows. With a parent, its moments and ids stay and new ids are appended."""
     moments = dict(parent.moments) if parent else {}
     ids: dict[str, dict[str, int]] = {}
     counts: dict[str, Counter[str]] = {}
@@ -254,43 +116,46 @@ def fit(config: Config, train: pd.DataFrame, parent: Fitted | None = None) -> Fi
 
 
 def append_ids(ids: dict[str, int], counts: Counter[str], min_count: int) -> None:
-    """Adds the values that occur often enough and have no id: by descending count, ties by UTF-8 bytes."""
-    arriving = [value for value, count in counts.items() if count >= min_count and value not in ids]
+    """Gives ids to new values with `min_count` rows or more, by descending count and then by UTF-8 bytes."""
+    new = [value for value, count in counts.items() if count >= min_count and value not in ids]
     first = max(ids.values(), default=2) + 1
-    ranked = sorted(arriving, key=lambda value: (-counts[value], value.encode("utf-8")))
-    ids.update({value: first + place for place, value in enumerate(ranked)})
+    ranked = sorted(new, key=lambda value: (-counts[value], value.encode("utf-8")))
+    ids.update({value: first + index for index, value in enumerate(ranked)})
 
 
 def _fit_moments(
-    moments: dict[tuple[str, int], tuple[float, float]], column: str, place: int, values: np.ndarray
+    moments: dict[tuple[str, int], tuple[float, float]], column: str, index: int, values: np.ndarray
 ) -> tuple[float, float]:
     present = values[~np.isnan(values)]
     mean = math.fsum(present) / len(present)
     std = math.sqrt(math.fsum((present - mean) ** 2) / len(present)) if np.ptp(present) else 1.0
-    moments[column, place] = mean, std
+    moments[column, index] = mean, std
     return mean, std
 
 
 def dense_chain(
     group: FeatureGroup, raw: pd.Series, moments: Callable[[int, np.ndarray], tuple[float, float]]
 ) -> np.ndarray:
-    """The values of a dense column after its chain; `moments` gives (mean, std) at a place in it."""
+    """The values of a dense column after its chain.
+
+    `moments` returns (mean, std) at an index of the chain.
+    """
     values = raw.astype(float).to_numpy()
-    for place, entry in enumerate(group.ops):
+    for index, entry in enumerate(group.ops):
         name = entry if isinstance(entry, str) else next(iter(entry))
-        given = _parameters(entry)
+        parameters = _parameters(entry)
         if name == "fill":
-            values = np.where(np.isnan(values), given.get("value", 0), values)
+            values = np.where(np.isnan(values), parameters.get("value", 0), values)
         elif name == "clip":
-            values = np.where(values < given.get("min", -np.inf), given.get("min", 0), values)
-            values = np.where(values > given.get("max", np.inf), given.get("max", 0), values)
+            values = np.where(values < parameters.get("min", -np.inf), parameters.get("min", 0), values)
+            values = np.where(values > parameters.get("max", np.inf), parameters.get("max", 0), values)
         elif name == "log1p":
             values = np.array([math.log1p(x) if x > -1 else math.nan for x in values])
         elif name == "normalize":
-            mean, std = moments(place, values)
+            mean, std = moments(index, values)
             values = (values - mean) / std
         else:
-            raise ValueError(f"the oracle does not know the operator {name}")
+            raise ValueError(f"the oracle has no operator {name}")
     return values
 
 
@@ -308,12 +173,12 @@ def encode(config: Config, fitted: Fitted, rows: pd.DataFrame) -> pd.DataFrame:
                 columns[column] = dense_chain(group, rows[column], partial(fitted.moments_at, column))
             else:
                 ids = fitted.ids[column]
-                columns[column] = [1 if pd.isna(each) else ids.get(str(each), 2) for each in rows[column]]
+                columns[column] = [1 if pd.isna(value) else ids.get(str(value), 2) for value in rows[column]]
     return pd.DataFrame(columns).sort_values("row_id", ignore_index=True)
 
 
 def latest(days: Sequence[pd.DataFrame], key: str, columns: Sequence[str]) -> pd.DataFrame:
-    """One row a key: its features in the latest row (later day, then later row) of encoded days, sorted by key's bytes."""
+    """One row per key, sorted by its bytes: the features of its latest row (latest day, then last row)."""
     rows = pd.concat([day.sort_values("row_id") for day in days], ignore_index=True)
     last = rows.groupby(key).tail(1)[[key, *columns]]
     return last.sort_values(key, key=lambda keys: keys.map(str.encode), ignore_index=True)

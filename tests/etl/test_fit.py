@@ -69,7 +69,7 @@ def test_ids_do_not_depend_on_order_and_an_extension_appends(
 
 def _exact(values: list[float]) -> tuple[float, float]:
     """Mean and population std of values rounded to multiples of 2**-24, by exact fractions."""
-    # round() of a Fraction takes the even one of two neighbours, as IEEE's rint does.
+    # round() of a Fraction rounds halves to even, as IEEE's rint does.
     rounded = [Fraction(round(Fraction(v) * 2**24), 2**24) for v in values]
     mean = sum(rounded, Fraction(0)) / len(rounded)
     return float(mean), math.sqrt(sum(((v - mean) ** 2 for v in rounded), Fraction(0)) / len(rounded))
@@ -110,7 +110,7 @@ def test_moments_are_exact_in_any_order(spark: SparkSession, values: list[float]
 
 
 def test_normalize_takes_instants_in_milliseconds_and_any_integer(spark: SparkSession) -> None:
-    """1.7e12 was beyond the range of the exact sums."""
+    """1.7e12 was out of range of the exact sums in an earlier version."""
     for values in ([1.7e12, 1.7e12 + 2000], [float(2**63 - 1), -float(2**63)], [1.7e18, 1.8e18]):
         rows = spark.createDataFrame([(value,) for value in values], "a double")
         moments = measure_moments(rows, {"a": F.col("a")})["a"]
@@ -176,7 +176,7 @@ def test_splits_are_the_oracles(spark: SparkSession, rows: list[tuple]) -> None:
     log = _log(rows)
     fraction = SplitConfig(by="fraction", train=0.7, validation=0.2)
     assert _split_of(spark, log, fraction) == oracle.split_by_fraction(log, 0.7, 0.2).tolist()
-    # Rows that were quarantined leave gaps between positions.
+    # Quarantined rows leave gaps in row_id.
     untimed = log.drop(columns="event_time")[log["label"].cumsum() % 3 != 1]
     assert _split_of(spark, untimed, fraction) == oracle.split_by_fraction(untimed, 0.7, 0.2).tolist()
     last_out = SplitConfig(by="leave_last_out")
@@ -207,7 +207,7 @@ def _sizes(spark: SparkSession, rows: DataFrame, **shares: float) -> list[int]:
     return [counted.get(name, 0) for name in SPLITS]
 
 
-def test_a_log_without_times_is_cut_by_the_rows_that_are_kept(spark: SparkSession) -> None:
+def test_a_log_without_times_is_split_by_the_rank_of_kept_rows(spark: SparkSession) -> None:
     positions = spark.range(1000).withColumnRenamed("id", "row_id")
     # 502 rows, most of them late.
     good = positions.where("row_id >= 506 or (row_id > 0 and row_id % 63 = 0)")
@@ -216,7 +216,7 @@ def test_a_log_without_times_is_cut_by_the_rows_that_are_kept(spark: SparkSessio
 
 
 @pytest.mark.parametrize("kept", ["row_id % 7 != 0", "row_id < 190000 or row_id % 3 = 0", "row_id >= 70000"])
-def test_cuts_are_exact_over_many_blocks_of_positions(spark: SparkSession, kept: str) -> None:
+def test_splits_are_exact_over_many_blocks_of_row_ids(spark: SparkSession, kept: str) -> None:
     rows = spark.range(300_000).withColumnRenamed("id", "row_id").where(kept)
     total = rows.count()
     train, both = (total - 1) * 8 // 10 + 1, (total - 1) * 9 // 10 + 1

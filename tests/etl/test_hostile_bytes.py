@@ -1,4 +1,4 @@
-"""Files of hostile bytes: every line is one good row or one quarantined line, the same ones in both engines and in the oracle."""
+"""Files of hostile bytes: every line is a good row or is quarantined, equally in both engines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
-from etl.raw.file_splits import blocks, cut
+from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
 from etl.spark.read_log import read_log
 from etl.text.layout import file_layout
 from etl.text.parse_block import parse_block, plain
-from etl.text.scan_pass import starts_file, wanted
-from tests.etl import cases, oracle
+from etl.text.scan_pass import columns_to_parse, starts_file
+from tests.etl import cases, raw_oracle
 from tests.spark_settings import set_meanwhile
 
 DAY = "2026-01-01"
@@ -44,7 +44,8 @@ def _config(folder: Path, form: str, engine: str = "auto") -> Config:
     return cases.write_config(folder, changes, {"workflow": {"engine": engine}})
 
 
-# Quotes, control characters, broken and border-line UTF-8, line ends of other standards, ids and numbers at their limits.
+# Quotes, control characters, invalid UTF-8, line ends of other standards, and ids and numbers at their
+# limits.
 _NASTY = [
     *(b'"', b'""', b'"u', b'u"', b'a"b', b'"a"b', b'"a""b"', b'"a,b"', b'"a\tb"', b'" "', b"'"),
     *(
@@ -72,15 +73,15 @@ END = st.sampled_from([b"\n", b"\n", b"\r\n", b"\r"])
 
 @st.composite
 def hostile_files(draw: st.DrawFn, form: str, lines: int) -> list[bytes]:
-    """A few files of good lines with some bytes that are not; csv files begin with the header."""
+    """A few files of good lines with some hostile bytes. csv files begin with the header."""
     separator = b"," if form == "csv" else b"\t"
 
     def line() -> bytes:
         if draw(st.integers(0, 9)) == 0:
             return draw(st.lists(NASTY, max_size=8).map(b"".join))
         fields = list(GOOD)
-        for place in draw(st.lists(st.integers(0, 4), max_size=2)):
-            fields[place] = draw(NASTY)
+        for index in draw(st.lists(st.integers(0, 4), max_size=2)):
+            fields[index] = draw(NASTY)
         return separator.join(fields) + draw(st.sampled_from([b"", b"", b"", separator]))
 
     files = []
@@ -96,7 +97,7 @@ def hostile_files(draw: st.DrawFn, form: str, lines: int) -> list[bytes]:
 
 def _write(folder: Path, files: Sequence[bytes], suffix: str = ".txt") -> list[Path]:
     (folder / "raw").mkdir()
-    paths = [folder / f"raw/{place}{suffix}" for place in range(len(files))]
+    paths = [folder / f"raw/{index}{suffix}" for index in range(len(files))]
     for path, data in zip(paths, files, strict=True):
         path.write_bytes(gzip.compress(data) if suffix == ".gz" else data)
     return paths
@@ -107,14 +108,16 @@ Reasons = dict[tuple[str, int], str]
 
 
 def _of_oracle(config: Config, paths: list[Path]) -> tuple[Rows, Reasons]:
-    good, bad = oracle.parse_log(config, paths)
-    places = zip(good["file"], good["line_number"], strict=True)
+    good, bad = raw_oracle.parse_log(config, paths)
+    lines_of_rows = zip(good["file"], good["line_number"], strict=True)
     values = (_plain(row) for row in good[[*NAMES, "user_key", "item_key"]].itertuples(index=False))
     reasons = zip(bad["file"], bad["line_number"], bad["reason"], strict=True)
-    lines = sum(len(oracle.lines_of(path)) for path in paths)
+    lines = sum(len(raw_oracle.lines_of(path)) for path in paths)
     headers = sum(1 for path in paths if config.log.format == "csv")
     assert len(good) + len(bad) == lines - headers, "every line is a row or is quarantined"
-    return dict(zip(places, values, strict=True)), {(file, line): why for file, line, why in reasons}
+    return dict(zip(lines_of_rows, values, strict=True)), {
+        (file, line): reason for file, line, reason in reasons
+    }
 
 
 def _plain(row: Sequence[Any]) -> tuple[Any, ...]:
@@ -122,53 +125,52 @@ def _plain(row: Sequence[Any]) -> tuple[Any, ...]:
     return (float(label), *values)
 
 
-def _of_files(config: Config, paths: list[Path], slice_bytes: int) -> tuple[Rows, Reasons]:
-    """The arrow engine's way through text, without Spark."""
+def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows, Reasons]:
+    """Rows and reasons of the two passes, without Spark."""
     layout = file_layout(config, tuple(str(path) for path in paths))
     rows: Rows = {}
     reasons: Reasons = {}
     for path in paths:
         before = 0
-        for part in cut([str(path)], slice_bytes):
-            for block in blocks(part):
-                parsed = parse_block(
-                    block, layout, wanted(layout, NAMES), layout.header and starts_file(part, before)
-                )
+        for file_split in split_files([str(path)], split_bytes):
+            for block in read_blocks(file_split):
+                header = layout.header and starts_file(file_split, before)
+                parsed = parse_block(block, layout, columns_to_parse(layout, NAMES), header)
                 columns = [
                     plain(parsed.columns[name]).to_pylist() for name in (*NAMES, "user_key", "item_key")
                 ]
-                for place, *values in zip(parsed.places.tolist(), *columns, strict=True):
-                    rows[path.name, before + place + 1] = tuple(values)
-                for place, why, _ in parsed.bad:
-                    reasons[path.name, before + place + 1] = why
+                for line, *values in zip(parsed.row_lines.tolist(), *columns, strict=True):
+                    rows[path.name, before + line + 1] = tuple(values)
+                for line, reason, _ in parsed.rejected:
+                    reasons[path.name, before + line + 1] = reason
                 before += parsed.lines
     return rows, reasons
 
 
 def _of_frames(spark: SparkSession, config: Config) -> tuple[Rows, Reasons]:
-    found = read_log(spark, config, require_raw(config, config.log, DAY)).collect()
-    assert len({row["row_id"] for row in found}) == len(found)
-    places = {(Path(row["_file"]).name, row["_line_number"]): row for row in found}
-    assert len(places) == len(found)
-    good = {place: row for place, row in places.items() if row["_reason"] is None}
+    collected = read_log(spark, config, require_raw(config, config.log, DAY)).collect()
+    assert len({row["row_id"] for row in collected}) == len(collected)
+    by_line = {(Path(row["_file"]).name, row["_line_number"]): row for row in collected}
+    assert len(by_line) == len(collected)
+    good = {line: row for line, row in by_line.items() if row["_reason"] is None}
     return (
         {
-            place: (row["label"], *(row[name] for name in NAMES[1:]), row["user_key"], row["item_key"])
-            for place, row in good.items()
+            line: (row["label"], *(row[name] for name in NAMES[1:]), row["user_key"], row["item_key"])
+            for line, row in good.items()
         },
-        {place: row["_reason"] for place, row in places.items() if row["_reason"] is not None},
+        {line: row["_reason"] for line, row in by_line.items() if row["_reason"] is not None},
     )
 
 
 @pytest.mark.parametrize("form", ["tsv", "csv"])
 def test_files_are_read_as_the_oracle_reads_them(form: str) -> None:
     @settings(max_examples=250, deadline=None, derandomize=True, database=None)
-    @given(files=hostile_files(form, 25), slice_bytes=st.sampled_from([40, 300, 1 << 20]), suffix=SUFFIX)
-    def check(files: list[bytes], slice_bytes: int, suffix: str) -> None:
+    @given(files=hostile_files(form, 25), split_bytes=st.sampled_from([40, 300, 1 << 20]), suffix=SUFFIX)
+    def check(files: list[bytes], split_bytes: int, suffix: str) -> None:
         with TemporaryDirectory() as name:
             paths = _write(Path(name), files, suffix)
             config = _config(Path(name), form)
-            rows, reasons = _of_files(config, paths, slice_bytes)
+            rows, reasons = _of_files(config, paths, split_bytes)
             assert (rows, reasons) == _of_oracle(config, paths)
             seen.update(["good"] * len(rows))
             seen.update(reasons.values())
@@ -199,8 +201,8 @@ def test_frames_are_read_as_the_oracle_reads_them(spark: SparkSession, form: str
     check()
 
 
-def test_a_line_break_in_quotes_makes_no_row_of_another_user(tmp_path: Path) -> None:
-    """The second half of the field, `1"`, was published as the id of a user."""
+def test_a_line_break_in_quotes_does_not_become_a_row_of_another_user(tmp_path: Path) -> None:
+    """An earlier version published the second half of the field, `1"`, as the id of a user."""
     data = b'label,user,item,n,x\n1,"u\n1",i1,5,0.5\n1,u2,i2,5,0.5\n"1",u3,i3,5,"0.5"\n1,u4,i"4,5,0.5\n'
     data += b'1,"u\r\n1",i1,5,0.5\n1,"",i5,5,0.5\n'
     paths = _write(tmp_path, [data])
@@ -218,7 +220,7 @@ def test_quotes_are_ordinary_characters_of_tsv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data, said",
+    "data, message",
     [
         (b'label,"user,item,n,x\n', "unmatched quote"),
         (b"label,user,item,n,x,user\n1,a,b,1,1,c\n", "more than one column named 'user'"),
@@ -228,16 +230,14 @@ def test_quotes_are_ordinary_characters_of_tsv(tmp_path: Path) -> None:
         (b"", r"no columns \['label'"),
     ],
 )
-def test_a_hostile_header_is_bad_data_by_name(tmp_path: Path, data: bytes, said: str) -> None:
+def test_a_hostile_header_is_bad_data_by_name(tmp_path: Path, data: bytes, message: str) -> None:
     paths = _write(tmp_path, [data])
-    with pytest.raises(DataError, match=rf"0\.txt.*{said}"):
+    with pytest.raises(DataError, match=rf"0\.txt.*{message}"):
         file_layout(_config(tmp_path, "csv"), (str(paths[0]),))
 
 
-def test_long_fields_and_many_fields_are_not_too_much_for_either_engine(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Java's regular expressions may run out of stack where a repetition steps back."""
+def test_both_engines_parse_long_fields_and_many_fields(spark: SparkSession, tmp_path: Path) -> None:
+    """Java's regular expressions may overflow the stack if a repetition backtracks."""
     long = b'1,"u",i,5,0.5\n' + b'1,"' + b'a""' * 100_000 + b'",i,5,0.5\n' + b'"",' * 30_000 + b"\n"
     _write(tmp_path, [b"label,user,item,n,x\n" + long])
     for engine in ("sql", "arrow"):

@@ -1,4 +1,4 @@
-"""Training days without a click, or with clicks alone, are bad data before anything is fitted on them."""
+"""Training days without a click, or with clicks only, are bad data. The build stops before the fit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _with_label(line: str, label: str) -> str:
 
 
 def _without_clicks(line: str) -> str:
-    """A click loses its last field, so that it is quarantined."""
+    """Removes the last field of a click, so that it is quarantined."""
     return line.rsplit("\t", 1)[0] if line.startswith("1\t") else line
 
 
 def _config(folder: Path, engine: str, train_days: list[list[str]]) -> Config:
-    """The log of cases with its two train days replaced."""
+    """The log of cases with other lines on its two train days."""
     changes = {"quality": {"max_bad_share": 0.9}, "workflow": {"engine": engine}}
     config = cases.write_config(folder, changes)
     later = [cases.make_lines(day, 60, seed) for seed, day in enumerate(DAYS[2:])]
@@ -41,7 +41,7 @@ NO_CLICK = r"hold no click \(2026-01-01: 0 of \d+ rows, 2026-01-02: 0 of \d+ row
 
 
 @pytest.mark.parametrize(
-    "engine, change, said",
+    "engine, change, message",
     [
         ("sql", lambda line: _with_label(line, "0"), NO_CLICK),
         ("arrow", lambda line: _with_label(line, "0"), NO_CLICK),
@@ -55,11 +55,11 @@ NO_CLICK = r"hold no click \(2026-01-01: 0 of \d+ rows, 2026-01-02: 0 of \d+ row
     ids=["no click, sql", "no click, arrow", "clicks alone", "clicks in quarantine"],
 )
 def test_one_label_in_all_train_days_stops_the_build(
-    spark: SparkSession, tmp_path: Path, engine: str, change, said: str
+    spark: SparkSession, tmp_path: Path, engine: str, change, message: str
 ) -> None:
     lines = [[change(line) for line in cases.make_lines(day, 60, 7)] for day in DAYS[:2]]
     config = _config(tmp_path, engine, lines)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         cases.run_build(spark, config, DAYS[-1])
     assert caught.value.exit_code == 3
     assert not is_published(Lake(config.lake).datasets.partition(DAYS[-1]))
@@ -68,19 +68,19 @@ def test_one_label_in_all_train_days_stops_the_build(
 def test_one_click_is_enough_and_lists_need_none(spark: SparkSession, tmp_path: Path) -> None:
     quiet = [[_with_label(line, "0") for line in cases.make_lines(day, 60, 7)] for day in DAYS[:2]]
     good = next(
-        place for place, line in enumerate(quiet[1]) if line.startswith("0\t") and line.count("\t") == 12
+        index for index, line in enumerate(quiet[1]) if line.startswith("0\t") and line.count("\t") == 12
     )
     clicked = [quiet[0], [*quiet[1][:good], _with_label(quiet[1][good], "1"), *quiet[1][good + 1 :]]]
     (tmp_path / "one").mkdir()
     config = _config(tmp_path / "one", "arrow", clicked)
     built = cases.run_build(spark, config, DAYS[-1])
     dataset = read_dataset(Lake(config.lake), DAYS[-1])
-    assert [each.clicks for each in dataset.splits["train"]] == [0, 1]
-    # A champion serves on: its workflow is applied, and nothing is trained.
+    assert [member.clicks for member in dataset.splits["train"]] == [0, 1]
+    # Nothing is trained: the run applies the workflow of the champion.
     (tmp_path / "one/raw" / f"dt={DAYS[1]}" / "d.tsv").unlink()
     (tmp_path / "one/raw" / f"dt={DAYS[1]}" / "a.tsv").write_text("\n".join(quiet[1]) + "\n")
     for name in ("b.tsv.gz", "c.tsv"):
         (tmp_path / "one/raw" / f"dt={DAYS[1]}" / name).unlink()
     cases.run_build(spark, config, DAYS[-1], built.workflow.version)
     dataset = read_dataset(Lake(config.lake), DAYS[-1])
-    assert [each.clicks for each in dataset.splits["train"]] == [0, 0]
+    assert [member.clicks for member in dataset.splits["train"]] == [0, 0]

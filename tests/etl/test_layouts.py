@@ -1,4 +1,4 @@
-"""build_features on logs that are cut inside one partition: Criteo's sample by position, a joined log by user or by time."""
+"""build_features on logs of one partition: Criteo's sample, and a log with joined tables."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.load import load_config
 from conf.types import SPLITS, Config
-from etl.build import Built
+from etl.build import BuildResult
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest, replace_manifest
 from storage.paths import Lake
 from tests.contract.test_overrides import documented_overrides
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT.parent / "shared/data/criteo_kaggle_sample"
 RUN_DATE = "2026-01-01"
 
 
-def _assert_splits_equal(config: Config, built: Built, rows: pd.DataFrame, fitted: oracle.Fitted) -> None:
-    """Each split's files hold the oracle's rows of that split; together they are all rows."""
+def _assert_splits_equal(
+    config: Config, built: BuildResult, rows: pd.DataFrame, fitted: oracle.Fitted
+) -> None:
+    """The files of a split have the oracle's rows of it, and together all rows."""
     lake = Lake(config.lake)
     dataset = read_dataset(lake, RUN_DATE)
     for split in SPLITS:
@@ -45,7 +47,7 @@ def test_the_criteo_sample_equals_the_oracle(spark: SparkSession, tmp_path: Path
     overrides = [f"lake={tmp_path}/lake", f"data={SAMPLE}", "output.row_group_rows=500"]
     config = load_config(str(ROOT / "conf/datasets/criteo.yaml"), overrides)
     built = cases.run_build(spark, config, RUN_DATE)
-    rows, bad = oracle.parse_log(config, [SAMPLE / "train.tsv"])
+    rows, bad = raw_oracle.parse_log(config, [SAMPLE / "train.tsv"])
     assert bad.empty
     rows["split"] = oracle.split_by_fraction(rows, config.split.train, config.split.validation)
     fitted = oracle.fit(config, rows[rows["split"] == "train"])
@@ -119,13 +121,13 @@ def _write_joined(folder: Path) -> None:
 
 
 def _expected(config: Config, folder: Path) -> pd.DataFrame:
-    """Good ratings with the attributes of both sides, where there are any."""
-    rows, bad = oracle.parse_log(config, [folder / "ratings.csv"])
+    """Good ratings with the attributes of user and item, if they have any."""
+    rows, bad = raw_oracle.parse_log(config, [folder / "ratings.csv"])
     assert bad.empty
     assert config.users is not None
     assert config.items is not None
     for table, key in ((config.users, "who"), (config.items, "what")):
-        attributes = oracle.parse_table(table, [folder / f"{'users' if key == 'who' else 'items'}.csv"])
+        attributes = raw_oracle.parse_table(table, [folder / f"{'users' if key == 'who' else 'items'}.csv"])
         rows = rows.merge(attributes[table.names], on=key, how="left")
     return rows
 
@@ -145,26 +147,28 @@ def test_a_joined_log_equals_the_oracle(spark: SparkSession, tmp_path: Path, by:
     _assert_attributes(config, built, tmp_path / "raw", fitted)
 
 
-def _assert_attributes(config: Config, built: Built, folder: Path, fitted: oracle.Fitted) -> None:
-    """users and items hold every row of their table, rated or not."""
+def _assert_attributes(config: Config, built: BuildResult, folder: Path, fitted: oracle.Fitted) -> None:
+    """users and items have every row of their table, rated or not."""
     lake, version = Lake(config.lake), built.workflow.version
     for table, raw, key, name in (
         (lake.users, config.users, "user_key", "who"),
         (lake.items, config.items, "item_key", "what"),
     ):
         assert raw is not None
-        attributes = oracle.parse_table(raw, [folder / f"{table(version).name.split('/')[0]}.csv"])
+        attributes = raw_oracle.parse_table(raw, [folder / f"{table(version).name.split('/')[0]}.csv"])
         attributes[key] = attributes[name].map(str)
-        columns = [each for group in config.features for each in group.columns if each in attributes]
-        own = config.model_copy(
+        columns = [column for group in config.features for column in group.columns if column in attributes]
+        attributes_config = config.model_copy(
             update={
                 "features": [
-                    group.model_copy(update={"columns": [each for each in group.columns if each in columns]})
+                    group.model_copy(update={"columns": [name for name in group.columns if name in columns]})
                     for group in config.features
                 ]
             }
         )
-        expected = oracle.latest([oracle.encode(own, fitted, attributes.assign(label=0.0))], key, columns)
+        expected = oracle.latest(
+            [oracle.encode(attributes_config, fitted, attributes.assign(label=0.0))], key, columns
+        )
         actual = cases.read_rows(table(version).partition(RUN_DATE))
         pd.testing.assert_frame_equal(
             actual[[key, *columns]], expected, check_dtype=False, rtol=1e-6, atol=1e-6
@@ -172,7 +176,7 @@ def _assert_attributes(config: Config, built: Built, folder: Path, fitted: oracl
 
 
 @pytest.mark.parametrize("engine", ["sql", "arrow"])
-def test_quarantined_rows_do_not_move_the_cuts(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_quarantined_rows_do_not_change_the_splits(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     log = {**JOINED["log"], "columns": JOINED["log"]["columns"][:3], "event_time": None}
     sections = {"log": log, "users": None, "items": None, "scopes": {}, "workflow": {"engine": engine}}
     features = [{"columns": ["who", "what"], "kind": "categorical", "ops": ["categorify"]}]
@@ -181,13 +185,13 @@ def test_quarantined_rows_do_not_move_the_cuts(spark: SparkSession, tmp_path: Pa
     )
     (tmp_path / "raw").mkdir()
     lines = ["who;what;stars"]
-    for place in range(1000):  # 502 good rows, most of them late
-        good = place >= 506 or (place > 0 and place % 63 == 0)
-        lines.append(f"{place % 9 if good else 'x'};film {place % 5};{1 + place % 5}")
+    for index in range(1000):  # 502 good rows, most of them late
+        good = index >= 506 or (index > 0 and index % 63 == 0)
+        lines.append(f"{index % 9 if good else 'x'};film {index % 5};{1 + index % 5}")
     (tmp_path / "raw/ratings.csv").write_text("\n".join(lines) + "\n")
     built = cases.run_build(spark, config, RUN_DATE)
-    made = built.features[RUN_DATE]
-    assert [sum(each.rows for each in made.split_files(split)) for split in SPLITS] == [401, 50, 51]
+    manifest = built.features[RUN_DATE]
+    assert [sum(file.rows for file in manifest.split_files(split)) for split in SPLITS] == [401, 50, 51]
 
 
 def test_negatives_stay_in_the_split_of_their_positive(spark: SparkSession, tmp_path: Path) -> None:
@@ -196,41 +200,41 @@ def test_negatives_stay_in_the_split_of_their_positive(spark: SparkSession, tmp_
     built = cases.run_build(spark, config, RUN_DATE)
     rows = _expected(config, tmp_path / "raw")
     split = oracle.split_leave_last_out(rows).set_axis(rows["row_id"])
-    kinds = oracle.parse_table(config.items, [tmp_path / "raw/items.csv"]).set_index("what")["kind"]  # type: ignore[arg-type]
+    kinds = raw_oracle.parse_table(config.items, [tmp_path / "raw/items.csv"]).set_index("what")["kind"]  # type: ignore[arg-type]
     partition = Lake(config.lake).features(built.workflow.version).partition(RUN_DATE)
-    found = {name: cases.read_rows(partition, name) for name in SPLITS}
-    for name, part in found.items():
+    rows_of_split = {name: cases.read_rows(partition, name) for name in SPLITS}
+    for name, part in rows_of_split.items():
         assert {split[row_id // 3] for row_id in part["row_id"]} == {name}
-    every = pd.concat(found.values())
-    drawn = every[every["row_id"] % 3 != 0]
-    assert len(every) - len(drawn) == len(rows)
+    all_rows = pd.concat(rows_of_split.values())
+    drawn = all_rows[all_rows["row_id"] % 3 != 0]
+    assert len(all_rows) - len(drawn) == len(rows)
     assert len(drawn)
-    for place, name in enumerate(SPLITS):
-        visible = rows[oracle.split_leave_last_out(rows).isin(SPLITS[: place + 1])]
-        mine = drawn[drawn["row_id"].isin(found[name]["row_id"])]
+    for index, name in enumerate(SPLITS):
+        visible = rows[oracle.split_leave_last_out(rows).isin(SPLITS[: index + 1])]
+        mine = drawn[drawn["row_id"].isin(rows_of_split[name]["row_id"])]
         assert not set(zip(mine["user_key"], mine["item_key"], strict=True)) & set(
             zip(visible["user_key"], visible["item_key"], strict=True)
         )
         assert set(mine["item_key"]) <= set(visible["item_key"])
-    # A drawn item brings its own attributes, not those of the positive it stands beside.
-    assert every.groupby(every["item_key"].map(kinds).fillna("none"))["kind"].nunique().max() == 1
-    assert read_manifest(partition).rows == len(every)
+    # A drawn item has its own attributes, not those of the item of its positive row.
+    assert all_rows.groupby(all_rows["item_key"].map(kinds).fillna("none"))["kind"].nunique().max() == 1
+    assert read_manifest(partition).rows == len(all_rows)
 
 
-def test_features_with_negatives_of_an_earlier_release_are_made_again(
+def test_features_with_negatives_of_an_earlier_release_are_written_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     config = cases.write_config(tmp_path, JOINED, {"negatives": {"per_positive": 2}})
     _write_joined(tmp_path / "raw")
     built = cases.run_build(spark, config, RUN_DATE)
     partition = Lake(config.lake).features(built.workflow.version).partition(RUN_DATE)
-    made = read_manifest(partition)
-    # That release did not say how negatives are drawn.
-    inputs = {name: digest for name, digest in made.inputs.items() if name != "negatives"}
-    assert inputs != dict(made.inputs)
-    replace_manifest(partition, replace(made, inputs=inputs))
+    manifest = read_manifest(partition)
+    # The inputs of that release do not contain the version of the draw.
+    inputs = {name: digest for name, digest in manifest.inputs.items() if name != "negatives"}
+    assert inputs != dict(manifest.inputs)
+    replace_manifest(partition, replace(manifest, inputs=inputs))
     again = cases.run_build(spark, config, RUN_DATE, built.workflow.version)
-    assert again.features[RUN_DATE].digest == made.digest == read_manifest(partition).digest
+    assert again.features[RUN_DATE].digest == manifest.digest == read_manifest(partition).digest
 
 
 def test_normalizing_a_column_without_any_value_says_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
@@ -246,7 +250,7 @@ def test_normalizing_a_column_without_any_value_says_what_to_do(spark: SparkSess
 def test_the_terabyte_log_by_day_as_the_configuration_documents_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """With the very `--set` values that stand in conf/datasets/criteo.yaml."""
+    """Uses the `--set` values that conf/datasets/criteo.yaml documents."""
     documented = dict(documented_overrides())["conf/datasets/criteo.yaml"]
     draw, days = random.Random(3), ["2014-05-12", "2014-05-13", "2014-05-14"]
     for day in days:
@@ -262,11 +266,11 @@ def test_the_terabyte_log_by_day_as_the_configuration_documents_it(
         ]
         text = "".join("\t".join(map(str, row)) + "\n" for row in rows)
         (folder / "part-0.gz").write_bytes(gzip.compress(text.encode()))
-    places = [f"lake={tmp_path}/lake", f"data={tmp_path}/data", "split.train_days=1"]
-    config = load_config(str(ROOT / "conf/datasets/criteo.yaml"), [*places, *documented])
+    paths = [f"lake={tmp_path}/lake", f"data={tmp_path}/data", "split.train_days=1"]
+    config = load_config(str(ROOT / "conf/datasets/criteo.yaml"), [*paths, *documented])
     built = cases.run_build(spark, config, days[-1])
     assert {day: counts.rows_in for day, counts in built.counts.items()} == dict.fromkeys(days, 200)
     dataset = read_dataset(Lake(config.lake), days[-1])
-    assert {split: [each.dt for each in members] for split, members in dataset.splits.items()} == {
+    assert {split: [member.dt for member in members] for split, members in dataset.splits.items()} == {
         split: [day] for split, day in zip(SPLITS, days, strict=True)
     }

@@ -1,4 +1,4 @@
-"""Drawn negatives: whatever the order of rows and partitions, the oracle's; and nothing of a held-out row in train."""
+"""Negatives equal the oracle's for any order of rows, and do not depend on held-out rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _drawn(spark: SparkSession, log: pd.DataFrame, seed: int = 1) -> pd.DataFram
 
 
 def _hashes(spark: SparkSession, rows: int) -> dict[tuple[int, int], int]:
-    """(row_id, draw) → what Spark's xxhash64 gives; the hash itself is not what is tested here."""
+    """(row_id, draw) → Spark's xxhash64. These tests do not check the hash itself."""
     pairs = spark.range(rows).withColumn("draw", F.explode(F.sequence(F.lit(1), F.lit(PER_POSITIVE))))
     hashed = pairs.select("id", "draw", F.xxhash64("id", "draw", F.lit(SEED)))
     return {(row[0], row[1]): row[2] for row in hashed.collect()}
@@ -55,18 +55,16 @@ def test_negatives_are_the_oracles(spark: SparkSession, rows: list[tuple], cut: 
 
 @FEW
 @given(rows=st.lists(LOG_ROW, min_size=30, max_size=80), later=st.sampled_from(["validation", "test"]))
-def test_later_rows_change_nothing_of_earlier_splits(
-    spark: SparkSession, rows: list[tuple], later: str
-) -> None:
+def test_later_rows_do_not_change_earlier_splits(spark: SparkSession, rows: list[tuple], later: str) -> None:
     log = _log([("u", "a", 1.0, "train"), *rows])
-    earlier = list(SPLITS[: SPLITS.index(later)])  # type: ignore[arg-type]
-    found = [_drawn(spark, each) for each in (log, log[log["split"].isin(earlier)])]
-    before, after = (each[each["split"].isin(earlier)].reset_index(drop=True) for each in found)
+    earlier = list(SPLITS[: SPLITS.index(later)])
+    frames = [_drawn(spark, rows_of_log) for rows_of_log in (log, log[log["split"].isin(earlier)])]
+    before, after = (frame[frame["split"].isin(earlier)].reset_index(drop=True) for frame in frames)
     pd.testing.assert_frame_equal(before, after)
 
 
 def test_held_out_items_are_drawn_for_train_rows_as_often_as_any_other(spark: SparkSession) -> None:
-    """Of 150 users, 50 items and one held-out item a user; the number of hits is a sum of independent draws."""
+    """150 users and 50 items, each user with one held-out item: hits are a sum of independent draws."""
     draw = random.Random(3)
     rows = []
     for user in range(150):
@@ -76,8 +74,8 @@ def test_held_out_items_are_drawn_for_train_rows_as_often_as_any_other(spark: Sp
             (f"u{user}", f"i{validation:02}", 1.0, "validation"),
             (f"u{user}", f"i{test:02}", 1.0, "test"),
         ]
-    found = _drawn(spark, _log(rows))
-    drawn = found[(found["split"] == "train") & (found["label"] == 0)]
+    with_negatives = _drawn(spark, _log(rows))
+    drawn = with_negatives[(with_negatives["split"] == "train") & (with_negatives["label"] == 0)]
     for held_out in ("validation", "test"):
         wanted = {(user, item) for user, item, _, split in rows if split == held_out}
         hits = sum(pair in wanted for pair in zip(drawn["user_key"], drawn["item_key"], strict=True))
@@ -85,7 +83,7 @@ def test_held_out_items_are_drawn_for_train_rows_as_often_as_any_other(spark: Sp
         assert abs(hits - draws / 50) < 4 * math.sqrt(draws / 50 * 49 / 50), held_out
 
 
-def test_drawn_rows_are_told_from_those_of_the_log(spark: SparkSession) -> None:
+def test_is_drawn_distinguishes_negatives_from_rows_of_the_log(spark: SparkSession) -> None:
     log = _log([("u", "a", 1.0, "train"), ("u", "b", 0.0, "train"), ("v", "c", 1.0, "train")])
     rows = (
         add_negatives(spark.createDataFrame(log), CONFIG, "item")

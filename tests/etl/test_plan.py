@@ -1,4 +1,4 @@
-"""Errors of a configuration that are feature_plan before anything runs, and its chains."""
+"""The feature plan refuses contradictory columns before anything runs."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
         ),
     ],
 )
-def test_parts_that_do_not_fit_together_are_named(
+def test_contradictory_columns_are_refused_by_name(
     tmp_path: Path, changes: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         plan(write_config(tmp_path, changes))
 
 
-def test_columns_that_no_step_combines_have_separate_chains(tmp_path: Path) -> None:
+def test_operators_of_single_columns_give_one_chain_per_column(tmp_path: Path) -> None:
     features = [
         {"columns": ["I{1..2}"], "kind": "dense", "ops": ["log1p"]},
         {
@@ -54,8 +54,8 @@ def test_columns_that_no_step_combines_have_separate_chains(tmp_path: Path) -> N
         },
         {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"hashed_cross": {"buckets": 9}}]},
     ]
-    feature_plan = plan(write_config(tmp_path, {"features": features, "scopes": {}}))
-    assert [chain.inputs for chain in feature_plan.chains] == [
+    planned = plan(write_config(tmp_path, {"features": features, "scopes": {}}))
+    assert [chain.inputs for chain in planned.chains] == [
         ("I1",),
         ("I2",),
         ("C1",),
@@ -63,4 +63,4 @@ def test_columns_that_no_step_combines_have_separate_chains(tmp_path: Path) -> N
         ("C3",),
         ("C1", "C2"),
     ]
-    assert feature_plan.features == ("I1", "I2", "C1_id", "C2_id", "C3_id", "C1_x_C2")
+    assert planned.features == ("I1", "I2", "C1_id", "C2_id", "C3_id", "C1_x_C2")

@@ -1,4 +1,4 @@
-"""Which files make up a raw day: by its manifest where there is one, otherwise by a listing; and the digest of both."""
+"""The raw files of a day, by its manifest or else by a listing, and their digest."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_a_listing_is_in_name_order_without_hidden_files(config: Config) -> None
     wanted = [_write(config, name) for name in ("part-10", "part-2", "part-1")]
     for name in (".part-0.crc", "_SUCCESS"):
         _write(config, name)
-    found = find_raw(config, config.log, DAY)
-    assert found is not None
-    assert list(found.paths) == sorted(str(path) for path in wanted)
-    assert found.bytes == 15
+    raw = find_raw(config, config.log, DAY)
+    assert raw is not None
+    assert list(raw.paths) == sorted(str(path) for path in wanted)
+    assert raw.bytes == 15
 
 
 def test_no_file_is_none_and_required_files_are_named(config: Config) -> None:
@@ -61,7 +61,7 @@ def test_the_digest_follows_names_sizes_and_times(config: Config) -> None:
 def test_a_manifest_decides_and_its_paths_are_absolute(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The JVM resolves a relative path against the folder it was started in, which need not be ours."""
+    """The JVM may run in another folder than this process, so paths must be absolute."""
     folder = Path(config.data)
     monkeypatch.chdir(folder.parent)
     relative = config.model_copy(update={"data": folder.name})
@@ -70,8 +70,8 @@ def test_a_manifest_decides_and_its_paths_are_absolute(
     files = (FileEntry("part-0", 1, 5, ()),)
     manifest = Manifest("raw", DAY, files, (), {"seed": "1"})
     replace_manifest(Partition("raw", DAY, f"{folder.name}/dt={DAY}"), manifest)
-    found = require_raw(relative, relative.log, DAY)
-    assert found.paths == (str(path),)
-    assert found.digest == manifest.digest
+    raw = require_raw(relative, relative.log, DAY)
+    assert raw.paths == (str(path),)
+    assert raw.digest == manifest.digest
     os.utime(path, ns=(0, 0))
     assert require_raw(relative, relative.log, DAY).digest == manifest.digest

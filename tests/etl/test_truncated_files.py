@@ -1,4 +1,7 @@
-"""Published files that lost bytes, as a power cut leaves them: the next run makes their partitions again. And what prevents it."""
+"""Published files that lost bytes in a power cut: the next run writes their partitions again.
+
+And what prevents it.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +16,36 @@ from pyspark.sql import SparkSession
 from storage import format_versions
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole
 from storage.paths import Lake, Partition
-from tests.etl import cases, oracle
-from tests.storage.dying_publisher import partition_of, publish_generation
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
+from tests.storage.dying_publisher import partition_of, publish_generation
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 RUN_DATE = DAYS[-1]
 
 
 def partitions(root: Path) -> dict[str, tuple[Partition, Manifest]]:
-    """Path below the lake → partition and manifest, of everything that has data files."""
-    found = {}
+    """Path below the lake → partition and manifest, for all partitions with data files."""
+    manifests = {}
     for path in sorted(root.rglob(MANIFEST_NAME)):
         values = format_versions.MANIFEST.check(json.loads(path.read_text()), str(path))
         manifest = Manifest.from_json(values)
         name = str(path.parent.relative_to(root))
         if manifest.files:
             depth = name.count("/") + 1
-            found[name] = Partition(manifest.table, manifest.partition, str(path.parent), depth), manifest
-    return found
+            manifests[name] = Partition(manifest.table, manifest.partition, str(path.parent), depth), manifest
+    return manifests
 
 
 @pytest.mark.parametrize("engine", ["arrow", "sql"])
-def test_what_lost_bytes_is_made_again(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_partitions_that_lost_bytes_are_written_again(
+    spark: SparkSession, tmp_path: Path, engine: str
+) -> None:
     config = cases.write_config(tmp_path, lakes.SMALL, {"workflow": {"engine": engine}})
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 100, seed))
-        good[day], _ = oracle.parse_log(config, paths)
+        good[day], _ = raw_oracle.parse_log(config, paths)
     built = cases.run_build(spark, config, RUN_DATE)
     root = Path(config.lake)
     before = partitions(root)

@@ -40,7 +40,7 @@ def test_the_raw_log_is_found_where_the_configuration_says(tmp_path: Path) -> No
 
 def test_a_log_that_nothing_reads_is_bad_data(tmp_path: Path) -> None:
     deliver(tmp_path, "a.tsv.zip", "12345")
-    with pytest.raises(DataError, match=r"a\.tsv\.zip is compressed in a way that is not read"):
+    with pytest.raises(DataError, match=r"a\.tsv\.zip is compressed in a format that is not supported"):
         plan(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Functions in Spark tasks: each task runs once, its attempts do no harm, and a failing task names its error."""
+"""Functions in Spark tasks: conservation, attempts, errors, and imports before the fork."""
 
 from __future__ import annotations
 

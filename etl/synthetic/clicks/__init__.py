@@ -1,1 +1,1 @@
-"""The generated log of single impressions: its users and items, the click model, the layouts, damaged rows."""
+"""The generated log of single impressions: users and items, click model, layouts, and damaged rows."""

@@ -1,4 +1,4 @@
-"""The lines of impressions, a block at a time: what it holds depends on (configuration, date, file) alone."""
+"""The lines of impressions, block by block. They depend only on configuration, date and file number."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from etl.synthetic.clicks.layout import ImpressionLayout
 from etl.synthetic.clicks.summary import Summary, facts_of, summarise
 from etl.synthetic.clicks.world import world_of_day
 
-_BLOCK_ROWS = 32_768  # rows drawn at a time: bounds memory; part of what the bytes depend on
+_BLOCK_ROWS = 32_768  # rows that are drawn at once. It bounds memory, and the bytes depend on it.
 
 
 def impression_blocks(
     layout: ImpressionLayout,
 ) -> Callable[[Generate, date, int], Iterator[tuple[bytes, Summary]]]:
-    """(lines, counts) of the blocks of one file; the first begins with the header, where there is one."""
+    """(configuration, day, file) → (lines, counts) of each block.
+
+    The first block begins with the header, if any.
+    """
 
     def blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, Summary]]:
         world, start_of_day = world_of_day(config, day), midnight(day)
@@ -40,21 +43,21 @@ def impression_blocks(
 
 
 def impression_facts(layout: ImpressionLayout) -> Callable[[Generate, date, Summary], dict[str, Any]]:
-    """The facts of a day for its manifest."""
+    """(configuration, day, counts) → the facts of the day's manifest."""
     return lambda config, day, summary: facts_of(layout, world_of_day(config, day), summary)
 
 
 def part_of_file(config: Generate, number: int, file: int) -> tuple[int, int]:
-    """The first of a day's `number` things that a file holds, and the first that the next one holds."""
+    """(start, end) of a file's part of `number` items of a day."""
     return number * file // config.files_per_day, number * (file + 1) // config.files_per_day
 
 
 def midnight(day: date) -> int:
-    """Seconds since 1970 UTC."""
+    """The start of a day in seconds since 1970 UTC."""
     return int(datetime.combine(day, time(), UTC).timestamp())
 
 
 def generators(config: Generate, day: date, file: int, block: int) -> list[np.random.Generator]:
-    """Independent generators for the rows and for their damage, so that more damage leaves the rows as they were."""
+    """Independent generators for rows and for damage. More damage does not change the other rows."""
     seeds = np.random.SeedSequence([config.seed, day.toordinal(), file, block]).spawn(2)
-    return [np.random.default_rng(each) for each in seeds]
+    return [np.random.default_rng(seed) for seed in seeds]

@@ -1,10 +1,10 @@
-"""The click probability: a function of the written columns of a row and of its day, and of nothing else.
+"""The click probability, a function of the written columns of a row and of its day only.
 
     logit = OFFSET + Σ taste[left, right] + Σ slope · level + Σ slope · (log(1 + value) − centre)
 
-A field left empty counts by an effect of its own: in a taste it has its own row or column, elsewhere it adds nothing.
-The logit is rounded to 1/256, so that there are 4096 probabilities and the AUC of a day can be had exactly from counts.
-Whoever ranks by this probability reaches the best AUC there is; no column holds more about the label.
+An empty field has a row or column of its own in a taste, and adds nothing elsewhere. The logit is rounded to
+1/256, so that there are 4096 probabilities, and counts of them give the exact AUC of a day. A ranking by this
+probability has the best possible AUC, because no column has more information about the label.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from etl.synthetic.clicks.columns import BY_NAME, MISSING
 from etl.synthetic.clicks.draws import drifting_normals
 
-# Column name → one value a row, MISSING where the field is empty.
+# Column name → (rows,) values, MISSING for an empty field.
 Values = Mapping[str, NDArray[np.int64]]
 
 STEPS = 4096
@@ -26,12 +26,15 @@ _STEPS_PER_LOGIT = 256
 _LOWEST_LOGIT = -8.0
 _OFFSET = -4.4
 _TASTE_PERIOD_DAYS = 60
-_MISSING_TASTE = 0.3  # size of the effect of an empty field, in shares of the taste's strength
+_MISSING_TASTE = 0.3  # the effect of an empty field, relative to the taste's strength
 
 
 @dataclass(frozen=True)
 class Interaction:
-    """A taste: what a pair of categories adds to the logit, beyond what either adds alone. Strength is its deviation."""
+    """A taste: what a pair of categories adds to the logit in addition to the effects of either.
+
+    `strength` is the standard deviation over all pairs.
+    """
 
     left: str
     right: str
@@ -39,6 +42,7 @@ class Interaction:
 
     @property
     def name(self) -> str:
+        """`left/right`."""
         return f"{self.left}/{self.right}"
 
 
@@ -50,7 +54,8 @@ INTERACTIONS = (
     Interaction("user_style", "item_colour", 0.3),
     Interaction("device", "item_seller", 0.25),
 )
-# Category → logit between its first level and its last, rising evenly; zero on average over the levels.
+# Category → difference in logit between its last level and its first. It is linear, and 0 on average over the
+# levels.
 LEVEL_SLOPES = {
     "item_popularity": 1.6,
     "user_plan": 0.8,
@@ -58,7 +63,7 @@ LEVEL_SLOPES = {
     "placement": -0.9,
     "referrer": 0.6,
 }
-# Integer → (logit for each factor of e, centre of log(1 + value)).
+# Integer → (logit per factor of e, centre of log(1 + value)).
 LOG_SLOPES = {
     "item_reviews": (0.1, 3.0),
     "item_rating_tenths": (0.6, 3.7),
@@ -66,13 +71,14 @@ LOG_SLOPES = {
     "page_position": (-0.2, 2.0),
 }
 
-# Interaction → logits (levels of left + 1, levels of right + 1); the last row and column are those of an empty field.
+# Interaction → logits (levels of left + 1, levels of right + 1). The last row and column are for an empty
+# field.
 Tastes = Mapping[str, NDArray[np.float64]]
 
 
 def tastes_of_day(seed: int, day: int) -> Tastes:
-    """What each pair of categories adds to the logit on a day. Tastes turn over within months, little by little."""
-    return {each.name: _taste(seed, each, day) for each in INTERACTIONS}
+    """What each pair of categories adds to the logit on a day. Tastes change a little each day."""
+    return {interaction.name: _taste(seed, interaction, day) for interaction in INTERACTIONS}
 
 
 def _taste(seed: int, interaction: Interaction, day: int) -> NDArray[np.float64]:
@@ -81,9 +87,8 @@ def _taste(seed: int, interaction: Interaction, day: int) -> NDArray[np.float64]
     drawn = drifting_normals(seed, f"taste/{interaction.name}", index, day, _TASTE_PERIOD_DAYS)
     taste = drawn.reshape(rows, columns)
     inner = taste[:-1, :-1]
-    inner -= inner.mean(
-        axis=1, keepdims=True
-    )  # no effect of either side alone: a linear model must not see it
+    # Neither side has an effect of its own, so that a linear model cannot learn the taste.
+    inner -= inner.mean(axis=1, keepdims=True)
     inner -= inner.mean(axis=0, keepdims=True)
     inner /= inner.std()
     taste[-1, :] *= _MISSING_TASTE
@@ -92,13 +97,11 @@ def _taste(seed: int, interaction: Interaction, day: int) -> NDArray[np.float64]
 
 
 def click_steps(tastes: Tastes, values: Values) -> NDArray[np.int64]:
-    """Position of each row's click probability among the STEPS there are, from its written columns."""
+    """(rows,) the index of each row's click probability among STEPS, from its written columns."""
     rows = len(values["item_popularity"])
     logit = np.full(rows, _OFFSET)
-    for each in INTERACTIONS:
-        logit += tastes[each.name][
-            values[each.left], values[each.right]
-        ]  # MISSING, -1, is the last row or column
+    for taste in INTERACTIONS:  # the index MISSING, -1, is the last row or column
+        logit += tastes[taste.name][values[taste.left], values[taste.right]]
     for name, slope in LEVEL_SLOPES.items():
         level = values[name]
         logit += np.where(level == MISSING, 0.0, slope * (level / (BY_NAME[name].levels - 1) - 0.5))
@@ -110,18 +113,22 @@ def click_steps(tastes: Tastes, values: Values) -> NDArray[np.int64]:
 
 
 def probability_of(steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Click probability of each step."""
+    """(rows,) the click probability of each step."""
     return 1.0 / (1.0 + np.exp(-(_LOWEST_LOGIT + steps / _STEPS_PER_LOGIT)))
 
 
 def auc_of_counts(counts: NDArray[np.int64]) -> float | None:
-    """Exact AUC, ties averaged, from rows counted by (label, step) — (2, STEPS). None while one class is empty.
+    """Exact AUC with averaged ties. None if one class is empty.
 
-    The probability that a clicked row has a higher score than an unclicked one (Hanley and McNeil 1982).
+    AUC is the probability that a clicked row has a higher score than an unclicked one (Hanley and McNeil
+    1982).
+
+    Args:
+        counts: (2, STEPS) rows by label and step.
     """
     negatives, positives = counts
     if not negatives.sum() or not positives.sum():
         return None
     below = np.cumsum(negatives) - negatives
-    twice_won = (positives * (2 * below + negatives)).sum()  # integers: exact
+    twice_won = (positives * (2 * below + negatives)).sum()  # an integer, so it is exact
     return float(twice_won / (2 * int(negatives.sum()) * int(positives.sum())))

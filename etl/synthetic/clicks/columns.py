@@ -1,11 +1,11 @@
-"""The columns of the generated log as data: names in both layouts, side, and how many values. Meanings: the package."""
+"""The columns of the generated log: names, side, kind and levels. etl.synthetic explains them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-MISSING = -1  # of every column, in memory; an empty field in a file
+MISSING = -1  # a missing value of any column; an empty field in a file
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,11 @@ class Column:
     """One written column.
 
     Attributes:
-        criteo, name: its name in the criteo and in the named layout.
-        side: whose property it is.
+        criteo: its name in the criteo layout.
+        name: its name in the named layout.
+        side: whether it belongs to user, item or context.
         kind: `key` (an id), `category` (a code in [0, levels)) or `integer` (0 or more).
-        levels: number of values of a category, otherwise 0.
+        levels: number of values of a category, 0 for other kinds.
     """
 
     criteo: str

@@ -1,7 +1,7 @@
-"""Breaks a share of the rows, each in one way, and joins rows to lines.
+"""Damages a share of the rows in one way each, and joins rows to lines.
 
-The kinds are the reasons for which a reader quarantines a row: `field_count` (a field too few or too many),
-`integer:<column>`, `label:<column>` (neither 0 nor 1), `missing_key:<column>` (an empty id).
+The kinds of damage are reasons to quarantine a row: `field_count` (one field too few or too many),
+`integer:<column>`, `label:<column>` (neither 0 nor 1) and `missing_key:<column>` (an empty id).
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from etl.synthetic.clicks.layout import Layout
 
 Ints = NDArray[np.int64]
 
-WHOLE = -1  # of a row that is not broken
+WHOLE = -1  # a row without damage
 _NOT_INTEGER, _NOT_LABEL = "n/a", "2"
 _KINDS = 4
 
 
 def reasons_of(layout: Layout) -> list[str]:
-    """Every way a row of this layout may be broken; a row's damage is a place in this list."""
-    named = list(zip(layout.columns, layout.feature_names, strict=True))
-    integers = [f"integer:{name}" for column, name in named if column.kind == "integer"]
-    keys = [f"missing_key:{name}" for column, name in named if column.kind == "key"]
+    """The kinds of damage of a layout's rows. A row's damage is an index in this list."""
+    columns = list(zip(layout.columns, layout.feature_names, strict=True))
+    integers = [f"integer:{name}" for column, name in columns if column.kind == "integer"]
+    keys = [f"missing_key:{name}" for column, name in columns if column.kind == "key"]
     return ["field_count", f"label:{layout.names[0]}", *integers, *keys]
 
 
 def draw_damage(layout: Layout, rng: np.random.Generator, rows: int, share: float) -> Ints:
-    """What is wrong with each row: a place in `reasons_of`, or WHOLE. The four kinds are equally likely."""
+    """(rows,) the damage of each row: an index in `reasons_of`, or WHOLE.
+
+    The four kinds are equally likely.
+    """
     reasons = reasons_of(layout)
     kinds = [reason.split(":")[0] for reason in reasons]
     weights = np.array([1.0 / (_KINDS * kinds.count(kind)) for kind in kinds])
@@ -38,28 +41,30 @@ def draw_damage(layout: Layout, rng: np.random.Generator, rows: int, share: floa
 
 
 def lines(layout: Layout, texts: list[pa.StringArray], damage: Ints) -> bytes:
-    """The rows as text, one line each, broken where `damage` says so.
+    """The rows as lines of text, with their damage.
 
     Args:
-        texts: one array a written column; null is written as an empty field.
+        layout: of the rows.
+        texts: one array per written column. Null is written as an empty field.
+        damage: (rows,) of `draw_damage`.
     """
-    broken = list(texts)
-    for place, reason in enumerate(reasons_of(layout)):
-        hit = damage == place
+    columns = list(texts)
+    for index, reason in enumerate(reasons_of(layout)):
+        damaged = damage == index
         kind, _, column = reason.partition(":")
-        if kind == "field_count" or not hit.any():
+        if kind == "field_count" or not damaged.any():
             continue
-        index = layout.names.index(column)
+        column_index = layout.names.index(column)
         text = {"integer": _NOT_INTEGER, "label": _NOT_LABEL, "missing_key": ""}[kind]
-        broken[index] = pc.if_else(pa.array(hit), text, broken[index])
+        columns[column_index] = pc.if_else(pa.array(damaged), text, columns[column_index])
     start = pc.binary_join_element_wise(
-        *broken[:-1], layout.separator, null_handling="replace", null_replacement=""
+        *columns[:-1], layout.separator, null_handling="replace", null_replacement=""
     )
     whole = pc.binary_join_element_wise(
-        start, broken[-1], layout.separator, null_handling="replace", null_replacement=""
+        start, columns[-1], layout.separator, null_handling="replace", null_replacement=""
     )
     miscounted = damage == reasons_of(layout).index("field_count")
-    even = np.arange(len(damage)) % 2 == 0  # half of them lose the last field, half get one more
+    even = np.arange(len(damage)) % 2 == 0  # even rows lose the last field, odd ones get one more
     too_long = pc.binary_join_element_wise(whole, "0", layout.separator)
     shaped = pc.if_else(pa.array(miscounted & even), start, whole)
     shaped = pc.if_else(pa.array(miscounted & ~even), too_long, shaped)

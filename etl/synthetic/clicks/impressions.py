@@ -1,4 +1,4 @@
-"""Draws impressions: who looked, what was shown, in which context, and whether it was clicked."""
+"""Draws impressions: user, shown item, context, and click."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ _HOUR_SHARES = np.array(
     [2, 1, 1, 1, 1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 5, 5, 5, 6, 7, 8, 8, 7, 5, 3], dtype=np.float64
 )
 _HOUR_EDGES = np.concatenate([[0.0], np.cumsum(_HOUR_SHARES) / _HOUR_SHARES.sum()])
-_CHOICES = 8  # items drawn for each impression, of which one is shown
-_CHOICE_FOCUS = 1.2  # how much the user's other tastes weigh in that choice
+_CHOICES = 8  # items that are drawn for an impression; one of them is shown
+_CHOICE_FOCUS = 1.2  # weight of the user's other tastes in that choice
 _MAX_POSITION = 20
 
 
 @dataclass(frozen=True)
 class Impressions:
-    """Rows in time order. `values`: column → value, MISSING where the field was lost; `seconds`: into the day."""
+    """Rows in time order.
+
+    Attributes:
+        values: column → (rows,) values, MISSING for a lost field.
+        seconds: (rows,) seconds since midnight UTC.
+        labels: (rows,) 0 or 1.
+        steps: (rows,) of `click_steps`.
+    """
 
     values: dict[str, Ints]
     seconds: Ints
@@ -39,9 +46,15 @@ class Impressions:
 def draw_impressions(
     world: World, rng: np.random.Generator, rows: int, window: tuple[float, float], missing_share: float
 ) -> Impressions:
-    """`rows` impressions of the part of the day's traffic between the two quantiles of `window`.
+    """Draws impressions of a part of the day's traffic.
 
-    Keys are never missing; any other field is lost with chance `missing_share`, and the click knows only what is left.
+    Args:
+        world: users, items and tastes of the day.
+        rng: generator of the block.
+        rows: number of impressions.
+        window: two quantiles of the day's traffic, between which the impressions are.
+        missing_share: probability that a field is lost. Keys are never lost. Lost fields do not influence the
+            click.
     """
     low, high = window
     quantiles = np.sort(low + (high - low) * rng.random(rows))
@@ -60,7 +73,10 @@ def draw_impressions(
 
 
 def seconds_of_day(quantiles: NDArray[np.float64]) -> Ints:
-    """(R,) quantiles of the day's traffic, in [0, 1) → seconds since midnight; evenings are busy, nights are not."""
+    """(R,) quantiles of the day's traffic, in [0, 1) → seconds since midnight.
+
+    Evenings have more traffic than nights.
+    """
     seconds = np.interp(quantiles, _HOUR_EDGES, np.arange(25) * 3600.0).astype(np.int64)
     return np.minimum(seconds, _SECONDS_A_DAY - 1)
 
@@ -70,22 +86,23 @@ def _pick(edges: NDArray[np.float64], chance: NDArray[np.float64]) -> Ints:
 
 
 def _shown_items(world: World, rng: np.random.Generator, users: Ints) -> Ints:
-    """The item shown in each impression.
+    """(rows,) the item that is shown in each impression.
 
-    A few are drawn, each by the segment's taste for categories and then by popularity; one of them is taken with a
-    chance that grows with the user's other tastes (Gumbel-max: argmax of weight + noise is a softmax draw).
+    _CHOICES items are drawn: first a category by the taste of the user's segment, then an item by popularity.
+    A softmax over the user's other tastes draws one of them (Gumbel-max: the argmax of weight + noise is a
+    softmax draw).
     """
     shape = (len(users), _CHOICES)
     segments = world.users["user_segment"][users]
     category = (rng.random(shape)[:, :, None] >= world.category_edges[segments][:, None, :]).sum(axis=2)
     low, high = world.category_bounds[category], world.category_bounds[category + 1]
-    place = _pick(world.item_edges, low + (high - low) * rng.random(shape))
-    drawn = world.items_by_category[place]  # (rows, _CHOICES)
+    index = _pick(world.item_edges, low + (high - low) * rng.random(shape))
+    drawn = world.items_by_category[index]  # (rows, _CHOICES)
     appeal = rng.gumbel(size=shape)
-    for each in INTERACTIONS[1:]:
-        if each.left in world.users:
-            left, right = world.users[each.left][users], world.items[each.right][drawn]
-            appeal += _CHOICE_FOCUS * world.tastes[each.name][left[:, None], right]
+    for taste in INTERACTIONS[1:]:
+        if taste.left in world.users:
+            left, right = world.users[taste.left][users], world.items[taste.right][drawn]
+            appeal += _CHOICE_FOCUS * world.tastes[taste.name][left[:, None], right]
     return np.asarray(np.take_along_axis(drawn, appeal.argmax(axis=1)[:, None], axis=1)[:, 0])
 
 

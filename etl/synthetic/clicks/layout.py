@@ -1,7 +1,8 @@
-"""How rows are written: Criteo's headerless TSV, or CSV with named columns. These two layouts hold the same rows.
+"""The layouts of rows: Criteo's TSV without header, or CSV with named columns. Both have the same rows.
 
-In the criteo layout every category and key is 8 hex digits: its code times an odd number that differs by column. An
-odd multiplier is a bijection of 32 bits, so no two values of a column share a token, and codes can be had back.
+In the criteo layout, categories and keys are 8 hex digits: the code times an odd number that differs by
+column. An odd multiplier is a bijection of 32 bits. So the values of a column have different tokens, which
+can be decoded.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), dtype=np.u
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to write rows.
+    """A layout of rows.
 
     Attributes:
         names: written columns in order, the label first.
-        format: the log.format it is read with, also the files' ending.
-        has_header: whether files begin with the names.
-        columns: what they hold behind label and time; `feature_names` are the names of these, in their order.
+        separator: one ASCII character.
+        format: the `log.format` to read it with, which is also the suffix of the files.
+        has_header: whether files begin with a line of the names.
+        columns: all columns except label and time.
+        feature_names: the names of `columns` in this layout, in their order.
     """
 
     names: tuple[str, ...]
@@ -44,23 +47,27 @@ class Layout:
 
     @property
     def header(self) -> bytes:
+        """The header line; empty if there is none."""
         return (self.separator.join(self.names) + "\n").encode() if self.has_header else b""
 
 
 @dataclass(frozen=True)
 class ImpressionLayout(Layout):
-    """A way to write impressions.
+    """A layout of impressions.
 
     Attributes:
         has_time: whether `event_time` is a column.
-        token: (column, its values) → text, empty fields as null.
+        token: (column, its values) → texts; null for an empty field.
     """
 
     has_time: bool
     token: Callable[[Column, Ints], pa.StringArray]
 
     def texts(self, impressions: Impressions, midnight: int) -> list[pa.StringArray]:
-        """One array of texts a written column, in order. `midnight`: the day's start, seconds since 1970 UTC."""
+        """One array of texts per written column, in order.
+
+        `midnight` is the day's start in seconds since 1970 UTC.
+        """
         written = [number_texts(impressions.labels)]
         if self.has_time:
             written.append(number_texts(midnight + impressions.seconds))
@@ -68,12 +75,15 @@ class ImpressionLayout(Layout):
 
 
 def hex_multiplier(column: str) -> int:
-    """The odd number that scatters a criteo column's codes over 32 bits."""
+    """The odd number by which the codes of a criteo column are multiplied."""
     return int.from_bytes(sha256(column.encode()).digest()[:4], "big") | 1
 
 
 def hex_tokens(column: str, codes: Ints) -> pa.StringArray:
-    """8 hex digits for each code; codes beyond 32 bits wrap round. Never all zeros for small codes."""
+    """(n,) 8 hex digits per code.
+
+    Codes are taken modulo 2**32. The token of a small code is never all zeros.
+    """
     scattered = ((codes + 1) % _IDS * hex_multiplier(column)) % _IDS
     digits = _HEX[scattered.astype(">u4").view(np.uint8).reshape(-1, 4)]  # (rows, 4, 2)
     offsets = np.arange(0, 8 * len(codes) + 1, 8, dtype=np.int32)
@@ -90,7 +100,7 @@ def _criteo_token(column: Column, values: Ints) -> pa.StringArray:
         return number_texts(values)
     if column.kind == "key":
         return hex_tokens(column.criteo, values)
-    return _looked_up(hex_tokens(column.criteo, np.arange(column.levels)), values)
+    return _names_of(hex_tokens(column.criteo, np.arange(column.levels)), values)
 
 
 def _named_token(column: Column, values: Ints) -> pa.StringArray:
@@ -98,15 +108,15 @@ def _named_token(column: Column, values: Ints) -> pa.StringArray:
         return number_texts(values)
     if column.kind == "key":
         return pc.binary_join_element_wise(column.side[0], number_texts(values), "")
-    return _looked_up(pa.array([value_name(column, code) for code in range(column.levels)]), values)
+    return _names_of(pa.array([value_name(column, code) for code in range(column.levels)]), values)
 
 
 def number_texts(values: Ints) -> pa.StringArray:
-    """Decimal numbers; null where MISSING."""
+    """(n,) decimal numbers; null for MISSING."""
     return pa.array(values, mask=values == MISSING).cast(pa.string())
 
 
-def _looked_up(names: pa.StringArray, codes: Ints) -> pa.StringArray:
+def _names_of(names: pa.StringArray, codes: Ints) -> pa.StringArray:
     return names.take(pa.array(codes, mask=codes == MISSING))
 
 

@@ -1,4 +1,4 @@
-"""What is known about generated rows: counted where they are drawn, added up over the files of a day."""
+"""Counts of generated rows. Each block is counted where it is drawn, and the counts of a day are added."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from etl.synthetic.clicks.world import World
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts that can be added. All but `rows` and `malformed` are of the rows that are whole.
+    """Counts that can be added. All but `rows` and `malformed` are of rows without damage.
 
     Attributes:
+        rows: number of rows.
         malformed: rows by reason, in the order of `damage.reasons_of`.
         missing: empty fields by column, in the order of FEATURES.
         outcomes: (2, STEPS) rows by label and step of the click probability.
-        seen: key → bit a user or item of the day's world (packed): whether it has a row.
+        seen: key → one bit (packed) per user or item of the day: whether it has a row.
     """
 
     rows: int
@@ -52,7 +53,7 @@ def summarise(layout: Layout, world: World, impressions: Impressions, damage: ND
     seen = {}
     for key, ids in (("user_id", world.users["user_id"]), ("item_id", world.items["item_id"])):
         present = np.zeros(len(ids), dtype=bool)
-        present[impressions.values[key][whole] - ids[0]] = True  # ids of a day follow one another
+        present[impressions.values[key][whole] - ids[0]] = True  # the ids of a day are consecutive
         seen[key] = np.packbits(present)
     return Summary(
         len(damage),
@@ -64,10 +65,11 @@ def summarise(layout: Layout, world: World, impressions: Impressions, damage: ND
 
 
 def facts_of(layout: Layout, world: World, summary: Summary) -> dict[str, Any]:
-    """The facts of a day for its manifest.
+    """The facts of a day's manifest.
 
-    `best_auc` is the AUC of the true click probability against the labels drawn from it: no ranking of these rows by
-    what is written in them has a better one, but for luck. `cold_users` and `cold_items` are those born on the day.
+    `best_auc` is the AUC of the true click probability against the labels that were drawn from it. Except for
+    chance, no function of the written columns has a better one. `cold_users` and `cold_items` are those that
+    are new on the day.
     """
     users, items = (np.unpackbits(summary.seen[key]) for key in ("user_id", "item_id"))
     malformed = dict(zip(reasons_of(layout), summary.malformed.tolist(), strict=True))
@@ -86,8 +88,6 @@ def facts_of(layout: Layout, world: World, summary: Summary) -> dict[str, Any]:
 
 
 def total(summaries: Iterable[Any]) -> Any:
-    """The sum of at least one summary, all of one kind of log."""
+    """The sum of one or more summaries of the same kind of log."""
     first, *others = summaries
-    for each in others:
-        first = first + each
-    return first
+    return sum(others, start=first)

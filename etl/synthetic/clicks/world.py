@@ -1,7 +1,7 @@
-"""The world on one day: who its users are, what its items are, who sees what. A function of (seed, sizes, date).
+"""The world of one day: its users, items and tastes. It depends only on (seed, sizes, date).
 
-Users and items form a window over an endless line of births: each day `cold_share` of them are new and as many have
-left, so nothing depends on the day a log begins with.
+Ids are numbered without end, and those of a day are a window of them. Each day `cold_share` of the ids are
+new and as many are removed. So a day does not depend on the first day of the log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 _BUZZ_PERIOD_DAYS = 30
 _ACTIVITY_SPREAD = 0.6
 _QUALITY_SPREAD, _BUZZ_SPREAD = 0.8, 0.5
-_BROWSING_FOCUS = 1.0  # how much more of what they like users are shown: the exponent of exp(taste)
+_BROWSING_FOCUS = 1.0  # weight of a segment's taste in the categories that its users see: exp(weight * taste)
 _SKEW = 1.2  # lower codes of a category are more frequent
 
 
@@ -32,14 +32,17 @@ class World:
     """One day.
 
     Attributes:
-        day: the date as a number: days since the start of year 1.
-        users, items: column → value of each user or item; ids are places in the line of births.
-        user_edges: cumulated activity of users, the last being 1.
-        category_edges: (segments, categories) cumulated chance of a segment's user to look at a category.
-        items_by_category: items' positions in `items`, sorted by category.
+        day: the date as the proleptic Gregorian ordinal.
+        tastes: of `tastes_of_day`.
+        users: column → value per user.
+        items: column → value per item.
+        user_edges: cumulated activity of users; the last is 1.
+        category_edges: (segments, categories) cumulated probability that a user of a segment sees a category.
+        items_by_category: indices in `items`, sorted by category.
         item_edges: cumulated popularity in that order.
         category_bounds: (categories + 1,) the cumulated popularity at which each category begins.
-        new_users, new_items: ids from here on are of this day.
+        new_users: first id of the users that are new on this day.
+        new_items: first id of the items that are new on this day.
     """
 
     day: int
@@ -56,7 +59,7 @@ class World:
 
 
 def world_of_day(config: Generate, on: date) -> World:
-    """Draws the world of one day; costs about a microsecond a user or item."""
+    """Draws the world of one day."""
     day = on.toordinal()
     tastes = tastes_of_day(config.seed, day)
     user_ids, new_users = window_of_day(config.users, config.cold_share, day)
@@ -83,10 +86,10 @@ def world_of_day(config: Generate, on: date) -> World:
 
 
 def window_of_day(size: int, cold_share: float, day: int) -> tuple[Ints, int]:
-    """(ids alive on a day, the first id born on it). `day` counts from the start of year 1."""
-    born_a_day = round(size * cold_share)
-    start = day * born_a_day
-    return np.arange(start, start + size), start + size - born_a_day
+    """(the `size` ids of a day, the first id that is new on it). `day` is a proleptic Gregorian ordinal."""
+    new_per_day = round(size * cold_share)
+    start = day * new_per_day
+    return np.arange(start, start + size), start + size - new_per_day
 
 
 def _edges(weights: Floats) -> Floats:
@@ -118,7 +121,10 @@ def _users(seed: int, ids: Ints, activity: Floats, day: int) -> dict[str, Ints]:
 
 
 def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
-    """(popularity, columns) of each item. Popularity is long-tailed: a lasting part, quality, and buzz that moves."""
+    """(popularity, columns) of the items.
+
+    Popularity is long-tailed: constant quality and buzz that changes by day.
+    """
     quality = normals(seed, "item/quality", ids)
     buzz = drifting_normals(seed, "item/buzz", ids, day, _BUZZ_PERIOD_DAYS)
     popularity = np.exp(_QUALITY_SPREAD * quality + _BUZZ_SPREAD * buzz)
@@ -143,6 +149,6 @@ def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
 
 
 def _category_chances(tastes: Tastes, category_popularity: Floats) -> Floats:
-    """(segments, categories) unnormalised chance that a user of a segment looks at a category."""
+    """(segments, categories) unnormalised probability that a user of a segment sees a category."""
     taste = tastes["user_segment/item_category"][:-1, :-1]
     return np.asarray(np.exp(_BROWSING_FOCUS * taste) * category_popularity)

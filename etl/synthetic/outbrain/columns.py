@@ -6,7 +6,8 @@ from etl.synthetic.clicks.columns import Column
 from etl.synthetic.clicks.layout import Layout
 
 LABEL = "clicked"
-# Lists are ids separated by blanks, the most confident first. Times are milliseconds since 1970 UTC.
+# A list is ids separated by blanks, the one with the highest confidence first. Times are milliseconds since
+# 1970 UTC.
 COLUMNS = (
     Column("", "display_id", "context", "key"),
     Column("", "uuid", "user", "key"),

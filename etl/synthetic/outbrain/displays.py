@@ -1,4 +1,4 @@
-"""Draws displays: who reads what, which ads stand beside it, and which one of them is clicked."""
+"""Draws displays: the user, the document, its ads, and the ad that is clicked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 LEAST_ADS, MOST_ADS = 2, 12
-# Chance of a display of 2, 3, … 12 ads; five on average, so that rows_per_day / 5 displays make about rows_per_day rows.
+# Probability of a display of 2, 3, … 12 ads. The mean is five, so that rows_per_day / 5 displays have about
+# rows_per_day rows.
 _SIZE_CHANCES = np.array([14, 16, 19, 16, 12, 8, 5, 4, 3, 2, 1]) / 100
 MEAN_ADS = float((_SIZE_CHANCES * np.arange(LEAST_ADS, MOST_ADS + 1)).sum())
 _LIKENESS = {"topics": 2.0, "categories": 1.0}
@@ -40,7 +41,10 @@ _FRESHNESS = -0.25
 
 @dataclass(frozen=True)
 class World:
-    """One day: who is there and who likes what. `age` is how many days later than 2026-01-01 it is, at least 0."""
+    """Documents, ads, users and tastes of one day.
+
+    `age` is its number of days after 2026-01-01, at least 0.
+    """
 
     documents: Documents
     ads: Ads
@@ -51,15 +55,18 @@ class World:
 
 @dataclass(frozen=True)
 class Displays:
-    """R rows, those of a display together, displays in time order.
+    """R rows of D displays. The rows of a display are consecutive, and displays are in time order.
 
     Attributes:
-        display: (R,) which display of the block; `size` (D,) ads of each.
-        quantile: (R,) place in the day's traffic, in [0, 1).
-        user, document, ad: (R,) places in the world's tables.
-        appeal: (R,) by which the click was drawn.
-        chance: (R,) of being the display's click.
-        clicked: (R,) 0 or 1, one 1 a display.
+        display: (R,) index of the row's display in the block.
+        size: (D,) number of ads of each display.
+        quantile: (R,) of the day's traffic, in [0, 1).
+        user: (R,) index in the users of the world.
+        document: (R,) index in its documents.
+        ad: (R,) index in its ads.
+        appeal: (R,) the logit of the softmax that draws the click.
+        chance: (R,) the probability that the row is the click of its display.
+        clicked: (R,) 0 or 1, with one 1 per display.
     """
 
     display: Ints
@@ -74,6 +81,7 @@ class Displays:
 
 
 def draw_world(config: Generate, on: date) -> World:
+    """Draws the world of one day."""
     day = on.toordinal()
     sizes = {
         "topic": (TOPICS, TOPICS),
@@ -93,7 +101,14 @@ def draw_world(config: Generate, on: date) -> World:
 def draw_displays(
     world: World, rng: np.random.Generator, displays: int, window: tuple[float, float]
 ) -> Displays:
-    """`displays` displays of the part of the day's traffic between the two quantiles of `window`."""
+    """Draws displays of a part of the day's traffic.
+
+    Args:
+        world: of the day.
+        rng: generator of the block.
+        displays: number of displays.
+        window: two quantiles of the day's traffic, between which the displays are.
+    """
     low, high = window
     of_display = np.sort(low + (high - low) * rng.random(displays))
     size = LEAST_ADS + rng.choice(len(_SIZE_CHANCES), displays, p=_SIZE_CHANCES)
@@ -126,30 +141,30 @@ def _pick(rng: np.random.Generator, weights: Floats, count: int) -> Ints:
 
 
 def _distinct_ads(rng: np.random.Generator, weights: Floats, display: Ints) -> Ints:
-    """(R,) an ad for each row by popularity, none twice in a display; there must be at least MOST_ADS of them."""
+    """(R,) an ad per row by popularity, distinct within a display. There must be MOST_ADS ads or more."""
     ad = _pick(rng, weights, len(display))
     while True:
         order = np.lexsort((ad, display))
         same = (np.diff(ad[order]) == 0) & (np.diff(display[order]) == 0)
-        again = order[1:][same]
-        if not len(again):
+        repeated = order[1:][same]
+        if not len(repeated):
             return ad
-        ad[again] = _pick(rng, weights, len(again))
+        ad[repeated] = _pick(rng, weights, len(repeated))
 
 
 def _appeal(world: World, user: Ints, document: Ints, ad: Ints) -> Floats:
     documents, promoted = world.documents, world.ads.document[ad]
-    found = np.array(world.ads.quality[ad])
+    appeal = np.array(world.ads.quality[ad])
     for kind, strength in _LIKENESS.items():
         lists: Ints = getattr(documents, kind)
-        found += strength * likeness(lists[document], lists[promoted])
-    found += world.tastes["topic"][documents.topics[document, 0], documents.topics[promoted, 0]]
-    found += world.tastes["platform"][world.users.platform[user], documents.categories[promoted, 0]]
-    found += world.tastes["country"][world.users.country[user], documents.publisher[promoted]]
-    return np.asarray(found + _FRESHNESS * np.log1p(documents.published[promoted] + world.age))
+        appeal += strength * likeness(lists[document], lists[promoted])
+    appeal += world.tastes["topic"][documents.topics[document, 0], documents.topics[promoted, 0]]
+    appeal += world.tastes["platform"][world.users.platform[user], documents.categories[promoted, 0]]
+    appeal += world.tastes["country"][world.users.country[user], documents.publisher[promoted]]
+    return np.asarray(appeal + _FRESHNESS * np.log1p(documents.published[promoted] + world.age))
 
 
 def likeness(left: Ints, right: Ints) -> Floats:
-    """(R,) cosine of two sets of ids, (R, most) each: |both| / √(|left| · |right|)."""
+    """(R,) cosine of two sets of ids, each (R, most): |both| / √(|left| · |right|)."""
     both = ((left[:, :, None] == right[:, None, :]) & (left[:, :, None] != NONE)).sum(axis=(1, 2))
     return np.asarray(both / np.sqrt((left != NONE).sum(axis=1) * (right != NONE).sum(axis=1)))

@@ -1,6 +1,6 @@
-"""Who is there: documents, the ads that promote some of them, users. A function of seed, sizes and day; lists as rows of ids.
+"""Documents, the ads that promote some of them, and users. They depend only on seed, sizes and day.
 
-Each day `cold_share` of the ads and of the users are new and as many have left; documents stay.
+Each day `cold_share` of the ads and users are new and as many are removed. Documents do not change.
 """
 
 from __future__ import annotations
@@ -18,28 +18,33 @@ from etl.synthetic.clicks.world import window_of_day
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-NONE = -1  # fills a row of ids behind its last
+NONE = -1  # fills a row of ids behind the last id
 TOPICS, CATEGORIES, ENTITIES = 30, 12, 400
 PLATFORMS = 3
-FIRST_DAY = date(2026, 1, 1)  # the age of documents is counted from it
+FIRST_DAY = date(2026, 1, 1)  # the age of documents counts from this day
 COUNTRIES = ("US", "GB", "CA", "AU", "IN", "DE")
-STATES, MARKETS = 8, 4  # of a country, and of a state
+STATES, MARKETS = 8, 4  # number of states in a country, and of markets in a state
 PUBLISHERS = 24
 _SOURCES_A_PUBLISHER = 3
-_MOST = {"topic": 3, "category": 2, "entity": 3}  # ids that a document has of each, at most
+_MOST = {"topic": 3, "category": 2, "entity": 3}  # maximum number of ids of a document
 _QUALITY = {"ad": 0.7, "advertiser": 0.4}
 _POPULARITY_SPREAD = 1.0
-_PUBLISHED_DAYS = 400  # the oldest document, in days before 2026
+_PUBLISHED_DAYS = 400  # age of the oldest document in days before 2026
 _SKEW = 1.5
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Columns over documents, (N,) each; `topics`, `categories`, `entities` (N, most) hold distinct ids, then NONE.
+    """Columns of N documents.
 
     Attributes:
-        published: days before 2026-01-01, a fraction.
-        weights: (N,) how often a document is read.
+        source: (N,) codes.
+        publisher: (N,) codes.
+        published: (N,) days before 2026-01-01, with fractions.
+        topics: (N, most) distinct ids, then NONE.
+        categories: (N, most), as `topics`.
+        entities: (N, most), as `topics`.
+        weights: (N,) relative number of reads.
     """
 
     source: Ints
@@ -53,7 +58,10 @@ class Documents:
 
 @dataclass(frozen=True)
 class Ads:
-    """Columns over the ads of a day, (N,) each. `document` is the promoted one; `quality` its lasting part of the appeal."""
+    """Columns of the ads of a day, (N,) each.
+
+    `document` is the promoted document. `quality` is the constant part of the appeal.
+    """
 
     number: Ints
     document: Ints
@@ -65,7 +73,7 @@ class Ads:
 
 @dataclass(frozen=True)
 class Users:
-    """Columns over the users of a day, (N,) each."""
+    """Columns of the users of a day, (N,) each."""
 
     number: Ints
     platform: Ints
@@ -76,7 +84,7 @@ class Users:
 
 
 def draw_documents(config: Generate) -> Documents:
-    """As many documents as ads: each ad promotes one, and readers come by the more popular ones."""
+    """Draws as many documents as there are ads. Each ad promotes one; users read them by popularity."""
     number = np.arange(config.items)
     publisher = _codes(config.seed, "document/publisher", number, PUBLISHERS)
     part = _codes(config.seed, "document/source", number, _SOURCES_A_PUBLISHER)
@@ -93,7 +101,7 @@ def draw_documents(config: Generate) -> Documents:
 
 
 def draw_ads(config: Generate, day: int) -> Ads:
-    """An advertiser has some campaigns, a campaign some ads; a few ads promote the same document."""
+    """Draws the ads of a day. An advertiser has several campaigns, and a campaign several ads."""
     number, _ = window_of_day(config.items, config.cold_share, day)
     campaign = _codes(config.seed, "ad/campaign", number, max(config.items // 4, 1))
     advertiser = _codes(config.seed, "campaign/advertiser", campaign, max(config.items // 16, 1))
@@ -110,6 +118,7 @@ def draw_ads(config: Generate, day: int) -> Ads:
 
 
 def draw_users(config: Generate, day: int) -> Users:
+    """Draws the users of a day."""
     number, _ = window_of_day(config.users, config.cold_share, day)
     return Users(
         number=number,
@@ -122,21 +131,21 @@ def draw_users(config: Generate, day: int) -> Users:
 
 
 def _codes(seed: int, stream: str, index: Ints, levels: int) -> Ints:
-    """Codes in [0, levels), lower ones more frequent."""
+    """(n,) codes in [0, levels). Lower ones are more frequent."""
     return (uniforms(seed, stream, index) ** _SKEW * levels).astype(np.int64)
 
 
 def _lists(seed: int, kind: str, number: Ints, levels: int, first: Ints | None = None) -> Ints:
-    """(N, most) one to `most` distinct ids for each document, then NONE; the first is the most confident."""
+    """(N, most) one to `most` distinct ids per document, then NONE. The first has the highest confidence."""
     most = _MOST[kind]
     drawn = np.stack(
-        [_codes(seed, f"document/{kind}/{place}", number, levels) for place in range(most)], axis=1
+        [_codes(seed, f"document/{kind}/{index}", number, levels) for index in range(most)], axis=1
     )
     if first is not None:
         drawn[:, 0] = first
     length = 1 + (uniforms(seed, f"document/{kind}/length", number) * most).astype(np.int64)
     kept = np.arange(most) < length[:, None]
-    for place in range(1, most):
-        kept[:, place] &= (drawn[:, :place] != drawn[:, place : place + 1]).all(axis=1)
+    for index in range(1, most):
+        kept[:, index] &= (drawn[:, :index] != drawn[:, index : index + 1]).all(axis=1)
     order = np.argsort(~kept, axis=1, kind="stable")  # kept ids first, in their order
     return np.take_along_axis(np.where(kept, drawn, NONE), order, axis=1)

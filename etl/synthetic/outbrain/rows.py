@@ -1,4 +1,4 @@
-"""Displays as lines: one row an ad, with a header and commas, as the joined tables of the competition would be."""
+"""Displays as lines of csv with a header: one row per ad, like the joined tables of the competition."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from etl.synthetic.outbrain.summary import Summary, summarise
 
 Ints = NDArray[np.int64]
 
-_BLOCK_DISPLAYS = 8_192  # drawn at a time: bounds memory; part of what the bytes depend on
+_BLOCK_DISPLAYS = 8_192  # displays that are drawn at once. It bounds memory, and the bytes depend on it.
 _MILLISECONDS_A_DAY = 86_400_000
 
 
 def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, Summary]]:
-    """(lines, counts) of the blocks of one file; the first begins with the header."""
-    world, displays = (
-        draw_world(config, day),
-        max(round(config.rows_per_day / MEAN_ADS), config.files_per_day),
-    )
+    """(lines, counts) of the blocks of one file. The first block begins with the header."""
+    world = draw_world(config, day)
+    displays = max(round(config.rows_per_day / MEAN_ADS), config.files_per_day)
     start, end = part_of_file(config, displays, file)
     for block, first in enumerate(range(start, end, _BLOCK_DISPLAYS)):
         last = min(first + _BLOCK_DISPLAYS, end)
         rows, breaks = generators(config, day, file, block)
         drawn = draw_displays(world, rows, last - first, (first / displays, last / displays))
-        texts = written(world, drawn, 1000 * midnight(day), first + displays * day.toordinal())
+        texts = column_texts(world, drawn, 1000 * midnight(day), first + displays * day.toordinal())
         texts = _lose(rows, texts, config.missing_share)
         damage = draw_damage(OUTBRAIN, breaks, len(drawn.clicked), config.malformed_share)
         head = OUTBRAIN.header if block == 0 else b""
         yield head + lines(OUTBRAIN, texts, damage), summarise(drawn, texts, damage)
 
 
-def written(world: World, drawn: Displays, start_ms: int, first_display: int) -> list[pa.StringArray]:
+def column_texts(world: World, drawn: Displays, start_ms: int, first_display: int) -> list[pa.StringArray]:
     """The label and COLUMNS as texts, in order.
 
     Args:
+        world: of the day.
+        drawn: displays of a block.
         start_ms: the day's start, milliseconds since 1970 UTC.
         first_display: number of the first display.
     """
@@ -68,15 +68,15 @@ def written(world: World, drawn: Displays, start_ms: int, first_display: int) ->
     }
     texts = {name: number_texts(values) for name, values in columns.items()}
     texts["uuid"] = pc.binary_join_element_wise("u", texts["uuid"], "")
-    texts["geo_location"] = _places(world).take(pa.array(drawn.user))
-    for ending, places in (("", drawn.document), ("_promo", promoted)):
-        for name, of_document in _document_texts(documents).items():
-            texts[f"{name}{ending}"] = of_document.take(pa.array(places))
+    texts["geo_location"] = _geo_locations(world).take(pa.array(drawn.user))
+    for suffix, documents_of_rows in (("", drawn.document), ("_promo", promoted)):
+        for name, by_document in _document_texts(documents).items():
+            texts[f"{name}{suffix}"] = by_document.take(pa.array(documents_of_rows))
     return [texts[name] for name in OUTBRAIN.names]
 
 
 def _document_texts(documents: Documents) -> dict[str, pa.StringArray]:
-    """Column → its text for each document."""
+    """Column → (documents,) its texts."""
     first_ms = 1000 * midnight(FIRST_DAY)
     published = first_ms - np.rint(documents.published * _MILLISECONDS_A_DAY).astype(np.int64)
     return {
@@ -92,12 +92,12 @@ def _document_texts(documents: Documents) -> dict[str, pa.StringArray]:
 def _list_texts(ids: Ints) -> pa.StringArray:
     """(N,) the ids of each row of (N, most), separated by blanks."""
     return pa.array(
-        [" ".join(str(each) for each in row if each != NONE) for row in ids.tolist()], pa.string()
+        [" ".join(str(number) for number in row if number != NONE) for row in ids.tolist()], pa.string()
     )
 
 
-def _places(world: World) -> pa.StringArray:
-    """(U,) `US>3>12` of each user: country, state, market; the market is a number of its own in the country."""
+def _geo_locations(world: World) -> pa.StringArray:
+    """(users,) texts such as `US>3>12`: country, state, and the number of the market in the country."""
     users = world.users
     parts = zip(users.country.tolist(), users.state.tolist(), users.market.tolist(), strict=True)
     return pa.array(
@@ -106,7 +106,7 @@ def _places(world: World) -> pa.StringArray:
 
 
 def _lose(rng: np.random.Generator, texts: list[pa.StringArray], share: float) -> list[pa.StringArray]:
-    """Empties fields other than label and keys by chance. The click knew them: what is lost is lost to the reader."""
+    """Empties random fields other than label and keys. The click was drawn from the complete row."""
     kept = texts[:1]
     for column, text in zip(COLUMNS, texts[1:], strict=True):
         if column.kind != "key":

@@ -1,4 +1,7 @@
-"""What is known about generated displays: counted where they are drawn, added up over the files of a day."""
+"""Counts of generated displays.
+
+Each block is counted where it is drawn, and the counts of a day are added.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,23 @@ from etl.synthetic.outbrain.displays import MOST_ADS, Displays
 
 Ints = NDArray[np.int64]
 
-K = 12  # places that count, in the competition and here
-STEPS = 4096  # of the chance of a click, for the AUC
-# Every reciprocal of a place up to 12 is a whole number of these, so that sums are exact.
+K = 12  # of MAP@12, as in the competition
+STEPS = 4096  # number of bins of the click probability, for the AUC
+# The reciprocal of each position up to 12 is a multiple of 1 / _UNITS, so that integer sums are exact.
 _UNITS = 27_720
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts that can be added. All but `rows` and `malformed` are of the rows that are whole.
+    """Counts that can be added. All but `rows` and `malformed` are of rows without damage.
 
     Attributes:
+        rows: number of rows.
         malformed: rows by reason, in the order of `damage.reasons_of`.
         missing: empty fields by column.
-        outcomes: (2, STEPS) rows by label and step of the chance.
-        sizes: (MOST_ADS + 1,) displays that kept their click, by how many whole rows they have.
-        best_units: sum over these displays of one over the click's place by appeal, in `_UNITS`.
+        outcomes: (2, STEPS) rows by label and bin of the click probability.
+        sizes: (MOST_ADS + 1,) displays whose click is not damaged, by their number of rows without damage.
+        best_units: sum over these displays of _UNITS / position of the click by appeal.
     """
 
     rows: int
@@ -60,19 +64,24 @@ def summarise(drawn: Displays, texts: list[pa.StringArray], damage: Ints) -> Sum
     steps = np.minimum((drawn.chance[whole] * STEPS).astype(np.int64), STEPS - 1)
     outcomes = np.bincount(drawn.clicked[whole] * STEPS + steps, minlength=2 * STEPS)
     empty = [np.count_nonzero(text.is_null().to_numpy(zero_copy_only=False)[whole]) for text in texts]
-    size, place = _clicked_places(drawn, whole)
+    size, position = _click_positions(drawn, whole)
     return Summary(
         len(damage),
         np.bincount(damage[~whole], minlength=len(reasons_of(OUTBRAIN))),
         np.array(empty[1:]),
         outcomes.reshape(2, STEPS),
         np.bincount(size, minlength=MOST_ADS + 1),
-        int((_UNITS // place).sum()),
+        int((_UNITS // position).sum()),
     )
 
 
-def _clicked_places(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Of each display that kept its click: how many whole rows it has, and the click's place among them by appeal."""
+def _click_positions(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """(number of rows without damage, position of the click by appeal) of each display with its click.
+
+    Args:
+        drawn: displays of a block.
+        whole: (R,) whether each row is without damage.
+    """
     displays = len(drawn.size)
     display, appeal = drawn.display[whole], drawn.appeal[whole]
     click = (drawn.clicked == 1) & whole
@@ -85,15 +94,16 @@ def _clicked_places(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, In
 
 
 def display_facts(config: Generate, day: date, summary: Summary) -> dict[str, Any]:
-    """The facts of a day for its manifest.
+    """The facts of a day's manifest.
 
-    `best_map_at_12` is that of the displays ranked by their ads' appeal: no score of rows has a better one, but for luck.
-    `random_map_at_12` is what any order that knows nothing has on average: the mean of one over the place is H(n) / n in a
-    display of n ads. `best_auc` is that of the chances, to 1/4096, which only a score of whole displays could reach.
+    `best_map_at_12` is that of displays ranked by appeal. Except for chance, no score of rows has a better
+    one. `random_map_at_12` is the mean of random orders: in a display of n ads the mean of 1 / position is
+    H(n) / n. `best_auc` is that of the click probabilities in bins of 1/4096. Only a score of whole displays
+    can reach it.
     """
     displays = int(summary.sizes.sum())
     sizes = np.arange(1, MOST_ADS + 1)
-    of_chance = np.cumsum(1 / sizes) / sizes  # (MOST_ADS,) for displays of 1, 2, … ads
+    random_map = np.cumsum(1 / sizes) / sizes  # (MOST_ADS,) for displays of 1, 2, … ads
     malformed = dict(zip(reasons_of(OUTBRAIN), summary.malformed.tolist(), strict=True))
     return {
         "rows": summary.rows,
@@ -104,5 +114,5 @@ def display_facts(config: Generate, day: date, summary: Summary) -> dict[str, An
         "displays": displays,
         "best_auc": auc_of_counts(summary.outcomes),
         "best_map_at_12": summary.best_units / _UNITS / displays if displays else None,
-        "random_map_at_12": float((summary.sizes[1:] * of_chance).sum() / displays) if displays else None,
+        "random_map_at_12": float((summary.sizes[1:] * random_map).sum() / displays) if displays else None,
     }

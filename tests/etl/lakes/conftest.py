@@ -1,4 +1,4 @@
-"""Servers for the tests of lakes, started once, and the shared session made able to reach them."""
+"""S3 and HDFS servers for the tests of lakes. They start once, and the shared session can reach them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ BUCKET = "nights"
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A bucket; `root` is its URI. `variables` are what a process needs in its environment to reach it, `settings` are
-    Spark's own.
+    """A bucket on the S3 server.
+
+    Attributes:
+        root: URI of the bucket.
+        variables: environment of a process that uses the bucket.
+        settings: of a Spark session that uses the bucket.
     """
 
     root: str
@@ -31,7 +35,8 @@ class ObjectStore:
 
 @pytest.fixture(scope="session")
 def object_store(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    found = servers.jar_paths(jars.s3_client())
+    """A bucket on an S3 server for the whole suite."""
+    jar_paths = servers.jar_paths(jars.s3_client())
     try:
         with servers.s3(tmp_path_factory.mktemp("s3")) as endpoint, pytest.MonkeyPatch.context() as patch:
             servers.make_bucket(endpoint, BUCKET)
@@ -47,8 +52,8 @@ def object_store(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
             }
             for key, value in variables.items():
                 patch.setenv(key, value)
-                patch.setitem(spark.sparkContext.environment, key, value)  # of Python workers
-            _open_s3a(spark, found, {**variables, **settings})
+                patch.setitem(spark.sparkContext.environment, key, value)  # for Python workers
+            _open_s3a(spark, jar_paths, {**variables, **settings})
             yield ObjectStore(f"s3a://{BUCKET}", variables, settings)
     except servers.Unavailable as error:
         servers.missing(str(error))
@@ -56,10 +61,10 @@ def object_store(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def hdfs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """hdfs://127.0.0.1:port, which the shared session reads."""
-    found = servers.jar_paths(jars.hdfs_server())
+    """The root of an HDFS that the shared session can read: hdfs://127.0.0.1:port."""
+    jar_paths = servers.jar_paths(jars.hdfs_server())
     try:
-        with servers.hdfs(tmp_path_factory.mktemp("hdfs"), found) as root:
+        with servers.hdfs(tmp_path_factory.mktemp("hdfs"), jar_paths) as root:
             file_io.read_hdfs_through(lambda: hadoop_files.hdfs(spark))
             yield root
             file_io.read_hdfs_through(None)
@@ -67,14 +72,14 @@ def hdfs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         servers.missing(str(error))
 
 
-def _open_s3a(spark: SparkSession, found: Sequence[Path], settings: dict[str, str]) -> None:
-    """Loads the jars of s3a into the running JVM: on a cluster they are on its class path from the start."""
+def _open_s3a(spark: SparkSession, jar_paths: Sequence[Path], settings: dict[str, str]) -> None:
+    """Loads the jars of s3a into the running JVM. On a cluster they are on its class path from the start."""
     context: Any = spark.sparkContext._jsc.sc()
     jvm: Any = spark._jvm
     conf = context.hadoopConfiguration()
-    urls = spark.sparkContext._gateway.new_array(jvm.java.net.URL, len(found))  # type: ignore[union-attr]
-    for place, path in enumerate(found):
-        urls[place] = jvm.java.net.URL(path.as_uri())
+    urls = spark.sparkContext._gateway.new_array(jvm.java.net.URL, len(jar_paths))  # type: ignore[union-attr]
+    for index, path in enumerate(jar_paths):
+        urls[index] = jvm.java.net.URL(path.as_uri())
         context.addJar(path.as_uri())
     conf.setClassLoader(jvm.java.net.URLClassLoader(urls, conf.getClassLoader()))
     for key, value in settings.items():

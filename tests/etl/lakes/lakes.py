@@ -1,4 +1,4 @@
-"""What tests of lakes do with objects: upload, read by manifest, compare before and after, publish in a process that dies."""
+"""Helpers for lakes: upload, read by manifest, compare manifests, and publish in a process that is killed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from storage.paths import Lake, Partition
 from storage.publish import new_attempt, publish_files
 from tests.etl import cases
 
-# Changes to the configuration of cases: a few features of each kind, since what is tried is where files lie and when they
-# came. X is a float, whose values no survey counts.
+# Changes to the configuration of cases: a few features of each kind, because these tests are about files and
+# not about features. X is of type float, so that the scan pass does not count its values.
 SMALL: dict[str, Any] = {
     "features": [
         {
@@ -44,9 +44,9 @@ FILES, ROWS_A_FILE = 2, 10
 
 
 def upload(folder: Path, to: str) -> None:
-    """One file after the other: pyarrow's copy_files waits for itself where there are few threads."""
+    """Copies the files of a folder one by one. pyarrow's copy_files can deadlock with few threads."""
     target, inner = file_io.filesystem(to)
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+    for path in sorted(entry for entry in folder.rglob("*") if entry.is_file()):
         with target.open_output_stream(f"{inner}/{path.relative_to(folder)}", compression=None) as stream:
             stream.write(path.read_bytes())
 
@@ -57,13 +57,13 @@ def _read(path: str) -> pa.Table:
 
 
 def read_rows(partition: Partition) -> pd.DataFrame:
-    """A published partition wherever it lies, by its manifest."""
+    """The rows of a published partition on any file system, by its manifest."""
     tables = [_read(path) for path in data_files(partition, read_manifest(partition))]
     return pa.concat_tables(tables).to_pandas()
 
 
 def objects(root: str) -> dict[str, tuple[int, int]]:
-    """Path of every file below → size and time of its last change."""
+    """Path of each file below `root` → its size and modification time."""
     return {
         info.path: (info.size, info.mtime_ns)
         for info in file_io.list_files(root, recursive=True)
@@ -72,7 +72,7 @@ def objects(root: str) -> dict[str, tuple[int, int]]:
 
 
 def manifests(root: str) -> dict[str, str]:
-    """Partition (path below the lake) → its manifest, as it is written."""
+    """Partition (path below the lake) → the text of its manifest."""
     inner = file_io.filesystem(root)[1]
     remote = "" if file_io.is_local(root) else f"{scheme_of(root)}://"
     names = [path for path in objects(root) if path.endswith(f"/{MANIFEST_NAME}")]
@@ -82,21 +82,22 @@ def manifests(root: str) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
-    """Partitions whose manifest is not byte for byte what it was, or came or went."""
+    """Partitions whose manifest differs in any byte, is new, or is gone."""
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
 def our_error(error: BaseException) -> BaseException:
-    """The error as a job sees it: one of ours that a Spark worker raised comes as text."""
+    """The error as a job sees it. A typed error of a Spark worker arrives as text."""
     return raised_in(str(error)) or error
 
 
 def partition_of(root: str) -> Partition:
+    """The partition that the functions below publish."""
     return Lake(root).features("w1").partition("2026-01-01")
 
 
 def publish_in_a_process(root: str, generation: int, dies: str | None) -> int:
-    """Publishes files whose rows all carry `generation`, in a new process; its exit code."""
+    """Publishes files in a new process and returns its exit code. All rows have the value `generation`."""
     process = multiprocessing.get_context("spawn").Process(target=_publish, args=(root, generation, dies))
     process.start()
     process.join(60)
@@ -107,7 +108,7 @@ def publish_in_a_process(root: str, generation: int, dies: str | None) -> int:
 def _publish(root: str, generation: int, dies: str | None) -> None:
     partition = partition_of(root)
     attempt = new_attempt(partition)
-    names = [f"{attempt}/part-{place}.parquet" for place in range(FILES)]
+    names = [f"{attempt}/part-{index}.parquet" for index in range(FILES)]
     for name in names:
         files, inner = file_io.filesystem(partition.file(name))
         pq.write_table(pa.table({"generation": [generation] * ROWS_A_FILE}), inner, filesystem=files)
@@ -131,10 +132,13 @@ def _publish(root: str, generation: int, dies: str | None) -> None:
 
 
 def publish_day(root: str, day: str, generation: int, more: object = None) -> None:
-    """Publishes files of a day whose rows all carry `generation` and, where given, `more` in a column of that name."""
+    """Publishes files of a day.
+
+    All rows have the value `generation`, and `more` in a column `more` unless it is None.
+    """
     partition = Lake(root).features("w1").partition(day)
     attempt = new_attempt(partition)
-    names = [f"{attempt}/part-{place}.parquet" for place in range(FILES)]
+    names = [f"{attempt}/part-{index}.parquet" for index in range(FILES)]
     columns = {"generation": generation, **({} if more is None else {"more": more})}
     for name in names:
         files, inner = file_io.filesystem(partition.file(name))
@@ -144,7 +148,7 @@ def publish_day(root: str, day: str, generation: int, more: object = None) -> No
 
 
 def publish_together(root: str, day: str, generation: int, barrier: Barrier) -> None:
-    """Publishes a day when all others are ready to."""
+    """Publishes a day when all processes are ready."""
     barrier.wait(60)
     publish_day(root, day, generation)
 
@@ -153,16 +157,18 @@ def read_generation(root: str) -> int:
     """The generation of the published partition.
 
     Raises:
-        ValueError: its files are not those of one whole generation.
+        ValueError: its files are not all files of one generation.
     """
     partition = partition_of(root)
     manifest = read_manifest(partition)
-    seen = [
+    generations = [
         value for path in data_files(partition, manifest) for value in _read(path)["generation"].to_pylist()
     ]
-    if len(seen) != FILES * ROWS_A_FILE or set(seen) != {int(manifest.inputs["generation"])}:
-        raise ValueError(f"the manifest of {dict(manifest.inputs)} led to {set(seen)}, {len(seen)} rows")
-    return int(seen[0])
+    if len(generations) != FILES * ROWS_A_FILE or set(generations) != {int(manifest.inputs["generation"])}:
+        raise ValueError(
+            f"the manifest of {dict(manifest.inputs)} names {len(generations)} rows of {set(generations)}"
+        )
+    return int(generations[0])
 
 
 WILD = {
@@ -178,27 +184,27 @@ WILD = {
 }
 
 
-def check_wildcards(folder: Path, root: str, bring: Callable[[], Any]) -> None:
-    """The files of a day below `root`, where `bring` puts what lies in the folder, by patterns of several kinds."""
+def check_wildcards(folder: Path, root: str, copy: Callable[[], Any]) -> None:
+    """Checks which files of a day match patterns of several kinds. `copy` copies the folder to `root`."""
     for name, text in WILD.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     config = cases.write_config(folder)
-    bring()
+    copy()
 
-    def found(pattern: str) -> list[str]:
+    def matching_files(pattern: str) -> list[str]:
         log = config.log.model_copy(update={"path": f"{root}/{pattern}"})
         raw = find_raw(_with_log(config, log), log, "2026-01-01")
         base = file_io.filesystem(root)[1] if file_io.is_local(root) else root  # local paths have no scheme
         return [] if raw is None else [path.removeprefix(f"{base}/") for path in raw.paths]
 
     hours = [f"2026-01-01/hour={name}" for name in ("00/part-0.tsv", "00/part-1.tsv", "01/part-0.tsv")]
-    assert found("{date}/hour=*/*.tsv") == hours
-    assert found("{date}/hour=0[1-9]/part-?.tsv") == hours[2:]
-    assert found("{date}/hour=*/part-0.tsv") == [hours[0], hours[2]]
-    assert found("{date}/*/part-0.tsv") == [hours[0], hours[2], "2026-01-01/other/part-0.tsv"]
-    assert found("{date}.tsv") == ["2026-01-01.tsv"]
-    assert found("{date}/day=*/*") == []
+    assert matching_files("{date}/hour=*/*.tsv") == hours
+    assert matching_files("{date}/hour=0[1-9]/part-?.tsv") == hours[2:]
+    assert matching_files("{date}/hour=*/part-0.tsv") == [hours[0], hours[2]]
+    assert matching_files("{date}/*/part-0.tsv") == [hours[0], hours[2], "2026-01-01/other/part-0.tsv"]
+    assert matching_files("{date}.tsv") == ["2026-01-01.tsv"]
+    assert matching_files("{date}/day=*/*") == []
 
 
 def _with_log(config: Config, log: Any) -> Config:

@@ -1,4 +1,4 @@
-"""An S3 and an HDFS on loopback, each a process of its own that speaks the real protocol."""
+"""S3 and HDFS servers on loopback. Each is a process that implements the real protocol."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _PATIENCE_S = 60
 
 
 class Unavailable(Exception):
-    """Why a server cannot run here."""
+    """The reason why a server cannot run on this machine."""
 
 
 def jar_paths(wanted: Sequence[jars.Jar]) -> list[Path]:
-    """Where fetched jars lie; without one the test is skipped."""
+    """Paths of downloaded jars. Skips the test if one is missing."""
     for jar in wanted:
         if not jar.is_there:
-            missing(f"{jar.file_name} is not in {jar.path.parent}: `make jars` fetches it")
+            missing(f"{jar.file_name} is not in {jar.path.parent}: `make jars` downloads it")
     return [jar.path for jar in wanted]
 
 
 def missing(why: str) -> None:
-    """Skips the test, or fails it on CI, where nothing may be missing."""
+    """Skips the test; on CI, where nothing may be missing, fails it."""
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)
@@ -52,23 +52,23 @@ def s3_environment() -> Path:
     """The interpreter of the S3 server's environment.
 
     Raises:
-        Unavailable: it cannot be made.
+        Unavailable: the environment cannot be created.
     """
     return locked_environment("s3-server", LOCK)
 
 
 def locked_environment(name: str, lock: Path) -> Path:
-    """The interpreter of an environment below the cache folder, made from its locked requirements the first time.
+    """The interpreter of an environment in the cache folder. The first call installs its locked requirements.
 
     Raises:
-        Unavailable: it cannot be made.
+        Unavailable: the environment cannot be created.
     """
     folder = cache_folder() / name
     python, stamp = folder / "bin/python", folder / "locked.sha256"
     wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)  # another worker of the suite may be at it
+    with folder.with_suffix(".lock").open("w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)  # another worker of the suite may be installing it
         if stamp.exists() and stamp.read_text() == wanted:
             return python
         shutil.rmtree(folder, ignore_errors=True)
@@ -76,14 +76,14 @@ def locked_environment(name: str, lock: Path) -> Path:
         for command in ([sys.executable, "-m", "venv", str(folder)], [*install, "-r", str(lock)]):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise Unavailable(f"the environment {name} cannot be made: {done.stderr.strip()[-300:]}")
+                raise Unavailable(f"the environment {name} cannot be created: {done.stderr.strip()[-300:]}")
         stamp.write_text(wanted)
     return python
 
 
 @contextmanager
 def s3(folder: Path) -> Iterator[str]:
-    """The endpoint of an S3 that knows no bucket yet.
+    """The endpoint of an S3 server without buckets.
 
     Raises:
         Unavailable: see s3_environment.
@@ -105,7 +105,10 @@ def s3(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def bucket(folder: Path, name: str) -> Iterator[None]:
-    """A bucket on an S3 server of its own, to which this process's environment leads. Skips, or fails on CI, without a server."""
+    """A bucket on a new S3 server, and this process's environment for it.
+
+    See `missing` if there is no server.
+    """
     try:
         with s3(folder) as endpoint, pytest.MonkeyPatch.context() as patch:
             make_bucket(endpoint, name)
@@ -122,6 +125,7 @@ def bucket(folder: Path, name: str) -> Iterator[None]:
 
 
 def make_bucket(endpoint: str, name: str) -> None:
+    """Creates a bucket."""
     request = urllib.request.Request(f"{endpoint}/{name}", method="PUT")
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert answer.status == 200
@@ -137,19 +141,21 @@ def hdfs(folder: Path, class_path: Sequence[Path]) -> Iterator[str]:
     java = java_home.find()
     if java is None:
         raise Unavailable("there is no Java 17")
-    told = folder / "hdfs.json"
-    whole = [*class_path, Path(pyspark.__file__).parent / "jars/*"]
+    details = folder / "hdfs.json"
+    full_class_path = [*class_path, Path(pyspark.__file__).parent / "jars/*"]
     command = [str(java / "bin/java"), "-Xmx512m", f"-Dtest.build.data={folder / 'hdfs'}"]
-    command += ["-cp", ":".join(str(each) for each in whole)]
+    command += ["-cp", ":".join(str(path) for path in full_class_path)]
     command += ["org.apache.hadoop.test.MiniDFSClusterManager", "-format", "-datanodes", "1"]
-    command += ["-D", "dfs.replication=1", "-writeDetails", str(told)]
-    with process(command, folder / "hdfs.log", lambda: told.exists() and told.read_text().endswith("}")):
-        yield f"hdfs://127.0.0.1:{json.loads(told.read_text())['namenode_port']}"
+    command += ["-D", "dfs.replication=1", "-writeDetails", str(details)]
+    with process(
+        command, folder / "hdfs.log", lambda: details.exists() and details.read_text().endswith("}")
+    ):
+        yield f"hdfs://127.0.0.1:{json.loads(details.read_text())['namenode_port']}"
 
 
 @contextmanager
 def process(command: list[str], log: Path, ready: Callable[[], bool], **options: Any) -> Iterator[None]:
-    """Runs a server while the context lasts. `options` go to subprocess.Popen."""
+    """Runs a server within the context. `options` go to subprocess.Popen."""
     with log.open("wb") as output:
         server = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""The raw log on a real HDFS: listed through Spark's Hadoop client, read by Spark, and what is refused."""
+"""The raw log on a real HDFS: Spark's Hadoop client lists it, Spark reads it, and a lake there is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from setup import jars
 from storage import file_io
 from storage.dataset import read_spec
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
 
@@ -40,23 +40,23 @@ def _put(spark: SparkSession, folder: Path, to: str) -> None:
     files.copyFromLocalFile(jvm.org.apache.hadoop.fs.Path(str(folder)), target)
 
 
-def test_a_night_by_spark_submit_from_hdfs_to_an_object_store_equals_the_oracle(
+def test_a_job_by_spark_submit_from_hdfs_to_an_object_store_equals_the_oracle(
     spark: SparkSession, hdfs: str, object_store: ObjectStore, tmp_path: Path
 ) -> None:
-    """The job as it is run: HDFS is opened before there is a session, credentials stand in the environment alone."""
-    places = {"data": f"{hdfs}/logs/raw", "lake": f"{object_store.root}/submitted"}
-    config = cases.write_config(tmp_path, lakes.SMALL, places, {"workflow": {"engine": "sql"}})
+    """The job opens HDFS before it has a session, and takes credentials from the environment only."""
+    roots = {"data": f"{hdfs}/logs/raw", "lake": f"{object_store.root}/submitted"}
+    config = cases.write_config(tmp_path, lakes.SMALL, roots, {"workflow": {"engine": "sql"}})
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 100, seed))
-        good[day], _ = oracle.parse_log(config, paths)
+        good[day], _ = raw_oracle.parse_log(config, paths)
     _put(spark, tmp_path / "raw", f"{hdfs}/logs/raw")
     done = _submit(tmp_path / "config.yaml", tmp_path, object_store)
     assert done.returncode == 0, done.stderr[-3000:]
-    closing = json.loads(done.stdout.splitlines()[-1])
+    summary = json.loads(done.stdout.splitlines()[-1])
     lake = Lake(config.lake)
     fitted = oracle.fit(config, good[DAYS[0]])
-    spec = read_spec(lake, closing["workflow_version"])
+    spec = read_spec(lake, summary["workflow_version"])
     for day in DAYS:
         rows = lakes.read_rows(lake.features(spec.workflow_version).partition(day))
         cases.assert_features_equal(rows, oracle.encode(config, fitted, good[day]), spec)
@@ -97,9 +97,9 @@ def test_headers_and_footers_are_read(spark: SparkSession, hdfs: str, tmp_path: 
     folder.mkdir(parents=True)
     config = cases.write_config(tmp_path, {"data": f"{hdfs}/tables"})
     names = [column.source_name for column in config.log.columns]
-    for place in range(2):
+    for index in range(2):
         columns = {name: ["1", "0", None] for name in names}
-        pq.write_table(pa.table(columns), folder / f"part-{place}.parquet")
+        pq.write_table(pa.table(columns), folder / f"part-{index}.parquet")
     header, line = ",".join(reversed(names)), ",".join(["1"] * len(names))
     (folder / "a.csv").write_text(f"{header}\n{line}\n{line}\n")
     _put(spark, tmp_path / "raw", f"{hdfs}/tables")
@@ -109,15 +109,17 @@ def test_headers_and_footers_are_read(spark: SparkSession, hdfs: str, tmp_path: 
         )
         changed = config.model_copy(update={"log": log})
         raw = require_raw(changed, log, RUN_DATE)
-        found = read_log(spark, changed, raw).select("row_id", "_file").collect()
-        assert sorted(row["row_id"] for row in found) == list(range(rows)) or kind == "csv"
-        assert {row["_file"] for row in found} == set(raw.paths)
-        assert len(found) == rows
+        collected = read_log(spark, changed, raw).select("row_id", "_file").collect()
+        assert sorted(row["row_id"] for row in collected) == list(range(rows)) or kind == "csv"
+        assert {row["_file"] for row in collected} == set(raw.paths)
+        assert len(collected) == rows
     assert first_bytes(f"{hdfs}/tables/dt={RUN_DATE}/a.csv", 1 << 16).decode().splitlines()[0] == header
 
 
-def test_a_name_node_that_is_away_is_no_missing_day(spark: SparkSession, hdfs: str, tmp_path: Path) -> None:
-    """A day without a log is left out of the window: a failure must never look like one."""
+def test_an_unreachable_name_node_is_not_a_missing_day(
+    spark: SparkSession, hdfs: str, tmp_path: Path
+) -> None:
+    """A day without a log is left out of the window, so a failure must not look like a missing day."""
     spark._jsc.hadoopConfiguration().set("ipc.client.connect.max.retries", "0")
     config = cases.write_config(tmp_path, {"data": "hdfs://127.0.0.1:1/raw"})
     with pytest.raises(OSError, match="ConnectException"):

@@ -1,4 +1,4 @@
-"""Files that arrive after their day was processed, and reruns of one day: that day is made anew, and nothing else."""
+"""Files that arrive after their day was processed, and reruns of one day: only that day is written again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from etl.build import Built
+from etl.build import BuildResult
 from etl.ops.tables import VOCABULARY, workflow_table
 from storage.dataset import read_dataset
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
@@ -24,16 +24,18 @@ BY_RUN = ("users", "items", "quality", "datasets")
 
 
 @dataclass(frozen=True)
-class Story:
-    """A night; a file that arrives late for a counted day, and the night run again; a day lost, and the night run again;
-    then a later night that extends the workflow. With every manifest of the lake after each.
+class Reruns:
+    """Four runs, with the manifests of the lake after each: fit, late, lost and extended.
+
+    Before `late` a file arrives for a day that is counted. Before `lost` the tables of a day are deleted.
+    Both repeat the run of `fit`. `extended` is a run of a later date that extends the workflow.
     """
 
     config: Config
     lake: Lake
     good: dict[str, pd.DataFrame]
     late: pd.DataFrame
-    nights: dict[str, Built]
+    runs: dict[str, BuildResult]
     manifests: dict[str, dict[str, str]]
     fitted: oracle.Fitted
 
@@ -41,106 +43,107 @@ class Story:
         return lakes.changed(self.manifests[before], self.manifests[after])
 
     def of_day(self, day: str, version: str) -> set[str]:
-        """Every partition that is made of one day's raw log."""
+        """All partitions that depend on one day's raw log."""
         tables = ["quarantine", "profiles/hard", f"features/{version}"]
         tables += ["value_counts"] if self.config.workflow.engine == "arrow" else []
         return {f"{table}/dt={day}" for table in tables}
 
 
 @pytest.fixture(scope="module", params=["arrow", "sql"])
-def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Story:
+def reruns(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Reruns:
     folder = tmp_path_factory.mktemp("late")
     config = cases.write_config(folder, lakes.SMALL, {"workflow": {"engine": request.param}})
     retrain = config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": "retrain"})})
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 80, seed))
-        good[day], _ = oracle.parse_log(config, paths)
-    nights, manifests = {}, {}
+        good[day], _ = raw_oracle.parse_log(config, paths)
+    runs, manifests = {}, {}
 
     def run(name: str, date: str, configured: Config, parent: str | None) -> str:
-        nights[name] = cases.run_build(spark, configured, date, parent)
+        runs[name] = cases.run_build(spark, configured, date, parent)
         manifests[name] = lakes.manifests(config.lake)
-        return nights[name].workflow.version
+        return runs[name].workflow.version
 
     version = run("fit", FIRST, config, None)
     (folder / f"raw/dt={DAYS[1]}/late.tsv").write_text(
         "".join(f"{line}\n" for line in cases.make_lines("late", 50, 77) if line)
     )
-    late, _ = oracle.parse_log(config, sorted((folder / f"raw/dt={DAYS[1]}").iterdir()))
+    late, _ = raw_oracle.parse_log(config, sorted((folder / f"raw/dt={DAYS[1]}").iterdir()))
     run("late", FIRST, config, version)
     for table in ("quarantine", "value_counts", "profiles/hard", f"features/{version}"):
         shutil.rmtree(folder / f"lake/{table}/dt={DAYS[2]}", ignore_errors=True)
     run("lost", FIRST, config, version)
     run("extended", SECOND, retrain, version)
     fitted = oracle.fit(config, pd.concat([good[DAYS[0]], good[DAYS[1]]]))
-    return Story(config, Lake(config.lake), good, late, nights, manifests, fitted)
+    return Reruns(config, Lake(config.lake), good, late, runs, manifests, fitted)
 
 
-def test_a_late_file_makes_its_day_anew_and_the_tables_of_the_run_date(story: Story) -> None:
-    version = story.nights["fit"].workflow.version
-    changed = story.changed("fit", "late")
-    of_run = {each for each in changed if each.endswith(f"dt={FIRST}") and each.startswith(BY_RUN)}
-    assert changed - of_run == story.of_day(DAYS[1], version)
-    assert {each.split("/")[0] for each in of_run} == set(BY_RUN)
+def test_a_late_file_changes_its_day_and_the_tables_of_the_run_date(reruns: Reruns) -> None:
+    version = reruns.runs["fit"].workflow.version
+    changed = reruns.changed("fit", "late")
+    of_run = {name for name in changed if name.endswith(f"dt={FIRST}") and name.startswith(BY_RUN)}
+    assert changed - of_run == reruns.of_day(DAYS[1], version)
+    assert {name.split("/")[0] for name in of_run} == set(BY_RUN)
 
 
-def test_features_of_the_day_hold_the_late_rows_by_the_workflow_as_it_was(story: Story) -> None:
-    night = story.nights["late"]
-    assert night.workflow.version == story.nights["fit"].workflow.version
-    rows = cases.read_rows(story.lake.features(night.workflow.version).partition(DAYS[1]))
-    assert len(rows) == len(story.late) > len(story.good[DAYS[1]])
+def test_features_of_the_day_have_the_late_rows_by_the_same_workflow(reruns: Reruns) -> None:
+    result = reruns.runs["late"]
+    assert result.workflow.version == reruns.runs["fit"].workflow.version
+    rows = cases.read_rows(reruns.lake.features(result.workflow.version).partition(DAYS[1]))
+    assert len(rows) == len(reruns.late) > len(reruns.good[DAYS[1]])
     cases.assert_features_equal(
-        rows, oracle.encode(story.config, story.fitted, story.late), night.workflow.spec
+        rows, oracle.encode(reruns.config, reruns.fitted, reruns.late), result.workflow.spec
     )
 
 
-def test_a_day_that_changed_after_it_was_counted_is_recorded(story: Story) -> None:
-    assert story.nights["fit"].dataset.changed_days == ()
+def test_a_day_that_changed_after_it_was_counted_is_recorded(reruns: Reruns) -> None:
+    assert reruns.runs["fit"].dataset.changed_days == ()
     for name, date in (("late", FIRST), ("extended", SECOND)):
-        assert story.nights[name].dataset.changed_days == (DAYS[1],)
-        assert read_dataset(story.lake, date).changed_days == (DAYS[1],)
+        assert reruns.runs[name].dataset.changed_days == (DAYS[1],)
+        assert read_dataset(reruns.lake, date).changed_days == (DAYS[1],)
 
 
-def test_a_lost_day_is_made_again_and_no_other_manifest_is_touched(story: Story) -> None:
-    version = story.nights["fit"].workflow.version
-    assert story.changed("late", "lost") == story.of_day(DAYS[2], version)
-    before, after = story.nights["late"].features, story.nights["lost"].features
-    assert {day: found.digest for day, found in before.items()} == {
-        day: found.digest for day, found in after.items()
+def test_a_lost_day_is_written_again_and_no_other_manifest_changes(reruns: Reruns) -> None:
+    version = reruns.runs["fit"].workflow.version
+    assert reruns.changed("late", "lost") == reruns.of_day(DAYS[2], version)
+    before, after = reruns.runs["late"].features, reruns.runs["lost"].features
+    assert {day: manifest.digest for day, manifest in before.items()} == {
+        day: manifest.digest for day, manifest in after.items()
     }
-    rows = cases.read_rows(story.lake.features(version).partition(DAYS[2]))
-    expected = oracle.encode(story.config, story.fitted, story.good[DAYS[2]])
-    cases.assert_features_equal(rows, expected, story.nights["lost"].workflow.spec)
+    rows = cases.read_rows(reruns.lake.features(version).partition(DAYS[2]))
+    expected = oracle.encode(reruns.config, reruns.fitted, reruns.good[DAYS[2]])
+    cases.assert_features_equal(rows, expected, reruns.runs["lost"].workflow.spec)
 
 
-def test_a_later_night_counts_new_days_alone(story: Story) -> None:
-    """The window trains on the changed day and a new one. Were the changed day counted again, ids and counts would differ
-    from the oracle's, which extends by the new day.
+def test_a_later_run_counts_new_days_only(reruns: Reruns) -> None:
+    """The window trains on the changed day and a new one.
+
+    If the changed day were counted again, ids and counts would differ from those of the oracle.
     """
-    built = story.nights["extended"]
-    assert (built.dataset.mode, built.workflow.parent) == ("extend", story.nights["fit"].workflow.version)
-    extended = oracle.fit(story.config, story.good[DAYS[2]], story.fitted)
-    rows = cases.read_rows(workflow_table(story.lake, built.workflow.version, VOCABULARY))
-    found = {
+    built = reruns.runs["extended"]
+    assert (built.dataset.mode, built.workflow.parent) == ("extend", reruns.runs["fit"].workflow.version)
+    extended = oracle.fit(reruns.config, reruns.good[DAYS[2]], reruns.fitted)
+    rows = cases.read_rows(workflow_table(reruns.lake, built.workflow.version, VOCABULARY))
+    ids_of_column = {
         str(column): dict(zip(part["value"], part["id"], strict=True))
         for column, part in rows.groupby("column")
     }
-    assert found == {column: ids for column, ids in extended.ids.items() if ids}
-    assert not any("late" in value for ids in found.values() for value in ids)
-    features = cases.read_rows(story.lake.features(built.workflow.version).partition(DAYS[1]))
+    assert ids_of_column == {column: ids for column, ids in extended.ids.items() if ids}
+    assert not any("late" in value for ids in ids_of_column.values() for value in ids)
+    features = cases.read_rows(reruns.lake.features(built.workflow.version).partition(DAYS[1]))
     cases.assert_features_equal(
-        features, oracle.encode(story.config, extended, story.late), built.workflow.spec
+        features, oracle.encode(reruns.config, extended, reruns.late), built.workflow.spec
     )
 
 
-def test_counts_of_the_changed_day_stay(story: Story) -> None:
-    first, extended = story.nights["fit"].workflow, story.nights["extended"].workflow
+def test_counts_of_the_changed_day_stay(reruns: Reruns) -> None:
+    first, extended = reruns.runs["fit"].workflow, reruns.runs["extended"].workflow
     assert extended.counted == {**first.counted, DAYS[2]: extended.counted[DAYS[2]]}
     assert len(first.counted) == 2
 
 
-def test_tables_of_days_that_did_not_change_outlive_the_later_night(story: Story) -> None:
-    version = story.nights["fit"].workflow.version
-    untouched = {each for day in DAYS[:4] for each in story.of_day(day, version)}
-    assert not untouched & story.changed("lost", "extended")
+def test_a_later_run_does_not_change_tables_of_unchanged_days(reruns: Reruns) -> None:
+    version = reruns.runs["fit"].workflow.version
+    untouched = {name for day in DAYS[:4] for name in reruns.of_day(day, version)}
+    assert not untouched & reruns.changed("lost", "extended")

@@ -1,4 +1,4 @@
-"""JSON lines by user on s3a://: what the manifest names holds every user once, and a rerun leaves it alone."""
+"""JSON lines by user on s3a://: every user once, and a rerun changes nothing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ RUN_DATE = "2026-01-03"
 
 @pytest.fixture
 def plain_committer(spark: SparkSession) -> Iterator[None]:
-    """The jars of s3a lie in two class loaders of the tests' one JVM, and S3A's own committer does not know the other's
-    file system; on a class path there is one.
+    """Sets Hadoop's committer. That of S3A does not recognise the file system of another class loader.
+
+    The JVM of the tests has the jars of s3a in two class loaders. On a class path there is one.
     """
     context: Any = spark.sparkContext._jsc
     conf, key = context.sc().hadoopConfiguration(), "mapreduce.outputcommitter.factory.class"
@@ -37,9 +38,9 @@ def test_lines_on_an_object_store_equal_the_lists(
     spark: SparkSession, object_store: ObjectStore, plain_committer: None
 ) -> None:
     rows = [
-        (f"user {user:02d}", place, f"item/{user * place}", 1 / (user + place), "ranked")
+        (f"user {user:02d}", position, f"item/{user * position}", 1 / (user + position), "ranked")
         for user in range(1, 21)
-        for place in range(1, 1 + user % 4)
+        for position in range(1, 1 + user % 4)
     ]
     users = {row[0] for row in rows}
     frame = spark.createDataFrame(
@@ -57,18 +58,18 @@ def test_lines_on_an_object_store_equal_the_lists(
     assert done.target == partition.path
     published = read_manifest(partition)
     assert len(published.files) > 1
-    found = []
+    lines = []
     for path in data_files(partition, published):
         source, inner = file_io.filesystem(path)
         with source.open_input_file(inner) as file:
-            found += [json.loads(line) for line in gzip.decompress(file.read()).decode().splitlines()]
-    assert [line["user_id"] for line in found] == sorted(users)
+            lines += [json.loads(line) for line in gzip.decompress(file.read()).decode().splitlines()]
+    assert [line["user_id"] for line in lines] == sorted(users)
     entries = [
-        (line["user_id"], each["position"], each["item_id"], each["reason"])
-        for line in found
-        for each in line["items"]
+        (line["user_id"], entry["position"], entry["item_id"], entry["reason"])
+        for line in lines
+        for entry in line["items"]
     ]
-    assert entries == sorted((user, place, item, reason) for user, place, item, _, reason in rows)
-    assert {line["date"] for line in found} == {RUN_DATE}
+    assert entries == sorted((user, position, item, reason) for user, position, item, _, reason in rows)
+    assert {line["date"] for line in lines} == {RUN_DATE}
     json_lines.deliver(sink, lists, 24.0)
     assert read_manifest(partition) == published

@@ -1,4 +1,4 @@
-"""A day of several files, compressed in several ways, below folders of wildcards: read as one plain file is."""
+"""A day of several files in several compressions and folders with wildcards equals one plain file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from etl.raw.files import find_raw
 from etl.raw.parse import common_header
 from etl.raw.positions import number_lines
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 
 RUN_DATE = "2026-01-03"
@@ -32,7 +32,7 @@ def _zstd(data: bytes) -> bytes:
 
 
 def _members(data: bytes) -> bytes:
-    """gzip as log shippers append it: several members, cut anywhere."""
+    """gzip of several members that begin anywhere in the text, as log shippers append them."""
     return gzip.compress(data[: len(data) // 3]) + gzip.compress(data[len(data) // 3 :])
 
 
@@ -40,11 +40,11 @@ PACKED = {".gz": _members, ".bz2": bz2.compress, ".zst": _zstd, "": bytes}
 
 
 def _write_day(folder: Path, day: str, lines: list[str], kinds: list[str]) -> list[Path]:
-    """The lines over files of these kinds at two sites, in the order of the files' paths."""
+    """Writes the lines to files of these kinds at two sites, in the order of the files' paths."""
     paths = []
-    for place, kind in enumerate(kinds):
-        share = lines[place * len(lines) // len(kinds) : (place + 1) * len(lines) // len(kinds)]
-        path = folder / f"site={'ab'[place * 2 // len(kinds)]}/{day}/part-{place}.tsv{kind}"
+    for index, kind in enumerate(kinds):
+        share = lines[index * len(lines) // len(kinds) : (index + 1) * len(lines) // len(kinds)]
+        path = folder / f"site={'ab'[index * 2 // len(kinds)]}/{day}/part-{index}.tsv{kind}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(PACKED[kind]("".join(f"{line}\n" for line in share).encode()))
         paths.append(path)
@@ -54,7 +54,7 @@ def _write_day(folder: Path, day: str, lines: list[str], kinds: list[str]) -> li
 @pytest.mark.parametrize(
     "engine, kinds", [("arrow", [".zst", ".gz", "", ".bz2"]), ("sql", [".zst", "", ".bz2", ".gz"])]
 )
-def test_a_night_of_mixed_files_equals_the_oracle_of_plain_ones(
+def test_a_run_of_mixed_files_equals_the_oracle_of_plain_ones(
     spark: SparkSession, tmp_path: Path, engine: str, kinds: list[str]
 ) -> None:
     config = cases.write_config(tmp_path, NESTED, lakes.SMALL, {"workflow": {"engine": engine}})
@@ -64,7 +64,7 @@ def test_a_night_of_mixed_files_equals_the_oracle_of_plain_ones(
         _write_day(tmp_path / "raw", day, lines, kinds)
         plain = tmp_path / f"{day}.tsv"
         plain.write_bytes("".join(f"{line}\n" for line in lines).encode())
-        good[day], bad[day] = oracle.parse_log(config, [plain])
+        good[day], bad[day] = raw_oracle.parse_log(config, [plain])
     built = cases.run_build(spark, config, RUN_DATE)
     fitted = oracle.fit(config, good[DAYS[0]])
     lake = Lake(config.lake)
@@ -83,17 +83,17 @@ def test_zstd_on_hdfs_without_the_native_library_is_refused_by_name(spark: Spark
 
 
 def test_workers_number_the_lines_of_zstd_as_spark_those_of_gzip(spark: SparkSession, tmp_path: Path) -> None:
-    """Blank and percent sign in the name, no end of the last line, CR LF, broken UTF-8, an empty line, an empty file."""
+    """Unusual names, CR LF, no end of the last line, invalid UTF-8, empty lines and files."""
     text = b"one\r\n\n\xff\xfe broken \xe9\nlast \xc3\xa9"
-    found = {}
+    rows_of_kind = {}
     for kind, pack in ((".gz", gzip.compress), (".zst", _zstd)):
         paths = [tmp_path / f"50%20 a{kind}", tmp_path / f"b{kind}", tmp_path / f"c{kind}"]
         for path, data in zip(paths, (text, b"", text * 3), strict=True):
             path.write_bytes(pack(data))
         rows = number_lines(spark, [str(path) for path in paths]).orderBy("row_id").collect()
-        found[kind] = [(Path(row["file"]).stem, *row[1:]) for row in rows]
-    assert found[".gz"] == found[".zst"]
-    assert [row[1:3] for row in found[".zst"][:5]] == [(1, 0), (2, 1), (3, 2), (4, 3), (1, 4)]
+        rows_of_kind[kind] = [(Path(row["file"]).stem, *row[1:]) for row in rows]
+    assert rows_of_kind[".gz"] == rows_of_kind[".zst"]
+    assert [row[1:3] for row in rows_of_kind[".zst"][:5]] == [(1, 0), (2, 1), (3, 2), (4, 3), (1, 4)]
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_a_damaged_file_is_bad_data_by_name(
     paths[2].write_bytes(packed)
     with pytest.raises(Exception, match="cannot be decompressed") as caught:
         cases.run_build(spark, config, RUN_DATE)
-    found = lakes.our_error(caught.value)
-    assert isinstance(found, DataError)
-    assert str(paths[2]) in found.problem
+    error = lakes.our_error(caught.value)
+    assert isinstance(error, DataError)
+    assert str(paths[2]) in error.problem
     assert not (tmp_path / f"lake/datasets/dt={RUN_DATE}").exists()
 
 
@@ -163,5 +163,5 @@ def test_a_compression_that_nothing_reads_is_refused_by_name(tmp_path: Path) -> 
     config = cases.write_config(tmp_path)
     (tmp_path / f"raw/dt={RUN_DATE}").mkdir(parents=True)
     (tmp_path / f"raw/dt={RUN_DATE}/a.tsv.xz").write_bytes(b"\xfd7zXZ")
-    with pytest.raises(DataError, match=r"a\.tsv\.xz is compressed in a way that is not read"):
+    with pytest.raises(DataError, match=r"a\.tsv\.xz is compressed in a format that is not supported"):
         find_raw(config, config.log, RUN_DATE)

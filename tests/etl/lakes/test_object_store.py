@@ -1,4 +1,4 @@
-"""Raw log and lake on s3a://, against a server of the S3 protocol: build_features by both engines, reruns, dying writers."""
+"""Raw log and lake on s3a://, on an S3 server: build_features by both engines, reruns, and killed writers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from etl.build import Built
+from etl.build import BuildResult
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
 
@@ -27,72 +27,72 @@ DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 
 
 @dataclass(frozen=True)
-class Night:
-    """One night on the object store by one engine, and what the oracle says of it."""
+class Run:
+    """One run on the object store by one engine, and the results of the oracle."""
 
     config: Config
-    built: Built
+    built: BuildResult
     good: dict[str, pd.DataFrame]
     bad: dict[str, pd.DataFrame]
     fitted: oracle.Fitted
 
 
 @pytest.fixture(scope="module", params=["arrow", "sql"])
-def night(
+def run(
     spark: SparkSession, object_store: ObjectStore, tmp_path_factory: pytest.TempPathFactory, request: Any
-) -> Night:
-    folder = tmp_path_factory.mktemp("night")
+) -> Run:
+    folder = tmp_path_factory.mktemp("run")
     root = f"{object_store.root}/{request.param}"
-    places = {"lake": f"{root}/lake", "data": f"{root}/raw", "workflow": {"engine": request.param}}
-    config = cases.write_config(folder, lakes.SMALL, places)
+    roots = {"lake": f"{root}/lake", "data": f"{root}/raw", "workflow": {"engine": request.param}}
+    config = cases.write_config(folder, lakes.SMALL, roots)
     good, bad = {}, {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 100, seed))
-        good[day], bad[day] = oracle.parse_log(config, paths)
+        good[day], bad[day] = raw_oracle.parse_log(config, paths)
     lakes.upload(folder / "raw", f"{root}/raw")
     built = cases.run_build(spark, config, RUN_DATE)
-    return Night(config, built, good, bad, oracle.fit(config, good[DAYS[0]]))
+    return Run(config, built, good, bad, oracle.fit(config, good[DAYS[0]]))
 
 
-def test_features_equal_the_oracle(night: Night) -> None:
-    version = night.built.workflow.version
+def test_features_equal_the_oracle(run: Run) -> None:
+    version = run.built.workflow.version
     for day in DAYS:
-        rows = lakes.read_rows(Lake(night.config.lake).features(version).partition(day))
-        expected = oracle.encode(night.config, night.fitted, night.good[day])
-        cases.assert_features_equal(rows, expected, night.built.workflow.spec)
+        rows = lakes.read_rows(Lake(run.config.lake).features(version).partition(day))
+        expected = oracle.encode(run.config, run.fitted, run.good[day])
+        cases.assert_features_equal(rows, expected, run.built.workflow.spec)
 
 
-def test_quarantine_names_the_objects(night: Night) -> None:
-    rows = lakes.read_rows(Lake(night.config.lake).quarantine.partition(DAYS[1]))
-    assert len(rows) == len(night.bad[DAYS[1]])
+def test_quarantine_names_the_objects(run: Run) -> None:
+    rows = lakes.read_rows(Lake(run.config.lake).quarantine.partition(DAYS[1]))
+    assert len(rows) == len(run.bad[DAYS[1]])
     assert set(rows["source_file"]) <= {
-        f"{night.config.data}/dt={DAYS[1]}/{name}" for name in ("a.tsv", "b.tsv.gz", "d.tsv")
+        f"{run.config.data}/dt={DAYS[1]}/{name}" for name in ("a.tsv", "b.tsv.gz", "d.tsv")
     }
 
 
-def test_a_rerun_leaves_every_object_alone(spark: SparkSession, night: Night) -> None:
-    before = lakes.objects(night.config.lake)
+def test_a_rerun_leaves_every_object_alone(spark: SparkSession, run: Run) -> None:
+    before = lakes.objects(run.config.lake)
     assert f"{DAYS[0]}/_MANIFEST.json" in "".join(before)
-    again = cases.run_build(spark, night.config, RUN_DATE)
-    assert again.workflow.version == night.built.workflow.version
-    assert lakes.objects(night.config.lake) == before
+    again = cases.run_build(spark, run.config, RUN_DATE)
+    assert again.workflow.version == run.built.workflow.version
+    assert lakes.objects(run.config.lake) == before
 
 
-def test_an_object_that_is_replaced_is_read_again(spark: SparkSession, night: Night) -> None:
-    """Validation days are in no fit, so nothing but the day itself and the tables of the run date may change."""
-    day, lake = DAYS[1], Lake(night.config.lake)
+def test_an_object_that_is_replaced_is_read_again(spark: SparkSession, run: Run) -> None:
+    """A validation day is not part of a fit, so only its tables and those of the run date may change."""
+    day, lake = DAYS[1], Lake(run.config.lake)
     lines = cases.make_lines(day, 40, 99)
-    name = f"{night.config.data}/dt={day}/a.tsv"
-    before = lakes.manifests(night.config.lake)
+    name = f"{run.config.data}/dt={day}/a.tsv"
+    before = lakes.manifests(run.config.lake)
     size = file_io.filesystem(name)[0].get_file_info(file_io.filesystem(name)[1]).size
     file_io.replace_text(name, "\n".join(line for line in lines if line) + "\n")
     assert file_io.filesystem(name)[0].get_file_info(file_io.filesystem(name)[1]).size != size
-    cases.run_build(spark, night.config, RUN_DATE)
-    changed = lakes.changed(before, lakes.manifests(night.config.lake))
-    assert {each.rsplit("/dt=", 1)[1] for each in changed} == {day, RUN_DATE}
-    assert not [each for each in changed if each.endswith(RUN_DATE) and each.startswith(("features", "quar"))]
-    manifest = read_manifest(lake.features(night.built.workflow.version).partition(day))
-    rows = lakes.read_rows(lake.features(night.built.workflow.version).partition(day))
+    cases.run_build(spark, run.config, RUN_DATE)
+    changed = lakes.changed(before, lakes.manifests(run.config.lake))
+    assert {name.rsplit("/dt=", 1)[1] for name in changed} == {day, RUN_DATE}
+    assert not [name for name in changed if name.endswith(RUN_DATE) and name.startswith(("features", "quar"))]
+    manifest = read_manifest(lake.features(run.built.workflow.version).partition(day))
+    rows = lakes.read_rows(lake.features(run.built.workflow.version).partition(day))
     assert len(rows) == manifest.rows
     (member,) = read_dataset(lake, RUN_DATE).splits["validation"]
     assert member.digest == manifest.digest

@@ -1,6 +1,7 @@
-"""Other people's readers of a table, which list folders or read its Delta log: they see the published files, or fail.
+"""Other tools that list a table's folders or read its Delta log see the published files, or fail.
 
-Looked at after a first publish, after a rerun with other rows, after SIGKILL at each step of a publish, and when the next run mended it.
+The tests read after a first publish, after a rerun with other rows, after SIGKILL at each step of a publish,
+and after the next run has repaired it.
 """
 
 from __future__ import annotations
@@ -16,25 +17,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from storage import delta_log, file_io, hard_links
 from storage.manifest import FileEntry, Manifest, current_manifest, read_manifest, replace_manifest
 from storage.paths import Lake, Partition
-from tests.storage.dying_publisher import Death, partition_of, publish_generation
 from tests.etl.lakes import lakes, servers
 from tests.etl.lakes.conftest import ObjectStore
+from tests.etl.lakes.readers import Readers
+from tests.storage.dying_publisher import Death, partition_of, publish_generation
 
-Seen = dict[str, int] | str
 ROWS = 30
 
 DAY = "{table}/dt=2026-01-01"
 FOLDERS = ["{table}", DAY]
 GLOBS = [f"{DAY}/*.parquet", "{table}/*/*.parquet", "{table}/dt=*/*.parquet", "{table}/**/*.parquet"]
 ALL_NAMES = [f"{DAY}/*", "{table}/**"]
-# Readers, with where they find the rows, and with where they meet the manifest and fail.
+# (reader, location): those that find the rows, and those that read the manifest as data and fail.
 FINDING = [
     *((name, where) for name in ("pandas", "pyarrow") for where in FOLDERS),
     *((name, where) for name in ("polars, no hidden files", "duckdb") for where in [*FOLDERS, *GLOBS]),
@@ -45,43 +45,13 @@ FINDING = [
 FAILING = [*(("polars", where) for where in FOLDERS), *(("duckdb", where) for where in ALL_NAMES)]
 
 
-class Readers:
-    """A process with the readers of outside.py, and the tests' own session for Spark."""
-
-    def __init__(self, process: subprocess.Popen[str], spark: SparkSession) -> None:
-        self._process, self._spark = process, spark
-
-    def see(self, asked: Sequence[tuple[str, str]]) -> list[Seen]:
-        """What each (reader, where) finds: value of `generation` → rows, or what it fails with."""
-        assert self._process.stdin
-        assert self._process.stdout
-        others = [(name, where) for name, where in asked if not name.startswith("spark")]
-        self._process.stdin.write(json.dumps(others) + "\n")
-        self._process.stdin.flush()
-        answers = iter(json.loads(self._process.stdout.readline()))
-        return [
-            self._by_spark(name, where) if name.startswith("spark") else next(answers)
-            for name, where in asked
-        ]
-
-    def _by_spark(self, name: str, where: str) -> Seen:
-        reader = self._spark.read.option("recursiveFileLookup", name == "spark, recursive")
-        try:
-            rows = reader.json(where) if name == "spark, json" else reader.parquet(where)
-            return dict(Counter(str(row["generation"]) for row in rows.select("generation").collect()))
-        except PySparkException as error:
-            return str(error)
-        except Exception as error:  # a task that fails
-            return f"{type(error).__name__}: {error}"
-
-
 @pytest.fixture(scope="module")
 def readers(spark: SparkSession, object_store: ObjectStore) -> Iterator[Readers]:
     try:
         python = servers.locked_environment("readers", servers.READERS_LOCK)
     except servers.Unavailable as error:
         servers.missing(str(error))
-    script = Path(__file__).with_name("outside.py")
+    script = Path(__file__).with_name("reader_process.py")
     with subprocess.Popen(
         [str(python), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -89,12 +59,12 @@ def readers(spark: SparkSession, object_store: ObjectStore) -> Iterator[Readers]
         process.kill()
 
 
-def _at(table: str, asked: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(name, where.format(table=table)) for name, where in asked]
+def _at(table: str, requests: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, where.format(table=table)) for name, where in requests]
 
 
 def test_helpers_notice_wrong_rows(readers: Readers, tmp_path: Path) -> None:
-    """What readers saw where attempts lay in the partition's folder: the rows of both."""
+    """With the attempts in the partition's folder, readers see the rows of both."""
     for generation in (0, 1):
         publish_generation(str(tmp_path), generation, None)
     partition = partition_of(str(tmp_path))
@@ -107,7 +77,7 @@ def test_helpers_notice_wrong_rows(readers: Readers, tmp_path: Path) -> None:
     assert sum(duckdb.values()) > ROWS
 
 
-# Where SIGKILL arrives behind the replacement of the manifest, in the order of the steps.
+# Steps behind the replacement of the manifest, in order. SIGKILL arrives at each.
 DEATHS = [
     Death("os", "replace", True),
     Death("storage.hard_links", "_exchange", False),
@@ -131,20 +101,20 @@ def test_who_lists_a_local_folder_sees_the_published_files_or_fails(readers: Rea
         return process.exitcode
 
     def see_whole(generation: int) -> None:
-        for asked, seen in zip(FINDING, readers.see(_at(table, FINDING)), strict=True):
-            assert seen == {str(generation): ROWS}, asked
-        for asked, seen in zip(FAILING, readers.see(_at(table, FAILING)), strict=True):
-            assert isinstance(seen, str), asked
+        for requests, seen in zip(FINDING, readers.see(_at(table, FINDING)), strict=True):
+            assert seen == {str(generation): ROWS}, requests
+        for requests, seen in zip(FAILING, readers.see(_at(table, FAILING)), strict=True):
+            assert isinstance(seen, str), requests
 
     for generation in (0, 1):
         assert run(generation, None) == 0
         see_whole(generation)
     for generation, death in enumerate(DEATHS, start=2):
         assert run(generation, death) == -signal.SIGKILL, death
-        asked = [*FINDING, *FAILING]
-        for each, seen in zip(asked, readers.see(_at(table, asked)), strict=True):
+        requests = [*FINDING, *FAILING]
+        for request, seen in zip(requests, readers.see(_at(table, requests)), strict=True):
             whole = ({str(generation - 1): ROWS}, {str(generation): ROWS})
-            assert isinstance(seen, str) or seen in whole, (death, each)
+            assert isinstance(seen, str) or seen in whole, (death, request)
         assert current_manifest(partition_of(root), {"generation": str(generation)}) is not None
         see_whole(generation)
 
@@ -153,10 +123,10 @@ def test_who_lists_a_local_folder_sees_the_published_files_or_fails(readers: Rea
 def test_lists_as_json_lines_show_the_same(
     readers: Readers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """As a sink writes them; what stops between two links leaves what a kill there leaves."""
+    """JSON lines as a sink writes them. An exception between two links leaves the same files as a kill."""
     shown = ending.replace(".json", ".jsonl") if ending == ".json" else ending
     partition = Partition("lists", "2026-01-01", f"{tmp_path}/lists/dt=2026-01-01")
-    asked = [
+    requests = [
         *((name, f"{tmp_path}/lists/*/*{shown}") for name in ("duckdb, json", "polars, json")),
         ("duckdb, json", f"{tmp_path}/lists/**/*{shown}"),
         ("spark, json", f"{tmp_path}/lists"),
@@ -165,8 +135,8 @@ def test_lists_as_json_lines_show_the_same(
 
     def publish(generation: int) -> None:
         entries = []
-        for place in range(2):
-            name = f"{partition.data}/a{generation}/part-{place}{ending}"
+        for index in range(2):
+            name = f"{partition.data}/a{generation}/part-{index}{ending}"
             text = (json.dumps({"generation": generation}) + "\n").encode() * 15
             path = Path(partition.file(name))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,14 +148,14 @@ def test_lists_as_json_lines_show_the_same(
 
     for generation in (0, 1):
         publish(generation)
-        assert readers.see(asked) == [{str(generation): ROWS}] * len(asked)
+        assert readers.see(requests) == [{str(generation): ROWS}] * len(requests)
     with monkeypatch.context() as patch:
         patch.setattr(hard_links, "_link", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             publish(2)
-    assert all(isinstance(seen, str) for seen in readers.see(asked))
+    assert all(isinstance(seen, str) for seen in readers.see(requests))
     assert current_manifest(partition, {"generation": "2"}) is not None
-    assert readers.see(asked) == [{"2": ROWS}] * len(asked)
+    assert readers.see(requests) == [{"2": ROWS}] * len(requests)
 
 
 def _interrupted(*_: Any) -> None:
@@ -193,18 +163,18 @@ def _interrupted(*_: Any) -> None:
 
 
 def test_attempts_of_an_early_release_are_shown_to_nobody(readers: Readers, tmp_path: Path) -> None:
-    """It kept them in the partition's folder, where readers that list folders would see them beside the links."""
+    """That release kept attempts in the partition's folder. Readers that list folders must not see them."""
     partition = partition_of(str(tmp_path))
     for generation in (0, 1):
         publish_generation(str(tmp_path), generation, None)
     for attempt in Path(partition.file(partition.data)).glob("a*"):
         attempt.rename(Path(partition.path) / attempt.name)
     publish_generation(str(tmp_path), 2, None)
-    asked = _at(str(Path(partition.path).parent), FINDING)
-    assert readers.see(asked) == [{"2": ROWS}] * len(asked)
+    requests = _at(str(Path(partition.path).parent), FINDING)
+    assert readers.see(requests) == [{"2": ROWS}] * len(requests)
 
 
-# Where there are no links: by the log, and by listing, which leads to nothing.
+# Without hard links, the log has the files, and a listing finds none.
 LOG = [(name, "{log}") for name in ("deltalake", "polars, delta", "duckdb, delta")]
 LISTING = [
     *((name, where) for name in ("pandas", "pyarrow", "polars", "spark") for where in FOLDERS),
@@ -218,17 +188,17 @@ def test_on_an_object_store_the_log_has_the_published_files(
     root = f"{object_store.root}/other-readers/lake"
     partition = lakes.partition_of(root)
     table = partition.path.rsplit("/", 1)[0]
-    asked = [(name, f"{root}/_data/features/w1".replace("s3a://", "s3://")) for name, _ in LOG]
+    requests = [(name, f"{root}/_data/features/w1".replace("s3a://", "s3://")) for name, _ in LOG]
     rows = lakes.FILES * lakes.ROWS_A_FILE
 
     def see(generation: int) -> None:
-        assert readers.see(asked) == [{str(generation): rows}] * len(asked)
+        assert readers.see(requests) == [{str(generation): rows}] * len(requests)
         listing = [
             (name, where.replace("s3a://", "s3://") if name != "spark" else where)
             for name, where in _at(table, LISTING)
         ]
-        for each, seen in zip(listing, readers.see(listing), strict=True):
-            assert isinstance(seen, str) or seen == {}, each
+        for request, seen in zip(listing, readers.see(listing), strict=True):
+            assert isinstance(seen, str) or seen == {}, request
 
     for generation in (0, 1):
         assert lakes.publish_in_a_process(root, generation, None) == 0
@@ -241,7 +211,7 @@ def test_on_an_object_store_the_log_has_the_published_files(
 
 
 def test_dates_published_at_once_are_all_in_the_log(readers: Readers, object_store: ObjectStore) -> None:
-    """A back-fill of several dates, and two jobs that replace one date: the log says in the end what the manifests say."""
+    """A back-fill of several dates, and two jobs that replace one date: the log ends like the manifests."""
     root = f"{object_store.root}/back-fill/lake"
     context = multiprocessing.get_context("spawn")
     days = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-03"]
@@ -256,40 +226,40 @@ def test_dates_published_at_once_are_all_in_the_log(readers: Readers, object_sto
         process.join(120)
         assert process.exitcode == 0
     table = Lake(root).features("w1")
-    wanted: Counter[str] = Counter()
+    expected: Counter[str] = Counter()
     for day in sorted(set(days)):
-        wanted[read_manifest(table.partition(day)).inputs["generation"]] += lakes.FILES * lakes.ROWS_A_FILE
-    assert readers.see([("deltalake", f"{root}/_data/features/w1")]) == [dict(wanted)]
+        expected[read_manifest(table.partition(day)).inputs["generation"]] += lakes.FILES * lakes.ROWS_A_FILE
+    assert readers.see([("deltalake", f"{root}/_data/features/w1")]) == [dict(expected)]
 
 
 def test_a_job_that_is_late_does_not_bring_back_what_another_replaced(
     readers: Readers, object_store: ObjectStore
 ) -> None:
-    """The other one replaces the date between the manifest that this one has read and its commit."""
+    """The other job replaces the date after this job has read its manifest and before it commits."""
     root = f"{object_store.root}/late/lake"
     partition = Lake(root).features("w1").partition("2026-01-01")
     table, below = f"{root}/_data/features/w1", "../../../_data/features/w1/"
 
     def content() -> delta_log.Content:
         manifest = read_manifest(partition)
-        found = [(each.path.removeprefix(below), each.rows, each.bytes) for each in manifest.files]
-        return delta_log.Content(found, manifest.schema)
+        files = [(file.path.removeprefix(below), file.rows, file.bytes) for file in manifest.files]
+        return delta_log.Content(files, manifest.schema)
 
     lakes.publish_day(root, "2026-01-02", 1)
     assert lakes.publish_in_a_process(root, 2, "after the manifest") == -signal.SIGKILL
     late = content()
-    looks: list[delta_log.Content] = []
+    contents: list[delta_log.Content] = []
 
     def now() -> delta_log.Content:
-        looks.append(content() if looks else late)
-        if len(looks) == 1:
+        contents.append(content() if contents else late)
+        if len(contents) == 1:
             lakes.publish_day(root, partition.dt, 3)
-        return looks[-1]
+        return contents[-1]
 
     delta_log.show(table, partition.dt, now)
-    assert len(looks) == 2
+    assert len(contents) == 2
     assert readers.see([("deltalake", table)]) == [
-        {str(each): lakes.FILES * lakes.ROWS_A_FILE for each in (1, 3)}
+        {str(generation): lakes.FILES * lakes.ROWS_A_FILE for generation in (1, 3)}
     ]
 
 

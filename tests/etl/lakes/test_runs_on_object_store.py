@@ -1,4 +1,4 @@
-"""Rows of runs on s3a://, and the folder of event logs that Spark must find there before it starts."""
+"""Run records on s3a://, and the folder of event logs, which must exist before Spark starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_rows_come_back_from_an_object_store(spark: SparkSession, object_store: 
     assert read_records(lake, [RUN_DATE]) == []
     written = [write_record(lake, record(job)) for job in ("build_features", "score_daily")]
     assert len(set(written)) == 2
-    assert [each.job for each in read_records(lake, [RUN_DATE])] == ["build_features", "score_daily"]
+    assert [record.job for record in read_records(lake, [RUN_DATE])] == ["build_features", "score_daily"]
     rows = spark.read.json(f"{lake.runs.path}/dt={RUN_DATE}").select("job").collect()
     assert sorted(row["job"] for row in rows) == ["build_features", "score_daily"]
 

@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 from conf.errors import DataError
 from conf.load import load_config
 from conf.types import SPLITS, Config
-from etl.build import window
+from etl.build import raw_days
 from etl.quality.column_summary import TOP, summarise_counts
 from etl.quality.counts import LABEL_CELLS, Column, count_cells, feature_columns
 from etl.quality.report import DataReport, report_quality
@@ -30,11 +30,11 @@ from etl.quality.report_types import ColumnReport, Comparison
 from etl.raw.files import RawFiles
 from etl.spark.split_rows import prepared_rows
 from etl.synthetic.generate import generate_days, generate_settings
-from etl.text.two_passes import FileFlow
+from etl.text.two_passes import TextPasses
 from etl.workflow.feature_plan import plan
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
-from tests.etl import cases, oracle
+from tests.etl import cases, oracle, raw_oracle
 
 ROOT = Path(__file__).parents[3]
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
@@ -54,7 +54,7 @@ class Rows:
 
 
 def report(spark: SparkSession, config: Config, run_date: str, rows: Rows | None = None) -> DataReport:
-    splits = window(config, run_date)
+    splits = raw_days(config, run_date)
     rows = rows or Rows(spark, config)
     return report_quality(spark, config, Lake(config.lake), run_date, splits, rows)
 
@@ -81,7 +81,7 @@ def hard_log_report(
     good = {}
     for seed, day in enumerate(DAYS):
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 150, seed))
-        good[day] = oracle.parse_log(config, paths)[0]
+        good[day] = raw_oracle.parse_log(config, paths)[0]
     return config, good, report(spark, config, RUN_DATE)
 
 
@@ -97,9 +97,9 @@ def test_days_whose_values_are_counted_have_the_same_report(
     ]
     config = cases.write_config(tmp_path, {"features": features})
     config = config.model_copy(update={"data": rows_config.data})
-    flow = FileFlow(spark, config, Lake(config.lake))
-    splits = window(config, RUN_DATE)
-    flow.survey(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
+    flow = TextPasses(spark, config, Lake(config.lake))
+    splits = raw_days(config, RUN_DATE)
+    flow.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
     assert flow.has_counts_of(feature_columns(config))
     found = report_quality(spark, config, Lake(config.lake), RUN_DATE, splits, Rows(spark, config), flow)
     expected = {column.name: column for column in known.compared.columns if column.name != "X"}
@@ -381,7 +381,7 @@ def test_splits_of_one_partition_are_compared_with_each_other(spark: SparkSessio
     }
     config = cases.write_config(tmp_path, changes)
     paths = cases.write_day(tmp_path / "raw/all", cases.make_lines(RUN_DATE, 200, 1))
-    good, _ = oracle.parse_log(config, paths)
+    good, _ = raw_oracle.parse_log(config, paths)
     split = oracle.split_by_fraction(good, 0.6, 0.2)
     data_report = report(spark, config, RUN_DATE)
     assert [(p.split, p.rows) for p in data_report.compared.pieces] == [

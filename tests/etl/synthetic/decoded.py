@@ -1,4 +1,4 @@
-"""Reads generated files back with nothing but Python: lines, fields, codes. Knows the layouts by their description only."""
+"""Decodes generated files in plain Python: lines, fields and codes, by the documented layouts only."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _IDS = 2**32
 
 def split_lines(paths: Iterable[Path], separator: str, header: bool) -> list[list[str]]:
     """The fields of every line, without headers, in the order of the files."""
-    found = []
+    rows = []
     for path in paths:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         assert data.endswith(b"\n")
         lines = data.decode("ascii").split("\n")[:-1]
-        found += [line.split(separator) for line in lines[1 if header else 0 :]]
-    return found
+        rows += [line.split(separator) for line in lines[1 if header else 0 :]]
+    return rows
 
 
 def criteo_rows(paths: Iterable[Path]) -> pd.DataFrame:
-    """Whole rows of criteo files: clicked and one int64 column a feature, codes of categories, MISSING where empty."""
+    """Undamaged rows of criteo files: clicked, and one int64 column per feature. Empty fields are MISSING."""
     names = [LABEL, *(column.name for column in FEATURES)]
     rows = pd.DataFrame(_whole(split_lines(paths, "\t", header=False), names), columns=names)
     rows[LABEL] = rows[LABEL].astype("int64")
@@ -40,7 +40,7 @@ def criteo_rows(paths: Iterable[Path]) -> pd.DataFrame:
 
 
 def named_rows(paths: Iterable[Path]) -> pd.DataFrame:
-    """The same of named files, with event_time as an integer; ids as written after their first letter."""
+    """Undamaged rows of named files, as `criteo_rows`, and event_time as an integer."""
     paths = list(paths)
     names = paths[0].read_text().split("\n", 1)[0].split(",")
     rows = pd.DataFrame(_whole(split_lines(paths, ",", header=True), names), columns=names)
@@ -52,11 +52,12 @@ def named_rows(paths: Iterable[Path]) -> pd.DataFrame:
 
 
 def values_of(rows: pd.DataFrame) -> dict[str, NDArray[np.int64]]:
+    """Column of FEATURES → (rows,) values."""
     return {column.name: rows[column.name].to_numpy() for column in FEATURES}
 
 
 def average_rank_auc(scores: NDArray[np.int64], labels: NDArray[np.int64]) -> float:
-    """AUC from the rank sum, ties averaged (Mann and Whitney 1947)."""
+    """AUC from the rank sum with averaged ties (Mann and Whitney 1947)."""
     ranks = pd.Series(scores).rank(method="average").to_numpy()
     positives = int(labels.sum())
     surplus = ranks[labels == 1].sum() - positives * (positives + 1) / 2
@@ -64,7 +65,7 @@ def average_rank_auc(scores: NDArray[np.int64], labels: NDArray[np.int64]) -> fl
 
 
 class _HexCodes:
-    """8 hex digits back to a code, by the inverse of the column's multiplier modulo 2^32."""
+    """Decodes 8 hex digits to a code, by the inverse of the column's multiplier modulo 2^32."""
 
     def __init__(self, column: Column) -> None:
         self.inverse = pow(hex_multiplier(column.criteo), -1, _IDS)
@@ -87,7 +88,7 @@ def _codes(texts: pd.Series, decode: Callable[[str], int]) -> pd.Series:
 
 
 def _whole(rows: list[list[str]], names: list[str]) -> list[list[str]]:
-    """Rows with the right number of fields, a label of 0 or 1, integers where they belong and both keys."""
+    """Rows with the right number of fields, a label of 0 or 1, valid integers and both keys."""
     label = names.index(LABEL)
     keys = [names.index(name) for name in KEYS]
     integers = [names.index(column.name) for column in FEATURES if column.kind == "integer"]
@@ -97,5 +98,5 @@ def _whole(rows: list[list[str]], names: list[str]) -> list[list[str]]:
         if len(row) == len(names)
         and row[label] in ("0", "1")
         and all(row[key] for key in keys)
-        and all(row[place] == "" or row[place].isdigit() for place in integers)
+        and all(row[index] == "" or row[index].isdigit() for index in integers)
     ]

@@ -42,7 +42,7 @@ def test_auc_needs_both_classes() -> None:
     assert auc_of_counts(counts) is None
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda each: each.name)
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda interaction: interaction.name)
 def test_a_taste_has_its_strength_and_no_effect_of_one_side(interaction: Interaction) -> None:
     taste = tastes_of_day(42, DAY)[interaction.name]
     inner = taste[:-1, :-1]
@@ -54,7 +54,7 @@ def test_a_taste_has_its_strength_and_no_effect_of_one_side(interaction: Interac
     assert np.abs(taste[:, -1]).min() > 0
 
 
-def test_tastes_move_a_little_each_day_and_are_others_after_months() -> None:
+def test_tastes_change_a_little_each_day_and_are_independent_after_months() -> None:
     name = INTERACTIONS[0].name
     today, tomorrow, later = (tastes_of_day(42, DAY + days)[name][:-1, :-1].ravel() for days in (0, 1, 200))
     assert not np.array_equal(today, tomorrow)
@@ -63,27 +63,25 @@ def test_tastes_move_a_little_each_day_and_are_others_after_months() -> None:
     np.testing.assert_array_equal(today, tastes_of_day(42, DAY)[name][:-1, :-1].ravel())
 
 
-@pytest.mark.parametrize("column", FEATURES, ids=lambda each: each.name)
-def test_only_the_documented_columns_move_the_probability(column: Column) -> None:
-    moving = {side for each in INTERACTIONS for side in (each.left, each.right)} | {
-        *LEVEL_SLOPES,
-        *LOG_SLOPES,
-    }
+@pytest.mark.parametrize("column", FEATURES, ids=lambda column: column.name)
+def test_only_the_documented_columns_change_the_probability(column: Column) -> None:
+    in_tastes = {side for taste in INTERACTIONS for side in (taste.left, taste.right)}
+    effective = in_tastes | {*LEVEL_SLOPES, *LOG_SLOPES}
     tastes = tastes_of_day(42, DAY)
     before = click_steps(tastes, _plain_values())
     others = [MISSING, 0] if column.kind == "category" else [MISSING, 0, 1000]
     after = [click_steps(tastes, {**_plain_values(), column.name: np.array([value])})[0] for value in others]
-    assert any(step != before[0] for step in after) == (column.name in moving)
+    assert any(step != before[0] for step in after) == (column.name in effective)
 
 
-def test_probabilities_rise_with_the_step_and_stay_inside() -> None:
-    found = probability_of(np.arange(STEPS))
-    assert found.min() > 0
-    assert found.max() < 1
-    assert (np.diff(found) > 0).all()
+def test_probabilities_rise_with_the_step_and_are_between_0_and_1() -> None:
+    probabilities = probability_of(np.arange(STEPS))
+    assert probabilities.min() > 0
+    assert probabilities.max() < 1
+    assert (np.diff(probabilities) > 0).all()
 
 
-def test_draws_are_functions_of_their_address() -> None:
+def test_draws_depend_only_on_seed_stream_and_index() -> None:
     index = np.arange(1000)
     together = uniforms(1, "a", index)
     np.testing.assert_array_equal(together[500:], uniforms(1, "a", index[500:]))

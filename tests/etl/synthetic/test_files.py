@@ -1,4 +1,4 @@
-"""Written files: bytes that depend on the address alone, both layouts, damage, order in time."""
+"""Written files: reproducible bytes, both layouts, damage, and order in time."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _write(folder: Path, **settings: object) -> tuple[list[Path], list[WrittenFi
     config = Generate.model_validate({**SMALL, **settings})
     partition = Lake(str(folder)).raw.partition(DAY)
     written = [write_file(config, partition, file) for file in range(config.files_per_day)]
-    return [Path(partition.file(each.name)) for each in written], written
+    return [Path(partition.file(file.name)) for file in written], written
 
 
-def test_same_address_same_bytes_under_another_name(tmp_path: Path) -> None:
+def test_another_attempt_writes_the_same_bytes_under_another_name(tmp_path: Path) -> None:
     first, written = _write(tmp_path)
     again, _ = _write(tmp_path)
     for one, other, file in zip(first, again, written, strict=True):
@@ -45,11 +45,11 @@ def test_same_address_same_bytes_under_another_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"seed": 43}, {"users": 301}, {"missing_share": 0.5}])
-def test_other_settings_other_bytes(tmp_path: Path, change: dict[str, object]) -> None:
+def test_other_settings_give_other_bytes(tmp_path: Path, change: dict[str, object]) -> None:
     assert _write(tmp_path)[0][0].read_bytes() != _write(tmp_path, **change)[0][0].read_bytes()
 
 
-def test_gzip_holds_the_same_lines_and_is_reproducible(tmp_path: Path) -> None:
+def test_gzip_files_have_the_same_lines_and_are_reproducible(tmp_path: Path) -> None:
     plain, _ = _write(tmp_path)
     packed, _ = _write(tmp_path, compression="gzip")
     again, _ = _write(tmp_path, compression="gzip")
@@ -65,13 +65,13 @@ def test_a_file_of_several_blocks_has_one_header_and_every_row(
     paths, written = _write(tmp_path, layout="named", compression="gzip", malformed_share=0.0)
     rows = decoded.split_lines(paths, ",", header=True)
     assert len(rows) == 3000
-    assert [each.summary.rows for each in written] == [1500, 1500]
+    assert [file.summary.rows for file in written] == [1500, 1500]
     assert not any("event_time" in row for row in rows)
     seconds = [int(row[1]) for row in rows]
     assert seconds == sorted(seconds)
 
 
-def test_both_layouts_hold_the_same_rows(tmp_path: Path) -> None:
+def test_both_layouts_have_the_same_rows(tmp_path: Path) -> None:
     criteo, _ = _write(tmp_path / "criteo", malformed_share=0.05)
     named, _ = _write(tmp_path / "named", layout="named", malformed_share=0.05)
     readable = decoded.named_rows(named)
@@ -82,7 +82,7 @@ def test_both_layouts_hold_the_same_rows(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(decoded.criteo_rows(criteo), readable.drop(columns="event_time"))
 
 
-def test_damage_leaves_whole_rows_as_they_were(tmp_path: Path) -> None:
+def test_damage_does_not_change_other_rows(tmp_path: Path) -> None:
     whole, _ = _write(tmp_path / "whole", malformed_share=0.0)
     broken, _ = _write(tmp_path / "broken", malformed_share=0.2)
     before, after = (decoded.split_lines(paths, "\t", False) for paths in (whole, broken))
@@ -90,12 +90,12 @@ def test_damage_leaves_whole_rows_as_they_were(tmp_path: Path) -> None:
     assert 0.76 < np.mean(same) < 0.84
 
 
-@pytest.mark.parametrize("layout", [CRITEO, NAMED], ids=lambda each: each.format)
+@pytest.mark.parametrize("layout", [CRITEO, NAMED], ids=lambda layout: layout.format)
 def test_each_reason_breaks_a_row_in_its_own_way(layout: Layout) -> None:
     texts = [hex_tokens(name, np.arange(2)) for name in layout.names]
     plain = lines(layout, texts, np.full(2, WHOLE)).decode().splitlines()
-    for place, reason in enumerate(reasons_of(layout)):
-        broken = lines(layout, texts, np.full(2, place)).decode().splitlines()
+    for index, reason in enumerate(reasons_of(layout)):
+        broken = lines(layout, texts, np.full(2, index)).decode().splitlines()
         kind, _, column = reason.partition(":")
         for row, (line, whole) in enumerate(zip(broken, plain, strict=True)):
             fields, expected = line.split(layout.separator), whole.split(layout.separator)
@@ -114,7 +114,7 @@ def test_the_four_kinds_of_damage_are_equally_frequent() -> None:
     damage = draw_damage(CRITEO, np.random.default_rng(0), 400_000, 0.1)
     broken = damage[damage != WHOLE]
     assert len(broken) == pytest.approx(40_000, rel=0.03)
-    kinds = Counter(reasons_of(CRITEO)[place].split(":")[0] for place in broken.tolist())
+    kinds = Counter(reasons_of(CRITEO)[index].split(":")[0] for index in broken.tolist())
     assert set(kinds) == {"field_count", "integer", "label", "missing_key"}
     assert all(count == pytest.approx(10_000, rel=0.05) for count in kinds.values())
 
@@ -122,20 +122,22 @@ def test_the_four_kinds_of_damage_are_equally_frequent() -> None:
 def test_hex_tokens_are_a_bijection_that_differs_by_column() -> None:
     codes = np.arange(50_000)
     tokens = {name: hex_tokens(name, codes).to_pylist() for name in ("C1", "C2")}
-    for found in tokens.values():
-        assert len(set(found)) == len(codes)
-        assert all(re.fullmatch("[0-9a-f]{8}", token) for token in found[:100])
+    for column_tokens in tokens.values():
+        assert len(set(column_tokens)) == len(codes)
+        assert all(re.fullmatch("[0-9a-f]{8}", token) for token in column_tokens[:100])
     assert tokens["C1"] != tokens["C2"]
     assert hex_tokens("C1", codes + 2**32).to_pylist() == tokens["C1"]
 
 
 def test_the_package_documents_every_column_in_order() -> None:
     listed = re.findall(r"^    ([IC]\d+) +(\w+) +(.*)$", etl.synthetic.__doc__ or "", re.MULTILINE)
-    assert [(criteo, name) for criteo, name, _ in listed] == [(each.criteo, each.name) for each in FEATURES]
+    assert [(criteo, name) for criteo, name, _ in listed] == [
+        (column.criteo, column.name) for column in FEATURES
+    ]
     for column, (_, _, meaning) in zip(FEATURES, listed, strict=True):
         if column.kind == "category":
             assert re.search(rf"\b{column.levels}\b", meaning), column.name
-    assert kind_of(Generate()).layout.names == ("label", *(each.criteo for each in FEATURES))
+    assert kind_of(Generate()).layout.names == ("label", *(column.criteo for column in FEATURES))
 
 
 def test_a_folder_that_cannot_be_written_is_an_infrastructure_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""generate_days on Spark: independent of parallelism, published, with facts that are what the files hold."""
+"""generate_days on Spark: bytes do not depend on the task, and facts match the files."""
 
 from __future__ import annotations
 
@@ -57,23 +57,21 @@ def test_bytes_do_not_depend_on_the_run_the_task_or_the_worker(spark: SparkSessi
     assert read_manifest(Lake(rerun.lake).raw.partition("2026-01-02")).digest == digest
 
 
-def test_a_rerun_leaves_one_generation_of_files_and_what_is_not_ours(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_rerun_deletes_the_files_of_the_first_and_no_others(spark: SparkSession, tmp_path: Path) -> None:
     config = _config(tmp_path, *SMALL)
     _generate(spark, config, ["2026-01-01"])
     first = _files(config, "2026-01-01")
-    own = first[0].with_name("mine.txt")
-    own.write_text("kept")
+    other = first[0].with_name("mine.txt")
+    other.write_text("kept")
     _generate(spark, config, ["2026-01-01"])
     second = _files(config, "2026-01-01")
     assert sorted(first[0].parent.glob("*.tsv*")) == second
     assert set(first).isdisjoint(second)
-    assert own.exists()
+    assert other.exists()
 
 
 @pytest.mark.parametrize("name", ["generated", "generated_named"])
-def test_facts_are_what_a_reader_finds(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_facts_match_what_a_reader_counts(spark: SparkSession, tmp_path: Path, name: str) -> None:
     config = _config(
         tmp_path, *SMALL, "generate.malformed_share=0.03", "generate.missing_share=0.05", name=name
     )
@@ -98,8 +96,8 @@ def test_facts_are_what_a_reader_finds(spark: SparkSession, tmp_path: Path, name
     assert facts["items"] == whole["item_id"].nunique()
 
 
-def test_default_days_allow_the_promised_auc_and_no_more(spark: SparkSession, tmp_path: Path) -> None:
-    """The probability, computed anew from the written columns alone, has the AUC that the manifest states."""
+def test_the_best_auc_of_default_days_is_exact_and_in_range(spark: SparkSession, tmp_path: Path) -> None:
+    """The probability, computed again from the written columns, has the AUC of the manifest."""
     config = _config(tmp_path)
     dates = ["2026-01-07", "2026-01-08"]
     _generate(spark, config, dates)
@@ -121,10 +119,10 @@ def test_default_days_allow_the_promised_auc_and_no_more(spark: SparkSession, tm
 
 
 @pytest.mark.parametrize("name", ["generated", "generated_named"])
-def test_tonights_context_is_written_as_the_log_writes_it(name: str, tmp_path: Path) -> None:
+def test_the_context_of_the_configuration_has_values_of_the_log(name: str, tmp_path: Path) -> None:
     config = _config(tmp_path, name=name)
-    context = [each for each in FEATURES if each.side == "context"]
-    names = {(each.criteo if name == "generated" else each.name): each for each in context}
+    context = [column for column in FEATURES if column.side == "context"]
+    names = {(column.criteo if name == "generated" else column.name): column for column in context}
     assert set(config.scopes.context) == set(config.score.context) == set(names)
     for written, column in names.items():
         value = config.score.context[written]
@@ -141,7 +139,9 @@ def test_every_feature_has_the_scope_of_its_side(name: str, tmp_path: Path) -> N
     scopes = _config(tmp_path, name=name).scopes
     for side in ("user", "item", "context"):
         expected = {
-            (each.criteo if name == "generated" else each.name) for each in FEATURES if each.side == side
+            column.criteo if name == "generated" else column.name
+            for column in FEATURES
+            if column.side == side
         }
         assert set(getattr(scopes, side)) == expected
 

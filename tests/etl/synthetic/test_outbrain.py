@@ -1,4 +1,4 @@
-"""The Outbrain-shaped log: displays of several ads, one clicked by its appeal; facts are what the lines hold."""
+"""The Outbrain-shaped log: displays of several ads with one click, and facts that match the lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from etl.synthetic.clicks.summary import total
 from etl.synthetic.kinds import kind_of
 from etl.synthetic.outbrain.columns import OUTBRAIN
 from etl.synthetic.outbrain.displays import Displays, World, draw_displays, draw_world, likeness
-from etl.synthetic.outbrain.rows import written
+from etl.synthetic.outbrain.rows import column_texts
 from etl.synthetic.outbrain.summary import summarise
 
 DAY = date(2026, 1, 8)
@@ -30,15 +30,15 @@ def config(**settings: object) -> Generate:
 
 def lines_and_facts(settings: Generate) -> tuple[list[list[str]], dict]:
     kind = kind_of(settings)
-    found: list[list[str]] = []
+    all_rows: list[list[str]] = []
     counts = []
     for file in range(settings.files_per_day):
         parts = list(kind.blocks(settings, DAY, file))
         header, *rows = csv.reader(b"".join(text for text, _ in parts).decode().splitlines())
         assert tuple(header) == OUTBRAIN.names
-        found += rows
-        counts += [each for _, each in parts]
-    return found, kind.facts(settings, DAY, total(counts))
+        all_rows += rows
+        counts += [summary for _, summary in parts]
+    return all_rows, kind.facts(settings, DAY, total(counts))
 
 
 def displays_of(settings: Generate) -> tuple[World, Displays]:
@@ -64,7 +64,7 @@ def test_a_display_shows_2_to_12_different_ads_and_one_is_clicked() -> None:
     assert facts["random_map_at_12"] == pytest.approx(float(chance / len(shown)), abs=1e-12)
 
 
-def test_bytes_depend_on_the_address_alone_and_days_differ() -> None:
+def test_bytes_are_reproducible_and_differ_by_day() -> None:
     kind, settings = kind_of(config()), config()
     first, again = (b"".join(text for text, _ in kind.blocks(settings, DAY, 1)) for _ in range(2))
     assert first == again
@@ -76,7 +76,7 @@ def test_facts_count_empty_fields_and_broken_rows() -> None:
     rows, facts = lines_and_facts(config(missing_share=0.05, malformed_share=0.03))
     names = OUTBRAIN.names
     whole = [row for row in rows if len(row) == len(names) and row[0] in "01" and all(row[1:5])]
-    whole = [row for row in whole if all(row[place] != "n/a" for place in range(len(names)))]
+    whole = [row for row in whole if all(field != "n/a" for field in row[: len(names)])]
     assert facts["malformed_rows"] == len(rows) - len(whole) == pytest.approx(0.03 * len(rows), rel=0.3)
     assert sum(facts["malformed"].values()) == facts["malformed_rows"]
     empty = Counter(name for row in whole for name, field in zip(names, row, strict=True) if not field)
@@ -85,24 +85,24 @@ def test_facts_count_empty_fields_and_broken_rows() -> None:
     assert facts["positives"] == sum(row[0] == "1" for row in whole)
 
 
-def test_the_stated_best_is_that_of_the_appeal() -> None:
+def test_the_best_map_is_that_of_a_ranking_by_appeal() -> None:
     settings = config(malformed_share=0)
     world = draw_world(settings, DAY)
     kind = kind_of(settings)
     drawn = draw_displays(world, np.random.default_rng(1), 2000, (0.0, 1.0))
-    counts = summarise(drawn, written(world, drawn, 0, 0), np.full(len(drawn.clicked), WHOLE))
+    counts = summarise(drawn, column_texts(world, drawn, 0, 0), np.full(len(drawn.clicked), WHOLE))
     reciprocal = []
     for display in range(2000):
-        own = drawn.display == display
-        clicked = drawn.appeal[own][drawn.clicked[own] == 1][0]
-        reciprocal.append(1 / (1 + (drawn.appeal[own] > clicked).sum()))
+        rows = drawn.display == display
+        clicked = drawn.appeal[rows][drawn.clicked[rows] == 1][0]
+        reciprocal.append(1 / (1 + (drawn.appeal[rows] > clicked).sum()))
     facts = kind.facts(settings, DAY, counts)
     assert facts["best_map_at_12"] == pytest.approx(np.mean(reciprocal), abs=1e-12)
     assert facts["best_map_at_12"] > facts["random_map_at_12"] + 0.2
     assert 0.8 < facts["best_auc"] < 0.9
 
 
-def test_clicks_follow_the_chances() -> None:
+def test_clicks_follow_the_probabilities() -> None:
     _, drawn = displays_of(config())
     np.testing.assert_allclose(np.bincount(drawn.display, drawn.chance), 1.0)
     likely = drawn.chance > 0.5
@@ -110,12 +110,13 @@ def test_clicks_follow_the_chances() -> None:
         assert drawn.clicked[part].mean() == pytest.approx(drawn.chance[part].mean(), abs=0.02)
 
 
-def test_appeal_follows_from_what_the_row_tells() -> None:
+def test_appeal_is_a_function_of_the_written_columns() -> None:
     world, drawn = displays_of(config())
     seen: dict[tuple[int, ...], float] = {}
     repeated = 0
-    told = (world.users.platform[drawn.user], world.users.country[drawn.user], drawn.document, drawn.ad)
-    for key, appeal in zip(zip(*(each.tolist() for each in told), strict=True), drawn.appeal, strict=True):
+    columns = (world.users.platform[drawn.user], world.users.country[drawn.user], drawn.document, drawn.ad)
+    keys = zip(*(column.tolist() for column in columns), strict=True)
+    for key, appeal in zip(keys, drawn.appeal, strict=True):
         repeated += key in seen
         assert seen.setdefault(key, appeal) == appeal
     assert repeated > 100

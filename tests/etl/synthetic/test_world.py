@@ -1,4 +1,4 @@
-"""The world of a day: who is new, how popularity is spread, and that what users like is what they are shown."""
+"""The world of a day: new users and items, the spread of popularity, and tastes in what users see."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from etl.synthetic.clicks.world import World, world_of_day
 
 DAY = date(2026, 1, 8)
 DEFAULTS = Generate()
-TONIGHT = {"hour_bucket": 6, "page_position": 1, "session_seconds": 90, "session_views": 3}
+CONTEXT = {"hour_bucket": 6, "page_position": 1, "session_seconds": 90, "session_views": 3}
 
 
 def _day(config: Generate, on: date, missing_share: float = 0.0) -> tuple[World, Impressions]:
@@ -34,19 +34,19 @@ def test_values_lie_in_their_ranges() -> None:
     assert set(world.users) | set(world.items) == {c.name for c in FEATURES if c.side != "context"}
 
 
-def test_each_day_the_stated_share_of_users_and_items_is_new_and_the_rest_keep_what_they_are() -> None:
+def test_each_day_cold_share_of_users_and_items_is_new_and_the_others_keep_their_attributes() -> None:
     config = Generate(users=1000, items=200, cold_share=0.05)
     today, tomorrow = world_of_day(config, DAY), world_of_day(config, DAY + timedelta(days=1))
-    for key, before, after, first_new, born in (
+    for key, before, after, first_new, new_count in (
         ("user_id", today.users, tomorrow.users, tomorrow.new_users, 50),
         ("item_id", today.items, tomorrow.items, tomorrow.new_items, 10),
     ):
         new = np.setdiff1d(after[key], before[key])
-        assert len(new) == born
+        assert len(new) == new_count
         assert new.min() == first_new
-        lasting = [name for name in after if name != "item_popularity"]
-        for name in lasting:
-            np.testing.assert_array_equal(after[name][:-born], before[name][born:], err_msg=name)
+        constant = [name for name in after if name != "item_popularity"]
+        for name in constant:
+            np.testing.assert_array_equal(after[name][:-new_count], before[name][new_count:], err_msg=name)
 
 
 def test_no_new_users_or_items_without_a_cold_share() -> None:
@@ -56,7 +56,7 @@ def test_no_new_users_or_items_without_a_cold_share() -> None:
     assert today.new_users > today.users["user_id"].max()
 
 
-def test_popularity_is_long_tailed_and_moves() -> None:
+def test_popularity_is_long_tailed_and_changes() -> None:
     shares = []
     for on in (DAY, DAY + timedelta(days=1), DAY + timedelta(days=15)):
         world, impressions = _day(Generate(cold_share=0.0), on)
@@ -89,7 +89,7 @@ def test_users_come_several_times_a_day_with_traffic_by_the_hour() -> None:
     assert (np.diff(impressions.seconds) >= 0).all()
 
 
-def test_a_later_window_holds_later_rows() -> None:
+def test_a_later_window_has_later_rows() -> None:
     world = world_of_day(DEFAULTS, DAY)
     parts = [
         draw_impressions(world, np.random.default_rng(part), 500, (part / 2, part / 2 + 0.5), 0.0)
@@ -99,7 +99,7 @@ def test_a_later_window_holds_later_rows() -> None:
 
 
 def test_lists_by_the_true_probability_beat_the_most_popular_items_the_day_after() -> None:
-    """What makes recommendations worth measuring on this log: the oracle's HR@10 is twice that of most popular."""
+    """HR@10 of the oracle is twice that of the most popular items."""
     world, today = _day(DEFAULTS, DAY)
     _, tomorrow = _day(DEFAULTS, DAY + timedelta(days=1))
     items = world.items["item_id"]
@@ -108,7 +108,7 @@ def test_lists_by_the_true_probability_beat_the_most_popular_items_the_day_after
     values = {name: np.repeat(column[sample], shape[1]) for name, column in world.users.items()}
     values |= {name: np.tile(column, shape[0]) for name, column in world.items.items()}
     context = [column.name for column in FEATURES if column.side == "context"]
-    values |= {name: np.full(shape[0] * shape[1], TONIGHT.get(name, 0)) for name in context}
+    values |= {name: np.full(shape[0] * shape[1], CONTEXT.get(name, 0)) for name in context}
     order = np.argsort(-click_steps(world.tastes, values).reshape(shape), axis=1, kind="stable")
     users = world.users["user_id"][sample]
     best = dict(zip(users.tolist(), items[order[:, :10]].tolist(), strict=True))

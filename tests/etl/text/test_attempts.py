@@ -1,4 +1,4 @@
-"""Attempts at one task, at once or one after the other: a late attempt that is killed never harms the file that another reported."""
+"""Attempts at one task: a killed attempt never damages the file that another one returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from etl.ops.fill import FittedFill
 from etl.ops.tables import LocalTables
-from etl.raw.file_splits import cut
+from etl.raw.file_splits import split_files
 from etl.statistics.vocabulary import IdRule
 from etl.text import encode_pass, scan_pass
 from etl.text.layout import file_layout
@@ -28,15 +28,15 @@ from etl.workflow.chains import FittedChain
 from storage.feature_spec import Feature, FeatureSpec
 from tests.etl import cases
 
-Attempt = Callable[[], list[str]]  # the paths of the files that it reports
+Attempt = Callable[[], list[str]]  # returns the paths of its files
 
 
-def _encode(task: encode_pass.Task, encoding: encode_pass.Encoding) -> list[str]:
-    return [encode_pass.encode_slice(task, encoding)]
+def _encode(task: encode_pass.EncodeTask, encoding: encode_pass.Encoding) -> list[str]:
+    return [encode_pass.encode_file_split(task, encoding)]
 
 
-def _survey(task: scan_pass.Task, layout: Any) -> list[str]:
-    *_, last = scan_pass._survey_slice(0, task, layout, ["I1", "C1"])
+def _scan(task: scan_pass.ScanTask, layout: Any) -> list[str]:
+    *_, last = scan_pass.scan_file_split(0, task, layout, ["I1", "C1"])
     return [json.loads(last.column(1)[0].as_py())["file"]]
 
 
@@ -47,23 +47,23 @@ def _complete(request: CountRequest, entries: pa.Table, folders: vocabularies.Vo
     ]
 
 
-@pytest.fixture(params=["encode", "survey", "vocabulary"])
+@pytest.fixture(params=["encode", "scan", "vocabulary"])
 def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
-    """One attempt at a task of each kind; every call is another one."""
+    """Attempts at one task of each kind: every call is a new attempt."""
     config = cases.write_config(tmp_path)
     (path, *_) = cases.write_day(tmp_path / "raw", cases.make_lines("2026-01-01", 60, 1))
     layout = file_layout(config, (str(path),))
-    (part,) = cut([str(path)])
+    (file_split,) = split_files([str(path)])
     out = tmp_path / "out"
     if request.param == "encode":
         chain = FittedChain(("I1",), ("int",), (FittedFill(("I1",), ("I1",), 0.0),), ("I1",))
         spec = FeatureSpec(
             (Feature("I1", "dense", "float32", "pair"),), ("row_id", "user_key", "item_key"), "v"
         )
-        task = encode_pass.Task(part, 0, f"{out}/part-00000.parquet")
+        task = encode_pass.EncodeTask(file_split, 0, f"{out}/part-00000.parquet")
         return partial(_encode, task, encode_pass.Encoding(layout, (chain,), spec, LocalTables({}), 64))
-    if request.param == "survey":
-        return partial(_survey, scan_pass.Task(part, f"{out}/part-00000.parquet"), layout)
+    if request.param == "scan":
+        return partial(_scan, scan_pass.ScanTask(file_split, f"{out}/part-00000.parquet"), layout)
     entries = {"value": ["a", "b", "c"], "id": [3, 4, None], "count": [5, 5, 1], "last_seen": [1, 1, 1]}
     types = [pa.string(), pa.int32(), pa.int64(), pa.int32()]
     table = pa.table([pa.array(v, t) for v, t in zip(entries.values(), types, strict=True)], [*entries])
@@ -74,7 +74,7 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
 
 
 def _die_in(attempt: Attempt) -> None:
-    """The attempt, killed after it has opened a file and written the first rows of it."""
+    """Runs the attempt and kills this process when the first rows of a file are written."""
     write = pq.ParquetWriter.write_table
 
     def write_and_die(self: pq.ParquetWriter, *arguments: Any, **options: Any) -> None:
@@ -85,17 +85,17 @@ def _die_in(attempt: Attempt) -> None:
     attempt()
 
 
-def test_a_late_attempt_that_is_killed_leaves_the_reported_file(attempt: Attempt) -> None:
-    """What Spark does with the slower of two speculative attempts."""
-    reported = {path: Path(path).read_bytes() for path in attempt()}
+def test_a_killed_late_attempt_leaves_the_returned_file(attempt: Attempt) -> None:
+    """Spark kills the slower of two speculative attempts."""
+    returned = {path: Path(path).read_bytes() for path in attempt()}
     process = multiprocessing.get_context("spawn").Process(target=_die_in, args=(attempt,))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    assert {path: Path(path).read_bytes() for path in reported} == reported
+    assert {path: Path(path).read_bytes() for path in returned} == returned
 
 
-def test_a_killed_first_attempt_is_no_part_of_what_the_next_one_reports(attempt: Attempt) -> None:
+def test_the_files_of_a_killed_first_attempt_are_not_returned_by_the_next(attempt: Attempt) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_die_in, args=(attempt,))
     process.start()
     process.join()
@@ -104,9 +104,9 @@ def test_a_killed_first_attempt_is_no_part_of_what_the_next_one_reports(attempt:
         assert pq.read_table(path, partitioning=None).num_rows == pq.read_metadata(path).num_rows
 
 
-def test_two_attempts_at_once_write_files_of_their_own(attempt: Attempt) -> None:
+def test_two_simultaneous_attempts_write_different_files(attempt: Attempt) -> None:
     with ThreadPoolExecutor(2) as pool:
         first, second = (future.result() for future in [pool.submit(attempt) for _ in range(2)])
     assert not set(first) & set(second)
-    for mine, theirs in zip(first, second, strict=True):
-        assert pq.read_table(mine, partitioning=None).equals(pq.read_table(theirs, partitioning=None))
+    for path, other in zip(first, second, strict=True):
+        assert pq.read_table(path, partitioning=None).equals(pq.read_table(other, partitioning=None))

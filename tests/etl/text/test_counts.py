@@ -1,4 +1,4 @@
-"""Value counts conserve every cell through files, buckets and sums; lookups find what is there and nothing else."""
+"""Value counts conserve every cell through files, buckets and sums; lookups find known values only."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def test_every_cell_is_in_one_bucket_whatever_the_file_was_cut_into(
     path, rows = write_counts(path, arrays, written)
     for name, (counted, nulls) in columns.items():
         assert rows[name] == len(counted) + bool(nulls)
-        found: Counter[str] = Counter()
+        read: Counter[str] = Counter()
         missing = 0
         for index in range(asked):
             values, counts, of_null = read_counts(path, name, Bucket(index, asked))
             assert values.null_count == 0
-            assert not set(values.to_pylist()) & set(found)
-            found.update(dict(zip(values.to_pylist(), counts.tolist(), strict=True)))
+            assert not set(values.to_pylist()) & set(read)
+            read.update(dict(zip(values.to_pylist(), counts.tolist(), strict=True)))
             missing += of_null
-        assert (dict(found), missing) == (counted, nulls)
+        assert (dict(read), missing) == (counted, nulls)
 
 
 @MANY
@@ -82,10 +82,10 @@ def test_sums_by_side_and_last_day(parts: list[tuple[dict[str, int], int, int]])
         for value, count in counted.items():
             expected[value][side] += count
             last[value] = max(last.get(value, 0), day)
-    values, found, days = sums.result()
+    values, totals, days = sums.result()
     names = values.to_pylist()
     assert names == list(expected), "in order of arrival"
-    assert found.tolist() == list(expected.values())
+    assert totals.tolist() == list(expected.values())
     assert dict(zip(names, days.tolist(), strict=True)) == last
 
 
@@ -101,8 +101,8 @@ def test_a_lookup_finds_what_is_there_and_nothing_else(monkeypatch: pytest.Monke
         lookup = Lookup(pa.array(known, pa.string()))
         # A slice of an array begins behind its buffer's first value.
         array = pa.array(["left out", *asked], pa.string()).slice(1)
-        found = lookup.find(array).tolist()
-        assert found == [known.index(value) if value in known else -1 for value in asked]
-        assert lookup.find(array).tolist() == found
+        indices = lookup.find(array).tolist()
+        assert indices == [known.index(value) if value in known else -1 for value in asked]
+        assert lookup.find(array).tolist() == indices
 
     check()

@@ -1,4 +1,4 @@
-"""Every line of a file is in exactly one slice and one block, whole, wherever the cuts fall."""
+"""Every line of a file is complete in exactly one file split and one block, wherever the splits begin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conf.errors import DataError
 from etl.raw import file_splits
-from etl.raw.file_splits import Slice, blocks, cut
+from etl.raw.file_splits import FileSplit, read_blocks, split_files
 
 LINES = st.lists(st.text("ab\tü", max_size=6), min_size=1, max_size=30)
 MANY = settings(max_examples=300, deadline=None, derandomize=True, database=None)
@@ -23,10 +23,13 @@ def _lines(block: bytes | memoryview) -> list[bytes]:
     return bytes(block).removesuffix(b"\n").split(b"\n")
 
 
-def _read(path: Path, slice_bytes: int, block_bytes: int) -> list[list[bytes]]:
-    """The lines of each slice."""
-    parts = cut([str(path)], slice_bytes)
-    return [[line for block in blocks(part, block_bytes) for line in _lines(block)] for part in parts]
+def _read(path: Path, split_bytes: int, block_bytes: int) -> list[list[bytes]]:
+    """The lines of each file split."""
+    splits = split_files([str(path)], split_bytes)
+    return [
+        [line for block in read_blocks(file_split, block_bytes) for line in _lines(block)]
+        for file_split in splits
+    ]
 
 
 @MANY
@@ -34,7 +37,7 @@ def _read(path: Path, slice_bytes: int, block_bytes: int) -> list[list[bytes]]:
     lines=LINES,
     end=st.sampled_from(["\n", "\r\n"]),
     closed=st.booleans(),
-    slice_bytes=st.integers(1, 60),
+    split_bytes=st.integers(1, 60),
     block_bytes=st.integers(1, 40),
 )
 def test_every_line_is_read_once_and_whole(
@@ -42,18 +45,18 @@ def test_every_line_is_read_once_and_whole(
     lines: list[str],
     end: str,
     closed: bool,
-    slice_bytes: int,
+    split_bytes: int,
     block_bytes: int,
 ) -> None:
-    path = tmp_path_factory.mktemp("slices") / "a.tsv"
+    path = tmp_path_factory.mktemp("splits") / "a.tsv"
     text = end.join(lines) + (end if closed else "")
     path.write_bytes(text.encode())
-    found = [line for part in _read(path, slice_bytes, block_bytes) for line in part]
-    # A file that ends in the last line's text has that line; an end of line begins no further one.
+    read = [line for lines in _read(path, split_bytes, block_bytes) for line in lines]
+    # A line end at the end of a file does not begin another line.
     expected = [line.encode() for line in lines]
     if not closed and lines[-1] == "":
         expected = expected[:-1]
-    assert found == expected
+    assert read == expected
 
 
 @pytest.mark.parametrize("suffix, pack", [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", None)])
@@ -62,38 +65,38 @@ def test_compressed_files_are_read_whole(tmp_path: Path, suffix: str, pack: obje
     packed = pack(text) if callable(pack) else pa.compress(text, "zstd", asbytes=True)
     path = tmp_path / f"a.tsv{suffix}"
     path.write_bytes(packed)
-    (part,) = cut([str(path)])
-    assert part == Slice(str(path), 0, None)
-    assert b"".join(blocks(part, 1000)) == text
+    (file_split,) = split_files([str(path)])
+    assert file_split == FileSplit(str(path), 0, None)
+    assert b"".join(read_blocks(file_split, 1000)) == text
 
 
 def test_a_gzip_of_several_members_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv.gz"
     path.write_bytes(gzip.compress(b"1\n2\n") + gzip.compress(b"3\n"))
-    assert b"".join(blocks(cut([str(path)])[0])) == b"1\n2\n3\n"
+    assert b"".join(read_blocks(split_files([str(path)])[0])) == b"1\n2\n3\n"
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv.gz"
     path.write_bytes(gzip.compress(b"x\n" * 10000)[:-30])
     with pytest.raises(DataError, match=r"a\.tsv\.gz"):
-        list(blocks(cut([str(path)])[0]))
+        list(read_blocks(split_files([str(path)])[0]))
 
 
-def test_what_is_no_log_of_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_a_very_long_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_splits, "_LONGEST_LINE_BYTES", 100)
     path = tmp_path / "a.tsv"
     path.write_bytes(b"x" * 1000)
     with pytest.raises(DataError, match="a line of more than"):
-        list(blocks(cut([str(path)])[0], 50))
+        list(read_blocks(split_files([str(path)])[0], 50))
 
 
-def test_an_empty_file_has_no_slice(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_file_split(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").touch()
-    assert cut([str(tmp_path / "a.tsv")]) == []
+    assert split_files([str(tmp_path / "a.tsv")]) == []
 
 
 def test_carriage_returns_alone_end_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes(b"1\r2\r3")
-    assert b"".join(blocks(cut([str(path)])[0])) == b"1\n2\n3"
+    assert b"".join(read_blocks(split_files([str(path)])[0])) == b"1\n2\n3"

@@ -1,4 +1,4 @@
-"""Vocabularies as files that the workers of a machine share."""
+"""Vocabularies as files that all workers of a machine map."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENTRIES = [
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, ...]:
-    """Two files; the first one's row groups hold two vocabularies each, as Spark writes them."""
+    """Two files. The row groups of the first one have two vocabularies each, as Spark writes them."""
     open_vocabulary.cache_clear()
     paths = []
     for index, part in enumerate((ENTRIES[:4], ENTRIES[4:])):
@@ -40,9 +40,9 @@ def files(tmp_path: Path) -> tuple[str, ...]:
 def _entries(files: tuple[str, ...], name: str, oldest: int) -> dict[str, int]:
     lookup, ids = open_vocabulary(files, name, oldest)
     wanted = [*dict.fromkeys(value for _, value, _, _ in ENTRIES), None, "unknown"]
-    positions = lookup.find(pa.array(wanted, pa.string())).tolist()
+    indices = lookup.find(pa.array(wanted, pa.string())).tolist()
     return {
-        value: int(ids[place]) for value, place in zip(wanted, positions, strict=True) if place >= 0 and value
+        value: int(ids[index]) for value, index in zip(wanted, indices, strict=True) if index >= 0 and value
     }
 
 
@@ -58,7 +58,7 @@ def test_each_vocabulary_holds_its_values_that_are_young_enough(
     for name in ("C1", "C2", "C3", "unheard of"):
         expected = {v: i for column, v, i, day in ENTRIES if column == name and day >= oldest}
         assert _entries(files, name, oldest) == expected
-        open_vocabulary.cache_clear()  # as another worker would find it
+        open_vocabulary.cache_clear()  # as in another worker
         assert _entries(files, name, oldest) == expected
     kept = [path.name for path in tmp_path.glob("nightrank-vocabulary-*")]
     assert len(kept) == (

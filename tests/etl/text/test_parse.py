@@ -1,4 +1,4 @@
-"""A block's rows and reasons are the oracle's, whatever the text, and the same on the fast way and the slow."""
+"""The rows and reasons of a parsed block equal those of the oracle, for any text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.text.layout import FileLayout, file_layout
 from etl.text.parse_block import parse_block, plain, unify
-from etl.text.scan_pass import _Counts, wanted
-from tests.etl import cases, oracle
+from etl.text.scan_pass import _ValueCounter, columns_to_parse
+from tests.etl import cases, raw_oracle
 
 FIELD = st.one_of(
     st.sampled_from(
@@ -41,13 +41,13 @@ def _rows(config: Config, block: bytes) -> tuple[list[dict[str, Any]], list[tupl
     """(good rows by column, (line from 1, reason) of the others)."""
     layout = _layout(config)
     names = [column.name for column in config.log.columns]
-    parsed = parse_block(block, layout, wanted(layout, names), header=False)
+    parsed = parse_block(block, layout, columns_to_parse(layout, names), header=False)
     columns = {name: plain(array).to_pylist() for name, array in parsed.columns.items()}
     good = [
-        {"line_number": int(line) + 1, **{name: values[place] for name, values in columns.items()}}
-        for place, line in enumerate(parsed.places)
+        {"line_number": int(line) + 1, **{name: values[row] for name, values in columns.items()}}
+        for row, line in enumerate(parsed.row_lines)
     ]
-    return good, [(line + 1, reason) for line, reason, _ in parsed.bad]
+    return good, [(line + 1, reason) for line, reason, _ in parsed.rejected]
 
 
 @MANY
@@ -58,20 +58,20 @@ def test_rows_and_reasons_are_the_oracles(
     block = "".join("\t".join(row) + "\n" for row in rows).encode()
     path = tmp_path_factory.mktemp("block") / "a.tsv"
     path.write_bytes(block)
-    expected, bad = oracle.parse_log(config, [path])
+    expected, bad = raw_oracle.parse_log(config, [path])
     good, reasons = _rows(config, block)
     assert [row["line_number"] for row in good] == expected["line_number"].tolist()
     for name in [*(column.name for column in config.log.columns), "label", "user_key", "item_key"]:
-        mine = [row[name] for row in good]
-        assert mine == [None if each != each else each for each in expected[name].tolist()], name
+        values = [row[name] for row in good]
+        assert values == [None if value != value else value for value in expected[name].tolist()], name
     assert reasons == list(zip(bad["line_number"].tolist(), bad["reason"].tolist(), strict=True))
 
 
 def test_lines_of_all_kinds_in_one_block(config: Config) -> None:
     good = "1\t1\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9"
     lines = [good, "", good, "a\tb", good + "\t", "\t" * 12, good.replace("1\t1", "1\tx", 1), good]
-    found, reasons = _rows(config, ("\n".join(lines)).encode())
-    assert [row["line_number"] for row in found] == [1, 3, 8]
+    rows, reasons = _rows(config, ("\n".join(lines)).encode())
+    assert [row["line_number"] for row in rows] == [1, 3, 8]
     assert reasons == [
         (2, "field_count"),
         (4, "field_count"),
@@ -83,37 +83,37 @@ def test_lines_of_all_kinds_in_one_block(config: Config) -> None:
 
 @MANY
 @given(blocks=st.lists(ROWS, min_size=2, max_size=4))
-def test_blocks_of_one_slice_go_together(config: Config, blocks: list[list[list[str]]]) -> None:
+def test_blocks_of_one_file_split_are_unified(config: Config, blocks: list[list[list[str]]]) -> None:
     layout, names = _layout(config), [column.name for column in config.log.columns]
-    # A malformed integer in every block: what is no number has no place in a dictionary of numbers.
-    known = ["1\t1\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9", "0\tx\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9"]
+    # Every block has a malformed integer, which must not be in a dictionary of numbers.
+    common = ["1\t1\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9", "0\tx\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9"]
     parsed = [
         parse_block(
-            "".join(line + "\n" for line in [*known, *("\t".join(row) for row in rows)]).encode(),
+            "".join(line + "\n" for line in [*common, *("\t".join(row) for row in rows)]).encode(),
             layout,
-            wanted(layout, names),
+            columns_to_parse(layout, names),
             header=False,
         )
         for rows in blocks
     ]
-    for name in names[1:]:  # the label is ours by then
+    for name in names[1:]:  # `label` is the derived column
         parts = [block.columns[name] for block in parsed]
         values = [value for part in parts for value in plain(part).to_pylist()]
         assert plain(unify(parts)).to_pylist() == values
-        counts = _Counts()
+        counter = _ValueCounter()
         for part in parts:
-            counts.add(part)
-        counted, times = counts.result()
-        found: Counter[str | None] = Counter()
-        for value, count in zip(counted.to_pylist(), times.tolist(), strict=True):
-            found[value] += count
-        assert found == Counter(pa.array(values, parts[0].dictionary.type).cast(pa.string()).to_pylist())
+            counter.add(part)
+        distinct, counts = counter.result()
+        counted: Counter[str | None] = Counter()
+        for value, count in zip(distinct.to_pylist(), counts.tolist(), strict=True):
+            counted[value] += count
+        assert counted == Counter(pa.array(values, parts[0].dictionary.type).cast(pa.string()).to_pylist())
 
 
-def test_bytes_that_are_no_utf8_cost_their_line_alone(config: Config) -> None:
+def test_invalid_utf8_rejects_only_its_line(config: Config) -> None:
     good = b"1\t1\t2\t3\t4\t5\t0.5\tu\ti\ta\tb\tc\t9\n"
-    found, reasons = _rows(config, good + good.replace(b"u", b"\xff") + good)
-    assert [row["line_number"] for row in found] == [1, 3]
+    rows, reasons = _rows(config, good + good.replace(b"u", b"\xff") + good)
+    assert [row["line_number"] for row in rows] == [1, 3]
     assert reasons == [(2, "not_utf8")]
 
 

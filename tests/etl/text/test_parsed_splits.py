@@ -1,4 +1,4 @@
-"""Parsed slices that wait on local disk for the second pass."""
+"""Parsed file splits that the scan pass saves on local disk for the encode pass."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ import pyarrow as pa
 import pytest
 
 from etl.text import parsed_splits
-from etl.text.parse_block import Block
+from etl.text.parse_block import ParsedBlock
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
-    monkeypatch.setattr(parsed_splits, "_LEAST_FREE", 0.0)
+    monkeypatch.setattr(parsed_splits, "_MIN_FREE_SHARE", 0.0)
     return tmp_path
 
 
-def _block() -> Block:
+def _block() -> ParsedBlock:
     columns = {
         "C1": pa.array(["a", None, "é", "a"]).dictionary_encode(),
         "I1": pa.array([3, 3, None, 2**62]).dictionary_encode(),
         "label": pa.array([1.0, 0.0, 0.0, 1.0], pa.float32()),
     }
-    return Block(77, 5, np.array([0, 1, 3, 4]), columns, {}, ((2, "field_count", "x"),))
+    return ParsedBlock(77, 5, np.array([0, 1, 3, 4]), columns, {}, ((2, "field_count", "x"),))
 
 
-def test_what_was_kept_comes_back_once(folder: Path) -> None:
+def test_a_saved_block_is_loaded_once(folder: Path) -> None:
     block = _block()
     parsed_splits.save("one", block)
-    found = parsed_splits.load("one", {"C1", "label"})
-    assert found is not None
-    assert (found.lines, found.places.tolist()) == (5, [0, 1, 3, 4])
-    assert {name: column.to_pylist() for name, column in found.columns.items()} == {
+    loaded = parsed_splits.load("one", {"C1", "label"})
+    assert loaded is not None
+    assert (loaded.lines, loaded.row_lines.tolist()) == (5, [0, 1, 3, 4])
+    assert {name: column.to_pylist() for name, column in loaded.columns.items()} == {
         name: column.to_pylist() for name, column in block.columns.items()
     }
     assert parsed_splits.load("one", {"C1"}) is None
     assert not list(folder.iterdir())
 
 
-def test_what_lacks_a_column_is_parsed_again(folder: Path) -> None:
+def test_a_block_that_lacks_a_column_is_not_loaded(folder: Path) -> None:
     parsed_splits.save("one", _block())
     assert parsed_splits.load("one", {"C1", "C2"}) is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_a_file_that_was_written_in_part_is_none(folder: Path, share: float) -> None:
+def test_an_incomplete_file_is_not_loaded(folder: Path, share: float) -> None:
     parsed_splits.save("one", _block())
     [path] = folder.iterdir()
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     assert parsed_splits.load("one", {"C1"}) is None
 
 
-def test_nothing_is_kept_on_a_full_disk_or_without_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsed_splits, "_LEAST_FREE", 1.1)
+def test_nothing_is_saved_on_a_full_disk_or_without_a_local_directory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsed_splits, "_MIN_FREE_SHARE", 1.1)
     parsed_splits.save("one", _block())
     assert not list(folder.iterdir())
     monkeypatch.delenv("SPARK_LOCAL_DIRS")

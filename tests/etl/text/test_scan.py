@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from etl.native.scan import Scanned, scan
 from etl.raw.arrow_parse import split_fields
-from tests.etl.oracle import csv_fields
+from tests.etl.raw_oracle import csv_fields
 
 MANY = settings(max_examples=400, deadline=None, derandomize=True, database=None)
 
-# Lengths around 8 bytes, where values stop being their own key, zero bytes, broken and border-line UTF-8.
+# Lengths around 8 bytes, because longer values are hashed; zero bytes; invalid UTF-8 and its limits.
 FIELD = st.one_of(
     st.sampled_from(
         [b"", b"a", b"a\0", b"\0", b"12345678", b"123456789", b"x" * 64, b"x" * 65, b"abcdefgh\0"]
@@ -32,37 +32,37 @@ BLOCK = st.tuples(st.lists(LINE, min_size=1, max_size=40), st.booleans())
 
 
 def _no_quotes(texts: pa.StringArray) -> tuple[list[pa.Array], pa.Array]:
-    raise AssertionError(f"quotes mean nothing here: {texts}")
+    raise AssertionError(f"only csv has quotes: {texts}")
 
 
 def _oracle(block: bytes, width: int) -> tuple[list[int], list[list[str | None]], dict[int, str]]:
     """(line of each row, its fields, line → reason of the others)."""
-    places, rows, broken = [], [], {}
+    row_lines, rows, broken = [], [], {}
     lines = block.removesuffix(b"\n").split(b"\n") if block else []
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         try:
             fields = line.decode("utf-8").split("\t")
         except UnicodeDecodeError:
-            broken[place] = "not_utf8"
+            broken[index] = "not_utf8"
             continue
         if len(fields) != width:
-            broken[place] = "field_count"
+            broken[index] = "field_count"
             continue
-        places.append(place)
+        row_lines.append(index)
         rows.append([field or None for field in fields])
-    return places, rows, broken
+    return row_lines, rows, broken
 
 
-def _columns(found: Scanned) -> list[list[str | None]]:
-    """The rows of a scan, with what holds of every dictionary checked on the way."""
+def _columns(scanned: Scanned) -> list[list[str | None]]:
+    """The rows of a scan. Also checks the rules of its dictionaries."""
     decoded = []
-    for field, column in found.columns.items():
+    for field, column in scanned.columns.items():
         column.validate(full=True)
         values = column.dictionary.to_pylist()
         assert len(set(values)) == len(values)
         assert "" not in values
         texts = column.to_pylist()
-        assert dict(zip(values, found.counts[field].tolist(), strict=True)) == Counter(
+        assert dict(zip(values, scanned.counts[field].tolist(), strict=True)) == Counter(
             text for text in texts if text is not None
         )
         firsts = [text for text in dict.fromkeys(texts) if text is not None]
@@ -78,12 +78,12 @@ def test_rows_reasons_and_dictionaries_are_those_of_split_lines(
 ) -> None:
     lines, closed = drawn
     block = b"\n".join(lines) + (b"\n" if closed or not lines[-1] else b"")
-    found = scan(block, "\t", width, range(width), False, _no_quotes)
-    places, rows, broken = _oracle(block, width)
-    assert found.lines == block.removesuffix(b"\n").count(b"\n") + 1
-    assert found.places.tolist() == places
-    assert dict(found.broken) == broken
-    assert _columns(found) == rows
+    scanned = scan(block, "\t", width, range(width), False, _no_quotes)
+    row_lines, rows, broken = _oracle(block, width)
+    assert scanned.lines == block.removesuffix(b"\n").count(b"\n") + 1
+    assert scanned.row_lines.tolist() == row_lines
+    assert dict(scanned.broken) == broken
+    assert _columns(scanned) == rows
 
 
 @pytest.mark.parametrize("rows", [255, 256, 257, 3000])
@@ -94,30 +94,30 @@ def test_many_rows_and_values(rows: int) -> None:
             draw.choice(["", "a", "b"]),
             f"{draw.randrange(2 * rows):x}",
             "v" * draw.randrange(1, 30),
-            str(place),
+            str(row),
         ]
-        for place in range(rows)
+        for row in range(rows)
     ]
     block = "".join("\t".join(row) + "\n" for row in table).encode()
-    found = scan(block, "\t", 4, range(4), False, _no_quotes)
-    assert _columns(found) == [[field or None for field in row] for row in table]
+    scanned = scan(block, "\t", 4, range(4), False, _no_quotes)
+    assert _columns(scanned) == [[field or None for field in row] for row in table]
 
 
 def test_only_wanted_fields_are_returned_and_views_outlive_the_block() -> None:
     lines = b"1,x,z\n2,,w\n3,x,w\n"
-    found = scan(memoryview(b"--" + lines)[2:], ",", 3, [1], False, _no_quotes)
-    assert list(found.columns) == [1]
-    assert found.columns[1].null_count == 1
-    column, counts = found.columns[1], found.counts[1]
-    del found, lines
+    scanned = scan(memoryview(b"--" + lines)[2:], ",", 3, [1], False, _no_quotes)
+    assert list(scanned.columns) == [1]
+    assert scanned.columns[1].null_count == 1
+    column, counts = scanned.columns[1], scanned.counts[1]
+    del scanned, lines
     assert column.to_pylist() == ["x", None, "x"]
     assert counts.tolist() == [2]
     assert pc.value_counts(column.cast(pa.string()))[0].as_py() == {"values": "x", "counts": 2}
 
 
 def test_an_empty_block_has_no_line() -> None:
-    found = scan(b"", "\t", 2, [0, 1], False, _no_quotes)
-    assert (found.lines, len(found.places), found.columns[0].to_pylist()) == (0, 0, [])
+    scanned = scan(b"", "\t", 2, [0, 1], False, _no_quotes)
+    assert (scanned.lines, len(scanned.row_lines), scanned.columns[0].to_pylist()) == (0, 0, [])
 
 
 QUOTED = st.one_of(
@@ -130,19 +130,20 @@ QUOTED = st.one_of(
 @given(lines=st.lists(st.lists(QUOTED, min_size=1, max_size=3).map(",".join), min_size=1, max_size=30))
 def test_lines_with_quotes_are_split_by_the_rule_of_csv(lines: list[str]) -> None:
     block = "".join(line + "\n" for line in lines).encode()
-    found = scan(block, ",", 2, [0, 1], True, lambda texts: split_fields(texts, ",", 2, quoted=True))
+    scanned = scan(block, ",", 2, [0, 1], True, lambda texts: split_fields(texts, ",", 2, quoted=True))
     rows, bad = [], {}
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         fields = csv_fields(line, ",")
         if fields is None:
-            bad[place] = "quote"
+            bad[index] = "quote"
         elif len(fields) == 2:
             rows.append([field or None for field in fields])
         else:
-            bad[place] = "field_count"
-    unsplit = sorted(found.unsplit)
-    good = np.setdiff1d(np.arange(len(found.places)), unsplit)
-    scanned = list(zip(*(found.columns[field].to_pylist() for field in (0, 1)), strict=True))
-    assert [list(scanned[row]) for row in good] == rows
-    assert {**found.broken, **{int(found.places[row]): why for row, why in found.unsplit.items()}} == bad
-    assert all(scanned[row] == (None, None) for row in unsplit)
+            bad[index] = "field_count"
+    unsplit = sorted(scanned.unsplit)
+    good = np.setdiff1d(np.arange(len(scanned.row_lines)), unsplit)
+    decoded = list(zip(*(scanned.columns[field].to_pylist() for field in (0, 1)), strict=True))
+    assert [list(decoded[row]) for row in good] == rows
+    reasons = {int(scanned.row_lines[row]): reason for row, reason in scanned.unsplit.items()}
+    assert {**scanned.broken, **reasons} == bad
+    assert all(decoded[row] == (None, None) for row in unsplit)

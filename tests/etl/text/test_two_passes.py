@@ -1,4 +1,4 @@
-"""Days read by workers: the same tables however counts are cut, whatever is left of the first pass, with or without the library."""
+"""The two passes give equal tables for any buckets, without scratch files, and without the library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.types import Config
-from etl.build import Built
+from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.text import two_passes
 from etl.value_counts import merge_tasks
@@ -37,7 +37,7 @@ GROUPS = {
 Tables = dict[str, Any]
 
 
-def _build(spark: SparkSession, folder: Path) -> tuple[Config, Built, Built]:
+def _build(spark: SparkSession, folder: Path) -> tuple[Config, BuildResult, BuildResult]:
     """A fit on the first day, and its extension by the second."""
     config = cases.write_config(folder, GROUPS)
     for seed, day in enumerate(DAYS):
@@ -54,80 +54,80 @@ def _rows(partition: Partition, *order: str) -> list[dict[str, Any]]:
     return list(pa.concat_tables(tables).sort_by([(name, "ascending") for name in order]).to_pylist())
 
 
-def _tables(config: Config, first: Built, second: Built) -> Tables:
+def _tables(config: Config, first: BuildResult, second: BuildResult) -> Tables:
     lake = Lake(config.lake)
-    found: Tables = {}
+    tables: Tables = {}
     for name, built in (("first", first), ("second", second)):
         version = built.workflow.version
         for table in (VOCABULARY, RARE):
-            found[f"{name} {table}"] = _rows(workflow_table(lake, version, table), "column", "value")
+            tables[f"{name} {table}"] = _rows(workflow_table(lake, version, table), "column", "value")
         stored = file_io.read_json(f"{lake.workflow(version)}/workflow.json")
-        found[f"{name} chains"] = [chain["steps"] for chain in stored["chains"]]
+        tables[f"{name} chains"] = [chain["steps"] for chain in stored["chains"]]
         for dt in built.features:
             partition = lake.features(version).partition(dt)
-            found[f"{name} features {dt}"] = _rows(partition, "row_id")
+            tables[f"{name} features {dt}"] = _rows(partition, "row_id")
     [path, *_] = data_files(partition, read_manifest(partition))
-    found["nullable"] = {field.name: field.nullable for field in pq.read_schema(path)}
+    tables["nullable"] = {field.name: field.nullable for field in pq.read_schema(path)}
     [quality] = file_io.list_files(f"{config.lake}/quality/hard/dt={DAYS[3]}")
-    found["quality"] = {
+    tables["quality"] = {
         name: value for name, value in file_io.read_json(quality.path)["facts"].items() if name != "made_at"
     }
-    return found
+    return tables
 
 
 @pytest.fixture(scope="module")
-def plain(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
-    return _tables(*_build(spark, tmp_path_factory.mktemp("plain")))
+def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    return _tables(*_build(spark, tmp_path_factory.mktemp("expected")))
 
 
-class _Forgetful(dict[Any, Any]):
-    """The names of parsed slices on other machines' disks."""
+class _RemoteScratch(dict[Any, Any]):
+    """Names of parsed file splits that are all on another machine's disk."""
 
     def get(self, *_: Any) -> str:
         return "elsewhere"
 
 
 def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
-    spark: SparkSession, tmp_path: Path, plain: Tables, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(two_passes, "BUCKET_BYTES", 2_000)
     monkeypatch.setattr(merge_tasks, "MERGE_VALUES", 5)
-    original = two_passes.FileFlow.__init__
+    original = two_passes.TextPasses.__init__
 
-    def forget(self: two_passes.FileFlow, *arguments: Any) -> None:
+    def init_without_scratch(self: two_passes.TextPasses, *arguments: Any) -> None:
         original(self, *arguments)
-        self._scratch = _Forgetful()
+        self._scratch = _RemoteScratch()
 
-    monkeypatch.setattr(two_passes.FileFlow, "__init__", forget)
-    made = _tables(*_build(spark, tmp_path))
+    monkeypatch.setattr(two_passes.TextPasses, "__init__", init_without_scratch)
+    tables = _tables(*_build(spark, tmp_path))
     rare = [
         path.name
         for path in (tmp_path / "lake/_data/workflow").rglob("part-*.parquet")
         if path.name.count("-") == 2
     ]
-    assert len({name.split("-")[2] for name in rare}) >= 8, "columns were cut into buckets"
-    assert made.keys() == plain.keys()
-    for name, table in made.items():
-        assert table == plain[name], name
+    assert len({name.split("-")[2] for name in rare}) >= 8, "columns were divided into buckets"
+    assert tables.keys() == expected.keys()
+    for name, table in tables.items():
+        assert table == expected[name], name
 
 
 def test_without_the_library_days_go_through_frames(
-    spark: SparkSession, tmp_path: Path, plain: Tables, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(two_passes, "is_built", lambda: False)
     config, first, second = _build(spark, tmp_path)
     assert not (tmp_path / "lake/value_counts").exists()
     lake = Lake(config.lake)
     for name, built in (("first", first), ("second", second)):
-        found = _rows(workflow_table(lake, built.workflow.version, VOCABULARY), "column", "value")
-        assert found == plain[f"{name} {VOCABULARY}"]
+        vocabulary = _rows(workflow_table(lake, built.workflow.version, VOCABULARY), "column", "value")
+        assert vocabulary == expected[f"{name} {VOCABULARY}"]
         for dt in built.features:
             partition = lake.features(built.workflow.version).partition(dt)
-            assert _rows(partition, "row_id") == plain[f"{name} features {dt}"]
+            assert _rows(partition, "row_id") == expected[f"{name} features {dt}"]
 
 
-def test_what_a_model_reads_is_declared_as_never_null(plain: Tables) -> None:
-    nullable = plain["nullable"]
+def test_what_a_model_reads_is_declared_as_never_null(expected: Tables) -> None:
+    nullable = expected["nullable"]
     features = ["label", "I1", "I2", "C1", "C2", "user", "item"]
     assert {name: nullable[name] for name in features} == dict.fromkeys(features, False)
     assert nullable["row_id"], "a key may be null"
@@ -144,15 +144,15 @@ def test_a_feature_that_is_null_names_file_and_column(spark: SparkSession, tmp_p
 
 
 def test_published_counts_are_never_written_again(
-    spark: SparkSession, tmp_path: Path, plain: Tables, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where executors are lost all the time: what they kept of the first pass is gone, and each look at it runs it again."""
+    """Without `persist`, every use of the frame scans again, as when executors are lost."""
     monkeypatch.setattr(DataFrame, "persist", lambda self, *_: self)
     config, first, second = _build(spark, tmp_path)
-    assert _tables(config, first, second) == plain
+    assert _tables(config, first, second) == expected
     manifests = sorted((tmp_path / "lake/value_counts").rglob(MANIFEST_NAME))
     assert len(manifests) == len(DAYS)
     for manifest in manifests:
         files = [*manifest.parent.rglob("*.parquet")]
         assert files
-        assert all(each.stat().st_mtime_ns <= manifest.stat().st_mtime_ns for each in files)
+        assert all(file.stat().st_mtime_ns <= manifest.stat().st_mtime_ns for file in files)

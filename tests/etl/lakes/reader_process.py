@@ -1,7 +1,7 @@
-"""Other people's readers, run by the interpreter of their environment (requirements/test-readers.txt); imports nothing of ours.
+"""A process that reads tables with other tools, in an environment of its own (requirements/test-readers.txt).
 
-Each line on standard input is JSON, a list of [name of a reader, where]; the answer is a line with a list: {value of `generation`: rows},
-or the text of what the reader failed with.
+It imports none of our modules. Each line of standard input is a JSON list of [reader, location]. The answer
+is a line with a JSON list: {value of `generation`: rows}, or the text of the reader's error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPTIONS = (
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:
-    """A connection that fetches nothing: its extensions come from packages."""
+    """A connection without downloads. Its extensions come from Python packages."""
     connection = duckdb.connect(config={"autoinstall_known_extensions": False})
     if ENDPOINT:
         for name in ("httpfs", "delta"):
@@ -45,8 +45,8 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
 
 
 def _sql(where: str, function: str = "read_parquet") -> Iterable[Any]:
-    found = _duckdb().execute(f"SELECT generation FROM {function}('{where}')").fetchall()
-    return [row[0] for row in found]
+    rows = _duckdb().execute(f"SELECT generation FROM {function}('{where}')").fetchall()
+    return [row[0] for row in rows]
 
 
 def _pyarrow(where: str) -> tuple[fs.FileSystem, str]:
@@ -93,10 +93,10 @@ READERS: dict[str, Callable[[str], Iterable[Any]]] = {
 def _answer(reader: str, where: str) -> dict[str, int] | str:
     try:
         return dict(Counter(str(value) for value in READERS[reader](where)))
-    except BaseException as error:  # polars raises what is no Exception
+    except BaseException as error:  # polars raises errors that are no Exception
         return f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        print(json.dumps([_answer(*each) for each in json.loads(line)]), flush=True)
+        print(json.dumps([_answer(*request) for request in json.loads(line)]), flush=True)
