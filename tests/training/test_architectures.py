@@ -100,8 +100,8 @@ def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> N
         description["metrics"]["test"]["auc"], abs=1e-6
     )
     for table in tables_of(loaded.model).values():
-        assert not table.columns()[1][PAD_ID].any()
-        assert bool(table.columns()[1][1:].all())
+        assert not table.block_rows()[1][PAD_ID].any()
+        assert bool(table.block_rows()[1][1:].all())
 
 
 @pytest.mark.parametrize("storage, dtype", [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -117,7 +117,7 @@ def test_tables_of_16_bits_are_saved_as_such_and_score_as_they_were_measured(
     loaded = load_model(plan.model_path, torch.device("cpu"))
     (table,) = tables_of(loaded.model).values()
     assert table.weight.dtype == dtype
-    assert bool(table.columns()[1][1:].all())
+    assert bool(table.block_rows()[1][1:].all())
     rows = random_rows(plan.spec, 600, seed=2)
     with torch.no_grad():
         probabilities = torch.sigmoid(loaded.model(*rows.tensors(4))).numpy()

@@ -7,15 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.embeddings.rows import group, sum_by_sorting
-from training.embeddings.table import RowGradient, StackedEmbedding, sum_rows
+from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.rows import group, sum_by_sorting, sum_rows
+from training.embeddings.table import StackedEmbedding
 from training.optimizers.row_wise_adagrad import RowWiseAdagrad
 
 
 def test_columns_do_not_share_rows() -> None:
     table = StackedEmbedding([3, 5, 2], 1)
     with torch.no_grad():
-        for number, rows in enumerate(table.columns()):
+        for number, rows in enumerate(table.block_rows()):
             rows.copy_(torch.arange(len(rows)).view(-1, 1) + 10.0 * number)
     ids = torch.tensor([[0, 0, 0], [2, 4, 1]])
     assert table(ids).squeeze(2).tolist() == [[0, 10, 20], [2, 14, 21]]
@@ -80,7 +81,7 @@ def test_lists_are_pooled_without_padding() -> None:
         table = StackedEmbedding([3, 5, 4], 1, [3, 1], pooling)
         with torch.no_grad():
             for rows, values in zip(
-                table.columns(), ([0, 1, 2], [99, 10, 20, 30, 40], [99, 10, 11, 12]), strict=True
+                table.block_rows(), ([0, 1, 2], [99, 10, 20, 30, 40], [99, 10, 11, 12]), strict=True
             ):
                 rows.copy_(torch.tensor(values).view(-1, 1))
         ids = torch.tensor([[1, 2, 0, 1, 3], [2, 0, 0, 0, 1]])
@@ -115,7 +116,7 @@ def test_row_wise_adagrad_equals_numpy() -> None:
     for rate in (0.1, 0.05, 0.2):
         rows = np.sort(rng.choice(10, size=5, replace=False))
         gradient = rng.normal(size=(5, 3)).astype(np.float32)
-        adagrad.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)), rate, 1)
+        adagrad.step(SummedRowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)), rate, 1)
         for row, g in zip(rows, gradient, strict=True):
             accumulator[row] += np.mean(g**2)
             weight[row] -= rate * g / (np.sqrt(accumulator[row]) + 1e-8)
@@ -128,6 +129,6 @@ def test_rows_without_gradient_stay() -> None:
     table.init_uniform()
     before = table.weight.detach().clone()
     adagrad = RowWiseAdagrad(table)
-    adagrad.step(RowGradient(torch.tensor([1]), torch.zeros(1, 2)), 0.1, 1)  # a padding row's gradient
-    adagrad.step(RowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2)), 0.1, 2)
+    adagrad.step(SummedRowGradient(torch.tensor([1]), torch.zeros(1, 2)), 0.1, 1)  # a padding row's gradient
+    adagrad.step(SummedRowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2)), 0.1, 2)
     assert torch.equal(before, table.weight)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from training.embeddings.table import RowGradient, StackedEmbedding
+from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.table import StackedEmbedding
 from training.optimizers.ftrl import FtrlDense, FtrlRows, FtrlSettings
 
 SETTINGS = [
@@ -53,7 +54,7 @@ def test_touched_rows_follow_the_algorithm_and_others_stay(settings: FtrlSetting
     for _ in range(25):
         rows = np.sort(rng.choice(9, size=4, replace=False))  # row 9 is never touched
         gradient = rng.normal(size=(4, 2)).astype(np.float32)
-        ftrl.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)))
+        ftrl.step(SummedRowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)))
         for row, values in zip(rows, gradient, strict=True):
             for column, g in enumerate(values):
                 expected[2 * row + column].learn(float(g))
@@ -87,11 +88,11 @@ def test_dense_parameters_follow_the_algorithm() -> None:
 def test_without_a_gradient_nothing_moves() -> None:
     table = StackedEmbedding([4], 1)
     ftrl = FtrlRows(table, SETTINGS[0])
-    ftrl.step(RowGradient(torch.tensor([1, 2]), torch.tensor([[1.0], [-1.0]])))
+    ftrl.step(SummedRowGradient(torch.tensor([1, 2]), torch.tensor([[1.0], [-1.0]])))
     before = table.weight.detach().clone()
-    ftrl.step(RowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1)))
+    ftrl.step(SummedRowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1)))
     ftrl.step(
-        RowGradient(torch.tensor([0, 2]), torch.zeros(2, 1))
+        SummedRowGradient(torch.tensor([0, 2]), torch.zeros(2, 1))
     )  # the padding row's, and one that cancelled out
     assert torch.equal(before, table.weight)
     assert bool(before[1:3].all())

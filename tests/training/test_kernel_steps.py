@@ -93,7 +93,7 @@ def test_two_lookups_of_one_step_are_both_trained(monkeypatch: pytest.MonkeyPatc
     first, second = (batch.to(device) for batch in batches()[:2])
     (table(first.categorical).sum() + table(second.categorical).sum()).backward()
     gradient = table.take_gradient()
-    assert type(gradient).__name__ == "RowGradient"
+    assert type(gradient).__name__ == "SummedRowGradient"
     assert len(gradient.rows.unique()) == len(gradient.rows)
     assert float(gradient.values.sum()) > 0
     assert trainer.step(replace(first, global_weight=16), 1.0) > 0

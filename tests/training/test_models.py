@@ -94,7 +94,7 @@ def test_padding_says_nothing_whatever_its_row_holds(name: str) -> None:
     for length in (5, 9):
         model = randomised(variant(name, multi_hot={"max_length": length}), shape)
         for table in tables_of(model).values():
-            table.columns()[1][PAD_ID] = 1e6
+            table.block_rows()[1][PAD_ID] = 1e6
         with torch.no_grad():
             found.append(model(*rows.tensors(length)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
@@ -107,7 +107,7 @@ def test_initialisation_is_the_papers() -> None:
         {"architecture": "dlrm", "embedding_dim": 256, "bottom_mlp": [512, 256], "top_mlp": [64]}
     )
     model: Any = build_model(config, spec)
-    large, small, listed = model.embedding.columns()
+    large, small, listed = model.embedding.block_rows()
     assert float(large.abs().max()) <= 1 / 100
     assert float(large.std()) == pytest.approx(1 / 100 / 3**0.5, rel=0.02)
     assert float(small.abs().max()) <= 1 / 4
@@ -128,7 +128,7 @@ def test_deepfm_starts_with_small_products_of_vectors_and_dlrm_alone_with_random
         fields = torch.cat([dense.unsqueeze(2) * model.dense_vectors, model.embedding(categorical)], dim=1)
         products = torch.triu(fields @ fields.transpose(1, 2), diagonal=1).sum(dim=(1, 2))
     assert 0.02 < float(products.std()) < 0.3
-    assert not any(table[PAD_ID].any() for table in model.embedding.columns()[20:])
+    assert not any(table[PAD_ID].any() for table in model.embedding.block_rows()[20:])
     for name in DEEP:
         biases = [
             layer.bias

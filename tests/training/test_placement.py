@@ -1,4 +1,4 @@
-"""The planner of tables: every row has one home, ranks bear alike, and equal questions get equal answers."""
+"""The planner of tables: each row is on one rank or on all, ranks have similar costs, equal inputs give equal placements."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_every_row_has_one_home_and_is_written_once(shape: TableShape, ranks: in
     for rank in range(ranks):
         held = rows_held(placement, rank)
         assert len(held) == len(set(held))
-        for feature, home in enumerate(placement.homes):
-            if home.kind == "replicated":
+        for feature, placed in enumerate(placement.features):
+            if placed.kind == "replicated":
                 assert {each for each in every if each[0] == feature} <= set(held)
         for block in placement.blocks(rank):
             own = [(block.feature, block.first + block.step * each) for each in range(block.rows)]
@@ -77,7 +77,7 @@ def test_keys_lead_to_the_row_of_the_owner_and_back(shape: TableShape, ranks: in
         for rank in range(ranks) if owner == ranks else [owner]:
             assert held[rank][row] == pair
     for router, own in zip(routers, held, strict=True):
-        found = router.in_unsharded(torch.arange(len(own)))
+        found = router.unsharded_rows(torch.arange(len(own)))
         assert [pairs[each] for each in found.tolist()] == own
     counts = routers[0].counts(keys.sort().values)
     assert counts == [int((owners == each).sum()) for each in range(ranks + 1)]
@@ -92,7 +92,7 @@ def test_no_rank_bears_more_than_the_mean_and_the_costliest_feature(shape: Table
         size / total + each / lookups for size, each in zip(shape.feature_bytes, shape.lookups, strict=True)
     ]
     borne = [
-        sum(cost[feature] for feature, home in enumerate(placement.homes) if home.rank == rank)
+        sum(cost[feature] for feature, placed in enumerate(placement.features) if placed.rank == rank)
         for rank in range(ranks)
     ]
     assert max(borne) <= sum(cost) / ranks + max(cost, default=0) + 1e-9
@@ -110,11 +110,11 @@ def test_rows_that_are_spread_balance_to_a_row_a_feature(shape: TableShape, rank
 
 def test_auto_replicates_the_small_spreads_the_large_and_gives_away_the_others() -> None:
     shape = TableShape((10, 10_000, 900, 800, 700, 600), 8, (1, 1, 1, 5, 1, 1))
-    kinds = [each.kind for each in plan_placement(shape, 4, make_settings("auto")).homes]
+    kinds = [each.kind for each in plan_placement(shape, 4, make_settings("auto")).features]
     assert kinds == ["replicated", "row_wise", *["table_wise"] * 4]
     tight = plan_placement(shape, 4, make_settings("auto", rank_max_bytes=26_200))
     assert max(tight.rows_of(rank) for rank in range(4)) * 8 <= 26_200
-    assert [each.kind for each in tight.homes].count("row_wise") > 1
+    assert [each.kind for each in tight.features].count("row_wise") > 1
     with pytest.raises(ConfigError, match=r"a rank would hold 2\d{4} bytes .*rank_max_bytes=26000"):
         plan_placement(shape, 4, make_settings("auto", rank_max_bytes=26_000))
     with pytest.raises(ConfigError, match="placement=replicated, 4 ranks, 13010 rows of 8 bytes"):

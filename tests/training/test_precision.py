@@ -20,7 +20,7 @@ from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
 from training.device.precision import mixed_precision
 from training.distributed.collectives import Collectives, LocalCollectives
-from training.embeddings.rows import RowGradient
+from training.embeddings.row_gradients import SummedRowGradient
 from training.loop.forward import DensePart
 from training.loop.train_step import Trainer
 from training.models import build_model
@@ -151,8 +151,8 @@ def test_clipping_changes_a_training(rows: Rows) -> None:
     assert free[1:] != bound[1:]
 
 
-def gradients(*values: float) -> list[RowGradient]:
-    return [RowGradient(torch.arange(len(values)), torch.tensor([[each] for each in values]))]
+def gradients(*values: float) -> list[SummedRowGradient]:
+    return [SummedRowGradient(torch.arange(len(values)), torch.tensor([[each] for each in values]))]
 
 
 def test_the_scale_halves_at_an_overflow_and_doubles_after_many_good_steps() -> None:

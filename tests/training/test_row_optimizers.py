@@ -13,7 +13,8 @@ from conf.types import ModelConfig, Train
 from tests.training.architectures import VARIANTS
 from tests.training.feature_tables import make_spec
 from training.distributed.collectives import ALONE
-from training.embeddings.table import RowGradient, StackedEmbedding
+from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.table import StackedEmbedding
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.optimizers.lazy_adam import LazyAdam
@@ -46,7 +47,7 @@ def test_sgd_equals_numpy() -> None:
     weight = table.weight.numpy().copy()
     sgd = RowSgd(table)
     for step, (rate, rows, values) in enumerate(gradients(0)):
-        sgd.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
+        sgd.step(SummedRowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
         weight[rows] -= rate * values
     np.testing.assert_allclose(table.weight.numpy(), weight, rtol=1e-6, atol=1e-7)
     assert sgd.state() == {}
@@ -58,7 +59,7 @@ def test_lazy_adam_equals_numpy_and_counts_each_rows_own_updates() -> None:
     mean, square, updates = np.zeros((ROWS, DIM)), np.zeros((ROWS, DIM)), np.zeros(ROWS, np.int64)
     adam = LazyAdam(table)
     for step, (rate, rows, values) in enumerate(gradients(1)):
-        adam.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
+        adam.step(SummedRowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
         for row, g in zip(rows, values.astype(np.float64), strict=True):
             updates[row] += 1
             mean[row] = 0.9 * mean[row] + 0.1 * g
@@ -79,8 +80,8 @@ def test_a_row_first_met_late_moves_by_the_rate() -> None:
     before = table.weight.clone()
     adam = LazyAdam(table)
     for step in range(1000):
-        adam.step(RowGradient(torch.tensor([0]), torch.ones(1, DIM)), 0.01, step)
-    adam.step(RowGradient(torch.tensor([7]), torch.full((1, DIM), -5.0)), 0.01, 1000)
+        adam.step(SummedRowGradient(torch.tensor([0]), torch.ones(1, DIM)), 0.01, step)
+    adam.step(SummedRowGradient(torch.tensor([7]), torch.full((1, DIM), -5.0)), 0.01, 1000)
     torch.testing.assert_close(table.weight[7] - before[7], torch.full((DIM,), 0.01), rtol=1e-4, atol=1e-6)
 
 
@@ -90,8 +91,8 @@ def test_rows_without_gradient_stay(name: str) -> None:
     before = table.weight.clone()
     optimizer = row_optimizer(name, table)
     touched = torch.tensor([2, 9])
-    optimizer.step(RowGradient(touched, torch.ones(2, DIM)), 0.1, 1)
-    optimizer.step(RowGradient(touched[:0], torch.ones(0, DIM)), 0.1, 2)
+    optimizer.step(SummedRowGradient(touched, torch.ones(2, DIM)), 0.1, 1)
+    optimizer.step(SummedRowGradient(touched[:0], torch.ones(0, DIM)), 0.1, 2)
     changed = (table.weight != before).any(dim=1)
     assert changed.nonzero().flatten().tolist() == [2, 9]
     for value in optimizer.state().values():

@@ -133,7 +133,7 @@ def test_auto_mixes_all_kinds_here() -> None:
     shape = TableShape((*CARDINALITIES, *LISTS), 8 * 4 + 4, (1, 1, 1, LENGTH, LENGTH))
     for ranks in (2, 4):
         placement = plan_placement(shape, ranks, Embeddings.model_validate(AUTO))
-        assert {each.kind for each in placement.homes} == {"replicated", "table_wise", "row_wise"}
+        assert {each.kind for each in placement.features} == {"replicated", "table_wise", "row_wise"}
 
 
 @pytest.mark.parametrize("storage", ["bf16", "fp16"])
@@ -149,7 +149,7 @@ def test_16_bit_rows_round_alike_wherever_they_lie(placement: str, storage: str)
             vectors = table(share(step, collectives).categorical)
             (vectors * torch.arange(-3, 5)).sum().backward()
             gradient = table.take_gradient(collectives)
-            table.move_rows(gradient.rows, gradient.values * 2**-9, step)
+            table.add_to_rows(gradient.rows, gradient.values * 2**-9, step)
         return table, table.weight
 
     expected = unsharded([body(ALONE)])
@@ -193,7 +193,7 @@ def test_a_rank_that_looks_nothing_up_takes_part() -> None:
         ids = torch.zeros(0, 11, dtype=torch.int64) if collectives.rank else make_batch(0)[1]
         model.embedding(ids).sum().backward()
         gradient = model.embedding.take_gradient(collectives)
-        where = model.embedding.router.in_unsharded(gradient.rows)
+        where = model.embedding.router.unsharded_rows(gradient.rows)
         return [where.tolist(), gradient.rows.tolist()]
 
     found = on_ranks(2, body)

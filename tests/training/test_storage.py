@@ -94,7 +94,7 @@ def test_updates_too_small_to_see_add_up(dtype: torch.dtype) -> None:
         table.weight.fill_(1.0)
     rows, change = torch.arange(500), torch.full((500, 8), 2.0**-14)
     for step in range(1000):
-        table.move_rows(rows, change, step)
+        table.add_to_rows(rows, change, step)
     assert float(table.weight.double().mean()) == pytest.approx(1 + 1000 * 2**-14, abs=2e-3)
     assert (1 + change).to(dtype).eq(1).all()
 

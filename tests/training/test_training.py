@@ -178,7 +178,7 @@ def test_warm_start_keeps_rows_of_a_grown_vocabulary(tmp_path: Path) -> None:
     parent.state()["adagrad.embedding.weight"].copy_(torch.arange(16))
     parent.state()["adam.mean"].normal_()
     warm_start(child, new_spec, *stored(tmp_path, parent, old_spec))
-    columns = (each.model.embedding.columns() for each in (child, parent, fresh))
+    columns = (each.model.embedding.block_rows() for each in (child, parent, fresh))
     for rows, old, new in zip(*columns, strict=True):
         assert torch.equal(rows[: len(old)], old)
         assert torch.equal(rows[len(old) :], new[len(old) :])

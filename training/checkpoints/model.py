@@ -32,7 +32,8 @@ from training.checkpoints.stored import Misfit, StoredState
 from training.checkpoints.tensor_file import write_tensors
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.embeddings.int8 import to_int8
-from training.embeddings.table import RowBlock, set_kernels, tables_of
+from training.embeddings.rows import RowBlock
+from training.embeddings.table import set_kernels, tables_of
 from training.kernels.choice import use_kernels
 from training.models import build_model
 from training.registry.model_json import MODEL_JSON, entries_of, is_complete, read_description

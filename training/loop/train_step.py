@@ -12,7 +12,9 @@ from conf.types import Train
 from training.data.batch import Batch
 from training.data.sharding import shards_of_rank
 from training.distributed.collectives import Collectives
-from training.embeddings.table import RowBlock, RowGradient, tables_of
+from training.embeddings.row_gradients import RowGradient
+from training.embeddings.rows import RowBlock
+from training.embeddings.table import tables_of
 from training.loop.forward import Forward
 from training.models.layers import Dropout
 from training.optimizers.gradients import LossScale, clipped

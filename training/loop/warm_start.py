@@ -15,7 +15,7 @@ from conf.errors import DataError
 from storage.feature_spec import FeatureSpec
 from training.checkpoints.model import Trained
 from training.checkpoints.stored import Misfit, StoredState
-from training.embeddings.table import RowBlock
+from training.embeddings.rows import RowBlock
 
 # A loss scale belongs to a precision, which may have changed, and finds itself anew.
 _OWN = ("scaler.",)

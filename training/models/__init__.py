@@ -29,7 +29,7 @@ from conf.errors import ConfigError
 from conf.types import Embeddings, ModelConfig
 from storage.feature_spec import FeatureSpec
 from training.distributed.collectives import ALONE, Collectives
-from training.embeddings.table_factory import Keeping
+from training.embeddings.table_factory import TableFactory
 from training.models.inputs import Inputs
 from training.settings import complete, known_architectures, read_settings
 
@@ -60,7 +60,7 @@ def build_model(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        keeping = Keeping(config.embedding_storage, embeddings or Embeddings(), collectives)
+        keeping = TableFactory(config.embedding_storage, embeddings or Embeddings(), collectives)
         model = _module(config).build(settings, Inputs.of(spec, config.multi_hot, keeping))
     if not isinstance(model, nn.Module):
         raise ConfigError(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from conf.types import MultiHot, Scope
 from storage.feature_spec import PAD_ID, Feature, FeatureSpec
 from training.embeddings.table import StackedEmbedding
-from training.embeddings.table_factory import Keeping
+from training.embeddings.table_factory import TableFactory
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ class Inputs:
     list_lengths: Sequence[int] = ()
     pooling: Literal["sum", "mean"] = "mean"
     names: Sequence[str] = ()
-    keeping: Keeping = field(default_factory=Keeping)
+    keeping: TableFactory = field(default_factory=TableFactory)
     dense_scopes: Sequence[Scope] = ()
     embedded_scopes: Sequence[Scope] = ()
 
     @classmethod
-    def of(cls, spec: FeatureSpec, multi_hot: MultiHot, keeping: Keeping | None = None) -> Inputs:
+    def of(cls, spec: FeatureSpec, multi_hot: MultiHot, keeping: TableFactory | None = None) -> Inputs:
         return cls(
             len(spec.dense),
             spec.cardinalities,
             spec.list_lengths(multi_hot),
             multi_hot.pooling,
             [each.name for each in spec.embedded],
-            keeping or Keeping(),
+            keeping or TableFactory(),
             [each.scope for each in spec.dense],
             [each.scope for each in spec.embedded],
         )

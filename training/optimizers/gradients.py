@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from training.distributed.collectives import Collectives
-from training.embeddings.rows import RowGradient
+from training.embeddings.row_gradients import RowGradient
 
 
 class LossScale:
