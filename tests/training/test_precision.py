@@ -21,9 +21,11 @@ from training.data.batch import Batch
 from training.device.precision import mixed_precision
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.embeddings.row_gradients import SummedRowGradient
-from training.loop.forward import DensePart
+from training.embeddings.table import tables_of
+from training.loop.forward import DensePart, Forward
 from training.loop.train_step import Trainer
 from training.models import build_model
+from training.models.click_model import ClickModel
 from training.optimizers.gradients import LossScale, clipped
 
 CPU = torch.device("cpu")
@@ -206,12 +208,18 @@ def test_the_dense_part_of_every_architecture_is_its_model(name: str) -> None:
     config = variant(name).model_copy(update={"multi_hot": MultiHot(max_length=3)})
     model = build_model(config, spec).eval()
     dense, categorical = some.tensors(length=3)
+    assert isinstance(model, ClickModel)
     part = DensePart(model).eval()
-    tables = [each for each in model.modules() if type(each).__name__ == "StackedEmbedding"]
-    vectors = [table(categorical) for table in tables]
-    torch.testing.assert_close(part(dense, *vectors), model(dense, categorical))
-    own = {id(each) for each in model.parameters()}
-    assert {id(each) for each in part.parameters()} == own - {id(table.weight) for table in tables}
+    vectors = model.embed(categorical)
+    assert len(vectors) == len(tables_of(model))
+    assert torch.equal(part(dense, *vectors), model(dense, categorical))
+    assert [id(each) for each in part.parameters()] == [id(each) for each in model.parameters()]
+
+
+def test_a_model_that_does_not_separate_lookups_cannot_be_compiled() -> None:
+    train = Train.model_validate({"num_ranks": 1, "compile": True})
+    with pytest.raises(ConfigError, match="Linear does not separate lookups from its dense part"):
+        Forward(nn.Linear(1, 1), train)
 
 
 def test_cuda_graphs_want_a_gpu(rows: Rows) -> None:

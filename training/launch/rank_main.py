@@ -21,9 +21,10 @@ from horovod.spark.task import get_available_devices
 from torch import Tensor
 
 from conf.errors import ConfigError, NightrankError
+from training.device.choose_device import choose_device
 from training.distributed.progress import Channel, Reporter
 from training.launch.outcome import Outcome
-from training.loop.run import choose_device, run_plan
+from training.loop.run import run_plan
 from training.loop.training_plan import TrainPlan
 
 log = logging.getLogger("nightrank.rank")
@@ -162,7 +163,8 @@ def _device(plan: TrainPlan) -> torch.device:
         ConfigError: Spark manages no GPUs, and an elastic rank, which does not know its place on the host, wants one.
     """
     given = _take_gpu()
-    device = choose_device(plan.train.device, hvd.local_rank() if given is None else given)
+    index = hvd.local_rank() if given is None else given
+    device = choose_device(plan.train.device, index, "train.device")
     if device.type == "cuda":
         if given is None and plan.train.elastic:
             raise ConfigError(

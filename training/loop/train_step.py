@@ -66,7 +66,7 @@ class Trainer:
         """Leaves the gradients of this rank's share of the mean loss at the parameters; returns that share, a scalar."""
         for layer, dropout in enumerate(self._dropouts):
             key = f"{self._train.seed}/{int(self._updates.steps)}/{layer}"
-            dropout.begin(key, self._shards, len(batch.labels))
+            dropout.draw_mask(key, self._shards, len(batch.labels))
         return self._forward.backward(batch, self._loss_scale.scale)
 
     def facts(self) -> dict[str, float]:
