@@ -1,6 +1,7 @@
-"""Architectures by name: `training/models/<name>.py` is the architecture `<name>`; there is no list to maintain.
+"""Architectures by name: `training/models/<name>.py` is the architecture `<name>`; there is no list of them.
 
-Such a module has a function that builds the model from its settings (training/settings/<name>.py):
+The modules in `_SHARED_MODULES` of training/settings are no architectures. The module of an
+architecture has a function that builds the model from its settings (training/settings/<name>.py):
 
     build(settings: Settings, inputs: Inputs) -> nn.Module
 
