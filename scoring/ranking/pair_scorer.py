@@ -1,6 +1,7 @@
-"""Scores users against items on the device: user and item parts run once each, and only interactions run per pair.
+"""Scores users against items: user and item parts run once each, and only interactions run per pair.
 
-A model without a factorization (training/models/factorization.py) runs as a whole on the joined row of each pair.
+A model without a factorization (training/models/factorization.py) runs as a whole on the joined row of each
+pair.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from training.models.factorization import Factorizable, Factorization, FeatureSi
 
 log = logging.getLogger("nightrank.scoring")
 
-# Users that are scored against the same items in one step. The items are read from memory once for all of them, and the
-# step still fits a cache.
+# Users that are scored against the same items in one step. The items are read from memory once for all of
+# them, and the step still fits a cache.
 _TILE_USERS = 16
 
 # Parts of all items are kept if they take at most this, or at most this share of a GPU's free memory.
@@ -75,7 +76,8 @@ class ItemParts:
             self._kept = self._compute_all(sample, predictor)
         else:
             log.info(
-                "%d items of %d bytes each are more than the %d bytes kept for them: computed for each block of users",
+                "%d items of %d bytes each are more than the %d bytes kept for them: "
+                "computed for each block of users",
                 self.count,
                 item_bytes,
                 kept_bytes,

@@ -12,7 +12,7 @@ import torch
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_spec
 from training.checkpoints import load_model, save_model
-from training.embeddings.int8 import Int8Embedding, quantised, to_int8
+from training.embeddings.int8 import Int8Embedding, quantise, to_int8
 from training.embeddings.table import StackedEmbedding, tables_of
 from training.models import build_model
 
@@ -36,7 +36,7 @@ def rows() -> np.ndarray:
 
 
 def test_codes_and_scales_are_those_of_numpy_and_lose_half_a_scale_at_most(rows: np.ndarray) -> None:
-    codes, scales = (each.numpy() for each in quantised(torch.from_numpy(rows)))
+    codes, scales = (each.numpy() for each in quantise(torch.from_numpy(rows)))
     expected_codes, expected_scales = by_numpy(rows)
     assert codes.dtype == np.int8
     np.testing.assert_array_equal(scales, expected_scales)

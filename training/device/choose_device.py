@@ -29,7 +29,7 @@ def choose_device(
     if index >= num_gpus:
         raise ConfigError(
             f"{setting}={wanted}: this process needs GPU {index}, torch sees {num_gpus} GPUs on this host",
-            f"--set {setting}=cpu, or run under a Spark profile whose executors have GPUs, with no more processes on a "
-            "host than it has GPUs",
+            f"--set {setting}=cpu, or run under a Spark profile whose executors have GPUs, "
+            "with no more processes on a host than it has GPUs",
         )
     return torch.device("cuda", index)

@@ -1,9 +1,10 @@
 """A counter RNG: random numbers are a function of a row and a column of the unsharded table, and of a seed.
 
-So a rank that holds some rows draws for them the numbers that a single rank would draw, in any order. splitmix64's
-finaliser computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators", OOPSLA, section 3). Two multiplications and three shifts, as in MurmurHash3's finaliser, compute 32 bits
-from key and column. Their constants are those of the least bias in Wellons' hash-prospector.
+So a rank that holds some rows draws for them the numbers that a single rank would draw, in any order.
+splitmix64's finaliser computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast
+splittable pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in
+MurmurHash3's finaliser, compute 32 bits from key and column. Their constants are those of the least bias in
+Wellons' hash-prospector.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
               the owners' vectors → back, as they are stored     (all_to_all, 16 or 32 bits a number)
     backward  the gradients of these distinct rows → owners      (all_to_all, float32)
 
-An owner sums the gradients that it receives in the order of ranks, so equal batches give equal bits. A row that occurs
-several times in a batch is sent once.
+An owner sums the gradients that it receives in the order of ranks, so equal batches give equal bits. A row
+that occurs several times in a batch is sent once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class ExchangedRows:
     """The rows that ranks requested for one batch.
 
     Attributes:
-        counts: R + 1 numbers: distinct rows that this rank requested from each rank, then those that all ranks hold.
+        counts: R + 1 numbers: distinct rows that this rank requested from each rank, then those that all
+            ranks hold.
         requested: (A,) int64 rows of this rank's matrix that the ranks requested, ordered by rank.
         requested_counts: the number of rows that each rank requested.
         replicated: (S,) int64 rows of this rank's matrix that all ranks hold and this batch looks up.
@@ -59,8 +60,8 @@ def return_gradient(
     """Sends the gradients (U, E) of the rows that `fetch` brought to their owners.
 
     Returns:
-        (A, E) the gradients of the rows `exchanged.requested`, from all ranks; and the gradient of the rows that all
-        ranks hold, from this rank alone.
+        (A, E) the gradients of the rows `exchanged.requested`, from all ranks; and the gradient of the rows
+        that all ranks hold, from this rank alone.
     """
     *counts, replicated_count = exchanged.counts
     num_remote = len(values) - replicated_count
@@ -69,7 +70,7 @@ def return_gradient(
 
 
 def sum_over_ranks(gradient: SummedRowGradient, collectives: Collectives, end: int) -> SummedRowGradient:
-    """The sum over ranks of a gradient of rows that all ranks hold: the rows that any rank looked up, never all rows.
+    """The sum over ranks of a gradient of replicated rows. It has rows that any rank looked up.
 
     Args:
         gradient: of this rank.

@@ -2,8 +2,9 @@
 
     scale = max |row| / 127,    code = round(number / scale),    number ≈ code * scale
 
-So a number changes by at most half the scale of its row. This is row-wise post-training quantisation as in Guan et al.
-2019, arXiv:1911.02079, section 3, with a range that is symmetric around zero, so that a zero stays zero.
+So a number changes by at most half the scale of its row. This is row-wise post-training quantisation as in
+Guan et al. 2019, arXiv:1911.02079, section 3, with a range that is symmetric around zero, so that a zero
+stays zero.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CHUNK_ROWS = 65_536
 
 
 class Int8Embedding(StackedEmbedding):
-    """The int8 copy of a table whose rows are all in this process. A lookup dequantises rows on the table's device."""
+    """The int8 copy of a table whose rows are all in this process. Lookups dequantise rows."""
 
     scales: Tensor
 
@@ -40,7 +41,7 @@ class Int8Embedding(StackedEmbedding):
 
 
 def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (N, E) int8 in [-127, 127] and scales (N,) float32 of rows (N, E) float32; a row of zeros has scale 0."""
+    """Codes (N, E) int8 in [-127, 127], and scales (N,) float32, 0 for zeros, of rows (N, E) float32."""
     scales = rows.abs().amax(dim=1) / HIGHEST_CODE
     divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(1)
     codes = (rows / divisors).round_().clamp_(-HIGHEST_CODE, HIGHEST_CODE)

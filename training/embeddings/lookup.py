@@ -1,7 +1,7 @@
 """The ids of one batch: which elements are looked up, and which vector each element contributes to.
 
-Notation: B rows of a batch, C features made of ids, of which the last G are lists, E numbers a vector. N elements are
-all ids that contribute to a vector, so padding is none.
+Notation: B rows of a batch, C features made of ids, of which the last G are lists, E numbers a vector. N
+elements are all ids that contribute to a vector, so padding is none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ListElements:
         return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
 
     def pool(self, table: Tensor, positions: Tensor, pooling: Pooling) -> Tensor:
-        """(B, G, E) float32: the pooled rows `positions` (n,) of a float32 table (rows, E); zero for an empty list."""
+        """(B, G, E), pooled rows `positions` (n,) of a float32 table (rows, E); zero for an empty list."""
         lists, rows = self.counts.shape
         counts = self.counts.flatten()
         if not len(positions):
@@ -92,7 +92,8 @@ class BatchLookup:
         vectors: (B, C, E), a leaf of autograd.
         keys: (N,) keys of the router; rows of the matrix if no rows are exchanged.
         lists: the elements of lists; None without such features.
-        groups, exchanged: the keys by equal keys, and what the ranks exchanged; None if no rows are exchanged.
+        groups, exchanged: the keys by equal keys, and what the ranks exchanged; None if no rows are
+            exchanged.
     """
 
     vectors: Tensor
@@ -105,8 +106,9 @@ class BatchLookup:
         """The gradients of the vectors, and which of them each element takes.
 
         Returns:
-            (B * C, E), zeros if the loss did not depend on the vectors; and the sources and factors of the elements,
-            as `ListElements.sources`. Sources are None without lists, where element n takes gradient n.
+            (B * C, E), zeros if the loss did not depend on the vectors; and the sources and factors of the
+            elements, as `ListElements.sources`. Sources are None without lists, where element n takes
+            gradient n.
         """
         vectors = self.vectors
         gradient = torch.zeros_like(vectors) if vectors.grad is None else vectors.grad

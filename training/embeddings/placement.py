@@ -15,8 +15,9 @@ class FeaturePlacement:
     """The ranks that hold the rows of one feature.
 
     Attributes:
-        kind: `replicated`: all ranks hold all rows. `table_wise`: one rank holds all rows. `row_wise`: row i is on rank
-            (i + rank) % ranks. Ids are ordered by frequency, so consecutive rows on one rank would be all frequent rows.
+        kind: `replicated`: all ranks hold all rows. `table_wise`: one rank holds all rows. `row_wise`: row i
+            is on rank (i + rank) % ranks. Ids are ordered by frequency, so consecutive rows on one rank would
+            be all frequent rows.
         rank: the rank that holds the rows, or row 0 of row-wise rows; 0 for replicated rows.
     """
 

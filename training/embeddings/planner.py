@@ -1,14 +1,16 @@
 """Decides which rank holds which rows of a table: a pure function of shapes, ranks and configuration.
 
-Replicated rows take memory on all ranks, and their gradients need an all-gather. Rows on one rank need an exchange of
-vectors, and the rank with the frequent rows has the most work. So the placement `auto` follows these rules:
+Replicated rows take memory on all ranks, and their gradients need an all-gather. Rows on one rank need an
+exchange of vectors, and the rank with the frequent rows has the most work. So the placement `auto` follows
+these rules:
 
-    Small features are replicated, unless the memory limit leaves no room for them.
-    Features that are larger than a share of what each rank should hold are row-wise. While a rank holds more than its
-    limit, the largest of the other features become row-wise too.
-    Each other feature goes to one rank: the feature of the highest cost first, to the rank of the lowest cost so far.
-    The cost of a feature is its share of all bytes plus its share of all lookups. By this rule (LPT, Graham 1969, SIAM
-    Journal on Applied Mathematics 17) the cost of a rank is at most the mean plus the highest cost of a feature.
+* Small features are replicated, unless the memory limit leaves no room for them.
+* Features that are larger than a share of what each rank should hold are row-wise. While a rank holds more
+  than its limit, the largest of the other features become row-wise too.
+* Each other feature goes to one rank: the feature of the highest cost first, to the rank of the lowest cost
+  so far. The cost of a feature is its share of all bytes plus its share of all lookups. By this rule (LPT,
+  Graham 1969, SIAM Journal on Applied Mathematics 17) the cost of a rank is at most the mean plus the highest
+  cost of a feature.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ def _assign(shape: TableShape, ranks: int, replicated: set[int], row_wise: set[i
     all_lookups = max(sum(lookups[feature] for feature in placed), 1)
     costs = [sizes[feature] / all_bytes + lookups[feature] / all_lookups for feature in features]
     placements = {feature: FeaturePlacement("replicated") for feature in replicated}
-    # Row 0 of the first feature is on rank 0, of the second on rank 1, …, so that no rank has all frequent rows.
+    # Row 0 of the first feature is on rank 0, of the second on rank 1, …, so that no rank has all frequent
+    # rows.
     placements |= {
         feature: FeaturePlacement("row_wise", index % ranks) for index, feature in enumerate(sorted(row_wise))
     }
@@ -130,7 +133,7 @@ def describe(placement: Placement, shape: TableShape, names: Sequence[str]) -> s
 
 
 def _lookups_of(placement: Placement, shape: TableShape, rank: int) -> float:
-    """The number of lookups that a rank answers for each row of the global batch, if all rows are equally frequent."""
+    """The lookups that a rank answers for a row of the global batch, if all rows are equally frequent."""
     shares = {"replicated": 1 / placement.ranks, "row_wise": 1 / placement.ranks}
     pairs = zip(placement.features, shape.lookups, strict=True)
     return sum(lookups * shares.get(feature.kind, float(feature.rank == rank)) for feature, lookups in pairs)

@@ -1,4 +1,4 @@
-"""From a feature's id to the rank and row that hold it, and from this row to the row of the unsharded table."""
+"""Maps a feature's id to the rank and row that hold it, and such a row to the row of the unsharded table."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Router(nn.Module):
         self._register("places", [place for row in places for place in row])  # (R + 1, C), flat
         self._register("replicated_places", places[ranks])
         self._register("features", range(len(features)))
-        self._register("owners", [ranks if each.kind == "replicated" else each.rank for each in features])
-        self._register("row_wise", [each.kind == "row_wise" for each in features])
-        self._register("strides", [ranks if each.kind == "row_wise" else 1 for each in features])
+        self._register("owners", [ranks if it.kind == "replicated" else it.rank for it in features])
+        self._register("row_wise", [it.kind == "row_wise" for it in features])
+        self._register("strides", [ranks if it.kind == "row_wise" else 1 for it in features])
         self._register("block_ends", [block.place + block.rows for block in blocks])
         self._register("block_places", [block.place for block in blocks])
         self._register("block_steps", [block.step for block in blocks])
@@ -57,23 +57,23 @@ class Router(nn.Module):
     block_starts: Tensor
 
     def _register(self, name: str, values: Sequence[int]) -> None:
-        """Registers a buffer, which moves with the module from device to device. It is not part of the state."""
+        """Registers a buffer, which moves with the module between devices and is not part of the state."""
         self.register_buffer(name, torch.tensor(list(values), dtype=torch.int64), persistent=False)
 
     def keys(self, ids: Tensor, features: Tensor) -> Tensor:
-        """The keys of ids, int64 of any shape to which `features`, the index of each id's feature, broadcasts."""
+        """The int64 keys of ids. The indices of their features, `features`, broadcast to the shape of ids."""
         first_owner, row_wise = self.owners[features], self.row_wise[features]
         owner = torch.where(row_wise.bool(), (ids + first_owner) % self.ranks, first_owner)
         place = self.places[owner * len(self.owners) + features]
         return owner * self.span + place + ids // self.strides[features]
 
     def counts(self, keys: Tensor) -> list[int]:
-        """R + 1 numbers: how many of some ascending keys each rank owns, and how many are of replicated rows."""
+        """R + 1 numbers of ascending keys: those that each rank owns, then those of replicated rows."""
         ends = torch.arange(1, self.ranks + 2, device=keys.device) * self.span
         positions = torch.searchsorted(keys, ends)
         return positions.diff(prepend=positions.new_zeros(1)).tolist()
 
     def unsharded_rows(self, rows: Tensor) -> Tensor:
-        """(N,) int64, the rows of a matrix of all rows of all features that rows (N,) of this rank's matrix are."""
+        """(N,) int64, the rows of the unsharded table that rows (N,) of this rank's matrix are."""
         block = torch.searchsorted(self.block_ends, rows, right=True)
         return self.block_starts[block] + (rows - self.block_places[block]) * self.block_steps[block]

@@ -33,7 +33,8 @@ class LookupGradient:
     Attributes:
         rows: (N,) int64, the row of each lookup, in any order.
         values: (M, E), the gradients of vectors.
-        sources: (N,) int64, the row of `values` that belongs to each lookup. None if N = M and the order is equal.
+        sources: (N,) int64, the row of `values` that belongs to each lookup. None if N = M and the order is
+            equal.
         weights: (N,) float32, the factor of that row of `values`. None stands for 1.
     """
 

@@ -1,8 +1,9 @@
 """Storage of a table's numbers: 32 bits, or 16 bits with stochastic rounding of updates.
 
-Rounding to nearest would lose every update that is smaller than half the distance of two neighbouring numbers.
-Stochastic rounding rounds up with the probability of the remainder (Gupta et al. 2015, "Deep Learning with Limited
-Numerical Precision", ICML, section 3.1), so the expectation of the rounded number is the number itself.
+Rounding to nearest would lose every update that is smaller than half the distance of two neighbouring
+numbers. Stochastic rounding rounds up with the probability of the remainder (Gupta et al. 2015, "Deep
+Learning with Limited Numerical Precision", ICML, section 3.1), so the expectation of the rounded number is
+the number itself.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ class RowBlock:
 
     Attributes:
         feature: index among the table's features.
-        first, step, rows: the block holds `rows` rows of the feature: first, first + step, first + 2 * step, …
+        first, step, rows: the block holds `rows` rows of the feature: first, first + step, first + 2 * step,
+            …
         place: the row of the matrix that holds the first of them.
         written: whether this rank saves them. Of rows that all ranks hold, one rank saves them.
     """
@@ -57,7 +58,8 @@ class Groups:
 
         Args:
             values: (M, E) float32.
-            source: (N,) int64, the row of `values` that each element adds. None if M = N and element n adds row n.
+            source: (N,) int64, the row of `values` that each element adds. None if M = N and element n adds
+                row n.
             weights: (N,) float32, the factor of each element's row; None stands for 1.
         """
         if not len(self.keys):
@@ -91,6 +93,6 @@ def group(keys: Tensor, end: int) -> Groups:
 
 
 def sum_rows(rows: Tensor, values: Tensor, end: int = 2**62) -> SummedRowGradient:
-    """Sums the values (N, E) of equal rows (N,), integers in [0, end), in their order. The result is sorted by row."""
+    """Sums the values (N, E) of equal rows (N,), integers in [0, end), in their order; sorted by row."""
     groups = group(rows, end)
     return SummedRowGradient(groups.keys, groups.sum(values))

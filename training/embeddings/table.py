@@ -1,12 +1,12 @@
 """The embedding table: ids in, vectors out, gradients by row.
 
-One matrix holds the rows of all features made of ids, one feature after the other. So a batch is one gather, whatever
-the number of features, and one more for features that are lists of ids. If rows are spread over ranks, the matrix holds
-the rows of this rank. Only this folder knows which row of the matrix holds which id. Code that writes rows to disk and
-reads them back uses `blocks`.
+One matrix holds the rows of all features made of ids, one feature after the other. So a batch is one gather,
+whatever the number of features, and one more for features that are lists of ids. If rows are spread over
+ranks, the matrix holds the rows of this rank. Only this folder knows which row of the matrix holds which id.
+Code that writes rows to disk and reads them back uses `blocks`.
 
-Autograd computes no gradient of the table or of its elements. The vectors that a batch looked up are leaves of
-autograd, and their gradients are summed by distinct row in one pass.
+Autograd computes no gradient of the table or of its elements. The vectors that a batch looked up are leaves
+of autograd, and their gradients are summed by distinct row in one pass.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ class StackedEmbedding(nn.Module):
     Args:
         cardinalities: rows of each feature, in order.
         dim: E, numbers a row.
-        list_lengths: columns of ids of each of the last features, which are lists of ids. Other features have one column.
+        list_lengths: columns of ids of each of the last features, which are lists of ids. Other features have
+            one column.
         pooling: how the vectors of a list become one.
         storage: dtype of the numbers. Vectors and gradients are float32 in any case.
         placement: which rank holds which rows; None holds all of them here.
-        collectives: of the ranks of the placement. `forward` calls them only if rows are exchanged. Then all ranks must
-            call `forward` equally often.
+        collectives: of the ranks of the placement. `forward` calls them only if rows are exchanged. Then all
+            ranks must call `forward` equally often.
 
     Attributes:
         blocks: the rows that this rank holds, in the order of the matrix.
-        may_use_kernels: whether lookups and updates use kernels on a device that has them; `set_kernels` sets it.
+        may_use_kernels: whether lookups and updates use kernels on a device that has them; `set_kernels` sets
+            it.
     """
 
     blocks: tuple[RowBlock, ...]
@@ -88,8 +90,8 @@ class StackedEmbedding(nn.Module):
     def init_uniform(self) -> None:
         """Fills each feature's rows from U(-1/√n, 1/√n), n its cardinality, as the authors of DLRM do.
 
-        The padding row of a list stays zero: no lookup reads it and no gradient changes it. Equal seeds of torch give a
-        row equal numbers on any rank.
+        The padding row of a list stays zero: no lookup reads it and no gradient changes it. Equal seeds of
+        torch give a row equal numbers on any rank.
         """
         dim = self.weight.shape[1]
 
@@ -118,7 +120,7 @@ class StackedEmbedding(nn.Module):
                 rows[PAD_ID] = 0
 
     def block_rows(self) -> list[Tensor]:
-        """A view (rows, E) of each block's rows. If all ranks hold all rows, there is one for each feature."""
+        """A view (rows, E) of each block's rows; of each feature's rows if all ranks hold all rows."""
         weight = self.weight.detach()
         return [weight[block.place : block.place + block.rows] for block in self.blocks]
 
@@ -172,9 +174,9 @@ class StackedEmbedding(nn.Module):
 
     @torch.no_grad()
     def take_gradient(self, collectives: Collectives = ALONE) -> SummedRowGradient:
-        """The gradient since the last call, summed over ranks, sorted by row; no rows if there is none. Clears it.
+        """The gradient since the last call, summed over ranks and sorted by row. Clears it.
 
-        All ranks get the same gradient of rows that all hold.
+        It has no rows if no gradient was computed. All ranks get the same gradient of rows that all hold.
 
         Args:
             collectives: of the ranks that train on parts of one batch.
@@ -193,10 +195,11 @@ class StackedEmbedding(nn.Module):
 
     @torch.no_grad()
     def take_lookup_gradient(self) -> LookupGradient | None:
-        """The gradient of the only lookup since the last call, with an entry for each lookup of a row. Clears it.
+        """The gradient of the only batch since the last call, with an entry for each lookup. Clears it.
 
         Returns:
-            None, and clears nothing, if rows are exchanged or there was no single lookup: then use `take_gradient`.
+            None, and clears nothing, if rows are exchanged or there was not one batch: then use
+            `take_gradient`.
         """
         if self.placement.exchanges or len(self._lookups) != 1:
             return None
@@ -207,8 +210,8 @@ class StackedEmbedding(nn.Module):
         """The gradient of one lookup.
 
         Returns:
-            The gradient of replicated rows, from this rank; and rows (A,) that this rank alone holds, with repeats, and
-            their values (A, E) from all ranks, or None if no rows are exchanged.
+            The gradient of replicated rows, from this rank; and rows (A,) that this rank alone holds, with
+            repeats, and their values (A, E) from all ranks, or None if no rows are exchanged.
         """
         flat, sources, weights = lookup.gradients(self.pooling)
         groups = lookup.groups or group(lookup.keys, self.router.span)

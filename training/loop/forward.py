@@ -1,10 +1,11 @@
-"""Forward and backward pass of a step, in a precision, with the dense part compiled or recorded if configured.
+"""Forward and backward pass of a step. The dense part may be compiled, or recorded as a CUDA graph.
 
 The dense part of a model is a function of tensors of fixed shapes, which follows the lookups:
 
     dense (B, D), vectors of each table (B, C, E) → logits (B,)
 
-torch.compile and CUDA graphs get this part. Weights, gradients, lookups and the loss are float32 in every precision.
+torch.compile and CUDA graphs get this part. Weights, gradients, lookups and the loss are float32 in every
+precision.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from training.models.click_model import ClickModel
 class DensePart(nn.Module):
     """The dense part of a model as a module, called with the tensors of `embed` in place of ids.
 
-    Its parameters are those of the model. A CUDA graph records gradients of a module's parameters only, so `forward_dense`
-    by itself would not do.
+    Its parameters are those of the model. A CUDA graph records gradients of a module's parameters only, so
+    `forward_dense` by itself would not do.
     """
 
     def __init__(self, model: ClickModel) -> None:
@@ -47,8 +48,8 @@ class Forward:
         train: its precision, compile and cuda_graphs.
 
     Raises:
-        ConfigError: CUDA graphs without a GPU; or the model to compile or record is no ClickModel, or it computes with
-            ids beside its tables.
+        ConfigError: CUDA graphs without a GPU; or the model to compile or record is no ClickModel, or it
+            computes with ids beside its tables.
     """
 
     def __init__(self, model: nn.Module, train: Train) -> None:
@@ -132,8 +133,8 @@ def _require_separate(model: nn.Module) -> ClickModel:
         )
     if any(getattr(module, "reads_ids", False) for module in model.modules()):
         raise ConfigError(
-            f"{type(model).__name__} computes with ids beside its tables (products of features), which train.compile and "
-            "train.cuda_graphs cannot take",
+            f"{type(model).__name__} computes with ids beside its tables (products of features), which "
+            "train.compile and train.cuda_graphs cannot take",
             "--set train.compile=false and train.cuda_graphs=false, or leave out model.crosses",
         )
     return model

@@ -10,13 +10,13 @@ The model takes
     dense        (B, D) float32, the spec's dense features in order
     categorical  (B, W) int32 or int64, ids in the layout of training/models/inputs.py
 
-and returns logits (B,) float32. It computes its last layer `in_float32`. Either of D and W may be 0. Create embedding
-tables by `inputs.table`: their gradients are summed row by row, those of other parameters in one dense buffer. Call each
-table once, and pass `categorical` unchanged.
+and returns logits (B,) float32. It computes its last layer `in_float32`. Either of D and W may be 0. Create
+embedding tables by `inputs.table`: their gradients are summed row by row, those of other parameters in one
+dense buffer. Call each table once, and pass `categorical` unchanged.
 
-A model that is a ClickModel (training/models/click_model.py) can be compiled and recorded as a CUDA graph. A model with
-a method `factorize` (training/models/factorization.py) scores lists faster (docs/scoring.md): user and item parts run
-once each. Lists of other models are scored on joined rows.
+A model that is a ClickModel (training/models/click_model.py) can be compiled and recorded as a CUDA graph. A
+model with a method `factorize` (training/models/factorization.py) scores lists faster (docs/scoring.md): user
+and item parts run once each. Lists of other models are scored on joined rows.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def build_model(
         collectives: of the ranks that hold the tables.
 
     Raises:
-        ConfigError: as `complete`; or layers do not fit together; or the spec has no features; or a rank would hold
-            more than `rank_max_bytes`.
+        ConfigError: as `complete`; or layers do not fit together; or the spec has no features; or a rank
+            would hold more than `rank_max_bytes`.
     """
     settings = read_settings(config)
     if not spec.features:

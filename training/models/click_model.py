@@ -14,7 +14,8 @@ from torch import Tensor, nn
 class ClickModel(nn.Module):
     """A model of clicks: ids become vectors, and vectors and dense features become logits.
 
-    `forward_dense` is a function of tensors of fixed shapes, so it can be compiled or recorded (training/loop/forward.py).
+    `forward_dense` is a function of tensors of fixed shapes, so it can be compiled or recorded
+    (training/loop/forward.py).
 
     Notation: B rows, D dense features, C features made of ids, W columns of ids.
     """

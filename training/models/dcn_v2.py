@@ -1,9 +1,10 @@
 """DCN-V2 (Wang et al. 2021, arXiv:2008.13535): cross layers, which multiply by the input, and an MLP.
 
-    x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l                       (equation 1; full rank)
-    x_{l+1} = x_0 ⊙ (U_l (V_lᵀ x_l) + b_l) + x_l                (equation 2; low rank, U and V of `cross_rank` columns)
+    x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l             (equation 1; full rank)
+    x_{l+1} = x_0 ⊙ (U_l (V_lᵀ x_l) + b_l) + x_l      (equation 2; U and V have `cross_rank` columns)
 
-x_0 holds the embeddings and the dense features, or a bottom MLP's output for these (as in MLPerf's DLRM-DCNv2).
+x_0 holds the embeddings and the dense features, or a bottom MLP's output for these (as in MLPerf's
+DLRM-DCNv2).
 
 Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim, X width of x_0.
 """
@@ -100,11 +101,12 @@ def cross_input_sides(sides: FeatureSides, dim: int, bottom_width: int | None) -
 class FactorizedDCNv2:
     """The factorization of DCN-V2. Each side's share of the first cross layer's W x_0 + b is computed once.
 
-    The columns of x_0 are reordered here: user, item, pair. There are columns of pairs if both sides have dense features
-    and the bottom MLP mixes them.
+    The columns of x_0 are reordered here: user, item, pair. There are columns of pairs if both sides have
+    dense features and the bottom MLP mixes them.
 
-    Parts: (R, X_side) the side's columns of x_0; (R, X) its share of W x_0 + b; for the structure `parallel`, (R, H) its
-    share of the first layer of `deep`; if the bottom MLP mixes sides, (R, H) its share of that MLP's first layer.
+    Parts: (R, X_side) the side's columns of x_0; (R, X) its share of W x_0 + b; for the structure `parallel`,
+    (R, H) its share of the first layer of `deep`; if the bottom MLP mixes sides, (R, H) its share of that
+    MLP's first layer.
     """
 
     def __init__(self, model: DCNv2, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -175,7 +177,7 @@ class FactorizedDCNv2:
 
 
 def _factors(layer: CrossLayer, order: list[int], columns: list[int]) -> list[Tensor]:
-    """The weights that multiply some columns of x_0 in turn: Vᵀ (r, X_side) and U (X, r), or W (X, X_side)."""
+    """The weights that multiply some columns of x_0: Vᵀ (r, X_side), then U (X, r); or W (X, X_side)."""
     up = layer.up.weight.detach()[order]
     if isinstance(layer.down, nn.Identity):
         return [up[:, columns]]

@@ -4,9 +4,10 @@
     y_FM = ⟨w, x⟩ + Σ_{i<j} ⟨V_i, V_j⟩ x_i x_j                  (equation 2)
     a^(0) = [e_1, …, e_m];  a^(l+1) = ReLU(W^(l) a^(l) + b^(l)) (equations 3 and 4)
 
-Each feature has one vector, which both parts share: the vector of its id, the pooled vectors of a list's ids, or, for a
-dense feature, its value times the feature's vector. Σ_{i<j} ⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i e_ik)² − Σ_i e_ik²) (Rendle 2010,
-"Factorization Machines", lemma 3.1), so the second order takes time linear in the number of vectors.
+Each feature has one vector, which both parts share: the vector of its id, the pooled vectors of a list's ids,
+or, for a dense feature, its value times the feature's vector. Σ_{i<j} ⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i e_ik)² − Σ_i
+e_ik²) (Rendle 2010, "Factorization Machines", lemma 3.1), so the second order takes time linear in the number
+of vectors.
 
 Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim.
 """
@@ -32,7 +33,8 @@ from training.models.inputs import Inputs
 from training.models.layers import LinearPart, in_float32, linear, mlp
 from training.settings.deepfm import Settings
 
-# Standard deviation of the second-order term before training. With tables initialised as DLRM's it would be several.
+# Standard deviation of the second-order term before training. With tables initialised as DLRM's it would be
+# several.
 _FIRST_DEVIATION = 0.1
 
 
@@ -62,8 +64,10 @@ class DeepFM(ClickModel):
         *first_order_weights, embedded = vectors
         scaled = dense.unsqueeze(2) * self.dense_vectors  # (B, D, E)
         all_vectors = torch.cat([scaled, embedded], dim=1)  # (B, D + C, E)
+        # Autograd sums gradients in the reverse order of these lines, so another order changes the last bits.
+        second_order = pair_sum(all_vectors)
         deep = in_float32(self.logit, self.deep(all_vectors.flatten(1))).squeeze(1)
-        return self.first_order.forward_dense(dense, first_order_weights) + pair_sum(all_vectors) + deep
+        return self.first_order.forward_dense(dense, first_order_weights) + second_order + deep
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDeepFM:
         """First and second order are float32 whatever `dtype` is."""
@@ -78,10 +82,11 @@ def pair_sum(vectors: Tensor) -> Tensor:
 class FactorizedDeepFM:
     """The factorization of DeepFM.
 
-    Σ_{i<j} ⟨e_i, e_j⟩ is the sum over pairs within each side, and ⟨Σ user's vectors, Σ item's vectors⟩ between them.
+    Σ_{i<j} ⟨e_i, e_j⟩ is the sum over pairs within each side, and ⟨Σ user's vectors, Σ item's vectors⟩
+    between them.
 
-    Parts: (R,) first order, and second order within the side; (R, E) the sum of the side's vectors; (R, H) its share of
-    the MLP's first layer. So a pair needs no product of matrices before the second layer.
+    Parts: (R,) first order, and second order within the side; (R, E) the sum of the side's vectors; (R, H)
+    its share of the MLP's first layer. So a pair needs no product of matrices before the second layer.
     """
 
     def __init__(self, model: DeepFM, sides: FeatureSides, dtype: torch.dtype) -> None:

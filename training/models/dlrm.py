@@ -1,7 +1,7 @@
 """DLRM (Naumov et al. 2019, arXiv:1906.00091): MLPs around the dot products of all pairs of feature vectors.
 
-Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim, F vectors that interact
-(C, and one more for the dense features if there are any).
+Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim, F vectors that
+interact (C, and one more for the dense features if there are any).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.settings.dlrm import Settings, require_bottom
 
 
 class DLRM(ClickModel):
-    """Bottom MLP over the dense features, one stacked embedding table, pairwise dot products, top MLP to one logit.
+    """Bottom MLP over the dense features, one stacked embedding table, pairwise dot products, and top MLP.
 
     Without dense features there is no bottom MLP.
     """
@@ -43,7 +43,8 @@ class DLRM(ClickModel):
         self.embedding.init_uniform()
         self.bottom = _mlp([self.num_dense, *settings.bottom_mlp]) if self.num_dense else nn.Identity()
         num_pairs = num_vectors * (num_vectors - 1) // 2
-        # The vector of the dense features enters the top MLP itself, and so does a single vector without pairs.
+        # The vector of the dense features enters the top MLP itself, and so does a single vector without
+        # pairs.
         self.first_enters = bool(self.num_dense) or num_pairs == 0
         widths = [num_pairs + (settings.embedding_dim if self.first_enters else 0), *settings.top_mlp]
         self.top = _mlp(widths)
@@ -71,13 +72,14 @@ class DLRM(ClickModel):
 
 
 class FactorizedDLRM:
-    """The factorization of DLRM. Dot products within a side are computed once, those between sides for each pair.
+    """The factorization of DLRM.
 
-    The vector of the dense features belongs to the side that has all of them. If both sides have dense features, this
-    vector and its products are computed for each pair.
+    Dot products within a side are computed once, those between the sides for each pair. The vector of the
+    dense features belongs to the side that has all of them. If both sides have dense features, this vector
+    and its products are computed for each pair.
 
-    Parts: (R, H) the side's share of the top MLP's first layer; (R, V, E) the side's vectors; if both sides have dense
-    features, (R, H) the side's share of the bottom MLP's first layer.
+    Parts: (R, H) the side's share of the top MLP's first layer; (R, V, E) the side's vectors; if both sides
+    have dense features, (R, H) the side's share of the bottom MLP's first layer.
     """
 
     def __init__(self, model: DLRM, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -101,7 +103,7 @@ class FactorizedDLRM:
         return (*part, self._bottom.share(side, dense[:, self._dense[side]])) if self._mixed else part
 
     def _side_vectors(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
-        """The side's vectors (R, V, E), and the columns (R, K_side) of the top MLP's input that it computes."""
+        """The side's vectors (R, V, E), and its columns (R, K_side) of the top MLP's input."""
         model = self._model
         vectors = model.embedding(categorical)
         enters = self._first_side is side
@@ -150,7 +152,7 @@ def _mlp(widths: list[int]) -> nn.Sequential:
 
 
 def _linear(width_in: int, width_out: int) -> nn.Linear:
-    """A layer with the initial values of the authors' code: weights N(0, 2 / (in + out)), biases N(0, 1 / out)."""
+    """A layer initialised as in the authors' code: weights N(0, 2 / (in + out)), biases N(0, 1 / out)."""
     layer = nn.Linear(width_in, width_out)
     nn.init.normal_(layer.weight, std=math.sqrt(2 / (width_in + width_out)))
     nn.init.normal_(layer.bias, std=math.sqrt(1 / width_out))

@@ -1,14 +1,14 @@
-"""The factorization of a model: what it computes once for a user, once for an item, and for each (user, item) pair.
+"""The factorization of a model: computations for a user, for an item, and for each pair of both.
 
 A model that can be factorized has a method
 
     factorize(sides: FeatureSides, dtype: torch.dtype) -> Factorization
 
-It copies weights, so call it once they are loaded. Models share `FactorizedMLP`, an MLP whose first layer is a sum of
-three shares.
+It copies weights, so call it once they are loaded. Models share `FactorizedMLP`, an MLP whose first layer is
+a sum of three shares.
 
-Notation: R rows of one side, U users, I items, H widths of hidden layers. (1|U, I, …) is one list of I items for all
-users, or one list for each user.
+Notation: R rows of one side, U users, I items, H widths of hidden layers. (1|U, I, …) is one list of I items
+for all users, or one list for each user.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from storage.feature_spec import FeatureSpec
 
 Part = tuple[Tensor, ...]
 
-# A CPU is slow at a batched product of matrices as narrow as these if lists are long; then it multiplies one by one.
+# A CPU is slow at a batched product of matrices as narrow as these if lists are long; then it multiplies one
+# by one.
 _LOOPED_ITEMS = 16
 
 
@@ -100,19 +101,21 @@ class Factorizable(Protocol):
     """A model that can be factorized."""
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> Factorization:
-        """The model's three parts. Products of matrices over pairs, and the parts that are kept, are in `dtype`."""
+        """The model's parts. Products of matrices over pairs, and parts that are kept, are in `dtype`."""
         ...
 
 
 class FactorizedMLP:
     """Linear layers with ReLU and a last layer to the logit, on input columns of users, items and pairs.
 
-    W x + b = (W_u x_u + b) + W_i x_i + W_p x_p: the first two terms are computed once for a user and once for an item.
+    W x + b = (W_u x_u + b) + W_i x_i + W_p x_p: the first two terms are computed once for a user and once for
+    an item.
 
     Args:
         hidden: has the linear layers that ReLU follows, or none. Its other modules do nothing in evaluation.
         logit: the last layer; without it, the output is that of the hidden layers.
-        columns: columns of the first layer's input for each side, in the order in which `share` and `outputs` get them.
+        columns: columns of the first layer's input for each side, in the order in which `share` and `outputs`
+            get them.
         dtype: of the products over pairs. The product of the last layer is float32.
     """
 
@@ -139,12 +142,12 @@ class FactorizedMLP:
         self._last = logit if linears else None
 
     def share(self, side: Side, values: Tensor) -> Tensor:
-        """(R, H), the share of a side's columns (R, K_side) float32 in the first layer. The user's holds the bias."""
+        """(R, H), the share of a side's columns (R, K_side) in the first layer, with the bias for USER."""
         bias = self._bias if side is Side.USER else None
         return functional.linear(values, self._weights[side], bias).to(self._dtype)
 
     def outputs(self, users: Tensor, items: Tensor, pairs: Tensor | None) -> Tensor:
-        """The output for pairs: logits (U, I) float32, or without a logit what the last ReLU returns, (U, I, H).
+        """Logits (U, I) float32 of pairs, or without a logit the output (U, I, H) of the last ReLU.
 
         Args:
             users, items: shares (U, H) and (1|U, I, H).
@@ -177,7 +180,7 @@ class FactorizedMLP:
 
 
 def vector_products(users: Tensor, items: Tensor) -> Tensor:
-    """Dot products of each vector of a user with each vector of an item: (U, I, Q * P), the user's vectors innermost.
+    """(U, I, Q * P) dot products of each vector of a user with each of an item, the user's vectors innermost.
 
     Args:
         users: (U, P, E).

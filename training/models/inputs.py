@@ -1,10 +1,10 @@
 """The inputs of a model: dense features, features made of ids, and the layout of the categorical matrix.
 
-    categorical  (B, W) int32 or int64: one column for each feature of one id, then `max_length` columns for each list of
-                 ids. A shorter list ends in PAD_ID, which adds nothing and is never trained.
+    categorical  (B, W) int32 or int64: one column for each feature of one id, then `max_length` columns for
+                 each list of ids. A shorter list ends in PAD_ID, which adds nothing and is never trained.
 
-Lists are padded, so a batch is one matrix. The loader permutes and slices its rows, and scoring adds a user's row to an
-item's row; neither depends on which columns are lists.
+Lists are padded, so a batch is one matrix. The loader permutes and slices its rows, and scoring adds a user's
+row to an item's row; neither depends on which columns are lists.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def id_columns(spec: FeatureSpec, multi_hot: MultiHot) -> list[tuple[Feature, sl
 
 
 def pad_lists(lists: pa.ListArray, length: int) -> NDArray[np.int32]:
-    """(rows, length) int32: the first `length` ids of each list, then PAD_ID. A null list is as an empty list."""
+    """(rows, length) int32: the first `length` ids of each list, then PAD_ID; null is as an empty list."""
     offsets = lists.offsets.to_numpy()
     starts = offsets[:-1].astype(np.int64)
     counts = np.minimum(np.diff(offsets), length)

@@ -1,13 +1,17 @@
-"""DLRM's interaction (Naumov et al. 2019, arXiv:1906.00091, section 2.1): dot products of all pairs of vectors, each once.
+"""DLRM's interaction (Naumov et al. 2019, arXiv:1906.00091, section 2.1): dot products of pairs of vectors.
 
-    out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]    v_0 the bottom MLP's vector, v_1 … v_C the embeddings
-    ∂v = (G + Gᵀ) V, G the gradients of the dots below the diagonal; ∂v_0 also takes the gradient of its copy
+    out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]
+    ∂v = (G + Gᵀ) V
 
-A CPU computes a tile of rows at a time. The tile's vectors, in the dtype of the products, and their dots stay in a core's
-cache. The backward pass computes them again. Operations over whole batches would write the matrix V (B, F, E) to memory
-and read it several times. A GPU uses a kernel (training/kernels/).
+v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G has the gradients of the dots below the
+diagonal. ∂v_0 also has the gradient of its copy in `out`.
 
-Notation: B rows, C embeddings, E numbers of each, F vectors a row: C, and one more where there is a bottom MLP.
+A CPU computes a tile of rows at a time. The tile's vectors, in the dtype of the products, and their dots stay
+in a core's cache. The backward pass computes them again. Operations over whole batches would write the matrix
+V (B, F, E) to memory and read it several times. A GPU uses a kernel (training/kernels/).
+
+Notation: B rows, C embeddings, E numbers of each, F vectors a row: C, and one more where there is a bottom
+MLP.
 """
 
 from __future__ import annotations
@@ -50,8 +54,8 @@ def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[
 
     Returns:
         USER, ITEM: v_0 if it is this side's, then the products within the side, in the order of `PairDots`.
-        PAIR: each item vector's products with all user vectors, item by item; then, if v_0 is of PAIR, v_0, its
-            products with user vectors, and its products with item vectors.
+        PAIR: each item vector's products with all user vectors; then, if v_0 is of PAIR, v_0, its products
+        with user vectors, and its products with item vectors.
     """
 
     def dot(left: int, right: int) -> int:
@@ -136,7 +140,7 @@ def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tenso
 
 
 class _Tiles:
-    """Tiles of a batch's rows: their slice, V (R, F, E) in `dtype`, and memory for (R, F, F) and (R, F, E) numbers."""
+    """Tiles of a batch's rows: the slice, V (R, F, E) in `dtype`, and buffers (R, F, F) and (R, F, E)."""
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         self._bottom, self._embedded = bottom, embedded
@@ -183,7 +187,7 @@ def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def _mirror(num_vectors: int, device: torch.device) -> Tensor:
-    """(F * F,) the index of the pair at each position of the symmetric matrix; P, beyond all pairs, on the diagonal."""
+    """(F * F,) the index of the pair at each position of the symmetric matrix, and P on the diagonal."""
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     mirror = torch.full((num_vectors, num_vectors), len(row), device=device)
     mirror[row, column] = mirror[column, row] = torch.arange(len(row), device=device)

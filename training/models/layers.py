@@ -19,7 +19,7 @@ from training.settings.ftrl import FtrlSettings
 
 
 def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
-    """A layer with weights N(0, 2 / (in + out)) (Glorot and Bengio 2010, AISTATS, section 4.2.1) and biases zero."""
+    """A layer with weights N(0, 2 / (in + out)) (Glorot and Bengio 2010, AISTATS, section 4.2.1)."""
     layer = nn.Linear(width_in, width_out, bias=bias)
     nn.init.xavier_normal_(layer.weight)
     if bias:
@@ -30,7 +30,7 @@ def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
 def mlp(
     widths: Sequence[int], dropout: float = 0.0, layer: Callable[[int, int], nn.Linear] = linear
 ) -> nn.Sequential:
-    """Linear layers from width to width, each with ReLU and, if `dropout` is above 0, dropout; `layer` creates them."""
+    """Linear layers from width to width by `layer`, each with ReLU and, if above 0, dropout."""
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [layer(width_in, width_out), nn.ReLU()]
@@ -40,12 +40,13 @@ def mlp(
 
 
 class Dropout(nn.Module):
-    """Dropout (Srivastava et al. 2014, JMLR 15) with masks that depend on seed, step and logical shard, not on the rank.
+    """Dropout (Srivastava et al. 2014, JMLR 15) with masks that are independent of the number of ranks.
 
-    So N ranks train as one rank does, and a resumed training as one without interruption. `Trainer` calls `draw_mask`
-    before every step. In evaluation nothing is dropped. In training, the values that stay are scaled by 1 / (1 - share).
-    Masks are drawn before the forward pass into memory that stays at its address. The pass itself draws nothing, so it
-    can be compiled or recorded.
+    A mask depends on seed, step and logical shard. So N ranks train as one rank does, and a resumed training
+    as one without interruption. `Trainer` calls `draw_mask` before every step. In evaluation nothing is
+    dropped. In training, the values that stay are scaled by 1 / (1 - share). Masks are drawn before the
+    forward pass into memory that stays at its address. The pass itself draws nothing, so it can be compiled
+    or recorded.
 
     Args:
         share: share of the values that are dropped.
@@ -83,7 +84,8 @@ class Dropout(nn.Module):
 def in_float32(layer: nn.Module, values: Tensor) -> Tensor:
     """A layer's output outside of mixed precision.
 
-    Every model computes its last layer so: rounding a logit between 1 and 2 to bf16 alone moves it by up to 0.004.
+    Every model computes its last layer so: rounding a logit between 1 and 2 to bf16 alone moves it by up to
+    0.004.
     """
     with torch.autocast(values.device.type, enabled=False):
         return layer(values.float())
@@ -125,7 +127,7 @@ class LinearPart(ClickModel):
 
 
 class FactorizedLinear:
-    """The factorization of a linear part. Part: (R,) float32, the sum of the side; the user's holds the bias."""
+    """The factorization of a linear part. Part: (R,) float32, the side's sum, with the bias for the user."""
 
     def __init__(self, model: LinearPart, sides: FeatureSides) -> None:
         self._model = model

@@ -2,15 +2,15 @@
 
     logit = ⟨u(user features, context), v(item features)⟩ + b
 
-Each tower is an MLP over the embeddings and dense features of its side, as in P. Covington et al., Deep Neural Networks
-for YouTube Recommendations (RecSys 2016, section 3). The item's side has features too (X. Yi et al.,
-Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, figure 1). Unlike theirs,
-this model is trained on the clicks of the log's rows: it learns from items that were shown and not clicked. No item is
-drawn as a negative, so there is no sampling bias to correct.
+Each tower is an MLP over the embeddings and dense features of its side, as in P. Covington et al., Deep
+Neural Networks for YouTube Recommendations (RecSys 2016, section 3). The item's side has features too (X. Yi
+et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, figure 1).
+Unlike theirs, this model is trained on the clicks of the log's rows: it learns from items that were shown and
+not clicked. No item is drawn as a negative, so there is no sampling bias to correct.
 
-b is the same for all pairs, so the dot product and the probability order items equally. One product of matrices finds
-the nearest items of many users. Features of the context belong to the user's tower, because they are the same for all
-items.
+b is the same for all pairs, so the dot product and the probability order items equally. One product of
+matrices finds the nearest items of many users. Features of the context belong to the user's tower, because
+they are the same for all items.
 
 Notation: B rows, D dense features, C features made of ids, W columns of ids, O output_dim.
 """
@@ -37,7 +37,8 @@ class Tower(nn.Module):
     Args:
         settings: of the model.
         hidden: widths of the hidden layers.
-        dense, embedded: positions of the side's features among all dense features and among all features made of ids.
+        dense, embedded: positions of the side's features among all dense features and among all features made
+            of ids.
     """
 
     dense: Tensor

@@ -1,10 +1,11 @@
 """Wide & Deep (Cheng et al. 2016, arXiv:1606.07792): a linear model and an MLP whose logits are added.
 
-    P(click) = σ(w_wideᵀ[x, φ(x)] + w_deepᵀ a^(l_f) + b)        (equation 3)
-    a^(l+1) = ReLU(W^(l) a^(l) + b^(l))                         (equation 2; a^(0) holds the embeddings and dense features)
+    P(click) = σ(w_wideᵀ[x, φ(x)] + w_deepᵀ a^(l_f) + b)    (equation 3)
+    a^(l+1) = ReLU(W^(l) a^(l) + b^(l))                     (equation 2; a^(0) has the inputs)
 
-φ(x), the products of features (equation 1), belong to the wide part alone, as in the paper. The setting `crosses` names
-them. Products that build_features computes by `hashed_cross` are features, which both parts read.
+φ(x), the products of features (equation 1), belong to the wide part alone, as in the paper. The setting
+`crosses` names them. Products that build_features computes by `hashed_cross` are features, which both parts
+read.
 
 Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim, P products.
 """
@@ -30,7 +31,7 @@ _ALL = slice(None)
 
 
 class WidePart(LinearPart):
-    """A linear part with a weight for each bucket of each product; the first `weights` are those of dense features.
+    """A linear part with a weight for each bucket of each product. Weights of dense features come first.
 
     Attributes:
         left, right: (P,) int64, the positions of each product's features among the features of one id.
@@ -74,7 +75,7 @@ class WidePart(LinearPart):
         return logits + self.product_sum(keys)
 
     def left_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """(B, n) int64, the left ids' share of the key of a pair of ids, for each of these products; ids are below 2³¹."""
+        """(B, n) int64, the left ids' share of these products' keys; ids are below 2³¹."""
         return categorical.long()[:, self.left[products]] * 2**31
 
     def right_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
@@ -92,7 +93,9 @@ class WidePart(LinearPart):
 
 
 class FactorizedWidePart(FactorizedLinear):
-    """The factorization of the wide part. Products within a side are looked up once, those between sides for each pair.
+    """The factorization of the wide part.
+
+    Products of features within a side are looked up once, those of features of both sides for each pair.
 
     Parts: (R,) the side's sum; (R, P') int64 its share of the key of each product between the sides.
     """
@@ -148,7 +151,7 @@ class WideAndDeep(ClickModel):
         return [*self.wide.embed(categorical), self.embedding(categorical)]
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and the tensors of `embed`, without the products of features."""
+        """Logits (B,) of dense (B, D) float32 and the tensors of `embed`, without products of features."""
         *wide_weights, embedded = vectors
         return self.wide.forward_dense(dense, wide_weights) + self._deep_logits(dense, embedded)
 

@@ -1,8 +1,8 @@
 """Adam (Kingma & Ba 2015, algorithm 1) on one flat buffer.
 
-The dense gradients arrive as one buffer, summed over ranks, so the moments have the same layout. The update is torch's
-fused kernel, one pass over memory. It is called directly, because torch.optim would import torch's compiler, which
-takes each rank seconds.
+The dense gradients arrive as one buffer, summed over ranks, so the moments have the same layout. The update
+is torch's fused kernel, one pass over memory. It is called directly, because torch.optim would import torch's
+compiler, which takes each rank seconds.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ For each coordinate, with the gradient g of a batch's mean loss in place of the 
     σ = (√(n + g²) − √n) / α;   z += g − σ w;   n += g²
     w = 0 where |z| ≤ λ₁, elsewhere −(z − sgn(z) λ₁) / ((β + √n) / α + λ₂)
 
-A coordinate whose gradient is 0 keeps z, n and w, so a table needs updates of the looked-up rows only. The rate of each
-coordinate falls with its gradients: the learning rate schedule does not apply to it.
+A coordinate whose gradient is 0 keeps z, n and w, so a table needs updates of the looked-up rows only. The
+rate of each coordinate falls with its gradients: the learning rate schedule does not apply to it.
 """
 
 from __future__ import annotations

@@ -14,14 +14,15 @@ from training.embeddings.row_gradients import RowGradient
 class LossScale:
     """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
-    The loss is multiplied by a power of two before the backward pass, so that small gradients do not underflow in fp16.
-    Afterwards the gradients are divided by it. A step whose gradients overflow is skipped and halves the scale. After
-    `growth_steps` steps without overflow the scale doubles. At a scale of 1 no step is skipped: a smaller scale would
-    not help, and the training ends on its infinite loss.
+    The loss is multiplied by a power of two before the backward pass, so that small gradients do not
+    underflow in fp16. Afterwards the gradients are divided by it. A step whose gradients overflow is skipped
+    and halves the scale. After `growth_steps` steps without overflow the scale doubles. At a scale of 1 no
+    step is skipped: a smaller scale would not help, and the training ends on its infinite loss.
 
     Args:
         device: of the gradients.
-        active: whether the precision is fp16. Otherwise loss and gradients stay as they are and no step is skipped.
+        active: whether the precision is fp16. Otherwise loss and gradients stay as they are and no step is
+            skipped.
     """
 
     first, growth_steps = 2.0**16, 2000
@@ -38,7 +39,7 @@ class LossScale:
         return self._scale if self._active else None
 
     def facts(self) -> dict[str, float]:
-        """`loss_scale`, and `skipped_steps` since the beginning of the training; empty if nothing is scaled."""
+        """`loss_scale`, and `skipped_steps` since the training began; empty if nothing is scaled."""
         if not self._active:
             return {}
         return {"loss_scale": float(self._scale), "skipped_steps": int(self._skipped)}
@@ -68,7 +69,7 @@ class LossScale:
         return True
 
     def unscaled(self, gradient: Tensor) -> Tensor:
-        """The gradient of the loss, from that of the scaled loss. It is exact, because the scale is a power of two."""
+        """The gradient of the loss, from that of the scaled loss. Division by a power of two is exact."""
         return gradient / self._scale if self._active else gradient
 
     def state(self) -> dict[str, Tensor]:
@@ -83,7 +84,7 @@ class LossScale:
 
 
 def clipped(gradient: Tensor, norm: float | None) -> Tensor:
-    """The gradient (P,), scaled down to a Euclidean norm of `norm` at most (Pascanu et al. 2013, algorithm 1)."""
+    """The gradient (P,), scaled down to the norm `norm` at most (Pascanu et al. 2013, algorithm 1)."""
     if norm is None:
         return gradient
     return gradient * (norm / gradient.norm().clamp_min(norm))

@@ -1,11 +1,12 @@
 """Adam (Kingma & Ba 2015, algorithm 1) on the rows of a table that a batch looked up.
 
-The moments of other rows stay as they are, as in torch's SparseAdam and TensorFlow Addons' LazyAdam. Both of these
-correct the moments' bias by the steps of the whole training. Then a row that is first looked up at a late step would at
-once move by (1 - decay) / √(1 - square_decay) = 3.2 times the rate. Here t counts the updates of the row:
+The moments of other rows stay as they are, as in torch's SparseAdam and TensorFlow Addons' LazyAdam. Both of
+these correct the moments' bias by the steps of the whole training. Then a row that is first looked up at a
+late step would at once move by (1 - decay) / √(1 - square_decay) = 3.2 times the rate. Here t counts the
+updates of the row:
 
-    m[r] = decay * m[r] + (1 - decay) * g[r];  v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²;  t[r] += 1
-    weight[r] -= rate * (m[r] / (1 - decay^t[r])) / (√(v[r] / (1 - square_decay^t[r])) + epsilon)
+    m[r] = decay * m[r] + (1 - decay) * g[r];  v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²;  t[r]
+    += 1 weight[r] -= rate * (m[r] / (1 - decay^t[r])) / (√(v[r] / (1 - square_decay^t[r])) + epsilon)
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class LazyAdam:
         self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
 
     def state(self) -> dict[str, Tensor]:
-        """`lazy_adam.mean` and `.square` (rows, E), and `lazy_adam.updates` (rows,), of this rank's matrix."""
+        """`lazy_adam.mean` and `.square` (rows, E), and `lazy_adam.updates` (rows,), of this rank's rows."""
         return {
             "lazy_adam.mean": self.mean,
             "lazy_adam.square": self.square,

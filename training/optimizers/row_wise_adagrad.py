@@ -10,7 +10,7 @@ from training.embeddings.table import StackedEmbedding
 
 
 class RowWiseAdagrad:
-    """Adagrad with one accumulator a row: the sum of its mean squared gradients (Mudigere et al. 2022, arXiv:2104.05158).
+    """Adagrad with one accumulator a row, of mean squared gradients (Mudigere et al. 2022, arXiv:2104.05158).
 
         accumulator[r] += mean(gradient[r]²);  weight[r] -= rate * gradient[r] / (√accumulator[r] + epsilon)
 

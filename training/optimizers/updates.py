@@ -1,7 +1,7 @@
 """The assignment of parameters to optimizers, and one update of all parameters.
 
-Adam updates dense parameters. The optimizer in `train.embeddings.optimizer` updates tables. FTRL updates the linear
-parts that the configuration assigns to it.
+Adam updates dense parameters. The optimizer in `train.embeddings.optimizer` updates tables. FTRL updates the
+linear parts that the configuration assigns to it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Updates:
         return self._adam.steps
 
     def take_dense_gradient(self, loss: Tensor) -> Tensor:
-        """(P + 1,) the gradients of all dense parameters, flat, in the order that `apply` expects, then the loss.
+        """(P + 1,) the gradients of all dense parameters, in the order that `apply` expects, and the loss.
 
         Clears the gradients. The next call writes to the same memory.
         """
@@ -73,9 +73,10 @@ class Updates:
         return self._gradient
 
     def take_row_gradients(self, collectives: Collectives = ALONE) -> dict[str, RowGradient]:
-        """The gradients of this rank's rows that any rank looked up, summed over ranks, by table; clears them.
+        """The gradients of this rank's rows, by table, summed over ranks; clears them.
 
-        A table gives a LookupGradient if its optimizer uses the update kernel and nothing is summed over ranks.
+        A table gives a LookupGradient if its optimizer uses the update kernel and nothing is summed over
+        ranks.
         """
         return {name: self._take_row_gradient(name, collectives) for name in self._tables}
 
@@ -114,7 +115,8 @@ class Updates:
     def state(self) -> dict[str, Tensor]:
         """Moments and accumulators by name, not copied.
 
-        The names are `adam.*`, `<name of the optimizer's state>.<table>`, `ftrl.z.<table or part>` and `ftrl.n.…`.
+        The names are `adam.*`, `<name of the optimizer's state>.<table>`, `ftrl.z.<table or part>` and
+        `ftrl.n.…`.
         """
         by_row = {
             f"{kind}.{name}": value
