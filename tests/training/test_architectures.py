@@ -150,9 +150,13 @@ def test_a_resumed_training_ends_in_the_same_weights(
     with pytest.raises(Interrupted):
         train_in_process(plan)
     monkeypatch.setattr(training_loop, "learning_rate_factor", original)
-    found = train_in_process(plan)
-    assert [each["loss"] for each in found["history"]] == [each["loss"] for each in expected["history"]]
-    mine, theirs = (load_model(each.model_path, torch.device("cpu")).model for each in (plan, undisturbed))
+    description = train_in_process(plan)
+    assert [entry["loss"] for entry in description["history"]] == [
+        entry["loss"] for entry in expected["history"]
+    ]
+    mine, theirs = (
+        load_model(trained.model_path, torch.device("cpu")).model for trained in (plan, undisturbed)
+    )
     for key, value in theirs.state_dict().items():
         assert torch.equal(mine.state_dict()[key], value), key
 
@@ -171,11 +175,11 @@ def test_ranks_change_nothing_but_rounding(tmp_path: Path, name: str, ranks: int
 
     def body(collectives: Collectives) -> tuple[list[float], dict[str, torch.Tensor]]:
         files = [DataFile(str(tmp_path / "a.parquet"), 700)]
-        own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
+        rank_shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
         trainer = Trainer(deepcopy(model), train, collectives)
         losses = [
             float(trainer.step(batch, 1.0))
-            for batch in Loader(files, shards, own, spec, 5, config.multi_hot).batches(epochs=2)
+            for batch in Loader(files, shards, rank_shards, spec, 5, config.multi_hot).batches(epochs=2)
         ]
         return losses, {key: value.clone() for key, value in trainer.state().items()}
 

@@ -30,10 +30,10 @@ def test_a_table_of_no_columns_gives_no_vectors() -> None:
 @settings(deadline=None)
 def test_sum_rows_adds_equal_rows(rows: list[int]) -> None:
     values = torch.arange(len(rows) * 2, dtype=torch.float32).view(-1, 2)
-    found = sum_rows(torch.tensor(rows, dtype=torch.int64), values)
-    assert found.rows.tolist() == sorted(set(rows))
-    for row, value in zip(found.rows.tolist(), found.values, strict=True):
-        expected = sum((values[i] for i, each in enumerate(rows) if each == row), torch.zeros(2))
+    gradient = sum_rows(torch.tensor(rows, dtype=torch.int64), values)
+    assert gradient.rows.tolist() == sorted(set(rows))
+    for row, value in zip(gradient.rows.tolist(), gradient.values, strict=True):
+        expected = sum((values[i] for i, other in enumerate(rows) if other == row), torch.zeros(2))
         assert torch.equal(value, expected)
 
 
@@ -46,11 +46,11 @@ def test_groups_add_their_elements_in_order_and_sorting_adds_the_same() -> None:
     assert groups.keys.tolist() == sorted(set(keys.tolist()))
     assert groups.keys[groups.position()].tolist() == keys.tolist()
     expected = np.zeros((len(groups.keys), 4), np.float32)
-    for key, own, weight in zip(keys, source, weights, strict=True):
-        expected[groups.keys.tolist().index(key)] += weight * values[own]
-    given = torch.from_numpy(values), torch.from_numpy(source), torch.from_numpy(weights)
-    np.testing.assert_allclose(groups.sum(*given).numpy(), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(sum_by_sorting(groups, *given).numpy(), expected, rtol=1e-5, atol=1e-6)
+    for key, index, weight in zip(keys, source, weights, strict=True):
+        expected[groups.keys.tolist().index(key)] += weight * values[index]
+    arguments = torch.from_numpy(values), torch.from_numpy(source), torch.from_numpy(weights)
+    np.testing.assert_allclose(groups.sum(*arguments).numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sum_by_sorting(groups, *arguments).numpy(), expected, rtol=1e-5, atol=1e-6)
     far = group(torch.from_numpy(keys) + 2**33, 2**34)
     assert torch.equal(far.order, groups.order)
     assert torch.equal(far.keys, groups.keys + 2**33)

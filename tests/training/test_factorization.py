@@ -49,7 +49,8 @@ MORE: dict[str, dict[str, Any]] = {
     },
 }
 
-# Features of each side, user's first: dense, of one id, lists of ids. The item's first dense feature and list are of the context.
+# Features of the user's and the item's side: dense, of one id, lists of ids. The item's first dense feature and
+# its first list are of the context.
 SHAPES = {
     "everything on both sides": ((2, 3, 1), (2, 2, 1)),
     "dense of users": ((2, 2, 0), (0, 3, 1)),

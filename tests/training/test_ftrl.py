@@ -42,7 +42,7 @@ class Coordinate:
 
 
 def numbers(coordinates: list[Coordinate], name: str) -> list[float]:
-    return [getattr(each, name) for each in coordinates]
+    return [getattr(coordinate, name) for coordinate in coordinates]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -58,11 +58,11 @@ def test_touched_rows_follow_the_algorithm_and_others_stay(settings: FtrlSetting
         for row, values in zip(rows, gradient, strict=True):
             for column, g in enumerate(values):
                 expected[2 * row + column].learn(float(g))
-        found = table.weight.detach().flatten().numpy()
-        np.testing.assert_allclose(found, numbers(expected, "weight"), rtol=1e-4, atol=1e-6)
+        weights = table.weight.detach().flatten().numpy()
+        np.testing.assert_allclose(weights, numbers(expected, "weight"), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(ftrl.z.flatten().numpy(), numbers(expected, "z"), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(ftrl.n.flatten().numpy(), numbers(expected, "n"), rtol=1e-4)
-    zeros = sum(each.weight == 0 for each in expected)
+    zeros = sum(coordinate.weight == 0 for coordinate in expected)
     assert zeros == sum(table.weight.detach().flatten() == 0)
     assert (
         zeros > 2 or settings.l1 < 1
@@ -80,9 +80,9 @@ def test_dense_parameters_follow_the_algorithm() -> None:
         ftrl.step(torch.from_numpy(gradient))
         for coordinate, g in zip(expected, gradient, strict=True):
             coordinate.learn(float(g))
-    found = np.concatenate([each.detach().numpy().ravel() for each in parameters])
-    np.testing.assert_allclose(found, numbers(expected, "weight"), rtol=1e-4, atol=1e-6)
-    assert np.any(found != 0)
+    weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in parameters])
+    np.testing.assert_allclose(weights, numbers(expected, "weight"), rtol=1e-4, atol=1e-6)
+    assert np.any(weights != 0)
 
 
 def test_without_a_gradient_nothing_moves() -> None:

@@ -44,9 +44,9 @@ def one_thread() -> None:
 
 def batch_of(rows: Rows, first: int, count: int, rank: int = 0, ranks: int = 1) -> Batch:
     """A rank's part of a global batch."""
-    own = rows.part(first + rank * count // ranks, count // ranks)
-    dense, categorical = own.tensors(length=3)
-    labels = torch.from_numpy(own.labels)
+    part = rows.part(first + rank * count // ranks, count // ranks)
+    dense, categorical = part.tensors(length=3)
+    labels = torch.from_numpy(part.labels)
     return Batch(dense, categorical, labels, torch.ones_like(labels), count)
 
 
@@ -115,7 +115,10 @@ def test_state_and_gradients_stay_float32(rows: Rows, precision: str) -> None:
     floating = {name: value.dtype for name, value in trainer.state().items() if value.is_floating_point()}
     assert set(floating.values()) == {torch.float32}
     trainer._gradients(batch_of(rows, 0, ROWS))
-    assert all(each.grad is None or each.grad.dtype == torch.float32 for each in trainer.model.parameters())
+    assert all(
+        parameter.grad is None or parameter.grad.dtype == torch.float32
+        for parameter in trainer.model.parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_ranks_train_as_one_does(rows: Rows, train: dict[str, Any], tolerance: f
     """
     _, one = train_steps(LocalCollectives(), rows, **train)
     for ranks in (2, 4):
-        for _, losses in on_ranks(ranks, lambda each: train_steps(each, rows, **train)):
+        for _, losses in on_ranks(ranks, lambda collectives: train_steps(collectives, rows, **train)):
             np.testing.assert_allclose(losses, one, rtol=tolerance)
 
 
@@ -154,7 +157,7 @@ def test_clipping_changes_a_training(rows: Rows) -> None:
 
 
 def gradients(*values: float) -> list[SummedRowGradient]:
-    return [SummedRowGradient(torch.arange(len(values)), torch.tensor([[each] for each in values]))]
+    return [SummedRowGradient(torch.arange(len(values)), torch.tensor([[value] for value in values]))]
 
 
 def test_the_scale_halves_at_an_overflow_and_doubles_after_many_good_steps() -> None:
@@ -213,7 +216,9 @@ def test_the_dense_part_of_every_architecture_is_its_model(name: str) -> None:
     vectors = model.embed(categorical)
     assert len(vectors) == len(tables_of(model))
     assert torch.equal(part(dense, *vectors), model(dense, categorical))
-    assert [id(each) for each in part.parameters()] == [id(each) for each in model.parameters()]
+    assert [id(parameter) for parameter in part.parameters()] == [
+        id(parameter) for parameter in model.parameters()
+    ]
 
 
 def test_a_model_that_does_not_separate_lookups_cannot_be_compiled() -> None:

@@ -1,4 +1,7 @@
-"""SGD and lazy Adam on touched rows against NumPy. Row-wise Adagrad's test is beside the table's, FTRL's has its own file."""
+"""SGD and lazy Adam on looked-up rows against NumPy.
+
+The test of row-wise Adagrad is in test_embedding.py, that of FTRL in test_ftrl.py.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,16 @@ from numpy.typing import NDArray
 from conf.types import ModelConfig, Train
 from tests.training.architectures import VARIANTS
 from tests.training.feature_tables import make_spec
+from training import kernels
 from training.distributed.collectives import ALONE
-from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
 from training.embeddings.table import StackedEmbedding
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.optimizers.lazy_adam import LazyAdam
 from training.optimizers.row_optimizers import row_optimizer
 from training.optimizers.row_sgd import RowSgd
+from training.optimizers.updates import Updates
 
 ROWS, DIM = 12, 3
 RATES = (0.1, 0.05, 0.2, 0.1)
@@ -121,4 +126,23 @@ def test_the_configuration_chooses_and_the_state_says_it(name: str, kinds: set[s
         *(f"{kind}.embedding.weight" for kind in kinds),
     }
     state = trainer.state()
-    assert all(len(state[each]) == 16 for each in by_row)
+    assert all(len(state[name]) == 16 for name in by_row)
+
+
+def test_only_optimizers_with_an_update_kernel_get_lookup_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table without kernels, several lookups, or FTRL: gradients are summed by row before the update."""
+    monkeypatch.setattr(kernels, "available", lambda device: device.type == "cpu")
+    monkeypatch.setattr(kernels, "look_up", lambda weight, ids, *_: weight[ids].detach().clone())
+    for name, kind in (("sgd", LookupGradient), ("lazy_adam", SummedRowGradient)):
+        train = Train.model_validate({"embeddings": {"optimizer": name}})
+        model = build_model(ModelConfig.model_validate(VARIANTS["dlrm"]), make_spec(2, [9])).train()
+        updates = Updates(model, train)
+        table = model.get_submodule("embedding")
+        for lookups, expected in ((1, kind), (2, SummedRowGradient), (0, SummedRowGradient)):
+            for _ in range(lookups):
+                table(torch.tensor([[4], [4]])).sum().backward()
+            gradient = updates.take_row_gradients()["embedding.weight"]
+            assert type(gradient) is expected
+            rows = {LookupGradient: [4, 4], SummedRowGradient: [4]}[expected] if lookups else []
+            assert gradient.rows.tolist() == rows
+            assert float(gradient.values.sum()) == lookups * 2 * table.weight.shape[1]  # type: ignore[union-attr, index]
