@@ -1,6 +1,7 @@
 """Every architecture's logit of one row, in NumPy, written from the equations of its paper.
 
-A row is its dense values (D,) and, for each feature made of ids, the list of its ids (one id where it is no list).
+A row is its dense values (D,) and, for each feature made of ids, the list of its ids (one id where it is no
+list).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What holds for every architecture in training: it learns, resumes, grows, is saved, and does not depend on ranks."""
+"""Every architecture trains, resumes, is saved and loaded, and is equal on any number of ranks."""
 
 from __future__ import annotations
 

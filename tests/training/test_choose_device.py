@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,10 +21,10 @@ def test_auto_takes_a_gpu_where_torch_sees_any(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("setting", ["train.device", "score.device"])
-def test_a_missing_gpu_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+def test_a_missing_gpu_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch, setting: Any) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=rf"{setting}=auto: this process needs GPU 1, torch sees 1 GPUs"):
-        choose_device("auto", 1, setting)  # type: ignore[arg-type]
+        choose_device("auto", 1, setting)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ConfigError, match=rf"{setting}=cuda: this process needs GPU 0, torch sees 0 GPUs"):
-        choose_device("cuda", None, setting)  # type: ignore[arg-type]
+        choose_device("cuda", None, setting)

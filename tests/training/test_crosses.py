@@ -1,4 +1,4 @@
-"""The products of features in Wide & Deep's wide part: against NumPy, learned by FTRL, kept when a vocabulary grows."""
+"""Products of features in the wide part: against NumPy, trained by FTRL, and in a grown vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A factorization returns the model's logit of the joined row for each (user, item) pair; each side runs once."""
+"""A factorization returns the model's logit of the joined row for each (user, item) pair."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ MORE: dict[str, dict[str, Any]] = {
     },
 }
 
-# Features of the user's and the item's side: dense, of one id, lists of ids. The item's first dense feature and
-# its first list are of the context.
+# Features of the user's and the item's side: dense, of one id, lists of ids. The item's first dense feature
+# and its first list are of the context.
 SHAPES = {
     "everything on both sides": ((2, 3, 1), (2, 2, 1)),
     "dense of users": ((2, 2, 0), (0, 3, 1)),
@@ -80,7 +80,7 @@ def make_spec(shape: str) -> FeatureSpec:
 
 
 def make_model(name: str, spec: FeatureSpec) -> tuple[nn.Module, ModelConfig]:
-    """A model with random weights, also of padding rows and biases; Wide & Deep has products within and between sides."""
+    """A model with random weights, also of padding rows and biases; Wide & Deep has all kinds of products."""
     config = variant(name) if name in VARIANTS else ModelConfig.model_validate(MORE[name])
     changed: dict[str, Any] = {"multi_hot": MULTI_HOT}
     single = [feature.name for feature in spec.categorical]
@@ -119,7 +119,7 @@ def logits_of(
     items: tuple[Tensor, Tensor],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (U, I): factorized with one list for all users, factorized with a list for each, and of joined rows."""
+    """Logits (U, I): factorized with one list for all users, with a list for each user, and of joined rows."""
     assert isinstance(model, Factorizable)
     factorization = model.factorize(FeatureSides.of(spec), dtype)
     user_part = factorization.side_part(Side.USER, *users)
@@ -216,7 +216,7 @@ def test_vector_products_equal_numpy_for_one_list_and_for_a_list_a_user() -> Non
 @pytest.mark.parametrize("shape", ["dense of users", "dense of items", "dense alone"])
 @pytest.mark.parametrize("name", sorted({*RANKERS, *MORE} - {"wide_and_deep", "wide_and_deep_without_ftrl"}))
 def test_parts_stay_on_the_device_of_the_model(name: str, shape: str, dtype: torch.dtype) -> None:
-    """The device `meta` refuses operations with tensors of other devices. Wide & Deep reads values, which `meta` has not."""
+    """The device `meta` refuses tensors of other devices. Wide & Deep reads values, which `meta` has not."""
     single = tuple(feature for feature in make_spec(shape).features if feature.kind != "multi_hot")
     mixed = (
         *single,
@@ -251,7 +251,7 @@ def test_sides_of_several_inputs() -> None:
 @pytest.mark.parametrize("first_width", [0, 3])
 @pytest.mark.parametrize("num_vectors", range(1, 6))
 def test_interaction_columns_are_those_of_the_named_pairs(num_vectors: int, first_width: int) -> None:
-    """Names every column of the interaction and compares the names that each side's columns have, in their order."""
+    """Names every column of the interaction and compares the names of each side's columns, in their order."""
     names = [f"v0[{number}]" for number in range(first_width)]
     names += [f"{row}.{column}" for row in range(num_vectors) for column in range(row)]
     others = [Side.USER, Side.ITEM]

@@ -1,4 +1,4 @@
-"""DLRM's interaction and dots of pairs against NumPy, and their gradients against the same written out for autograd."""
+"""DLRM's interaction and dots of pairs against NumPy, and their gradients against those of autograd."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_pair_once(rows: int, count: int, dim: int) -> None:
 
 
 def test_training_after_scoring_in_one_process() -> None:
-    """What is kept from one call to the next was first asked for under inference mode, here by numbers no other test uses."""
+    """The first call is under inference mode, with numbers that no other test uses, so nothing is cached."""
     with torch.inference_mode():
         PairDots(11)
         interact(None, torch.ones(2, 11, 3))

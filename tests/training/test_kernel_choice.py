@@ -1,4 +1,4 @@
-"""train.kernels and score.kernels: kernels where Triton can run, torch's operators with a warning where it cannot."""
+"""train.kernels and score.kernels: kernels if Triton can run, else torch's operators and a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixed precision, loss scaling, clipping and the compiled dense part: of one step, of a training, of several ranks."""
+"""Mixed precision, loss scaling, clipping and the compiled dense part, on one rank and on several."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def test_equal_weights_score_alike_in_every_precision(rows: Rows, held_out: Rows
         half = probabilities(trainer.model, held_out, precision)
         assert not torch.equal(half, full)
         assert abs(auc(held_out.labels, half) - area) < 2e-4
-        # On these steep probabilities (0.2 and 0.8) 5.5e-5 in fp16, and 3.9e-4 in bf16, which keeps three bits less.
+        # On these steep probabilities (0.2 and 0.8) 5.5e-5 in fp16, and 3.9e-4 in bf16, which keeps three
+        # bits less.
         assert float((half - full).abs().mean()) < {"fp16": 2e-4, "bf16": 1e-3}[precision]
 
 
@@ -130,10 +131,11 @@ def test_state_and_gradients_stay_float32(rows: Rows, precision: str) -> None:
     ],
 )
 def test_ranks_train_as_one_does(rows: Rows, train: dict[str, Any], tolerance: float) -> None:
-    """In half precision losses differ more: where a sum rounds to another float32, a weight may round to another half.
+    """Losses differ more in half precision, because a sum that rounds differently may change a 16-bit number.
 
-    In float32 they lie 2e-7 apart, until on some CPU, once in several trainings, a sum rounds to the other side of a ReLU's kink, which
-    Adam may answer with a step of its whole rate: at 0.003 losses were then 2e-3 apart. So the rate is a tenth of that.
+    In float32 they differ by 2e-7. On some CPUs, in one of several trainings, a sum rounds to the other side of
+    a ReLU's kink, and Adam makes a step of its whole rate. At a rate of 0.003 losses then differed by 2e-3. So
+    this test trains at a tenth of that rate.
     """
     _, one = train_steps(LocalCollectives(), rows, **train)
     for ranks in (2, 4):

@@ -139,7 +139,7 @@ def test_auto_mixes_all_kinds_here() -> None:
 @pytest.mark.parametrize("storage", ["bf16", "fp16"])
 @pytest.mark.parametrize("placement", ["table_wise", "row_wise", "auto"])
 def test_16_bit_rows_round_alike_wherever_they_lie(placement: str, storage: str) -> None:
-    """Gradients are whole numbers here, so that their sums are exact and every bit of the weights must agree."""
+    """Gradients are whole numbers, so their sums are exact and all bits of the weights must be equal."""
     changed = {"embedding_storage": storage, "multi_hot": {"max_length": LENGTH, "pooling": "sum"}}
 
     def body(collectives: Collectives) -> tuple[StackedEmbedding, Tensor]:

@@ -1,4 +1,4 @@
-"""Counted random numbers against NumPy, and 16-bit storage: the right two neighbours, and the mean that it was."""
+"""Numbers by counters, stochastic rounding, and trainings with tables of 16 bits."""
 
 from __future__ import annotations
 
