@@ -1,7 +1,7 @@
 """An architecture that computes nothing: what is left of a scoring job is its transport. Found by benchmarks/scoring_daemon.py.
 
-`returns: hash` gives each pair a logit of its own, from its first and its last id, for what ranks pairs. It can be cut by
-side, so that scoring lists has to assemble no row of a pair.
+`returns: hash` gives a pair a logit that depends on its first and its last id, to rank pairs. It has a factorization, so
+that lists are scored without rows of pairs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.types import Strict
+from training.models.factorization import Side
 from training.models.inputs import Inputs
 
 # Coprime to the modulus, so that neighbouring ids get distant logits.
@@ -34,9 +35,9 @@ class Null(nn.Module):
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         return self.logits(self.share(categorical))
 
-    def split(self, sides: Any, dtype: torch.dtype) -> NullSplit:
-        """Of a user's first id and an item's last, or of nothing: whatever the sides are."""
-        return NullSplit(self)
+    def factorize(self, sides: Any, dtype: torch.dtype) -> FactorizedNull:
+        """The factorization for any sides and dtype."""
+        return FactorizedNull(self)
 
     def share(self, categorical: Tensor) -> Tensor:
         """(B,) int64: what rows add to the hash; ids that are 0 add nothing."""
@@ -51,19 +52,17 @@ class Null(nn.Module):
         return (shares % MODULUS).float() * (8 / MODULUS) - 4
 
 
-class NullSplit:
-    """The model cut in three: a share of each user, a share of each item, and what becomes of their sum."""
+class FactorizedNull:
+    """The factorization of the model: a share of each user, a share of each item, and logits of their sums."""
 
     def __init__(self, model: Null) -> None:
         self._model = model
 
-    def user_part(self, dense: Tensor, categorical: Tensor) -> tuple[Tensor, ...]:
+    def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, ...]:
+        """((R,) int64,), the shares of rows."""
         return (self._model.share(categorical),)
 
-    def item_part(self, dense: Tensor, categorical: Tensor) -> tuple[Tensor, ...]:
-        return (self._model.share(categorical),)
-
-    def pair_part(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+    def pair_logits(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
         """Logits (U, I) of shares (U,) and (1|U, I)."""
         return self._model.logits(users[0].unsqueeze(1) + items[0])
 

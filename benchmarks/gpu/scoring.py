@@ -40,7 +40,6 @@ from scoring.rows.file_splits import RowGroup
 from training.checkpoints import save_model
 from training.data.batch import Batch
 from training.embeddings.int8 import to_int8
-from training.embeddings.table import tables_of
 from training.loop.forward import DensePart
 from training.models import build_model
 
@@ -97,18 +96,17 @@ def in_process(setting: Setting) -> dict[str, dict[str, float]]:
 def scorer(name: str, setting: Setting) -> Score:
     """Probabilities (B,) float32 of a batch on the device."""
     with torch.device(setting.device):
-        model = build_model(model_of(setting), spec_of(setting.cardinalities)).to(setting.device).eval()
+        model: Any = build_model(model_of(setting), spec_of(setting.cardinalities)).to(setting.device).eval()
     if name.startswith("int8"):
         to_int8(model)
         model = model.to(setting.device).eval()
-    tables = list(tables_of(model).values())
     part: Any = DensePart(model).eval()
     if name.endswith("compiled"):
         part.compile(dynamic=False)
 
     @torch.inference_mode()
     def score(batch: Batch) -> Tensor:
-        vectors = [each(batch.categorical) for each in tables]
+        vectors = model.embed(batch.categorical)
         halved = torch.autocast(setting.device.type, torch.bfloat16) if "bf16" in name else nullcontext()
         with halved:
             logits: Tensor = part(batch.dense, *vectors)

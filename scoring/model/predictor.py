@@ -12,39 +12,17 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from conf.errors import ConfigError
 from conf.types import MultiHot
-from scoring.inputs.requests import DeviceKind, ModelRequest, Precision
+from scoring.inputs.requests import ModelRequest, Precision
 from scoring.model.micro_batch import Steps, default_rows
 from storage.feature_spec import FeatureSpec
 from training.checkpoints import load_model
+from training.device.choose_device import choose_device
 from training.device.memory import keep_freed_memory
 from training.device.precision import mixed_precision
 from training.models.inputs import id_columns, pad_lists
 
 _LIST = pa.list_(pa.int32())
-
-
-def choose_device(kind: DeviceKind, gpu: int | None = None) -> torch.device:
-    """The device to score on.
-
-    Args:
-        kind: `auto` takes a GPU where torch sees one.
-        gpu: index of the GPU that was assigned to the caller; None takes the first.
-
-    Raises:
-        ConfigError: `cuda` is asked for and torch sees no GPU, or not that many.
-    """
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if kind == "cpu" or (kind == "auto" and available == 0):
-        return torch.device("cpu")
-    index = gpu or 0
-    if index >= available:
-        raise ConfigError(
-            f"score.device={kind}: GPU {index} was assigned, torch sees {available} GPUs",
-            "set score.device to auto or cpu, or run under a Spark profile whose executors have GPUs",
-        )
-    return torch.device("cuda", index)
 
 
 @dataclass(frozen=True)
@@ -102,7 +80,7 @@ def predictor_of_process(request: ModelRequest, gpu: int | None, threads: int) -
         threads: CPU threads torch may use: those of the caller's slot, as its neighbours use theirs.
     """
     torch.set_num_threads(threads)
-    device = choose_device(request.device, gpu)
+    device = choose_device(request.device, gpu, "score.device")
     loaded = load_model(request.path, device, request.embeddings, request.kernels)
     if device.type == "cpu":
         keep_freed_memory()

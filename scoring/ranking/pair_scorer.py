@@ -1,6 +1,7 @@
-"""Scores users against items on the device: parts of the model that hang on one side alone run once a user and once an item.
+"""Scores users against items: user and item parts run once each, and only interactions run per pair.
 
-A model that does not split (training/models/factorization.py) has its rows assembled from both sides, for each pair.
+A model without a factorization (training/models/factorization.py) runs as a whole on the joined row of each
+pair.
 """
 
 from __future__ import annotations
@@ -12,172 +13,188 @@ import torch
 from torch import Tensor
 
 from scoring.model.predictor import Predictor
-from scoring.ranking.pairs import Side
+from scoring.ranking.pairs import Side as SideInputs
 from training.device.precision import HALVES
-from training.models.factorization import Part, Sides, Split, Splits
+from training.models.factorization import Factorizable, Factorization, FeatureSides, Part, Side
 
 log = logging.getLogger("nightrank.scoring")
 
-# Users who meet the same items at once: enough that items read from memory serve several, few enough for a cache.
+# Users that are scored against the same items in one step. The items are read from memory once for all of
+# them, and the step still fits a cache.
 _TILE_USERS = 16
 
-# Parts of items are kept where they take no more than this, or than this share of a GPU's free memory.
+# Parts of all items are kept if they take at most this, or at most this share of a GPU's free memory.
 _CPU_KEPT_BYTES = 2**30
 _GPU_KEPT_SHARE = 2
 
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """The split of a model that has none: a part is the side's rows, a pair their sum."""
+    """The factorization of a model that has none: a part is the side's rows, and a pair is their sum."""
 
     predictor: Predictor
 
-    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
+    def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
+        """(dense, categorical) as they are."""
         return dense, categorical
 
-    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        return dense, categorical
-
-    def pair_part(self, users: Part, items: Part) -> Tensor:
+    def pair_logits(self, users: Part, items: Part) -> Tensor:
+        """As `Factorization.pair_logits`."""
         dense, categorical = (user.unsqueeze(1) + item for user, item in zip(users, items, strict=True))
         logits = self.predictor.logits(dense.flatten(0, 1), categorical.flatten(0, 1))
         return logits.view(dense.shape[:2])
 
 
-def split_of(predictor: Predictor) -> Split:
-    """The model's own split, or that of whole rows."""
+def factorization_of(predictor: Predictor) -> Factorization:
+    """The model's factorization, or JoinedRows if it has none."""
     model = predictor.model
-    if isinstance(model, Splits):
-        return model.split(Sides.of(predictor.spec), HALVES.get(predictor.precision, torch.float32))
+    if isinstance(model, Factorizable):
+        dtype = HALVES.get(predictor.precision, torch.float32)
+        return model.factorize(FeatureSides.of(predictor.spec), dtype)
     return JoinedRows(predictor)
 
 
 class ItemParts:
-    """The items' part of the model: kept for all items where memory allows it, else computed when it is asked for.
+    """The items' parts: kept for all items if they fit the memory, otherwise computed at each use.
 
     Args:
-        side: N items on the device.
-        kept_bytes: what all parts may take to be kept.
+        factorization: of the predictor's model.
+        inputs: of N items, on the device.
+        predictor: runs the model within the device's memory.
+        kept_bytes: the largest size at which the parts of all items are kept.
     """
 
-    def __init__(self, split: Split, side: Side, predictor: Predictor, kept_bytes: int) -> None:
-        self._split, self._side = split, side
-        self.count = len(side.dense)
-        sample = self._compute(side.part(slice(0, 1)))
-        item_bytes = sum(each.numel() * each.element_size() for each in sample)
+    def __init__(
+        self, factorization: Factorization, inputs: SideInputs, predictor: Predictor, kept_bytes: int
+    ) -> None:
+        self._factorization, self._inputs = factorization, inputs
+        self.count = len(inputs.dense)
+        sample = self._compute(inputs.part(slice(0, 1)))
+        item_bytes = sum(tensor.numel() * tensor.element_size() for tensor in sample)
         self._kept: Part | None = None
         if self.count * item_bytes <= kept_bytes:
-            self._kept = self._all(sample, predictor)
+            self._kept = self._compute_all(sample, predictor)
         else:
             log.info(
-                "%d items of %d bytes each are more than the %d bytes kept for them: computed for each block of users",
+                "%d items of %d bytes each are more than the %d bytes kept for them: "
+                "computed for each block of users",
                 self.count,
                 item_bytes,
                 kept_bytes,
             )
 
-    def _all(self, sample: Part, predictor: Predictor) -> Part:
-        """The parts of all items, of the shapes that a sample has."""
-        kept = tuple(each.new_empty(self.count, *each.shape[1:]) for each in sample)
+    def _compute_all(self, sample: Part, predictor: Predictor) -> Part:
+        """The parts of all items, with the widths and dtypes of a sample."""
+        parts = tuple(tensor.new_empty(self.count, *tensor.shape[1:]) for tensor in sample)
 
         def fill(rows: slice) -> None:
-            for whole, part in zip(kept, self._compute(self._side.part(rows)), strict=True):
+            for whole, part in zip(parts, self._compute(self._inputs.part(rows)), strict=True):
                 whole[rows] = part
 
         predictor.steps.over(self.count, fill)
-        return kept
+        return parts
 
-    def _compute(self, side: Side) -> Part:
-        return self._split.item_part(side.dense, side.categorical)
+    def _compute(self, inputs: SideInputs) -> Part:
+        return self._factorization.side_part(Side.ITEM, inputs.dense, inputs.categorical)
 
     @property
     def kept(self) -> bool:
+        """Whether the parts of all items are kept."""
         return self._kept is not None
 
-    def shared(self, items: slice) -> Part:
+    def consecutive(self, items: slice) -> Part:
         """Tensors (1, I, …) of consecutive items."""
         if self._kept is None:
-            return tuple(each.unsqueeze(0) for each in self._compute(self._side.part(items)))
-        return tuple(each[items].unsqueeze(0) for each in self._kept)
+            return tuple(tensor.unsqueeze(0) for tensor in self._compute(self._inputs.part(items)))
+        return tuple(tensor[items].unsqueeze(0) for tensor in self._kept)
 
-    def own(self, items: Tensor) -> Part:
+    def gather(self, items: Tensor) -> Part:
         """Tensors (T, I, …) of items (T, I) by index."""
         flat = items.flatten()
         if self._kept is None:
-            parts = self._compute(self._side.rows(flat))
+            parts = self._compute(self._inputs.rows(flat))
         else:
-            parts = tuple(each.index_select(0, flat) for each in self._kept)
-        return tuple(each.view(*items.shape, *each.shape[1:]) for each in parts)
+            parts = tuple(tensor.index_select(0, flat) for tensor in self._kept)
+        return tuple(tensor.view(*items.shape, *tensor.shape[1:]) for tensor in parts)
 
 
-class Crossing:
-    """Click probabilities of users × items.
+class PairScorer:
+    """Click probabilities of users x items.
 
     Args:
-        items: on the device, context filled in.
-        kept_bytes: what the items' parts may take to be kept; None lets the device decide.
+        predictor: has the model and the device.
+        items: inputs of the items, on the device, with the context features filled in.
+        kept_bytes: the largest size at which the parts of all items are kept; None depends on the device.
     """
 
     @torch.inference_mode()
-    def __init__(self, predictor: Predictor, items: Side, kept_bytes: int | None = None) -> None:
+    def __init__(self, predictor: Predictor, items: SideInputs, kept_bytes: int | None = None) -> None:
         self._predictor = predictor
-        self._split = split_of(predictor)
+        self._factorization = factorization_of(predictor)
         limit = kept_limit(predictor.device) if kept_bytes is None else kept_bytes
-        self._items = ItemParts(self._split, items, predictor, limit)
+        self._items = ItemParts(self._factorization, items, predictor, limit)
 
     @property
     def keeps_items(self) -> bool:
-        """Whether the items' part of the model is there, or computed whenever items are met."""
+        """Whether the parts of all items are kept. Otherwise each use computes them."""
         return self._items.kept
 
     @torch.inference_mode()
-    def users(self, side: Side) -> Part:
-        """The users' part of the model: tensors (U, …)."""
-        return self._predictor.steps.within_memory(lambda rows: self._users(side, rows))
+    def user_parts(self, inputs: SideInputs) -> Part:
+        """The parts of users: tensors (U, …)."""
+        return self._predictor.steps.within_memory(lambda rows: self._user_parts(inputs, rows))
 
-    def _users(self, side: Side, rows: int) -> Part:
-        parts = [side.part(slice(start, start + rows)) for start in range(0, len(side.dense), rows)]
-        found = [self._split.user_part(each.dense, each.categorical) for each in parts]
-        return tuple(torch.cat(pieces) for pieces in zip(*found, strict=True))
+    def _user_parts(self, inputs: SideInputs, rows: int) -> Part:
+        chunks = [inputs.part(slice(start, start + rows)) for start in range(0, len(inputs.dense), rows)]
+        parts = [self._factorization.side_part(Side.USER, chunk.dense, chunk.categorical) for chunk in chunks]
+        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
     @torch.inference_mode()
-    def with_all(self, users: Part, items: slice) -> Tensor:
+    def score_consecutive(self, users: Part, items: slice) -> Tensor:
         """(U, I) probabilities, float32, of users with each of some consecutive items."""
-        return self._predictor.steps.within_memory(lambda rows: self._with_all(users, items, rows))
+        return self._predictor.steps.within_memory(lambda rows: self._score_consecutive(users, items, rows))
 
-    def _with_all(self, users: Part, items: slice, rows: int) -> Tensor:
-        many, each = len(users[0]), items.stop - items.start
-        scores = torch.empty(many, each, dtype=torch.float32, device=users[0].device)
-        width = min(each, max(rows // min(many, _TILE_USERS), 1))
+    def _score_consecutive(self, users: Part, items: slice, rows: int) -> Tensor:
+        num_users, num_items = len(users[0]), items.stop - items.start
+        scores = torch.empty(num_users, num_items, dtype=torch.float32, device=users[0].device)
+        width = min(num_items, max(rows // min(num_users, _TILE_USERS), 1))
         height = max(rows // width, 1)
-        for first in range(0, each, width):
-            last = min(first + width, each)
-            theirs = self._items.shared(slice(items.start + first, items.start + last))
-            for start in range(0, many, height):
-                some = tuple(part[start : start + height] for part in users)
-                scores[start : start + height, first:last] = self._split.pair_part(some, theirs)
+        for first in range(0, num_items, width):
+            last = min(first + width, num_items)
+            item_parts = self._items.consecutive(slice(items.start + first, items.start + last))
+            for start in range(0, num_users, height):
+                user_parts = tuple(tensor[start : start + height] for tensor in users)
+                logits = self._factorization.pair_logits(user_parts, item_parts)
+                scores[start : start + height, first:last] = logits
         return scores.sigmoid_()
 
     @torch.inference_mode()
-    def with_own(self, users: Part, which: Tensor, items: Tensor) -> Tensor:
-        """(T, I) probabilities, float32, of items (T, I), by index, for the users (T,), by place, they are candidates of."""
-        return self._predictor.steps.within_memory(lambda rows: self._with_own(users, which, items, rows))
+    def score_lists(self, users: Part, which: Tensor, items: Tensor) -> Tensor:
+        """(T, I) probabilities, float32, of lists of items.
 
-    def _with_own(self, users: Part, which: Tensor, items: Tensor, rows: int) -> Tensor:
+        Args:
+            users: parts of users.
+            which: (T,) index in `users` of the user of each list.
+            items: (T, I) indices of items.
+        """
+        return self._predictor.steps.within_memory(lambda rows: self._score_lists(users, which, items, rows))
+
+    def _score_lists(self, users: Part, which: Tensor, items: Tensor, rows: int) -> Tensor:
         scores = torch.empty(items.shape, dtype=torch.float32, device=items.device)
         width = min(items.shape[1], rows)
         height = max(rows // width, 1)
         for start in range(0, len(items), height):
-            part = slice(start, start + height)
-            some = tuple(each.index_select(0, which[part]) for each in users)
+            lists = slice(start, start + height)
+            user_parts = tuple(tensor.index_select(0, which[lists]) for tensor in users)
             for first in range(0, items.shape[1], width):
                 columns = slice(first, first + width)
-                scores[part, columns] = self._split.pair_part(some, self._items.own(items[part, columns]))
+                item_parts = self._items.gather(items[lists, columns])
+                scores[lists, columns] = self._factorization.pair_logits(user_parts, item_parts)
         return scores.sigmoid_()
 
 
 def kept_limit(device: torch.device) -> int:
-    """Bytes that the parts of all items may take: 1 GiB on a CPU, half of a GPU's free memory."""
+    """The largest number of bytes of all items' parts: 1 GiB on a CPU, half of a GPU's free memory."""
     if device.type != "cuda":
         return _CPU_KEPT_BYTES
     return torch.cuda.mem_get_info(device)[0] // _GPU_KEPT_SHARE

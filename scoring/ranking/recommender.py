@@ -15,7 +15,7 @@ from torch import Tensor
 from conf.errors import DataError
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequest
 from scoring.model.predictor import Predictor, predictor_of_process
-from scoring.ranking.pair_scorer import Crossing
+from scoring.ranking.pair_scorer import PairScorer
 from scoring.ranking.pairs import CandidateLists, Indices, Lists, Pieces, Side, blocks, context_side, side_of
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from scoring.rules.apply_rules import RANKED, ItemRules, load_rules
@@ -54,19 +54,19 @@ class Items:
 
 @dataclass(frozen=True)
 class Recommender:
-    """A predictor with the items beside it, crossed with one user after the other."""
+    """A predictor and the items, which are scored for one batch of users after the other."""
 
     predictor: Predictor
     items: Items
     k: int
-    crossing: Crossing
+    pair_scorer: PairScorer
     rules: ItemRules | None = None
 
     @classmethod
     def of(cls, predictor: Predictor, items: Items, k: int, rules: ItemRules | None = None) -> Recommender:
         """Of items on any device."""
         items = Items(items.keys, items.side.to(predictor.device))
-        return cls(predictor, items, k, Crossing(predictor, items.side), rules)
+        return cls(predictor, items, k, PairScorer(predictor, items.side), rules)
 
     def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The k best candidates of each user: batches of RECOMMENDATIONS in the order of the users, then by position.
@@ -86,9 +86,9 @@ class Recommender:
         lists = CandidateLists(
             users.column(USER_KEY), users.column(CANDIDATES), users.column(EXCLUDED), len(self.items.keys)
         )
-        least = _LEAST_USERS if self.crossing.keeps_items else _LEAST_USERS_ANEW
+        least = _LEAST_USERS if self.pair_scorer.keeps_items else _LEAST_USERS_ANEW
         for block in blocks(lists.most(), self._places, least, _MOST_USERS):
-            parts = self.crossing.users(side.part(block))
+            parts = self.pair_scorer.user_parts(side.part(block))
             names = lists.users.slice(block.start, block.stop - block.start)
             keys = self._ranked(lists.of(block), parts, names)
             yield (
@@ -125,7 +125,9 @@ class Recommender:
         if rules.boost is None:
             shown = scores.gather(1, chosen.places)
         else:  # keys hold what items are ranked by; a list shows the model's score
-            shown = self.crossing.with_own(parts, torch.arange(len(picked), device=picked.device), picked)
+            shown = self.pair_scorer.score_lists(
+                parts, torch.arange(len(picked), device=picked.device), picked
+            )
         reasons = pa.array(rules.reasons, pa.string()).take(pa.array(chosen.reasons[filled].cpu().numpy()))
         return self._rows(filled.cpu(), shown[filled].cpu(), picked[filled].cpu(), reasons, users)
 
@@ -160,7 +162,9 @@ class Recommender:
             items = slice(start, min(start + width, len(self.items.keys)))
             index = torch.arange(items.start, items.stop, device=device)
             candidate = self._not_excluded(asked, items)
-            yield self._keys(self.crossing.with_all(own, items), index, candidate, asked.everyone, names)
+            yield self._keys(
+                self.pair_scorer.score_consecutive(own, items), index, candidate, asked.everyone, names
+            )
 
     def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
         """(A, W) which of some consecutive items are candidates; None where all are."""
@@ -182,7 +186,7 @@ class Recommender:
             pieces = Pieces.of(lengths, starts + column, asked.items)
             which = torch.from_numpy(asked.listed[pieces.list]).to(device)
             items, filled = (torch.from_numpy(each).to(device) for each in (pieces.items, pieces.filled))
-            scores = self.crossing.with_own(parts, which, items)
+            scores = self.pair_scorer.score_lists(parts, which, items)
             keys = self._keys(scores, items, filled, asked.listed[pieces.list], names)
             laid_out = torch.full(
                 (len(lengths), int(pieces.place.max()) + 1, keys.shape[1]), NO_CANDIDATE, device=device

@@ -33,6 +33,7 @@ from benchmarks.scoring_topk import pair_files, probability, scored_pairs, windo
 from benchmarks.scoring_world import Data, make_data, make_items, make_model, make_spec, read_inputs
 from scoring.model.predictor import predictor_of_process
 from storage.feature_spec import FeatureSpec
+from training.models.factorization import Side
 
 ROOT = Path(__file__).parents[2]
 USERS, CANDIDATES, ITEMS = 9, 20, 40
@@ -128,7 +129,7 @@ def test_the_window_ranks_the_pairs_that_the_hash_scores(
     assert len(pair_files(data, spec, items)) == len(data.users)
 
 
-def test_the_null_model_gives_zero_or_the_hash_also_cut_by_side() -> None:
+def test_the_null_model_gives_zero_or_the_hash_also_factorized() -> None:
     draw = torch.Generator().manual_seed(0)
     users, items = (
         torch.randint(0, 50, (5, 26), generator=draw),
@@ -142,10 +143,10 @@ def test_the_null_model_gives_zero_or_the_hash_also_cut_by_side() -> None:
     for settings, wanted in ((Settings(), np.full(35, 0.5)), (Settings(returns="hash"), by_numpy)):
         model = Null(settings)
         np.testing.assert_array_equal(torch.sigmoid(model(dense, rows)).numpy(), wanted.astype(np.float32))
-        split = model.split(None, torch.float32)
-        logits = split.pair_part(
-            split.user_part(dense[:5], users), tuple(each[None] for each in split.item_part(dense[:7], items))
-        )
+        factorization = model.factorize(None, torch.float32)
+        user_part = factorization.side_part(Side.USER, dense[:5], users)
+        item_part = factorization.side_part(Side.ITEM, dense[:7], items)
+        logits = factorization.pair_logits(user_part, tuple(tensor[None] for tensor in item_part))
         torch.testing.assert_close(logits.flatten(), model(dense, rows))
 
 

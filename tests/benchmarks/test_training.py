@@ -52,7 +52,7 @@ def test_the_plain_model_is_ours_written_otherwise() -> None:
     ours: Any = build_model(ModelConfig.model_validate(SMALL), spec_of(cardinalities))
     plain = PlainDLRM(13, cardinalities, 4, [8, 4], [8])
     with torch.no_grad():
-        for table, rows in zip(plain.tables, ours.embedding.columns(), strict=True):
+        for table, rows in zip(plain.tables, ours.embedding.block_rows(), strict=True):
             table.weight.copy_(rows)
         theirs = [*plain.bottom.parameters(), *plain.top.parameters()]
         mine = [*ours.bottom.parameters(), *ours.top.parameters(), *ours.logit.parameters()]

@@ -1,4 +1,4 @@
-"""A small configuration of every architecture and of each of its variants, for tests that hold for all of them."""
+"""A small configuration of every variant of every architecture, for tests of all of them."""
 
 from __future__ import annotations
 

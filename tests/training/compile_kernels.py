@@ -1,6 +1,8 @@
-"""Compiles every kernel for an H200 (compute capability 9.0) with the shapes of DLRM on Criteo; prints the name of each. Needs no GPU.
+"""Compiles every kernel for compute capability 9.0 with the shapes of DLRM on Criteo, and prints its name.
 
-A script, because what a process has once imported for the interpreter can no longer be compiled in it.
+It needs no GPU.
+
+It is a script, because a process that imported a kernel for the interpreter cannot compile it any more.
 """
 
 from __future__ import annotations
@@ -49,7 +51,13 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     (interaction._forward, {**VECTORS, "out": "*bf16", "width": "i32"}, PAIRS, 4),
     (
         interaction._backward,
-        {**VECTORS, "gradient": "*bf16", "of_bottom": "*bf16", "of_embedded": "*fp32", "width": "i32"},
+        {
+            **VECTORS,
+            "gradient": "*bf16",
+            "bottom_gradient": "*bf16",
+            "embedded_gradient": "*fp32",
+            "width": "i32",
+        },
         PAIRS,
         4,
     ),

@@ -1,4 +1,4 @@
-"""Where kernels run in tests: on a GPU where there is one, elsewhere on the CPU under Triton's interpreter."""
+"""The device of kernels in tests: a GPU if there is one, else the CPU under Triton's interpreter."""
 
 from __future__ import annotations
 

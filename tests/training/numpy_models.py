@@ -1,6 +1,7 @@
 """Every architecture's logit of one row, in NumPy, written from the equations of its paper.
 
-A row is its dense values (D,) and, for each feature made of ids, the list of its ids (one id where it is no list).
+A row is its dense values (D,) and, for each feature made of ids, the list of its ids (one id where it is no
+list).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ State = Mapping[str, NDArray]
 
 @dataclass(frozen=True)
 class Network:
-    """A model's weights and what else its output depends on; `scopes` are those of its dense features, and of those made of ids."""
+    """A model's weights and settings. `scopes` are those of dense features, and of features made of ids."""
 
     state: State
     cardinalities: list[int]
@@ -76,20 +77,20 @@ class Network:
         """The vector of one side of a row; the context is the user's."""
         side = ("user", "context") if name == "user" else ("item",)
         fields = zip(self.vectors(ids, "embedding.weight"), self.scopes[1], strict=True)
-        own = [x for x, scope in zip(dense, self.scopes[0], strict=True) if scope in side]
-        own += [x for field, scope in fields if scope in side for x in field]
-        return self.affine(f"{name}.out", self.relu_layers(f"{name}.hidden", np.array(own)))
+        inputs = [x for x, scope in zip(dense, self.scopes[0], strict=True) if scope in side]
+        inputs += [x for field, scope in fields if scope in side for x in field]
+        return self.affine(f"{name}.out", self.relu_layers(f"{name}.hidden", np.array(inputs)))
 
     def vectors(self, ids: list[list[int]], table: str) -> list[NDArray]:
         """One vector a feature: its ids' rows, pooled; zeros where there are none."""
-        found = []
-        for feature, own in enumerate(ids):
+        vectors = []
+        for feature, id_list in enumerate(ids):
             start = sum(self.cardinalities[:feature])
             total = np.zeros(self.state[table].shape[1])
-            for each in own:
-                total = total + self.state[table][start + each]
-            found.append(total / len(own) if own and self.pooling == "mean" else total)
-        return found
+            for id_ in id_list:
+                total = total + self.state[table][start + id_]
+            vectors.append(total / len(id_list) if id_list and self.pooling == "mean" else total)
+        return vectors
 
     def affine(self, layer: str, x: NDArray) -> NDArray:
         return self.state[f"{layer}.weight"] @ x + self.state[f"{layer}.bias"]

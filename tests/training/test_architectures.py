@@ -1,4 +1,4 @@
-"""What holds for every architecture in training: it learns, resumes, grows, is saved, and does not depend on ranks."""
+"""Every architecture trains, resumes, is saved and loaded, and is equal on any number of ranks."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> N
         description["metrics"]["test"]["auc"], abs=1e-6
     )
     for table in tables_of(loaded.model).values():
-        assert not table.columns()[1][PAD_ID].any()
-        assert bool(table.columns()[1][1:].all())
+        assert not table.block_rows()[1][PAD_ID].any()
+        assert bool(table.block_rows()[1][1:].all())
 
 
 @pytest.mark.parametrize("storage, dtype", [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -117,7 +117,7 @@ def test_tables_of_16_bits_are_saved_as_such_and_score_as_they_were_measured(
     loaded = load_model(plan.model_path, torch.device("cpu"))
     (table,) = tables_of(loaded.model).values()
     assert table.weight.dtype == dtype
-    assert bool(table.columns()[1][1:].all())
+    assert bool(table.block_rows()[1][1:].all())
     rows = random_rows(plan.spec, 600, seed=2)
     with torch.no_grad():
         probabilities = torch.sigmoid(loaded.model(*rows.tensors(4))).numpy()
@@ -150,9 +150,13 @@ def test_a_resumed_training_ends_in_the_same_weights(
     with pytest.raises(Interrupted):
         train_in_process(plan)
     monkeypatch.setattr(training_loop, "learning_rate_factor", original)
-    found = train_in_process(plan)
-    assert [each["loss"] for each in found["history"]] == [each["loss"] for each in expected["history"]]
-    mine, theirs = (load_model(each.model_path, torch.device("cpu")).model for each in (plan, undisturbed))
+    description = train_in_process(plan)
+    assert [entry["loss"] for entry in description["history"]] == [
+        entry["loss"] for entry in expected["history"]
+    ]
+    mine, theirs = (
+        load_model(trained.model_path, torch.device("cpu")).model for trained in (plan, undisturbed)
+    )
     for key, value in theirs.state_dict().items():
         assert torch.equal(mine.state_dict()[key], value), key
 
@@ -171,11 +175,11 @@ def test_ranks_change_nothing_but_rounding(tmp_path: Path, name: str, ranks: int
 
     def body(collectives: Collectives) -> tuple[list[float], dict[str, torch.Tensor]]:
         files = [DataFile(str(tmp_path / "a.parquet"), 700)]
-        own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
+        rank_shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
         trainer = Trainer(deepcopy(model), train, collectives)
         losses = [
             float(trainer.step(batch, 1.0))
-            for batch in Loader(files, shards, own, spec, 5, config.multi_hot).batches(epochs=2)
+            for batch in Loader(files, shards, rank_shards, spec, 5, config.multi_hot).batches(epochs=2)
         ]
         return losses, {key: value.clone() for key, value in trainer.state().items()}
 

@@ -1,4 +1,4 @@
-"""The products of features in Wide & Deep's wide part: against NumPy, learned by FTRL, kept when a vocabulary grows."""
+"""Products of features in the wide part: against NumPy, trained by FTRL, and in a grown vocabulary."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def test_logits_add_the_weight_of_each_product() -> None:
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         weights = torch.randn(2 + 2 * BUCKETS, generator=generator)
-        for each, values in ((model, weights), (plain, weights[:2])):
-            each.wide.weights.copy_(values)
-        found = (model(*rows.tensors(4)) - plain(*rows.tensors(4))).numpy()
+        for module, values in ((model, weights), (plain, weights[:2])):
+            module.wide.weights.copy_(values)
+        product_sums = (model(*rows.tensors(4)) - plain(*rows.tensors(4))).numpy()
     ids = rows.categorical.astype(object)  # Python's integers
     expected = []
     for row in ids:
         places = [splitmix(a * 2**31 + row[1]) % 2**63 % BUCKETS for a in (row[0], row[2])]
         expected.append(sum(float(weights[2 + BUCKETS * n + place]) for n, place in enumerate(places)))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(product_sums, expected, atol=1e-5)
 
 
 def splitmix(number: int) -> int:

@@ -7,15 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.embeddings.rows import group, sum_by_sorting
-from training.embeddings.table import RowGradient, StackedEmbedding, sum_rows
+from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.rows import group, sum_by_sorting, sum_rows
+from training.embeddings.table import StackedEmbedding
 from training.optimizers.row_wise_adagrad import RowWiseAdagrad
 
 
 def test_columns_do_not_share_rows() -> None:
     table = StackedEmbedding([3, 5, 2], 1)
     with torch.no_grad():
-        for number, rows in enumerate(table.columns()):
+        for number, rows in enumerate(table.block_rows()):
             rows.copy_(torch.arange(len(rows)).view(-1, 1) + 10.0 * number)
     ids = torch.tensor([[0, 0, 0], [2, 4, 1]])
     assert table(ids).squeeze(2).tolist() == [[0, 10, 20], [2, 14, 21]]
@@ -29,10 +30,10 @@ def test_a_table_of_no_columns_gives_no_vectors() -> None:
 @settings(deadline=None)
 def test_sum_rows_adds_equal_rows(rows: list[int]) -> None:
     values = torch.arange(len(rows) * 2, dtype=torch.float32).view(-1, 2)
-    found = sum_rows(torch.tensor(rows, dtype=torch.int64), values)
-    assert found.rows.tolist() == sorted(set(rows))
-    for row, value in zip(found.rows.tolist(), found.values, strict=True):
-        expected = sum((values[i] for i, each in enumerate(rows) if each == row), torch.zeros(2))
+    gradient = sum_rows(torch.tensor(rows, dtype=torch.int64), values)
+    assert gradient.rows.tolist() == sorted(set(rows))
+    for row, value in zip(gradient.rows.tolist(), gradient.values, strict=True):
+        expected = sum((values[i] for i, other in enumerate(rows) if other == row), torch.zeros(2))
         assert torch.equal(value, expected)
 
 
@@ -45,11 +46,11 @@ def test_groups_add_their_elements_in_order_and_sorting_adds_the_same() -> None:
     assert groups.keys.tolist() == sorted(set(keys.tolist()))
     assert groups.keys[groups.position()].tolist() == keys.tolist()
     expected = np.zeros((len(groups.keys), 4), np.float32)
-    for key, own, weight in zip(keys, source, weights, strict=True):
-        expected[groups.keys.tolist().index(key)] += weight * values[own]
-    given = torch.from_numpy(values), torch.from_numpy(source), torch.from_numpy(weights)
-    np.testing.assert_allclose(groups.sum(*given).numpy(), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(sum_by_sorting(groups, *given).numpy(), expected, rtol=1e-5, atol=1e-6)
+    for key, index, weight in zip(keys, source, weights, strict=True):
+        expected[groups.keys.tolist().index(key)] += weight * values[index]
+    arguments = torch.from_numpy(values), torch.from_numpy(source), torch.from_numpy(weights)
+    np.testing.assert_allclose(groups.sum(*arguments).numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sum_by_sorting(groups, *arguments).numpy(), expected, rtol=1e-5, atol=1e-6)
     far = group(torch.from_numpy(keys) + 2**33, 2**34)
     assert torch.equal(far.order, groups.order)
     assert torch.equal(far.keys, groups.keys + 2**33)
@@ -80,7 +81,7 @@ def test_lists_are_pooled_without_padding() -> None:
         table = StackedEmbedding([3, 5, 4], 1, [3, 1], pooling)
         with torch.no_grad():
             for rows, values in zip(
-                table.columns(), ([0, 1, 2], [99, 10, 20, 30, 40], [99, 10, 11, 12]), strict=True
+                table.block_rows(), ([0, 1, 2], [99, 10, 20, 30, 40], [99, 10, 11, 12]), strict=True
             ):
                 rows.copy_(torch.tensor(values).view(-1, 1))
         ids = torch.tensor([[1, 2, 0, 1, 3], [2, 0, 0, 0, 1]])
@@ -115,7 +116,7 @@ def test_row_wise_adagrad_equals_numpy() -> None:
     for rate in (0.1, 0.05, 0.2):
         rows = np.sort(rng.choice(10, size=5, replace=False))
         gradient = rng.normal(size=(5, 3)).astype(np.float32)
-        adagrad.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)), rate, 1)
+        adagrad.step(SummedRowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)), rate, 1)
         for row, g in zip(rows, gradient, strict=True):
             accumulator[row] += np.mean(g**2)
             weight[row] -= rate * g / (np.sqrt(accumulator[row]) + 1e-8)
@@ -128,6 +129,6 @@ def test_rows_without_gradient_stay() -> None:
     table.init_uniform()
     before = table.weight.detach().clone()
     adagrad = RowWiseAdagrad(table)
-    adagrad.step(RowGradient(torch.tensor([1]), torch.zeros(1, 2)), 0.1, 1)  # a padding row's gradient
-    adagrad.step(RowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2)), 0.1, 2)
+    adagrad.step(SummedRowGradient(torch.tensor([1]), torch.zeros(1, 2)), 0.1, 1)  # a padding row's gradient
+    adagrad.step(SummedRowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2)), 0.1, 2)
     assert torch.equal(before, table.weight)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from training.embeddings.table import RowGradient, StackedEmbedding
+from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.table import StackedEmbedding
 from training.optimizers.ftrl import FtrlDense, FtrlRows, FtrlSettings
 
 SETTINGS = [
@@ -41,7 +42,7 @@ class Coordinate:
 
 
 def numbers(coordinates: list[Coordinate], name: str) -> list[float]:
-    return [getattr(each, name) for each in coordinates]
+    return [getattr(coordinate, name) for coordinate in coordinates]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -53,15 +54,15 @@ def test_touched_rows_follow_the_algorithm_and_others_stay(settings: FtrlSetting
     for _ in range(25):
         rows = np.sort(rng.choice(9, size=4, replace=False))  # row 9 is never touched
         gradient = rng.normal(size=(4, 2)).astype(np.float32)
-        ftrl.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)))
+        ftrl.step(SummedRowGradient(torch.from_numpy(rows), torch.from_numpy(gradient)))
         for row, values in zip(rows, gradient, strict=True):
             for column, g in enumerate(values):
                 expected[2 * row + column].learn(float(g))
-        found = table.weight.detach().flatten().numpy()
-        np.testing.assert_allclose(found, numbers(expected, "weight"), rtol=1e-4, atol=1e-6)
+        weights = table.weight.detach().flatten().numpy()
+        np.testing.assert_allclose(weights, numbers(expected, "weight"), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(ftrl.z.flatten().numpy(), numbers(expected, "z"), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(ftrl.n.flatten().numpy(), numbers(expected, "n"), rtol=1e-4)
-    zeros = sum(each.weight == 0 for each in expected)
+    zeros = sum(coordinate.weight == 0 for coordinate in expected)
     assert zeros == sum(table.weight.detach().flatten() == 0)
     assert (
         zeros > 2 or settings.l1 < 1
@@ -79,19 +80,19 @@ def test_dense_parameters_follow_the_algorithm() -> None:
         ftrl.step(torch.from_numpy(gradient))
         for coordinate, g in zip(expected, gradient, strict=True):
             coordinate.learn(float(g))
-    found = np.concatenate([each.detach().numpy().ravel() for each in parameters])
-    np.testing.assert_allclose(found, numbers(expected, "weight"), rtol=1e-4, atol=1e-6)
-    assert np.any(found != 0)
+    weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in parameters])
+    np.testing.assert_allclose(weights, numbers(expected, "weight"), rtol=1e-4, atol=1e-6)
+    assert np.any(weights != 0)
 
 
 def test_without_a_gradient_nothing_moves() -> None:
     table = StackedEmbedding([4], 1)
     ftrl = FtrlRows(table, SETTINGS[0])
-    ftrl.step(RowGradient(torch.tensor([1, 2]), torch.tensor([[1.0], [-1.0]])))
+    ftrl.step(SummedRowGradient(torch.tensor([1, 2]), torch.tensor([[1.0], [-1.0]])))
     before = table.weight.detach().clone()
-    ftrl.step(RowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1)))
+    ftrl.step(SummedRowGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1)))
     ftrl.step(
-        RowGradient(torch.tensor([0, 2]), torch.zeros(2, 1))
+        SummedRowGradient(torch.tensor([0, 2]), torch.zeros(2, 1))
     )  # the padding row's, and one that cancelled out
     assert torch.equal(before, table.weight)
     assert bool(before[1:3].all())

@@ -12,7 +12,7 @@ import torch
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_tables import make_spec
 from training.checkpoints import load_model, save_model
-from training.embeddings.int8 import Int8Embedding, quantised, to_int8
+from training.embeddings.int8 import Int8Embedding, quantise, to_int8
 from training.embeddings.table import StackedEmbedding, tables_of
 from training.models import build_model
 
@@ -30,13 +30,13 @@ def by_numpy(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def rows() -> np.ndarray:
     """Rows of all sizes: of zeros, with one large number, near the smallest there are."""
     draw = np.random.default_rng(4)
-    found = draw.normal(size=(300, 16)) * 10.0 ** draw.integers(-6, 6, (300, 1))
-    found[7], found[8, 3], found[9] = 0.0, 1e6, 1e-40
-    return found.astype(np.float32)
+    rows = draw.normal(size=(300, 16)) * 10.0 ** draw.integers(-6, 6, (300, 1))
+    rows[7], rows[8, 3], rows[9] = 0.0, 1e6, 1e-40
+    return rows.astype(np.float32)
 
 
 def test_codes_and_scales_are_those_of_numpy_and_lose_half_a_scale_at_most(rows: np.ndarray) -> None:
-    codes, scales = (each.numpy() for each in quantised(torch.from_numpy(rows)))
+    codes, scales = (tensor.numpy() for tensor in quantise(torch.from_numpy(rows)))
     expected_codes, expected_scales = by_numpy(rows)
     assert codes.dtype == np.int8
     np.testing.assert_array_equal(scales, expected_scales)
@@ -55,17 +55,17 @@ def test_vectors_are_those_numpy_looks_up(pooling: Any, storage: torch.dtype) ->
     codes, scales = by_numpy(stored)
     read = codes * scales[:, None]
     ids = torch.tensor([[1, 8, 2, 0, 4], [0, 0, 0, 0, 0], [5, 3, 4, 4, 3]])
-    found = Int8Embedding(table).eval()(ids).numpy()
+    vectors = Int8Embedding(table).eval()(ids).numpy()
     first_row = (0, 6, 15)
     for row, (one, two, *listed) in enumerate(ids.tolist()):
-        held = [read[first_row[2] + each] for each in listed if each]
+        held = [read[first_row[2] + id_] for id_ in listed if id_]
         summed = sum(held, np.zeros(16, np.float32))
         expected = [
             read[one],
             read[first_row[1] + two],
             summed / (len(held) or 1) if pooling == "mean" else summed,
         ]
-        np.testing.assert_allclose(found[row], expected, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(vectors[row], expected, rtol=1e-6, atol=1e-7)
     assert not np.allclose(read, stored, atol=1e-6)
 
 
@@ -85,9 +85,9 @@ def test_a_converted_model_is_the_model_with_rounded_rows(name: str, tmp_path: P
     config = variant(name)
     description = {"version": "m1", "architecture": config.architecture, "model": config.model_dump()}
     save_model(str(tmp_path), model, {**description, "feature_spec": SPEC.to_json()})
-    found = load_model(str(tmp_path), CPU, "int8").model
+    loaded = load_model(str(tmp_path), CPU, "int8").model
     wide = [table for table in tables_of(model).values() if table.weight.shape[1] > 1]
-    converted = [each for each in found.modules() if isinstance(each, Int8Embedding)]
+    converted = [module for module in loaded.modules() if isinstance(module, Int8Embedding)]
     assert len(converted) == len(wide)
     for table in wide:
         codes, scales = by_numpy(table.weight.numpy())
@@ -95,11 +95,13 @@ def test_a_converted_model_is_the_model_with_rounded_rows(name: str, tmp_path: P
             table.weight.copy_(torch.from_numpy(codes * scales[:, None]))
     generator = torch.Generator().manual_seed(1)
     dense = torch.randn(40, 2, generator=generator)
-    ids = torch.stack([torch.randint(each, (40,), generator=generator) for each in SPEC.cardinalities], dim=1)
+    ids = torch.stack(
+        [torch.randint(cardinality, (40,), generator=generator) for cardinality in SPEC.cardinalities], dim=1
+    )
     with torch.inference_mode():
-        torch.testing.assert_close(found(dense, ids), model(dense, ids), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loaded(dense, ids), model(dense, ids), rtol=1e-5, atol=1e-5)
         stored = load_model(str(tmp_path), CPU).model(dense, ids)
-    assert bool(wide) == (not torch.equal(found(dense, ids), stored))
+    assert bool(wide) == (not torch.equal(loaded(dense, ids), stored))
 
 
 def test_a_table_of_rows_that_would_not_shrink_stays() -> None:
@@ -107,6 +109,6 @@ def test_a_table_of_rows_that_would_not_shrink_stays() -> None:
     model.narrow, model.half = StackedEmbedding([5], 1), StackedEmbedding([5], 4, storage=torch.float16)
     model.large = StackedEmbedding([5], 2)
     assert to_int8(model) == 1
-    kinds = {name: type(each).__name__ for name, each in model.named_children()}
+    kinds = {name: type(module).__name__ for name, module in model.named_children()}
     assert kinds == {"narrow": "StackedEmbedding", "half": "StackedEmbedding", "large": "Int8Embedding"}
     assert (model.large.weight.dtype, model.large.scales.shape) == (torch.int8, (5,))

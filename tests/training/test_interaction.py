@@ -1,4 +1,4 @@
-"""DLRM's interaction and dots of pairs against NumPy, and their gradients against the same written out for autograd."""
+"""DLRM's interaction and dots of pairs against NumPy, and their gradients against those of autograd."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_each_pair_once(rows: int, count: int, dim: int) -> None:
     values = vectors.detach().double().numpy()
     expected = [(values[:, i] * values[:, j]).sum(1) for i in range(count) for j in range(i)]
     nothing = np.zeros((rows, 0))
-    found = PairDots(count)(vectors).detach().numpy()
-    np.testing.assert_allclose(found, np.stack(expected, 1) if expected else nothing, rtol=1e-5, atol=1e-5)
+    result = PairDots(count)(vectors).detach().numpy()
+    np.testing.assert_allclose(result, np.stack(expected, 1) if expected else nothing, rtol=1e-5, atol=1e-5)
 
 
 def test_training_after_scoring_in_one_process() -> None:
-    """What is kept from one call to the next was first asked for under inference mode, here by numbers no other test uses."""
+    """The first call is under inference mode, with numbers that no other test uses, so nothing is cached."""
     with torch.inference_mode():
         PairDots(11)
         interact(None, torch.ones(2, 11, 3))
@@ -59,11 +59,11 @@ def test_the_interaction_and_its_gradients(
     embedded = _drawn(rows, count, dim)
     bottom = _drawn(rows, dim) if with_bottom else None
     inputs = [embedded] if bottom is None else [embedded, bottom]
-    found, expected = interact(bottom, embedded), _written_out(bottom, embedded)
-    torch.testing.assert_close(found, expected)
-    weights = _drawn(*found.shape).detach()
-    if found.requires_grad and found.shape[1]:
-        gradients = torch.autograd.grad((found * weights).sum(), inputs)
+    result, expected = interact(bottom, embedded), _written_out(bottom, embedded)
+    torch.testing.assert_close(result, expected)
+    weights = _drawn(*result.shape).detach()
+    if result.requires_grad and result.shape[1]:
+        gradients = torch.autograd.grad((result * weights).sum(), inputs)
         of_autograd = torch.autograd.grad((expected * weights).sum(), inputs, allow_unused=True)
         for mine, other in zip(gradients, of_autograd, strict=True):
             torch.testing.assert_close(mine, torch.zeros_like(mine) if other is None else other)
@@ -73,13 +73,13 @@ def test_the_interaction_and_its_gradients(
 def test_under_autocast_both_passes_multiply_in_16_bits(dtype: torch.dtype, tolerance: float) -> None:
     bottom, embedded = _drawn(32, 16), _drawn(32, 9, 16)
     with torch.autocast("cpu", dtype):
-        found = interact(bottom, embedded)
-    assert found.dtype == dtype
+        result = interact(bottom, embedded)
+    assert result.dtype == dtype
     exact = interact(bottom, embedded)
-    assert not torch.equal(found.float(), exact)
-    torch.testing.assert_close(found.float(), exact, rtol=tolerance, atol=5 * tolerance)
+    assert not torch.equal(result.float(), exact)
+    torch.testing.assert_close(result.float(), exact, rtol=tolerance, atol=5 * tolerance)
     weights = _drawn(*exact.shape).detach()
-    gradients = torch.autograd.grad((found.float() * weights).sum(), [bottom, embedded])
+    gradients = torch.autograd.grad((result.float() * weights).sum(), [bottom, embedded])
     expected = torch.autograd.grad((exact * weights).sum(), [bottom, embedded])
     for mine, other in zip(gradients, expected, strict=True):
         assert mine.dtype == torch.float32
@@ -91,9 +91,9 @@ def test_the_bottom_may_be_16_bits_already() -> None:
     bottom = _drawn(8, 4).detach().bfloat16().requires_grad_()
     embedded = _drawn(8, 3, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        found = interact(bottom, embedded)
-    gradients = torch.autograd.grad(found.float().sum(), [bottom, embedded])
-    assert [each.dtype for each in gradients] == [torch.bfloat16, torch.float32]
+        result = interact(bottom, embedded)
+    gradients = torch.autograd.grad(result.float().sum(), [bottom, embedded])
+    assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.float32]
 
 
 def test_the_compiler_takes_it_as_one_operator() -> None:

@@ -1,4 +1,4 @@
-"""train.kernels and score.kernels: kernels where Triton can run, torch's operators with a warning where it cannot."""
+"""train.kernels and score.kernels: kernels if Triton can run, else torch's operators and a warning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from training.registry.versions import model_version
 HELD_OUT: tuple[tuple[Split, int], ...] = (("validation", 3), ("test", 4))
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SETTING = "train.kernels"
-# Triton's own way to a compiler, in an environment, and ours: what one says the other must say.
+# Whether Triton finds a compiler in an environment. Our check must have the same result.
 _BOTH = """
 import json, subprocess, sys
 from pathlib import Path
@@ -101,17 +101,17 @@ def test_without_a_compiler_auto_warns_once_and_triton_is_an_error(
 def test_a_compiler_without_headers_or_that_does_not_start_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = choice._compile("gcc", str(tmp_path))
-    assert found is not None
-    assert str(tmp_path) in found
-    assert "Python.h" in found
+    outcome = choice._compile("gcc", str(tmp_path))
+    assert outcome is not None
+    assert str(tmp_path) in outcome
+    assert "Python.h" in outcome
     monkeypatch.setenv("CC", "/no/such/cc")
     assert "the C compiler /no/such/cc does not start" in str(compiler_problem())
 
 
 @pytest.mark.parametrize("kind", ["as it is", "no compiler", "a compiler that fails", "a CC that is missing"])
 def test_triton_itself_sees_what_is_missing(kind: str, tmp_path: Path) -> None:
-    """In a process of its own, with Triton's own code."""
+    """Runs Triton's code in a separate process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     empty = tmp_path / "bin"
@@ -146,7 +146,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def spied(name: str) -> Any:
         original = getattr(kernels, name)
-        return lambda *given, **named: (called.append(name), original(*given, **named))[1]
+        return lambda *arguments, **named: (called.append(name), original(*arguments, **named))[1]
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(kernels, "INTERPRETED", True)
@@ -190,15 +190,15 @@ def test_scoring_uses_kernels_as_configured(tmp_path: Path, calls: list[str]) ->
     path = write_model(tmp_path / "model", "dlrm")
     dense = torch.rand(5, len(SPEC.dense))
     categorical = torch.full((5, 4), 2)
-    found = {}
+    outcome = {}
     for wanted in ("torch", "auto", "triton"):
         calls.clear()
         request = ModelRequest(path, "cpu", 8, kernels=wanted)
         predictor = predictor_of_process.__wrapped__(request, None, 1)
-        found[wanted] = predictor.probabilities(dense, categorical)
+        outcome[wanted] = predictor.probabilities(dense, categorical)
         assert set(calls) == (set() if wanted == "torch" else {"look_up", "interact"}), wanted
-    torch.testing.assert_close(found["auto"], found["torch"])
-    torch.testing.assert_close(found["triton"], found["torch"])
+    torch.testing.assert_close(outcome["auto"], outcome["torch"])
+    torch.testing.assert_close(outcome["triton"], outcome["torch"])
 
 
 def test_tables_as_bytes_follow_the_choice_too(tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ SPEC = make_spec(2, [5, 40, 3], lists=[7])
 
 
 def batches() -> list[Batch]:
-    made = []
+    result = []
     for seed in range(3):
         rows = random_rows(SPEC, 16, seed)
         dense, categorical = rows.tensors(3)
         labels = torch.from_numpy(rows.labels)
-        made.append(Batch(dense, categorical, labels, torch.ones(16), 16))
-    return made
+        result.append(Batch(dense, categorical, labels, torch.ones(16), 16))
+    return result
 
 
 def trained(
@@ -56,10 +56,10 @@ def test_a_training_with_kernels_is_one_without(
     device = device_of_kernels(monkeypatch)
     update = kernels.update
     monkeypatch.setattr(kernels, "update", lambda *a, **k: (called.append(a), update(*a, **k))[1])
-    found, with_kernels = trained(model, settings, device)
+    losses, with_kernels = trained(model, settings, device)
     assert len(called) == 3 * (1 if model is DLRM else 2)  # each table, each step
     tolerance = 3e-3 if settings.get("precision") == "fp16" else 1e-4
-    assert found == pytest.approx(expected, rel=tolerance)
+    assert losses == pytest.approx(expected, rel=tolerance)
     assert with_kernels.keys() == state.keys()
     for name, value in state.items():
         torch.testing.assert_close(
@@ -74,8 +74,8 @@ def test_a_training_with_kernels_is_one_without(
 def test_tables_of_16_bits_are_trained_by_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = {**DLRM, "embedding_storage": "bf16"}
     expected, state = trained(model, {}, torch.device("cpu"))
-    found, with_kernels = trained(model, {}, device_of_kernels(monkeypatch))
-    assert found == pytest.approx(expected, rel=2e-2)  # what each draws to round by is its own
+    losses, with_kernels = trained(model, {}, device_of_kernels(monkeypatch))
+    assert losses == pytest.approx(expected, rel=2e-2)  # kernels and torch draw different bits for rounding
     weight = with_kernels["model.embedding.weight"]
     assert weight.dtype == torch.bfloat16
     assert not torch.equal(weight, state["model.embedding.weight"])
@@ -83,7 +83,7 @@ def test_tables_of_16_bits_are_trained_by_kernels_too(monkeypatch: pytest.Monkey
 
 
 def test_two_lookups_of_one_step_are_both_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kernels do not take is added up as on a CPU."""
+    """Torch sums the gradients of several lookups, as on a CPU."""
     device = device_of_kernels(monkeypatch)
     config = ModelConfig.model_validate({**DLRM, "multi_hot": {"max_length": 3}})
     model = build_model(config, SPEC, 3).to(device).train()
@@ -93,7 +93,7 @@ def test_two_lookups_of_one_step_are_both_trained(monkeypatch: pytest.MonkeyPatc
     first, second = (batch.to(device) for batch in batches()[:2])
     (table(first.categorical).sum() + table(second.categorical).sum()).backward()
     gradient = table.take_gradient()
-    assert type(gradient).__name__ == "RowGradient"
+    assert type(gradient).__name__ == "SummedRowGradient"
     assert len(gradient.rows.unique()) == len(gradient.rows)
     assert float(gradient.values.sum()) > 0
     assert trainer.step(replace(first, global_weight=16), 1.0) > 0
@@ -104,9 +104,11 @@ def test_the_compiler_takes_the_interaction_as_one_operator(monkeypatch: pytest.
     bottom, embedded = (
         torch.randn(shape, device=device, requires_grad=True) for shape in ((3, 4), (3, 5, 4))
     )
-    compiled = torch.compile(lambda *each: kernels.interact(*each) * 2, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda *arguments: kernels.interact(*arguments) * 2, backend="aot_eager", fullgraph=True
+    )
     gradient = torch.randn(3, 4 + 15, device=device)
-    found = torch.autograd.grad(compiled(bottom, embedded), (bottom, embedded), gradient)
+    gradients = torch.autograd.grad(compiled(bottom, embedded), (bottom, embedded), gradient)
     expected = torch.autograd.grad(kernels.interact(bottom, embedded) * 2, (bottom, embedded), gradient)
-    for mine, other in zip(found, expected, strict=True):
+    for mine, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(mine, other)

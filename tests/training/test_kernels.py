@@ -56,10 +56,10 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
 
 
 def ids_of(rows: int, cardinalities: list[int], lengths: list[int], seed: int) -> NDArray[np.int64]:
-    """(rows, W) ids; of each list some are padding, in the middle too, and the first row's are all padding."""
+    """(rows, W) ids. Lists have padding, also in the middle; the lists of the first row are all padding."""
     rng = np.random.default_rng(seed)
     single = len(cardinalities) - len(lengths)
-    columns = [rng.integers(0, each, rows) for each in cardinalities[:single]]
+    columns = [rng.integers(0, cardinality, rows) for cardinality in cardinalities[:single]]
     for cardinality, length in zip(cardinalities[single:], lengths, strict=True):
         ids = rng.integers(0, cardinality, (rows, length)) * (rng.random((rows, length)) < 0.6)
         if rows:
@@ -79,14 +79,14 @@ def pooled(
     single = len(cardinalities) - len(lengths)
     starts = np.cumsum([0, *cardinalities])
     out = np.zeros((len(ids), len(cardinalities), weight.shape[1]))
-    for row, own in enumerate(ids):
+    for row, row_ids in enumerate(ids):
         for feature in range(single):
-            out[row, feature] = weight[starts[feature] + own[feature]]
+            out[row, feature] = weight[starts[feature] + row_ids[feature]]
         column = single
         for feature, length in enumerate(lengths, start=single):
-            kept = [each for each in own[column : column + length] if each != PAD_ID]
-            for each in kept:
-                out[row, feature] += weight[starts[feature] + each] / (len(kept) if mean else 1)
+            kept = [id_ for id_ in row_ids[column : column + length] if id_ != PAD_ID]
+            for id_ in kept:
+                out[row, feature] += weight[starts[feature] + id_] / (len(kept) if mean else 1)
             column += length
     return out
 
@@ -117,10 +117,10 @@ def test_gather(
     ids = ids_of(rows, cardinalities, lengths, seed=1)
     weight = torch.from_numpy(np.random.default_rng(2).normal(size=(sum(cardinalities), dim))).to(storage)
     features = Features.of(starts_of(cardinalities, device), lengths, mean)
-    found = gather(weight.to(device), torch.from_numpy(ids).to(device), features, torch.float32)
+    result = gather(weight.to(device), torch.from_numpy(ids).to(device), features, torch.float32)
     expected = pooled(weight.double().numpy(), ids, cardinalities, lengths, mean)
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found.cpu().numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result.cpu().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_gather_gives_the_dtype_of_the_computation(device: torch.device) -> None:
@@ -129,17 +129,17 @@ def test_gather_gives_the_dtype_of_the_computation(device: torch.device) -> None
 
     weight = torch.linspace(-3, 3, 40, device=device).view(20, 2)
     features = Features.of(starts_of([20], device), [], True)
-    found = gather(weight, torch.arange(20, device=device).unsqueeze(1), features, torch.bfloat16)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found[:, 0].float(), weight, rtol=2**-7, atol=0)
+    result = gather(weight, torch.arange(20, device=device).unsqueeze(1), features, torch.bfloat16)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result[:, 0].float(), weight, rtol=2**-7, atol=0)
 
 
 def interacted(vectors: Floats, first: bool) -> Floats:
     """One pair at a time."""
     count = vectors.shape[1]
     dots = [np.sum(vectors[:, i] * vectors[:, j], axis=1) for i in range(count) for j in range(i)]
-    own = list(vectors[:, 0].T) if first else []
-    return np.stack([*own, *dots], axis=1)
+    copied = list(vectors[:, 0].T) if first else []
+    return np.stack([*copied, *dots], axis=1)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_interaction_forward_and_backward(
 
     rng = np.random.default_rng(3)
     vectors = rng.normal(size=(rows, features + first, dim))
-    bottom, embedded = (tensor_on(device, each) for each in (vectors[:, 0], vectors[:, int(first) :]))
+    bottom, embedded = (tensor_on(device, values) for values in (vectors[:, 0], vectors[:, int(first) :]))
     out = interact(bottom if first else None, embedded)
     expected = interacted(vectors, first)
     assert out.shape == expected.shape
@@ -195,11 +195,11 @@ def test_interaction_in_16_bits_keeps_sums_in_32(device: torch.device, dtype: to
     from training.kernels.interaction import interact
 
     vectors = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found = interact(vectors[:, 0].to(device), vectors[:, 1:].to(device))
-    assert found.dtype == dtype
+    result = interact(vectors[:, 0].to(device), vectors[:, 1:].to(device))
+    assert result.dtype == dtype
     expected = torch.from_numpy(interacted(vectors.double().numpy(), True)).to(dtype)
     spacing = torch.finfo(dtype).eps
-    torch.testing.assert_close(found.cpu(), expected, rtol=spacing, atol=spacing)
+    torch.testing.assert_close(result.cpu(), expected, rtol=spacing, atol=spacing)
 
 
 def updated(
@@ -237,25 +237,29 @@ def test_update_of_rows(
     monkeypatch.setattr(row_update, "_CHUNK", 4)  # so that few lookups cross many borders
     monkeypatch.setattr(row_update, "_PARTS", 2)
     rng = np.random.default_rng(6)
-    own = rng.permutation(np.array(rows, dtype=np.int64))
-    weight, accumulator, values = rng.normal(size=(10, 5)), rng.random(10), rng.normal(size=(len(own), 5))
+    shuffled = rng.permutation(np.array(rows, dtype=np.int64))
+    weight, accumulator, values = (
+        rng.normal(size=(10, 5)),
+        rng.random(10),
+        rng.normal(size=(len(shuffled), 5)),
+    )
     mine = torch.from_numpy(weight).float().to(device)
     sums = torch.from_numpy(accumulator).float().to(device)
     for _ in range(2):
         row_update.update_rows(
             mine,
             sums if adagrad else None,
-            torch.from_numpy(own).to(device),
+            torch.from_numpy(shuffled).to(device),
             torch.from_numpy(values).float().to(device),
             0.3,
         )
-        updated(weight, accumulator if adagrad else None, own, values, 0.3)
+        updated(weight, accumulator if adagrad else None, shuffled, values, 0.3)
     np.testing.assert_allclose(mine.cpu().numpy(), weight, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(sums.cpu().numpy(), accumulator, rtol=1e-4)
 
 
 def test_update_through_sources_and_weights(device: torch.device) -> None:
-    """As lists need it: the gradient of a pooled vector reaches each id of its list, times a number."""
+    """Lists need this: the gradient of a pooled vector goes to the ids of its list, times a factor."""
     from training.kernels.row_update import update_rows
 
     rng = np.random.default_rng(9)
@@ -307,8 +311,8 @@ def test_16_bit_weights_are_rounded_stochastically(
     mine = weight.to(device, copy=True)
     update_rows(mine, None, rows.to(device), values.to(device), rate, seed=seed, step=step)
     assert torch.equal(mine[1].cpu(), weight[1])  # not touched
-    for row, own in zip(rows.tolist(), values.numpy(), strict=True):
-        exact = weight[row].float().numpy() - own
+    for row, change in zip(rows.tolist(), values.numpy(), strict=True):
+        exact = weight[row].float().numpy() - change
         uniform = np.array([(philox(step, row, place, seed) >> 8) / 2**24 for place in range(9)], np.float32)
         exponent = np.maximum(np.frexp(exact)[1] - 1, lowest)
         spacing = np.ldexp(np.float32(1), exponent - mantissa).astype(np.float32)

@@ -37,11 +37,11 @@ def test_padding_keeps_the_first_ids_in_order(
     lists: list[list[int] | None], length: int, skipped: int
 ) -> None:
     array = pa.array(lists, INT_LISTS).slice(skipped)
-    expected = [[*(each or [])[:length], *[PAD_ID] * length][:length] for each in lists[skipped:]]
-    found = pad_lists(array, length)
-    assert found.dtype == np.int32
-    assert found.shape == (len(expected), length)
-    assert found.tolist() == expected
+    expected = [[*(ids or [])[:length], *[PAD_ID] * length][:length] for ids in lists[skipped:]]
+    padded = pad_lists(array, length)
+    assert padded.dtype == np.int32
+    assert padded.shape == (len(expected), length)
+    assert padded.tolist() == expected
 
 
 def test_ids_stand_first_and_lists_behind_them_whatever_the_specs_order() -> None:
@@ -100,20 +100,20 @@ def test_every_list_arrives_with_its_row(tmp_path: Path, ranks: int) -> None:
     for rows in written:
         for row in range(len(rows)):
             ids, short, long = seen[first + row][:1], seen[first + row][1:4], seen[first + row][4:]
-            own = [rows.lists[0][row][:3], rows.lists[1][row][:6]]
+            row_lists = [rows.lists[0][row][:3], rows.lists[1][row][:6]]
             assert ids == rows.categorical[row].tolist()
-            assert short == own[0] + [PAD_ID] * (3 - len(own[0]))
-            assert long == own[1] + [PAD_ID] * (6 - len(own[1]))
+            assert short == row_lists[0] + [PAD_ID] * (3 - len(row_lists[0]))
+            assert long == row_lists[1] + [PAD_ID] * (6 - len(row_lists[1]))
         first += len(rows)
 
 
 def test_lists_that_are_cut_are_told_once_a_feature(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files, written = write_files(tmp_path, [40, 40])
-    longer = sum(len(each) > 3 for each in written[0].lists[0])
+    longer = sum(len(ids) > 3 for ids in written[0].lists[0])
     assert read_columns(files[0], SPEC, MULTI_HOT).cut == {"L0": longer}
     loader = Loader(files, plan_shards([40, 40], 2, 16), range(2), SPEC, None, MULTI_HOT)
     list(loader.batches(epochs=2))
-    (warning,) = [each.getMessage() for each in caplog.records if "longer" in each.getMessage()]
+    (warning,) = [record.getMessage() for record in caplog.records if "longer" in record.getMessage()]
     assert warning.startswith(f"L0: {longer} of the 40 lists in {files[0].path} are longer")
 
 

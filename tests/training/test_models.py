@@ -55,17 +55,17 @@ def test_logits_equal_numpy(name: str, shape: tuple[int, list[int], list[int]], 
     model = randomised(config, shape)
     state = {key: value.numpy().astype(np.float64) for key, value in model.state_dict().items()}
     with torch.no_grad():
-        found = model(*rows.tensors(LENGTH))
-    assert found.shape == (9,)
-    assert found.dtype == torch.float32
-    scopes = [each.scope for each in spec.dense], [each.scope for each in spec.embedded]
+        logits = model(*rows.tensors(LENGTH))
+    assert logits.shape == (9,)
+    assert logits.dtype == torch.float32
+    scopes = [feature.scope for feature in spec.dense], [feature.scope for feature in spec.embedded]
     network = Network(state, [*shape[1], *shape[2]], pooling, config.settings, scopes)
     expected = [
         network.logit(config.architecture, rows.dense[row].astype(np.float64), rows.ids(row, LENGTH))
         for row in range(len(rows))
     ]
     assert np.std(expected) > 0.001
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -90,15 +90,15 @@ def test_every_weight_gets_a_gradient_and_padding_rows_none(name: str) -> None:
 def test_padding_says_nothing_whatever_its_row_holds(name: str) -> None:
     shape = (2, [5], [6])
     rows = random_rows(make_spec(2, [5], lists=[6]), 20, seed=4)
-    found = []
+    logits = []
     for length in (5, 9):
         model = randomised(variant(name, multi_hot={"max_length": length}), shape)
         for table in tables_of(model).values():
-            table.columns()[1][PAD_ID] = 1e6
+            table.block_rows()[1][PAD_ID] = 1e6
         with torch.no_grad():
-            found.append(model(*rows.tensors(length)))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
-    assert found[0].abs().max() < 1e4
+            logits.append(model(*rows.tensors(length)))
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-5, atol=1e-6)
+    assert logits[0].abs().max() < 1e4
 
 
 def test_initialisation_is_the_papers() -> None:
@@ -107,7 +107,7 @@ def test_initialisation_is_the_papers() -> None:
         {"architecture": "dlrm", "embedding_dim": 256, "bottom_mlp": [512, 256], "top_mlp": [64]}
     )
     model: Any = build_model(config, spec)
-    large, small, listed = model.embedding.columns()
+    large, small, listed = model.embedding.block_rows()
     assert float(large.abs().max()) <= 1 / 100
     assert float(large.std()) == pytest.approx(1 / 100 / 3**0.5, rel=0.02)
     assert float(small.abs().max()) <= 1 / 4
@@ -128,15 +128,15 @@ def test_deepfm_starts_with_small_products_of_vectors_and_dlrm_alone_with_random
         fields = torch.cat([dense.unsqueeze(2) * model.dense_vectors, model.embedding(categorical)], dim=1)
         products = torch.triu(fields @ fields.transpose(1, 2), diagonal=1).sum(dim=(1, 2))
     assert 0.02 < float(products.std()) < 0.3
-    assert not any(table[PAD_ID].any() for table in model.embedding.columns()[20:])
+    assert not any(table[PAD_ID].any() for table in model.embedding.block_rows()[20:])
     for name in DEEP:
         biases = [
             layer.bias
             for layer in build_model(variant(name), spec).modules()
             if isinstance(layer, nn.Linear) and layer.bias is not None
         ]
-        assert all(bool(each.any()) for each in biases) == (name == "dlrm")
-        assert any(bool(each.any()) for each in biases) == (name == "dlrm")
+        assert all(bool(bias.any()) for bias in biases) == (name == "dlrm")
+        assert any(bool(bias.any()) for bias in biases) == (name == "dlrm")
 
 
 @pytest.mark.parametrize("name", DEEP)
@@ -151,7 +151,7 @@ def test_seed_decides_the_weights_and_leaves_the_callers_generator_alone(name: s
 
 
 def test_every_architecture_is_tested_here() -> None:
-    assert {each["architecture"] for each in VARIANTS.values()} == set(known_architectures())
+    assert {settings["architecture"] for settings in VARIANTS.values()} == set(known_architectures())
 
 
 def test_what_does_not_fit_the_features_is_named() -> None:
@@ -173,7 +173,10 @@ def test_a_logit_of_two_towers_is_the_product_of_vectors_that_know_one_side_each
     items = [1], [1, *range(3 + LENGTH, 3 + 2 * LENGTH)]  # I1, C1 and the columns of L1 are the item's
     user_dense, user_ids, item_dense, item_ids = dense.clone(), ids.clone(), dense.clone(), ids.clone()
     user_dense[:, items[0]], user_ids[:, items[1]] = 9.0, 0
-    others = [sorted({*range(each.shape[1])} - {*own}) for each, own in zip((dense, ids), items, strict=True)]
+    others = [
+        sorted({*range(tensor.shape[1])} - {*columns})
+        for tensor, columns in zip((dense, ids), items, strict=True)
+    ]
     item_dense[:, others[0]], item_ids[:, others[1]] = -9.0, 0
     with torch.no_grad():
         u, v = model.user_vectors(user_dense, user_ids), model.item_vectors(item_dense, item_ids)

@@ -13,15 +13,15 @@ from training.optimizers.adam import Adam
 def test_adam_equals_torch() -> None:
     generator = torch.Generator().manual_seed(0)
     mine = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in [(3, 4), (4,), ()]]
-    theirs = [torch.nn.Parameter(each.detach().clone()) for each in mine]
+    theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in mine]
     adam, reference = Adam(mine), torch.optim.Adam(theirs, lr=0.0)
     for rate in (0.01, 0.02, 0.005, 0.01):
-        gradients = [torch.randn(each.shape, generator=generator) for each in mine]
+        gradients = [torch.randn(parameter.shape, generator=generator) for parameter in mine]
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient
         reference.param_groups[0]["lr"] = rate
         reference.step()
-        adam.step(torch.cat([each.flatten() for each in gradients]), rate)
+        adam.step(torch.cat([gradient.flatten() for gradient in gradients]), rate)
         for parameter, expected in zip(mine, theirs, strict=True):
             torch.testing.assert_close(parameter, expected, rtol=1e-6, atol=1e-7)
 

@@ -1,4 +1,4 @@
-"""The planner of tables: every row has one home, ranks bear alike, and equal questions get equal answers."""
+"""The planner of tables: each row is on one rank or on all, and ranks have similar costs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def make_settings(placement: str, **changed: Any) -> Embeddings:
 
 def rows_held(placement: Placement, rank: int) -> list[tuple[int, int]]:
     """(feature, row) in the order of a rank's matrix, read off its blocks."""
-    found: list[tuple[int, int]] = []
+    rows: list[tuple[int, int]] = []
     for block in placement.blocks(rank):
-        assert block.place == len(found)
-        found += [(block.feature, block.first + block.step * each) for each in range(block.rows)]
-    assert len(found) == placement.rows_of(rank)
-    return found
+        assert block.place == len(rows)
+        rows += [(block.feature, block.first + block.step * index) for index in range(block.rows)]
+    assert len(rows) == placement.rows_of(rank)
+    return rows
 
 
 @given(shapes(), st.integers(1, 5), st.sampled_from(KINDS))
@@ -49,12 +49,12 @@ def test_every_row_has_one_home_and_is_written_once(shape: TableShape, ranks: in
     for rank in range(ranks):
         held = rows_held(placement, rank)
         assert len(held) == len(set(held))
-        for feature, home in enumerate(placement.homes):
-            if home.kind == "replicated":
-                assert {each for each in every if each[0] == feature} <= set(held)
+        for feature, placed in enumerate(placement.features):
+            if placed.kind == "replicated":
+                assert {row for row in every if row[0] == feature} <= set(held)
         for block in placement.blocks(rank):
-            own = [(block.feature, block.first + block.step * each) for each in range(block.rows)]
-            written += own if block.written else []
+            block_rows = [(block.feature, block.first + block.step * index) for index in range(block.rows)]
+            written += block_rows if block.written else []
     assert sorted(written) == sorted(every)
     if ranks == 1:
         assert not placement.exchanges
@@ -76,11 +76,11 @@ def test_keys_lead_to_the_row_of_the_owner_and_back(shape: TableShape, ranks: in
     for pair, owner, row in zip(pairs, owners.tolist(), rows.tolist(), strict=True):
         for rank in range(ranks) if owner == ranks else [owner]:
             assert held[rank][row] == pair
-    for router, own in zip(routers, held, strict=True):
-        found = router.in_unsharded(torch.arange(len(own)))
-        assert [pairs[each] for each in found.tolist()] == own
+    for router, block_rows in zip(routers, held, strict=True):
+        rows = router.unsharded_rows(torch.arange(len(block_rows)))
+        assert [pairs[row] for row in rows.tolist()] == block_rows
     counts = routers[0].counts(keys.sort().values)
-    assert counts == [int((owners == each).sum()) for each in range(ranks + 1)]
+    assert counts == [int((owners == owner).sum()) for owner in range(ranks + 1)]
 
 
 @given(shapes(), st.integers(2, 5))
@@ -89,10 +89,10 @@ def test_no_rank_bears_more_than_the_mean_and_the_costliest_feature(shape: Table
     placement = plan_placement(shape, ranks, make_settings("table_wise"))
     total, lookups = max(sum(shape.feature_bytes), 1), max(sum(shape.lookups), 1)
     cost = [
-        size / total + each / lookups for size, each in zip(shape.feature_bytes, shape.lookups, strict=True)
+        size / total + count / lookups for size, count in zip(shape.feature_bytes, shape.lookups, strict=True)
     ]
     borne = [
-        sum(cost[feature] for feature, home in enumerate(placement.homes) if home.rank == rank)
+        sum(cost[feature] for feature, placed in enumerate(placement.features) if placed.rank == rank)
         for rank in range(ranks)
     ]
     assert max(borne) <= sum(cost) / ranks + max(cost, default=0) + 1e-9
@@ -104,17 +104,17 @@ def test_rows_that_are_spread_balance_to_a_row_a_feature(shape: TableShape, rank
     placement = plan_placement(shape, ranks, make_settings("row_wise"))
     held = [placement.rows_of(rank) for rank in range(ranks)]
     assert max(held) - min(held) <= len(shape.cardinalities)
-    hottest = [rank for rank in range(ranks) for each in placement.blocks(rank) if each.first == 0]
+    hottest = [rank for rank in range(ranks) for block in placement.blocks(rank) if block.first == 0]
     assert max(map(hottest.count, range(ranks))) <= -(-len(shape.cardinalities) // ranks)
 
 
 def test_auto_replicates_the_small_spreads_the_large_and_gives_away_the_others() -> None:
     shape = TableShape((10, 10_000, 900, 800, 700, 600), 8, (1, 1, 1, 5, 1, 1))
-    kinds = [each.kind for each in plan_placement(shape, 4, make_settings("auto")).homes]
+    kinds = [feature.kind for feature in plan_placement(shape, 4, make_settings("auto")).features]
     assert kinds == ["replicated", "row_wise", *["table_wise"] * 4]
     tight = plan_placement(shape, 4, make_settings("auto", rank_max_bytes=26_200))
     assert max(tight.rows_of(rank) for rank in range(4)) * 8 <= 26_200
-    assert [each.kind for each in tight.homes].count("row_wise") > 1
+    assert [feature.kind for feature in tight.features].count("row_wise") > 1
     with pytest.raises(ConfigError, match=r"a rank would hold 2\d{4} bytes .*rank_max_bytes=26000"):
         plan_placement(shape, 4, make_settings("auto", rank_max_bytes=26_000))
     with pytest.raises(ConfigError, match="placement=replicated, 4 ranks, 13010 rows of 8 bytes"):

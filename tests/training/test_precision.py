@@ -1,4 +1,4 @@
-"""Mixed precision, loss scaling, clipping and the compiled dense part: of one step, of a training, of several ranks."""
+"""Mixed precision, loss scaling, clipping and the compiled dense part, on one rank and on several."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
 from training.device.precision import mixed_precision
 from training.distributed.collectives import Collectives, LocalCollectives
-from training.embeddings.rows import RowGradient
-from training.loop.forward import DensePart
+from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.table import tables_of
+from training.loop.forward import DensePart, Forward
 from training.loop.train_step import Trainer
 from training.models import build_model
+from training.models.click_model import ClickModel
 from training.optimizers.gradients import LossScale, clipped
 
 CPU = torch.device("cpu")
@@ -42,9 +44,9 @@ def one_thread() -> None:
 
 def batch_of(rows: Rows, first: int, count: int, rank: int = 0, ranks: int = 1) -> Batch:
     """A rank's part of a global batch."""
-    own = rows.part(first + rank * count // ranks, count // ranks)
-    dense, categorical = own.tensors(length=3)
-    labels = torch.from_numpy(own.labels)
+    part = rows.part(first + rank * count // ranks, count // ranks)
+    dense, categorical = part.tensors(length=3)
+    labels = torch.from_numpy(part.labels)
     return Batch(dense, categorical, labels, torch.ones_like(labels), count)
 
 
@@ -91,7 +93,8 @@ def test_equal_weights_score_alike_in_every_precision(rows: Rows, held_out: Rows
         half = probabilities(trainer.model, held_out, precision)
         assert not torch.equal(half, full)
         assert abs(auc(held_out.labels, half) - area) < 2e-4
-        # On these steep probabilities (0.2 and 0.8) 5.5e-5 in fp16, and 3.9e-4 in bf16, which keeps three bits less.
+        # On these steep probabilities (0.2 and 0.8) 5.5e-5 in fp16, and 3.9e-4 in bf16, which keeps three
+        # bits less.
         assert float((half - full).abs().mean()) < {"fp16": 2e-4, "bf16": 1e-3}[precision]
 
 
@@ -113,7 +116,10 @@ def test_state_and_gradients_stay_float32(rows: Rows, precision: str) -> None:
     floating = {name: value.dtype for name, value in trainer.state().items() if value.is_floating_point()}
     assert set(floating.values()) == {torch.float32}
     trainer._gradients(batch_of(rows, 0, ROWS))
-    assert all(each.grad is None or each.grad.dtype == torch.float32 for each in trainer.model.parameters())
+    assert all(
+        parameter.grad is None or parameter.grad.dtype == torch.float32
+        for parameter in trainer.model.parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,14 +131,15 @@ def test_state_and_gradients_stay_float32(rows: Rows, precision: str) -> None:
     ],
 )
 def test_ranks_train_as_one_does(rows: Rows, train: dict[str, Any], tolerance: float) -> None:
-    """In half precision losses differ more: where a sum rounds to another float32, a weight may round to another half.
+    """Losses differ more in half precision, because a sum that rounds differently may change a 16-bit number.
 
-    In float32 they lie 2e-7 apart, until on some CPU, once in several trainings, a sum rounds to the other side of a ReLU's kink, which
-    Adam may answer with a step of its whole rate: at 0.003 losses were then 2e-3 apart. So the rate is a tenth of that.
+    In float32 they differ by 2e-7. On some CPUs, in one of several trainings, a sum rounds to the other side of
+    a ReLU's kink, and Adam makes a step of its whole rate. At a rate of 0.003 losses then differed by 2e-3. So
+    this test trains at a tenth of that rate.
     """
     _, one = train_steps(LocalCollectives(), rows, **train)
     for ranks in (2, 4):
-        for _, losses in on_ranks(ranks, lambda each: train_steps(each, rows, **train)):
+        for _, losses in on_ranks(ranks, lambda collectives: train_steps(collectives, rows, **train)):
             np.testing.assert_allclose(losses, one, rtol=tolerance)
 
 
@@ -151,8 +158,8 @@ def test_clipping_changes_a_training(rows: Rows) -> None:
     assert free[1:] != bound[1:]
 
 
-def gradients(*values: float) -> list[RowGradient]:
-    return [RowGradient(torch.arange(len(values)), torch.tensor([[each] for each in values]))]
+def gradients(*values: float) -> list[SummedRowGradient]:
+    return [SummedRowGradient(torch.arange(len(values)), torch.tensor([[value] for value in values]))]
 
 
 def test_the_scale_halves_at_an_overflow_and_doubles_after_many_good_steps() -> None:
@@ -206,12 +213,20 @@ def test_the_dense_part_of_every_architecture_is_its_model(name: str) -> None:
     config = variant(name).model_copy(update={"multi_hot": MultiHot(max_length=3)})
     model = build_model(config, spec).eval()
     dense, categorical = some.tensors(length=3)
+    assert isinstance(model, ClickModel)
     part = DensePart(model).eval()
-    tables = [each for each in model.modules() if type(each).__name__ == "StackedEmbedding"]
-    vectors = [table(categorical) for table in tables]
-    torch.testing.assert_close(part(dense, *vectors), model(dense, categorical))
-    own = {id(each) for each in model.parameters()}
-    assert {id(each) for each in part.parameters()} == own - {id(table.weight) for table in tables}
+    vectors = model.embed(categorical)
+    assert len(vectors) == len(tables_of(model))
+    assert torch.equal(part(dense, *vectors), model(dense, categorical))
+    assert [id(parameter) for parameter in part.parameters()] == [
+        id(parameter) for parameter in model.parameters()
+    ]
+
+
+def test_a_model_that_does_not_separate_lookups_cannot_be_compiled() -> None:
+    train = Train.model_validate({"num_ranks": 1, "compile": True})
+    with pytest.raises(ConfigError, match="Linear does not separate lookups from its dense part"):
+        Forward(nn.Linear(1, 1), train)
 
 
 def test_cuda_graphs_want_a_gpu(rows: Rows) -> None:

@@ -1,8 +1,12 @@
-"""SGD and lazy Adam on touched rows against NumPy. Row-wise Adagrad's test is beside the table's, FTRL's has its own file."""
+"""SGD and lazy Adam on looked-up rows against NumPy.
+
+The test of row-wise Adagrad is in test_embedding.py, that of FTRL in test_ftrl.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +16,16 @@ from numpy.typing import NDArray
 from conf.types import ModelConfig, Train
 from tests.training.architectures import VARIANTS
 from tests.training.feature_tables import make_spec
+from training import kernels
 from training.distributed.collectives import ALONE
-from training.embeddings.table import RowGradient, StackedEmbedding
+from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
+from training.embeddings.table import StackedEmbedding
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.optimizers.lazy_adam import LazyAdam
 from training.optimizers.row_optimizers import row_optimizer
 from training.optimizers.row_sgd import RowSgd
+from training.optimizers.updates import Updates
 
 ROWS, DIM = 12, 3
 RATES = (0.1, 0.05, 0.2, 0.1)
@@ -46,7 +53,7 @@ def test_sgd_equals_numpy() -> None:
     weight = table.weight.numpy().copy()
     sgd = RowSgd(table)
     for step, (rate, rows, values) in enumerate(gradients(0)):
-        sgd.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
+        sgd.step(SummedRowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
         weight[rows] -= rate * values
     np.testing.assert_allclose(table.weight.numpy(), weight, rtol=1e-6, atol=1e-7)
     assert sgd.state() == {}
@@ -58,7 +65,7 @@ def test_lazy_adam_equals_numpy_and_counts_each_rows_own_updates() -> None:
     mean, square, updates = np.zeros((ROWS, DIM)), np.zeros((ROWS, DIM)), np.zeros(ROWS, np.int64)
     adam = LazyAdam(table)
     for step, (rate, rows, values) in enumerate(gradients(1)):
-        adam.step(RowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
+        adam.step(SummedRowGradient(torch.from_numpy(rows), torch.from_numpy(values)), rate, step)
         for row, g in zip(rows, values.astype(np.float64), strict=True):
             updates[row] += 1
             mean[row] = 0.9 * mean[row] + 0.1 * g
@@ -74,13 +81,13 @@ def test_lazy_adam_equals_numpy_and_counts_each_rows_own_updates() -> None:
 
 
 def test_a_row_first_met_late_moves_by_the_rate() -> None:
-    """As it would at the first step: bias corrected by the steps of the training would move it 3.2 times as far."""
+    """Bias correction by the steps of the whole training would move the row 3.2 times as far."""
     table = make_table()
     before = table.weight.clone()
     adam = LazyAdam(table)
     for step in range(1000):
-        adam.step(RowGradient(torch.tensor([0]), torch.ones(1, DIM)), 0.01, step)
-    adam.step(RowGradient(torch.tensor([7]), torch.full((1, DIM), -5.0)), 0.01, 1000)
+        adam.step(SummedRowGradient(torch.tensor([0]), torch.ones(1, DIM)), 0.01, step)
+    adam.step(SummedRowGradient(torch.tensor([7]), torch.full((1, DIM), -5.0)), 0.01, 1000)
     torch.testing.assert_close(table.weight[7] - before[7], torch.full((DIM,), 0.01), rtol=1e-4, atol=1e-6)
 
 
@@ -90,8 +97,8 @@ def test_rows_without_gradient_stay(name: str) -> None:
     before = table.weight.clone()
     optimizer = row_optimizer(name, table)
     touched = torch.tensor([2, 9])
-    optimizer.step(RowGradient(touched, torch.ones(2, DIM)), 0.1, 1)
-    optimizer.step(RowGradient(touched[:0], torch.ones(0, DIM)), 0.1, 2)
+    optimizer.step(SummedRowGradient(touched, torch.ones(2, DIM)), 0.1, 1)
+    optimizer.step(SummedRowGradient(touched[:0], torch.ones(0, DIM)), 0.1, 2)
     changed = (table.weight != before).any(dim=1)
     assert changed.nonzero().flatten().tolist() == [2, 9]
     for value in optimizer.state().values():
@@ -120,4 +127,23 @@ def test_the_configuration_chooses_and_the_state_says_it(name: str, kinds: set[s
         *(f"{kind}.embedding.weight" for kind in kinds),
     }
     state = trainer.state()
-    assert all(len(state[each]) == 16 for each in by_row)
+    assert all(len(state[name]) == 16 for name in by_row)
+
+
+def test_only_optimizers_with_an_update_kernel_get_lookup_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table without kernels, several lookups, or FTRL: gradients are summed by row before the update."""
+    monkeypatch.setattr(kernels, "available", lambda device: device.type == "cpu")
+    monkeypatch.setattr(kernels, "look_up", lambda weight, ids, *_: weight[ids].detach().clone())
+    for name, kind in (("sgd", LookupGradient), ("lazy_adam", SummedRowGradient)):
+        train = Train.model_validate({"embeddings": {"optimizer": name}})
+        model = build_model(ModelConfig.model_validate(VARIANTS["dlrm"]), make_spec(2, [9])).train()
+        updates = Updates(model, train)
+        table: Any = model.embedding
+        for lookups, expected in ((1, kind), (2, SummedRowGradient), (0, SummedRowGradient)):
+            for _ in range(lookups):
+                table(torch.tensor([[4], [4]])).sum().backward()
+            gradient = updates.take_row_gradients()["embedding.weight"]
+            assert type(gradient) is expected
+            rows = {LookupGradient: [4, 4], SummedRowGradient: [4]}[expected] if lookups else []
+            assert gradient.rows.tolist() == rows
+            assert float(gradient.values.sum()) == lookups * 2 * table.weight.shape[1]

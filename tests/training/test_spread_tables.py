@@ -27,11 +27,11 @@ from training.models import build_model
 
 ROWS, STEPS, LENGTH = 64, 50, 4
 CARDINALITIES, LISTS = [40, 9, 150], [30, 5]
-# Of the tables of 8 numbers a row auto replicates C1 and L1, spreads C2 and gives C0 and L0 to one rank each.
+# Of the tables of 8 numbers a row, `auto` replicates C1 and L1. C2 is row-wise, C0 and L0 are table-wise.
 AUTO = {"placement": "auto", "replicated_max_bytes": 400, "row_wise_share": 0.8}
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "auto": AUTO,
-    **{each: {"placement": each} for each in ("replicated", "table_wise", "row_wise")},
+    **{kind: {"placement": kind} for kind in ("replicated", "table_wise", "row_wise")},
 }
 OPTIMIZERS = {"row_wise_adagrad": 0.15, "sgd": 1.0, "lazy_adam": 0.01}
 
@@ -60,8 +60,8 @@ def share(seed: int, collectives: Collectives) -> Batch:
     dense, categorical, labels = make_batch(seed)
     weights = (torch.arange(ROWS) < ROWS - 5).float()
     rows = ROWS // collectives.size
-    own = slice(collectives.rank * rows, (collectives.rank + 1) * rows)
-    return Batch(dense[own], categorical[own], labels[own], weights[own], ROWS - 5)
+    part = slice(collectives.rank * rows, (collectives.rank + 1) * rows)
+    return Batch(dense[part], categorical[part], labels[part], weights[part], ROWS - 5)
 
 
 def make_model(
@@ -74,15 +74,15 @@ def make_model(
 
 
 def unsharded(parts: list[tuple[StackedEmbedding, Tensor]]) -> list[Tensor]:
-    """The rows of each feature, put together from what the ranks say they write; from the blocks alone."""
-    found = [torch.full((n, *parts[0][1].shape[1:]), torch.nan) for n in parts[0][0].cardinalities]
+    """The rows of each feature, collected by the blocks that ranks write."""
+    results = [torch.full((n, *parts[0][1].shape[1:]), torch.nan) for n in parts[0][0].cardinalities]
     for table, held in parts:
         for block in table.blocks:
             if block.written:
                 rows = held[block.place : block.place + block.rows].float()
-                found[block.feature][block.first :: block.step] = rows
-    assert not any(bool(each.isnan().any()) for each in found)
-    return found
+                results[block.feature][block.first :: block.step] = rows
+    assert not any(bool(rows.isnan().any()) for rows in results)
+    return results
 
 
 def train_as_rank(
@@ -97,15 +97,15 @@ def train_as_rank(
     losses = [float(trainer.step(share(seed, collectives), 1.0)) for seed in range(STEPS)]
     held_out = [share(1000 + seed, collectives) for seed in range(8)]
     with torch.no_grad():
-        found = [torch.sigmoid(model.eval()(each.dense, each.categorical)) for each in held_out]
-    (gathered,) = collectives.allgather(torch.stack(found, dim=1))
+        results = [torch.sigmoid(model.eval()(batch.dense, batch.categorical)) for batch in held_out]
+    (gathered,) = collectives.allgather(torch.stack(results, dim=1))
     return losses, gathered.T.flatten(), fresh
 
 
 @cache
 def alone(optimizer: str, architecture: str) -> tuple[list[float], Tensor, dict[str, list[Tensor]]]:
     losses, probabilities, fresh = train_as_rank(ALONE, {"optimizer": optimizer}, architecture)
-    return losses, probabilities, {name: unsharded([each]) for name, each in fresh.items()}
+    return losses, probabilities, {name: unsharded([table]) for name, table in fresh.items()}
 
 
 @pytest.mark.parametrize("architecture", ["dlrm", "wide_and_deep"])
@@ -116,30 +116,30 @@ def test_ranks_train_as_one(placement: str, ranks: int, optimizer: str, architec
     """With lists, padding rows, and in wide_and_deep a table of one number a row that FTRL trains."""
     settings = {**PLACEMENTS[placement], "optimizer": optimizer}
     losses, probabilities, fresh = alone(optimizer, architecture)
-    found = on_ranks(ranks, lambda each: train_as_rank(each, settings, architecture))
+    results = on_ranks(ranks, lambda collectives: train_as_rank(collectives, settings, architecture))
     for name, expected in fresh.items():
-        for mine, theirs in zip(unsharded([each[2][name] for each in found]), expected, strict=True):
+        for mine, theirs in zip(unsharded([result[2][name] for result in results]), expected, strict=True):
             assert torch.equal(mine, theirs), "initial values hang on the number of ranks"
-    for own in found:
-        assert own[0] == found[0][0]
-        np.testing.assert_allclose(own[0], losses, rtol=1e-4)
-        assert torch.equal(own[1], found[0][1])
+    for result in results:
+        assert result[0] == results[0][0]
+        np.testing.assert_allclose(result[0], losses, rtol=1e-4)
+        assert torch.equal(result[1], results[0][1])
     assert losses[-1] < losses[0]
     labels = torch.cat([make_batch(1000 + seed)[2] for seed in range(8)]).numpy()
-    assert auc(labels, found[0][1].numpy()) == pytest.approx(auc(labels, probabilities.numpy()), abs=2e-3)
+    assert auc(labels, results[0][1].numpy()) == pytest.approx(auc(labels, probabilities.numpy()), abs=2e-3)
 
 
 def test_auto_mixes_all_kinds_here() -> None:
     shape = TableShape((*CARDINALITIES, *LISTS), 8 * 4 + 4, (1, 1, 1, LENGTH, LENGTH))
     for ranks in (2, 4):
         placement = plan_placement(shape, ranks, Embeddings.model_validate(AUTO))
-        assert {each.kind for each in placement.homes} == {"replicated", "table_wise", "row_wise"}
+        assert {feature.kind for feature in placement.features} == {"replicated", "table_wise", "row_wise"}
 
 
 @pytest.mark.parametrize("storage", ["bf16", "fp16"])
 @pytest.mark.parametrize("placement", ["table_wise", "row_wise", "auto"])
 def test_16_bit_rows_round_alike_wherever_they_lie(placement: str, storage: str) -> None:
-    """Gradients are whole numbers here, so that their sums are exact and every bit of the weights must agree."""
+    """Gradients are whole numbers, so their sums are exact and all bits of the weights must be equal."""
     changed = {"embedding_storage": storage, "multi_hot": {"max_length": LENGTH, "pooling": "sum"}}
 
     def body(collectives: Collectives) -> tuple[StackedEmbedding, Tensor]:
@@ -149,7 +149,7 @@ def test_16_bit_rows_round_alike_wherever_they_lie(placement: str, storage: str)
             vectors = table(share(step, collectives).categorical)
             (vectors * torch.arange(-3, 5)).sum().backward()
             gradient = table.take_gradient(collectives)
-            table.move_rows(gradient.rows, gradient.values * 2**-9, step)
+            table.add_to_rows(gradient.rows, gradient.values * 2**-9, step)
         return table, table.weight
 
     expected = unsharded([body(ALONE)])
@@ -193,11 +193,11 @@ def test_a_rank_that_looks_nothing_up_takes_part() -> None:
         ids = torch.zeros(0, 11, dtype=torch.int64) if collectives.rank else make_batch(0)[1]
         model.embedding(ids).sum().backward()
         gradient = model.embedding.take_gradient(collectives)
-        where = model.embedding.router.in_unsharded(gradient.rows)
+        where = model.embedding.router.unsharded_rows(gradient.rows)
         return [where.tolist(), gradient.rows.tolist()]
 
-    found = on_ranks(2, body)
+    results = on_ranks(2, body)
     (expected, _), *_ = on_ranks(1, body)
-    assert sorted({row for where, _ in found for row in where}) == expected
-    for _, rows in found:
+    assert sorted({row for where, _ in results for row in where}) == expected
+    for _, rows in results:
         assert rows == sorted(set(rows))

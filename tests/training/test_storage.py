@@ -1,4 +1,4 @@
-"""Counted random numbers against NumPy, and 16-bit storage: the right two neighbours, and the mean that it was."""
+"""Numbers by counters, stochastic rounding, and trainings with tables of 16 bits."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def expected_bits(seed: int, rows: NDArray[np.uint64], columns: range) -> NDArra
 
 def test_bits_equal_numpy_and_each_row_draws_its_own() -> None:
     rows = torch.tensor([0, 1, 5, 2**40, 123_456_789])
-    found = counter_rng.random_bits(2**61 + 7, rows, range(3, 20))
+    result = counter_rng.random_bits(2**61 + 7, rows, range(3, 20))
     expected = expected_bits(2**61 + 7, rows.numpy().astype(np.uint64), range(3, 20))
-    np.testing.assert_array_equal(found.numpy().view(np.uint32), expected)
-    assert torch.equal(counter_rng.random_bits(2**61 + 7, rows[2:3], range(4, 6)), found[2:3, 1:3])
+    np.testing.assert_array_equal(result.numpy().view(np.uint32), expected)
+    assert torch.equal(counter_rng.random_bits(2**61 + 7, rows[2:3], range(4, 6)), result[2:3, 1:3])
 
 
 def test_uniform_and_normal_numbers_are_what_they_are_called() -> None:
@@ -43,10 +43,10 @@ def test_uniform_and_normal_numbers_are_what_they_are_called() -> None:
     normal = counter_rng.normal(1, rows, 8).double().numpy()
     moments = [np.mean(normal**power) for power in (1, 2, 3, 4)]
     np.testing.assert_allclose(moments, [0, 1, 0, 3], atol=0.05)
-    for each in (drawn, normal):
-        off = np.corrcoef(each.T) - np.eye(8)
+    for numbers in (drawn, normal):
+        off = np.corrcoef(numbers.T) - np.eye(8)
         assert np.abs(off).max() < 0.03
-        assert abs(np.corrcoef(each[:-1, 0], each[1:, 0])[0, 1]) < 0.03
+        assert abs(np.corrcoef(numbers[:-1, 0], numbers[1:, 0])[0, 1]) < 0.03
 
 
 VALUES = [0.1, -0.1, 1 / 3, 1.0, -3.0e-5, 1.0e-6, 3.3e-8, 0.0, 1234.567, -2.0e-7]
@@ -56,9 +56,9 @@ VALUES = [0.1, -0.1, 1 / 3, 1.0, -3.0e-5, 1.0e-6, 3.3e-8, 0.0, 1234.567, -2.0e-7
 def test_rounding_takes_one_of_two_neighbours_and_keeps_the_mean(dtype: torch.dtype) -> None:
     rows = torch.arange(40_000)
     values = torch.tensor(VALUES).repeat(len(rows), 1)
-    found = round_stochastically(values, dtype, 11, rows)
-    assert found.dtype == dtype
-    for value, column in zip(torch.tensor(VALUES), found.T, strict=True):
+    result = round_stochastically(values, dtype, 11, rows)
+    assert result.dtype == dtype
+    for value, column in zip(torch.tensor(VALUES), result.T, strict=True):
         taken = column.unique()
         nearest = value.to(dtype)
         if float(nearest) == float(value):
@@ -71,8 +71,8 @@ def test_rounding_takes_one_of_two_neighbours_and_keeps_the_mean(dtype: torch.dt
         distance = abs(float(other) - float(nearest))
         # A share's deviation is at most 1 / (2 √N): five of them.
         assert abs(float(column.double().mean()) - float(value)) < 5 * distance / (2 * len(rows) ** 0.5)
-    assert torch.equal(found[7:9], round_stochastically(values[7:9], dtype, 11, rows[7:9]))
-    assert not torch.equal(found, round_stochastically(values, dtype, 12, rows))
+    assert torch.equal(result[7:9], round_stochastically(values[7:9], dtype, 11, rows[7:9]))
+    assert not torch.equal(result, round_stochastically(values, dtype, 12, rows))
 
 
 def test_what_is_too_large_or_no_number_is_kept_in_sight() -> None:
@@ -94,7 +94,7 @@ def test_updates_too_small_to_see_add_up(dtype: torch.dtype) -> None:
         table.weight.fill_(1.0)
     rows, change = torch.arange(500), torch.full((500, 8), 2.0**-14)
     for step in range(1000):
-        table.move_rows(rows, change, step)
+        table.add_to_rows(rows, change, step)
     assert float(table.weight.double().mean()) == pytest.approx(1 + 1000 * 2**-14, abs=2e-3)
     assert (1 + change).to(dtype).eq(1).all()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from conf.errors import ConfigError, DataError
+from conf.errors import DataError
 from conf.types import Config, ModelConfig, Train
 from storage import file_io
 from storage.dataset import Dataset, split_partitions
@@ -21,7 +21,7 @@ from tests.training.feature_tables import make_config, make_spec, publish_all, r
 from training.checkpoints import load_model, open_trained, save_trained
 from training.checkpoints.stored import StoredState
 from training.distributed.collectives import LocalCollectives
-from training.loop import run, training_loop
+from training.loop import training_loop
 from training.loop.run import train_in_process
 from training.loop.train_step import Trainer
 from training.loop.training_plan import TrainPlan, make_plan
@@ -178,7 +178,7 @@ def test_warm_start_keeps_rows_of_a_grown_vocabulary(tmp_path: Path) -> None:
     parent.state()["adagrad.embedding.weight"].copy_(torch.arange(16))
     parent.state()["adam.mean"].normal_()
     warm_start(child, new_spec, *stored(tmp_path, parent, old_spec))
-    columns = (trainer.model.embedding.columns() for trainer in (child, parent, fresh))
+    columns = (trainer.model.embedding.block_rows() for trainer in (child, parent, fresh))
     for rows, old, new in zip(*columns, strict=True):
         assert torch.equal(rows[: len(old)], old)
         assert torch.equal(rows[len(old) :], new[len(old) :])
@@ -306,15 +306,3 @@ def test_a_plan_refuses_training_days_of_one_label(tmp_path: Path, share: int, m
     assert caught.value.exit_code == 3
     assert make_plan(config, lake, with_clicks([1, *rows[1:]])).train_files
     assert make_plan(config, lake, dataset).train_files  # of a release that did not count clicks
-
-
-def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert run.choose_device("auto", 0) == torch.device("cuda", 0)
-    assert run.choose_device("cpu", 0) == torch.device("cpu")
-    with pytest.raises(ConfigError, match="a rank needs GPU 1, torch sees 1"):
-        run.choose_device("auto", 1)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert run.choose_device("auto", 3) == torch.device("cpu")
-    with pytest.raises(ConfigError, match=r"train\.device=cuda"):
-        run.choose_device("cuda", 0)

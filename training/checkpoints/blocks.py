@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from training.embeddings.table import RowBlock
+from training.embeddings.rows import RowBlock
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from training.checkpoints.blocks import StoredBlock, overlap
 from training.checkpoints.tensor_file import TensorFile
-from training.embeddings.table import RowBlock
+from training.embeddings.rows import RowBlock
 
 
 class StateMismatchError(Exception):

@@ -1,1 +1,1 @@
-"""The device that a model runs on: precision and memory."""
+"""The device of a process: its choice, mixed precision, and memory."""

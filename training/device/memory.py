@@ -1,7 +1,8 @@
-"""Freed memory is kept for the next step, instead of being handed back to the system and fetched again.
+"""Keeps freed memory in the process for the next step.
 
-A step on a CPU allocates and frees the same tensors, of tens of megabytes each. glibc maps each anew and unmaps it again, so that
-every step pays for every page's first touch: a quarter of a bf16 step of DLRM on a virtual machine. GPUs' memory is torch's own.
+A step on a CPU allocates and frees the same tensors, of tens of megabytes each. By default glibc maps and
+unmaps each of them, so every step pays for the first touch of every page. torch itself keeps the memory of
+GPUs.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """From here on this process allocates within its heap, which does not shrink; what it has allocated stays where it is.
+    """From now on, this process allocates from its heap, and the heap does not shrink.
 
-    Call it when the model is there: tables that are freed later then go back to the system as before.
+    Call it after the model is loaded: tables that were mapped before go back to the system when they are
+    freed.
 
     Returns:
-        Whether the C library can do so; others than glibc are left alone.
+        Whether the C library is glibc. With others this does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

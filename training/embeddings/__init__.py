@@ -1,1 +1,1 @@
-"""Embedding tables: ids in, vectors out, gradients by row. Nothing outside this folder knows where a row lies."""
+"""Embedding tables: ids in, vectors out, gradients by row. Only this folder knows where a row is stored."""

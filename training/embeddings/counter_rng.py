@@ -1,9 +1,10 @@
-"""Random numbers that are a function of where they are used: of a row and a column of the unsharded table, and a seed.
+"""A counter RNG: random numbers are a function of a row and a column of the unsharded table, and of a seed.
 
-So a rank that holds some rows draws the numbers that one rank would draw for them, in any order and without the others'.
-A key of 64 bits is made of seed and row by splitmix64's finaliser (Steele, Lea and Flood 2014, "Fast splittable
-pseudorandom number generators", OOPSLA, section 3), and 32 bits of key and column by two multiplications and three
-shifts, as in MurmurHash3's finaliser, with the constants of Wellons' hash-prospector, which he found least biased.
+So a rank that holds some rows draws for them the numbers that a single rank would draw, in any order.
+splitmix64's finaliser computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast
+splittable pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in
+MurmurHash3's finaliser, compute 32 bits from key and column. Their constants are those of the least bias in
+Wellons' hash-prospector.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _MIX_32 = (0x7FEB352D, 0x846CA68B)
 
 
 def random_bits(seed: int, rows: Tensor, columns: range) -> Tensor:
-    """(N, len(columns)) int32: 32 random bits of each of the rows (N,) int64, at each column."""
+    """(N, len(columns)) int32: 32 random bits for each of the rows (N,) int64 and each column."""
     low, high = _keys(seed, rows)
-    steps = torch.tensor([_signed(each * _GOLDEN_32, 32) for each in columns], dtype=torch.int32)
-    bits = low.unsqueeze(1) + steps.to(rows.device)
+    offsets = torch.tensor([_signed(column * _GOLDEN_32, 32) for column in columns], dtype=torch.int32)
+    bits = low.unsqueeze(1) + offsets.to(rows.device)
     bits = _shifted(bits, 16, 32).bitwise_xor_(bits).mul_(_signed(_MIX_32[0], 32))
     bits.bitwise_xor_(high.unsqueeze(1))
     bits = _shifted(bits, 15, 32).bitwise_xor_(bits).mul_(_signed(_MIX_32[1], 32))
@@ -41,30 +42,30 @@ def normal(seed: int, rows: Tensor, dim: int) -> Tensor:
     return uniform(seed, rows, range(dim, 2 * dim)).mul_(2 * math.pi).cos_().mul_(radius)
 
 
-def scattered(numbers: Tensor) -> Tensor:
-    """A hash of each of the numbers, int64 of any shape: 63 bits, never negative."""
+def hash_numbers(numbers: Tensor) -> Tensor:
+    """Hashes of 63 bits, never negative, of numbers, int64 of any shape."""
     return _mixed(numbers * _signed(_GOLDEN_64, 64)).bitwise_and_(2**63 - 1)
 
 
 def _keys(seed: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower and the upper 32 bits of each row's key, (N,) int32 each."""
+    """The lower and the upper 32 bits of the rows' keys, (N,) int32 each."""
     key = _mixed((rows + 1) * _signed(_GOLDEN_64, 64) + _signed(seed, 64))
     return key.to(torch.int32), _shifted(key, 32, 64).to(torch.int32)
 
 
 def _mixed(key: Tensor) -> Tensor:
-    """splitmix64's finaliser of 64 bits each."""
+    """splitmix64's finaliser of keys of 64 bits."""
     for shift, factor in zip((30, 27), _MIX_64, strict=True):
         key = (key ^ _shifted(key, shift, 64)) * _signed(factor, 64)
     return key ^ _shifted(key, 31, 64)
 
 
 def _shifted(bits: Tensor, places: int, width: int) -> Tensor:
-    """Bits of that width shifted to the right, zeros coming in from the left: a new tensor."""
+    """A new tensor of bits of a width, shifted to the right and filled with zeros."""
     return (bits >> places).bitwise_and_((1 << (width - places)) - 1)
 
 
 def _signed(number: int, width: int) -> int:
-    """The signed integer of that width with a number's lowest bits."""
+    """The signed integer of a width with a number's lowest bits."""
     low = number & ((1 << width) - 1)
     return low - (1 << width) if low >> (width - 1) else low

@@ -1,11 +1,11 @@
-"""Rows that live on other ranks: their vectors come for a batch, and its gradients go back to them.
+"""Exchange of rows between ranks: owners send vectors for a batch and receive the gradients of these vectors.
 
     forward   a rank's distinct rows, sorted by owner → owners   (all_to_all, int32)
               the owners' vectors → back, as they are stored     (all_to_all, 16 or 32 bits a number)
     backward  the gradients of these distinct rows → owners      (all_to_all, float32)
 
-An owner adds up what it gets in the order of ranks, so equal batches give equal bits. A row that occurs often in a
-batch travels once.
+An owner sums the gradients that it receives in the order of ranks, so equal batches give equal bits. A row
+that occurs several times in a batch is sent once.
 """
 
 from __future__ import annotations
@@ -17,59 +17,65 @@ from torch import Tensor
 
 from training.distributed.collectives import Collectives
 from training.embeddings.router import Router
-from training.embeddings.rows import RowGradient, sum_rows
+from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.rows import sum_rows
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """The rows that one batch asked for.
+class ExchangedRows:
+    """The rows that ranks requested for one batch.
 
     Attributes:
-        counts: R + 1 numbers: distinct rows asked of each rank, and last those that every rank holds.
-        asked: (A,) int64 rows of this rank's matrix that the ranks asked for, one rank after the other.
-        asked_counts: how many each rank asked for.
-        shared: (S,) int64 rows of this rank's matrix that every rank holds and this batch has.
+        counts: R + 1 numbers: distinct rows that this rank requested from each rank, then those that all
+            ranks hold.
+        requested: (A,) int64 rows of this rank's matrix that the ranks requested, ordered by rank.
+        requested_counts: the number of rows that each rank requested.
+        replicated: (S,) int64 rows of this rank's matrix that all ranks hold and this batch looks up.
     """
 
     counts: list[int]
-    asked: Tensor
-    asked_counts: list[int]
-    shared: Tensor
+    requested: Tensor
+    requested_counts: list[int]
+    replicated: Tensor
 
 
-def fetch(keys: Tensor, weight: Tensor, router: Router, collectives: Collectives) -> tuple[Tensor, Fetched]:
+def fetch(
+    keys: Tensor, weight: Tensor, router: Router, collectives: Collectives
+) -> tuple[Tensor, ExchangedRows]:
     """The vectors (U, E) float32 of distinct keys (U,) int64, ascending."""
-    *counts, shared_count = router.counts(keys)
-    away = len(keys) - shared_count
+    *counts, replicated_count = router.counts(keys)
+    num_remote = len(keys) - replicated_count
     rows = keys % router.span
-    asked, asked_counts = collectives.all_to_all(rows[:away].to(torch.int32), counts)
-    vectors, _ = collectives.all_to_all(weight.index_select(0, asked), asked_counts)
-    shared = rows[away:]
-    found = torch.cat([vectors.float(), weight.index_select(0, shared).float()])
-    return found, Fetched([*counts, shared_count], asked.long(), asked_counts, shared)
+    requested, requested_counts = collectives.all_to_all(rows[:num_remote].to(torch.int32), counts)
+    remote, _ = collectives.all_to_all(weight.index_select(0, requested), requested_counts)
+    replicated = rows[num_remote:]
+    vectors = torch.cat([remote.float(), weight.index_select(0, replicated).float()])
+    exchanged = ExchangedRows([*counts, replicated_count], requested.long(), requested_counts, replicated)
+    return vectors, exchanged
 
 
 def return_gradient(
-    values: Tensor, fetched: Fetched, collectives: Collectives
-) -> tuple[RowGradient, RowGradient]:
+    values: Tensor, exchanged: ExchangedRows, collectives: Collectives
+) -> tuple[Tensor, SummedRowGradient]:
     """Sends the gradients (U, E) of the rows that `fetch` brought to their owners.
 
     Returns:
-        Of this rank's matrix: the gradients of rows that it alone holds, from all ranks and not yet added up; and those of
-        rows that every rank holds, from this rank alone.
+        (A, E) the gradients of the rows `exchanged.requested`, from all ranks; and the gradient of the rows
+        that all ranks hold, from this rank alone.
     """
-    *counts, shared_count = fetched.counts
-    away = len(values) - shared_count
-    owned, _ = collectives.all_to_all(values[:away], counts)
-    return RowGradient(fetched.asked, owned), RowGradient(fetched.shared, values[away:])
+    *counts, replicated_count = exchanged.counts
+    num_remote = len(values) - replicated_count
+    owned, _ = collectives.all_to_all(values[:num_remote], counts)
+    return owned, SummedRowGradient(exchanged.replicated, values[num_remote:])
 
 
-def sum_over_ranks(gradient: RowGradient, collectives: Collectives, end: int) -> RowGradient:
-    """The rows that any rank touched, of those that every rank holds, and the sum of their gradients: never a gradient
-    of the whole table.
+def sum_over_ranks(gradient: SummedRowGradient, collectives: Collectives, end: int) -> SummedRowGradient:
+    """The sum over ranks of a gradient of replicated rows. It has rows that any rank looked up.
 
     Args:
-        end: rows lie in [0, end).
+        gradient: of this rank.
+        collectives: of the ranks.
+        end: rows are in [0, end).
     """
     if collectives.size == 1:
         return gradient

@@ -1,9 +1,10 @@
-"""Embedding tables as bytes, for scoring: each row is int8 numbers and one float32 scale, symmetric around zero.
+"""Embedding tables in int8, for scoring only: each row has int8 numbers and one float32 scale.
 
     scale = max |row| / 127,    code = round(number / scale),    number ≈ code * scale
 
-so a number moves by half its row's scale at most (row-wise post-training quantisation as in Guan et al. 2019,
-arXiv:1911.02079, section 3, with a range that is symmetric: rows are, and a zero stays zero). Nothing trains such a table.
+So a number changes by at most half the scale of its row. This is row-wise post-training quantisation as in
+Guan et al. 2019, arXiv:1911.02079, section 3, with a range that is symmetric around zero, so that a zero
+stays zero.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from training.embeddings.table import StackedEmbedding
 HIGHEST_CODE = 127
 _SCALE_BYTES = 4
 # Rows that are converted at a time.
-_ROWS = 65_536
+_CHUNK_ROWS = 65_536
 
 
 class Int8Embedding(StackedEmbedding):
-    """The table of another one, whose rows are all in this process; dequantised at lookup, on the device it lies on."""
+    """The int8 copy of a table whose rows are all in this process. Lookups dequantise rows."""
 
     scales: Tensor
 
@@ -31,16 +32,16 @@ class Int8Embedding(StackedEmbedding):
                 table.cardinalities, dim, table.list_lengths, table.pooling, torch.int8, table.placement
             )
         self.register_buffer("scales", torch.zeros(rows))
-        for first in range(0, rows, _ROWS):
-            part = slice(first, first + _ROWS)
-            self.weight[part], self.scales[part] = quantised(table.weight[part].float())
+        for first in range(0, rows, _CHUNK_ROWS):
+            part = slice(first, first + _CHUNK_ROWS)
+            self.weight[part], self.scales[part] = quantise(table.weight[part].float())
 
     def _take(self, table: Tensor, positions: Tensor) -> Tensor:
         return super()._take(table, positions).mul_(self.scales.index_select(0, positions).unsqueeze(1))
 
 
-def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (N, E) int8 in [-127, 127] and scales (N,) float32 of rows (N, E) float32; a row of zeros has scale 0."""
+def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (N, E) int8 in [-127, 127], and scales (N,) float32, 0 for zeros, of rows (N, E) float32."""
     scales = rows.abs().amax(dim=1) / HIGHEST_CODE
     divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(1)
     codes = (rows / divisors).round_().clamp_(-HIGHEST_CODE, HIGHEST_CODE)
@@ -48,7 +49,11 @@ def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_int8(model: nn.Module) -> int:
-    """Replaces, in place, the tables that get smaller by it; how many. Vectors of one number, as of linear parts, stay."""
+    """Replaces, in place, the tables of a model that int8 makes smaller. Vectors of one number stay float32.
+
+    Returns:
+        The number of tables that were replaced.
+    """
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

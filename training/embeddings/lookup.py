@@ -1,7 +1,7 @@
-"""The ids of one batch: which elements are looked up, and into which vector each of them goes.
+"""The ids of one batch: which elements are looked up, and which vector each element contributes to.
 
-Notation: B rows of a batch, C features made of ids, of which the last G are lists, E numbers a vector, N elements: every
-id that a vector depends on, which padding is not.
+Notation: B rows of a batch, C features made of ids, of which the last G are lists, E numbers a vector. N
+elements are all ids that contribute to a vector, so padding is none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from storage.feature_spec import PAD_ID
+from training.embeddings.exchange import ExchangedRows
+from training.embeddings.rows import Groups
+
+Pooling = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,8 @@ class ListElements:
     """The elements of lists, one feature after the other, row by row.
 
     Attributes:
-        ids, features: (n,) int64.
-        counts: (G, B) int64, how many ids each list has.
+        ids, features: (n,) int64, each element's id and the index of its feature.
+        counts: (G, B) int64, the number of ids in each list.
     """
 
     ids: Tensor
@@ -33,21 +37,22 @@ class ListElements:
 
     @classmethod
     def of(cls, ids: Tensor, lengths: Sequence[int], first_feature: int) -> ListElements:
-        """Of the columns (B, Σ lengths) that hold lists."""
+        """The elements of the columns (B, Σ lengths) that hold lists."""
         lists = ids.split(list(lengths), dim=1)
-        held = [each != PAD_ID for each in lists]
-        found = [each[mask] for each, mask in zip(lists, held, strict=True)]
-        features = [torch.full_like(each, first_feature + index) for index, each in enumerate(found)]
-        return cls(torch.cat(found), torch.cat(features), torch.stack([each.sum(dim=1) for each in held]))
+        masks = [columns != PAD_ID for columns in lists]
+        elements = [columns[mask] for columns, mask in zip(lists, masks, strict=True)]
+        features = [torch.full_like(ids, first_feature + index) for index, ids in enumerate(elements)]
+        counts = torch.stack([mask.sum(dim=1) for mask in masks])
+        return cls(torch.cat(elements), torch.cat(features), counts)
 
     @cached_property
     def bags(self) -> Tensor:
-        """(n,) int64, which of the G * B lists each element is of."""
+        """(n,) int64, the index of each element's list among the G * B lists."""
         counts = self.counts.flatten()
         return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
 
-    def pool(self, table: Tensor, positions: Tensor, pooling: Literal["sum", "mean"]) -> Tensor:
-        """(B, G, E) float32: the pooled rows `positions` (n,) of a float32 table (rows, E); zero for an empty list."""
+    def pool(self, table: Tensor, positions: Tensor, pooling: Pooling) -> Tensor:
+        """(B, G, E), pooled rows `positions` (n,) of a float32 table (rows, E); zero for an empty list."""
         lists, rows = self.counts.shape
         counts = self.counts.flatten()
         if not len(positions):
@@ -58,22 +63,57 @@ class ListElements:
             summed /= counts.clamp(min=1).unsqueeze(1)
         return summed.view(lists, rows, table.shape[1]).transpose(0, 1)
 
-    def sources(
-        self, vectors: int, single: int, pooling: Literal["sum", "mean"]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Which vector's gradient each element of the batch takes, and times what.
+    def sources(self, num_vectors: int, num_single: int, pooling: Pooling) -> tuple[Tensor, Tensor | None]:
+        """The vector whose gradient each element of the batch takes, and the factor of this gradient.
 
         Args:
-            vectors: B * C of them, of which the first `single` of each row are of one id each: those elements come first.
+            num_vectors: B * C.
+            num_single: features of one id. The elements of these features come first, row by row.
+            pooling: as the vectors of a list were pooled.
 
         Returns:
-            (N,) int64; and (N,) float32, or None where all take it as it is.
+            (N,) int64 indices of vectors; and (N,) float32 factors, or None if all are 1.
         """
         lists, rows = self.counts.shape
-        place = torch.arange(vectors, device=self.ids.device).view(rows, single + lists)
-        of_lists = place[:, single:].t().flatten()[self.bags]  # (n,)
-        source = torch.cat([place[:, :single].flatten(), of_lists])
+        vectors = torch.arange(num_vectors, device=self.ids.device).view(rows, num_single + lists)
+        list_vectors = vectors[:, num_single:].t().flatten()[self.bags]  # (n,)
+        source = torch.cat([vectors[:, :num_single].flatten(), list_vectors])
         if pooling == "sum":
             return source, None
         shares = 1 / self.counts.flatten()[self.bags].float()
-        return source, torch.cat([torch.ones(rows * single, device=shares.device), shares])
+        return source, torch.cat([torch.ones(rows * num_single, device=shares.device), shares])
+
+
+@dataclass(frozen=True)
+class BatchLookup:
+    """The lookup of one batch, which a table keeps until its gradient is taken.
+
+    Attributes:
+        vectors: (B, C, E), a leaf of autograd.
+        keys: (N,) keys of the router; rows of the matrix if no rows are exchanged.
+        lists: the elements of lists; None without such features.
+        groups, exchanged: the keys by equal keys, and what the ranks exchanged; None if no rows are
+            exchanged.
+    """
+
+    vectors: Tensor
+    keys: Tensor
+    lists: ListElements | None = None
+    groups: Groups | None = None
+    exchanged: ExchangedRows | None = None
+
+    def gradients(self, pooling: Pooling) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The gradients of the vectors, and which of them each element takes.
+
+        Returns:
+            (B * C, E), zeros if the loss did not depend on the vectors; and the sources and factors of the
+            elements, as `ListElements.sources`. Sources are None without lists, where element n takes
+            gradient n.
+        """
+        vectors = self.vectors
+        gradient = torch.zeros_like(vectors) if vectors.grad is None else vectors.grad
+        flat = gradient.reshape(-1, vectors.shape[2])
+        if self.lists is None:
+            return flat, None, None
+        num_single = vectors.shape[1] - len(self.lists.counts)
+        return (flat, *self.lists.sources(flat.shape[0], num_single, pooling))

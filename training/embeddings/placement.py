@@ -1,4 +1,4 @@
-"""Which rank holds which rows of a table: a plain value, the same on every rank."""
+"""The placement of a table's rows on ranks: a value that is equal on all ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from training.embeddings.rows import RowBlock
 
 
 @dataclass(frozen=True)
-class Home:
-    """Where the rows of one feature are.
+class FeaturePlacement:
+    """The ranks that hold the rows of one feature.
 
     Attributes:
-        kind: on all ranks (`replicated`), on one (`table_wise`), or row i on rank (i + rank) % ranks (`row_wise`). Ids are
-            ordered by frequency: neighbouring rows on one rank would be all the hot ones.
-        rank: the one that has the table; of rows that are spread, the one that has row 0. 0 where all have them.
+        kind: `replicated`: all ranks hold all rows. `table_wise`: one rank holds all rows. `row_wise`: row i
+            is on rank (i + rank) % ranks. Ids are ordered by frequency, so consecutive rows on one rank would
+            be all frequent rows.
+        rank: the rank that holds the rows, or row 0 of row-wise rows; 0 for replicated rows.
     """
 
     kind: Literal["replicated", "table_wise", "row_wise"]
@@ -26,56 +27,62 @@ class Home:
 
 @dataclass(frozen=True)
 class Placement:
-    """The homes of a table's features, and what follows for each rank.
+    """The placement of all features of a table.
 
     Attributes:
         cardinalities: rows of each feature.
-        homes: one for each feature.
+        features: the placement of each feature.
         ranks: R.
     """
 
     cardinalities: tuple[int, ...]
-    homes: tuple[Home, ...]
+    features: tuple[FeaturePlacement, ...]
     ranks: int = 1
 
     @property
     def exchanges(self) -> bool:
-        """Whether any rows are on some ranks only."""
-        return any(home.kind != "replicated" for home in self.homes)
+        """Whether any rows are on some ranks only, so that ranks must exchange them."""
+        return any(feature.kind != "replicated" for feature in self.features)
 
     def blocks(self, rank: int) -> tuple[RowBlock, ...]:
-        """The rows that a rank holds, in their order in its matrix: first those that all ranks hold, at equal places."""
-        held = list(self._held(rank))
-        places = accumulate((rows for _, _, _, rows in held), initial=0)
+        """The rows that a rank holds, in the order of its matrix.
+
+        Replicated rows come first, so they have the same place on all ranks.
+        """
+        runs = list(self._runs(rank))
+        places = accumulate((rows for _, _, _, rows in runs), initial=0)
         return tuple(
-            RowBlock(feature, first, step, rows, place, rank == 0 or self.homes[feature].kind != "replicated")
-            for (feature, first, step, rows), place in zip(held, places, strict=False)
+            RowBlock(
+                feature, first, step, rows, place, rank == 0 or self.features[feature].kind != "replicated"
+            )
+            for (feature, first, step, rows), place in zip(runs, places, strict=False)
         )
 
     def rows_of(self, rank: int) -> int:
-        """Rows of a rank's matrix."""
-        return sum(rows for _, _, _, rows in self._held(rank))
+        """The number of rows of a rank's matrix."""
+        return sum(rows for _, _, _, rows in self._runs(rank))
 
     @property
     def replicated_rows(self) -> int:
-        """Rows that every rank holds, at the beginning of its matrix."""
-        pairs = zip(self.cardinalities, self.homes, strict=True)
-        return sum(rows for rows, home in pairs if home.kind == "replicated")
+        """The number of rows that all ranks hold, at the beginning of their matrices."""
+        pairs = zip(self.cardinalities, self.features, strict=True)
+        return sum(rows for rows, feature in pairs if feature.kind == "replicated")
 
-    def _held(self, rank: int) -> Iterator[tuple[int, int, int, int]]:
-        """(feature, first row, step, rows) of what a rank holds."""
-        for feature, home in enumerate(self.homes):
-            if home.kind == "replicated":
-                yield feature, 0, 1, self.cardinalities[feature]
-        for feature, home in enumerate(self.homes):
-            rows = self.cardinalities[feature]
-            first = (rank - home.rank) % self.ranks
-            if home.kind == "table_wise" and rank == home.rank:
-                yield feature, 0, 1, rows
-            elif home.kind == "row_wise" and first < rows:
-                yield feature, first, self.ranks, -(-(rows - first) // self.ranks)
+    def _runs(self, rank: int) -> Iterator[tuple[int, int, int, int]]:
+        """(feature, first row, step, rows) of all that a rank holds."""
+        for index, feature in enumerate(self.features):
+            if feature.kind == "replicated":
+                yield index, 0, 1, self.cardinalities[index]
+        for index, feature in enumerate(self.features):
+            rows = self.cardinalities[index]
+            first = (rank - feature.rank) % self.ranks
+            if feature.kind == "table_wise" and rank == feature.rank:
+                yield index, 0, 1, rows
+            elif feature.kind == "row_wise" and first < rows:
+                yield index, first, self.ranks, -(-(rows - first) // self.ranks)
 
 
-def everywhere(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
-    """All rows on every rank."""
-    return Placement(tuple(cardinalities), tuple(Home("replicated") for _ in cardinalities), ranks)
+def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
+    """The placement of all rows on all ranks."""
+    features = tuple(FeaturePlacement("replicated") for _ in cardinalities)
+    return Placement(tuple(cardinalities), features, ranks)

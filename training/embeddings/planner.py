@@ -1,14 +1,16 @@
 """Decides which rank holds which rows of a table: a pure function of shapes, ranks and configuration.
 
-Rows that all ranks hold cost every rank memory, and an all-gather of their gradients; rows that one rank holds cost an
-exchange of vectors, and whoever has the hot ones works most. So under `auto`
+Replicated rows take memory on all ranks, and their gradients need an all-gather. Rows on one rank need an
+exchange of vectors, and the rank with the frequent rows has the most work. So the placement `auto` follows
+these rules:
 
-    a small feature is replicated, unless the budget is needed for others;
-    a feature larger than a share of what each rank should hold is spread by rows, and so are more, the largest first,
-    until what each rank holds fits the budget;
-    the others go to one rank each: the costliest first, to the rank that bears least so far. A feature's cost is its part
-    of all bytes plus its part of all lookups (LPT rule, Graham 1969, SIAM Journal on Applied Mathematics 17: no rank
-    bears more than the mean plus the costliest feature).
+* Small features are replicated, unless the memory limit leaves no room for them.
+* Features that are larger than a share of what each rank should hold are row-wise. While a rank holds more
+  than its limit, the largest of the other features become row-wise too.
+* Each other feature goes to one rank: the feature of the highest cost first, to the rank of the lowest cost
+  so far. The cost of a feature is its share of all bytes plus its share of all lookups. By this rule (LPT,
+  Graham 1969, SIAM Journal on Applied Mathematics 17) the cost of a rank is at most the mean plus the highest
+  cost of a feature.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from dataclasses import dataclass
 
 from conf.errors import ConfigError
 from conf.train_types import Embeddings
-from training.embeddings.placement import Home, Placement, everywhere
+from training.embeddings.placement import FeaturePlacement, Placement, replicate_all
 
 
 @dataclass(frozen=True)
 class TableShape:
-    """What the planner knows of a table.
+    """The sizes by which a table is placed.
 
     Attributes:
         cardinalities: rows of each feature.
-        row_bytes: bytes a row takes on the rank that holds it: its numbers and its optimiser's state.
-        lookups: rows of each feature that a row of a batch asks for, at most.
+        row_bytes: bytes a row takes on the rank that holds it: its numbers and its optimizer's state.
+        lookups: the largest number of a feature's rows that one row of a batch looks up.
     """
 
     cardinalities: tuple[int, ...]
@@ -37,23 +39,25 @@ class TableShape:
 
     @property
     def feature_bytes(self) -> list[int]:
+        """Bytes of each feature's rows."""
         return [rows * self.row_bytes for rows in self.cardinalities]
 
 
 def plan_placement(shape: TableShape, ranks: int, settings: Embeddings) -> Placement:
-    """The homes of all features. One rank holds everything, whatever the settings.
+    """The placement of all features. A single rank holds everything, whatever the settings.
 
     Raises:
-        ConfigError: what a rank would hold is more than `rank_max_bytes`.
+        ConfigError: a rank would hold more than `rank_max_bytes`.
     """
     placement = _place(shape, ranks, settings)
-    budget = settings.rank_max_bytes
-    most = max(placement.rows_of(rank) for rank in range(ranks)) * shape.row_bytes
-    if budget is not None and most > budget:
+    max_bytes = settings.rank_max_bytes
+    largest_bytes = max(placement.rows_of(rank) for rank in range(ranks)) * shape.row_bytes
+    if max_bytes is not None and largest_bytes > max_bytes:
         raise ConfigError(
-            f"a rank would hold {most} bytes of an embedding table (train.embeddings.placement={settings.placement}, "
-            f"{ranks} ranks, {sum(shape.cardinalities)} rows of {shape.row_bytes} bytes), "
-            f"train.embeddings.rank_max_bytes={budget}",
+            f"a rank would hold {largest_bytes} bytes of an embedding table "
+            f"(train.embeddings.placement={settings.placement}, {ranks} ranks, "
+            f"{sum(shape.cardinalities)} rows of {shape.row_bytes} bytes), "
+            f"train.embeddings.rank_max_bytes={max_bytes}",
             "train on more ranks, with placement auto or row_wise, or with model.embedding_storage=bf16",
         )
     return placement
@@ -62,57 +66,65 @@ def plan_placement(shape: TableShape, ranks: int, settings: Embeddings) -> Place
 def _place(shape: TableShape, ranks: int, settings: Embeddings) -> Placement:
     cardinalities = shape.cardinalities
     if ranks == 1 or settings.placement == "replicated":
-        return everywhere(cardinalities, ranks)
+        return replicate_all(cardinalities, ranks)
     features = range(len(cardinalities))
     if settings.placement == "table_wise":
-        return _assign(shape, ranks, replicated=set(), spread=set())
+        return _assign(shape, ranks, replicated=set(), row_wise=set())
     if settings.placement == "row_wise":
-        return _assign(shape, ranks, replicated=set(), spread=set(features))
-    size = shape.feature_bytes
-    replicated = {each for each in features if size[each] <= settings.replicated_max_bytes}
-    placed = [each for each in features if each not in replicated]
-    share = settings.row_wise_share * sum(size[each] for each in placed) / ranks
-    spread = {each for each in placed if size[each] > share}
-    placement = _assign(shape, ranks, replicated, spread)
-    for each in sorted(features, key=lambda feature: (-size[feature], feature)):
-        budget = settings.rank_max_bytes
+        return _assign(shape, ranks, replicated=set(), row_wise=set(features))
+    sizes = shape.feature_bytes
+    replicated = {feature for feature in features if sizes[feature] <= settings.replicated_max_bytes}
+    placed = [feature for feature in features if feature not in replicated]
+    share = settings.row_wise_share * sum(sizes[feature] for feature in placed) / ranks
+    row_wise = {feature for feature in placed if sizes[feature] > share}
+    placement = _assign(shape, ranks, replicated, row_wise)
+    for feature in sorted(features, key=lambda feature: (-sizes[feature], feature)):
+        max_bytes = settings.rank_max_bytes
         rows = max(placement.rows_of(rank) for rank in range(ranks))
-        if budget is None or rows * shape.row_bytes <= budget:
+        if max_bytes is None or rows * shape.row_bytes <= max_bytes:
             break
-        replicated, spread = replicated - {each}, spread | {each}
-        placement = _assign(shape, ranks, replicated, spread)
+        replicated, row_wise = replicated - {feature}, row_wise | {feature}
+        placement = _assign(shape, ranks, replicated, row_wise)
     return placement
 
 
-def _assign(shape: TableShape, ranks: int, replicated: set[int], spread: set[int]) -> Placement:
-    """Gives every feature that is neither replicated nor spread to one rank."""
-    size, lookups = shape.feature_bytes, shape.lookups
-    placed = [each for each in range(len(size)) if each not in replicated]
-    all_bytes = max(sum(size[each] for each in placed), 1)
-    all_lookups = max(sum(lookups[each] for each in placed), 1)
-    cost = [size[each] / all_bytes + lookups[each] / all_lookups for each in range(len(size))]
-    homes = {each: Home("replicated") for each in replicated}
-    # Row 0 of the first goes to rank 0, of the second to rank 1, …: the hottest rows of all features do not meet.
-    homes |= {each: Home("row_wise", index % ranks) for index, each in enumerate(sorted(spread))}
-    borne = [0.0] * ranks
-    for each in sorted(set(placed) - spread, key=lambda feature: (-cost[feature], feature)):
-        rank = min(range(ranks), key=lambda candidate: (borne[candidate], candidate))
-        homes[each] = Home("table_wise", rank)
-        borne[rank] += cost[each]
-    return Placement(shape.cardinalities, tuple(homes[each] for each in range(len(size))), ranks)
+def _assign(shape: TableShape, ranks: int, replicated: set[int], row_wise: set[int]) -> Placement:
+    """Assigns each feature that is neither replicated nor row-wise to one rank."""
+    sizes, lookups = shape.feature_bytes, shape.lookups
+    features = range(len(sizes))
+    placed = [feature for feature in features if feature not in replicated]
+    all_bytes = max(sum(sizes[feature] for feature in placed), 1)
+    all_lookups = max(sum(lookups[feature] for feature in placed), 1)
+    costs = [sizes[feature] / all_bytes + lookups[feature] / all_lookups for feature in features]
+    placements = {feature: FeaturePlacement("replicated") for feature in replicated}
+    # Row 0 of the first feature is on rank 0, of the second on rank 1, …, so that no rank has all frequent
+    # rows.
+    placements |= {
+        feature: FeaturePlacement("row_wise", index % ranks) for index, feature in enumerate(sorted(row_wise))
+    }
+    rank_costs = [0.0] * ranks
+    for feature in sorted(set(placed) - row_wise, key=lambda feature: (-costs[feature], feature)):
+        rank = min(range(ranks), key=lambda candidate: (rank_costs[candidate], candidate))
+        placements[feature] = FeaturePlacement("table_wise", rank)
+        rank_costs[rank] += costs[feature]
+    return Placement(shape.cardinalities, tuple(placements[feature] for feature in features), ranks)
 
 
 def describe(placement: Placement, shape: TableShape, names: Sequence[str]) -> str:
-    """The plan as a table for the log: a line for each feature, then one for each rank."""
-    homes = {"replicated": "every rank", "table_wise": "rank {}", "row_wise": "by rows, the first on rank {}"}
-    width = max([len("feature"), *(len(each) for each in names)])
+    """The placement as a table for the log: a line for each feature, then a line for each rank."""
+    holders = {
+        "replicated": "every rank",
+        "table_wise": "rank {}",
+        "row_wise": "by rows, the first on rank {}",
+    }
+    width = max([len("feature"), *(len(name) for name in names)])
     lines = [f"{'feature':<{width}}  {'rows':>11}  {'MiB':>9}  {'lookups':>7}  held by"]
     features = zip(
-        names, placement.cardinalities, shape.feature_bytes, shape.lookups, placement.homes, strict=True
+        names, placement.cardinalities, shape.feature_bytes, shape.lookups, placement.features, strict=True
     )
-    for name, rows, size, lookups, home in features:
-        held = homes[home.kind].format(home.rank)
-        lines.append(f"{name:<{width}}  {rows:>11}  {size / 2**20:>9.2f}  {lookups:>7}  {held}")
+    for name, rows, size, lookups, feature in features:
+        holder = holders[feature.kind].format(feature.rank)
+        lines.append(f"{name:<{width}}  {rows:>11}  {size / 2**20:>9.2f}  {lookups:>7}  {holder}")
     for rank in range(placement.ranks):
         rows = placement.rows_of(rank)
         line = f"{f'rank {rank}':<{width}}  {rows:>11}  {rows * shape.row_bytes / 2**20:>9.2f}"
@@ -121,7 +133,7 @@ def describe(placement: Placement, shape: TableShape, names: Sequence[str]) -> s
 
 
 def _lookups_of(placement: Placement, shape: TableShape, rank: int) -> float:
-    """Lookups a rank serves of each row of the global batch, hot rows taken for as many on one rank as on another."""
+    """The lookups that a rank answers for a row of the global batch, if all rows are equally frequent."""
     shares = {"replicated": 1 / placement.ranks, "row_wise": 1 / placement.ranks}
-    pairs = zip(placement.homes, shape.lookups, strict=True)
-    return sum(lookups * shares.get(home.kind, float(home.rank == rank)) for home, lookups in pairs)
+    pairs = zip(placement.features, shape.lookups, strict=True)
+    return sum(lookups * shares.get(feature.kind, float(feature.rank == rank)) for feature, lookups in pairs)

@@ -1,8 +1,9 @@
-"""How the numbers of a table are stored: 32 bits, or 16 with stochastic rounding where an update is written.
+"""Storage of a table's numbers: 32 bits, or 16 bits with stochastic rounding of updates.
 
-Rounded to the nearest, an update smaller than half the distance of two neighbouring numbers would be lost, every time.
-Rounded up with the probability of its remainder it counts on average (Gupta et al. 2015, "Deep Learning with Limited
-Numerical Precision", ICML, section 3.1): the rounded number's expectation is the number itself.
+Rounding to nearest would lose every update that is smaller than half the distance of two neighbouring
+numbers. Stochastic rounding rounds up with the probability of the remainder (Gupta et al. 2015, "Deep
+Learning with Limited Numerical Precision", ICML, section 3.1), so the expectation of the rounded number is
+the number itself.
 """
 
 from __future__ import annotations
@@ -25,25 +26,27 @@ _FP16_LARGEST = 65504.0
 
 
 def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, rows: Tensor) -> Tensor:
-    """Values (N, E) float32 as 16-bit numbers: one of the two neighbours, each with the probability that keeps the mean.
+    """Values (N, E) as 16-bit numbers: one of the two neighbours, with probabilities that keep the mean.
 
-    Numbers that are no numbers stay so; float16 ends at ±65504.
+    NaN stays NaN. float16 values are clipped to ±65504.
 
     Args:
+        values: (N, E) float32.
         dtype: torch.bfloat16 or torch.float16.
-        seed, rows: (N,) rows of the unsharded table; the choice follows from them and the column alone.
+        seed: of the random bits.
+        rows: (N,) rows of the unsharded table. Seed, row and column alone determine the choice.
     """
     random = random_bits(seed, rows, range(values.shape[1]))
     if dtype == torch.bfloat16:
         return torch.where(values.isfinite(), _add_and_cut(values, random, 16), values).to(dtype)
-    held = values.clamp(-_FP16_LARGEST, _FP16_LARGEST)  # keeps NaN
+    clipped = values.clamp(-_FP16_LARGEST, _FP16_LARGEST)  # keeps NaN
     share = (random & 0xFFFFFF).float().mul_(2.0**-24)
-    subnormal = (held / _FP16_SMALLEST + share).floor_() * _FP16_SMALLEST
-    rounded = torch.where(held.abs() < _FP16_SMALLEST_NORMAL, subnormal, _add_and_cut(held, random, 13))
-    return torch.where(held.isnan(), held, rounded).to(dtype)
+    subnormal = (clipped / _FP16_SMALLEST + share).floor_() * _FP16_SMALLEST
+    rounded = torch.where(clipped.abs() < _FP16_SMALLEST_NORMAL, subnormal, _add_and_cut(clipped, random, 13))
+    return torch.where(clipped.isnan(), clipped, rounded).to(dtype)
 
 
 def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
-    """Adds random bits below the last that is kept, and clears them: a carry rounds away from zero."""
+    """Adds random bits below the last bit that stays, and clears them. A carry rounds away from zero."""
     below = (1 << bits) - 1
     return ((values.view(torch.int32) + (random & below)) & ~below).view(torch.float32)

@@ -1,20 +1,18 @@
 """The embedding table: ids in, vectors out, gradients by row.
 
-One matrix holds the rows of every feature made of ids, one feature after the other, so that a batch is one gather
-whatever their number, and one more for features that are lists of ids. Where tables are spread over ranks the matrix
-holds a rank's part of them. Nothing outside this folder knows where a row lies: `blocks` says it to those who write
-rows to disk and read them back.
+One matrix holds the rows of all features made of ids, one feature after the other. So a batch is one gather,
+whatever the number of features, and one more for features that are lists of ids. If rows are spread over
+ranks, the matrix holds the rows of this rank. Only this folder knows which row of the matrix holds which id.
+Code that writes rows to disk and reads them back uses `blocks`.
 
-No gradient is ever made of the table, nor of its elements: the vectors that a batch looked up are leaves of autograd, and
-from their gradients those of the distinct rows are added up in one pass.
+Autograd computes no gradient of the table or of its elements. The vectors that a batch looked up are leaves
+of autograd, and their gradients are summed by distinct row in one pass.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,56 +21,47 @@ from storage.feature_spec import PAD_ID
 from training import kernels
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings import counter_rng
-from training.embeddings.exchange import Fetched, fetch, return_gradient, sum_over_ranks
-from training.embeddings.lookup import ListElements
-from training.embeddings.placement import Placement, everywhere
+from training.embeddings.exchange import fetch, return_gradient, sum_over_ranks
+from training.embeddings.lookup import BatchLookup, ListElements, Pooling
+from training.embeddings.placement import Placement, replicate_all
 from training.embeddings.router import Router
+from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
 from training.embeddings.row_storage import round_stochastically
-from training.embeddings.rows import Groups, Lookups, RowBlock, RowGradient, group, sum_rows
+from training.embeddings.rows import RowBlock, group, sum_rows
 
-__all__ = ["RowBlock", "RowGradient", "StackedEmbedding", "set_kernels", "sum_rows", "tables_of"]
-
-# Numbers that are drawn at a time: they stay in a core's cache, whatever the size of the table.
+# Numbers that are drawn at a time. They fit a core's cache, whatever the size of the table.
 _DRAWN_NUMBERS = 2**18
 
 
-@dataclass(frozen=True)
-class _Lookup:
-    """What a batch looked up, until its gradient is taken: N elements.
-
-    Attributes:
-        vectors: (B, C, E), the leaf.
-        keys: (N,) of the router, or rows of the matrix where nothing is exchanged.
-        groups, fetched: of these keys, where rows were exchanged.
-    """
-
-    vectors: Tensor
-    keys: Tensor
-    lists: ListElements | None
-    groups: Groups | None
-    fetched: Fetched | None
-
-
 class StackedEmbedding(nn.Module):
-    """Embedding rows of C features in one table; starts at zero.
+    """Embedding rows of C features in one table; all zero at first.
 
     Args:
         cardinalities: rows of each feature, in order.
         dim: E, numbers a row.
-        list_lengths: columns that each of the last features takes, which are lists of ids; all others take one.
+        list_lengths: columns of ids of each of the last features, which are lists of ids. Other features have
+            one column.
         pooling: how the vectors of a list become one.
-        storage: of the numbers. Vectors and gradients are float32 whatever it is.
+        storage: dtype of the numbers. Vectors and gradients are float32 in any case.
         placement: which rank holds which rows; None holds all of them here.
-        collectives: of the ranks that the placement names. They are used by `forward` only where rows are exchanged: then
-            every rank must look up as often as the others.
+        collectives: of the ranks of the placement. `forward` calls them only if rows are exchanged. Then all
+            ranks must call `forward` equally often.
+
+    Attributes:
+        blocks: the rows that this rank holds, in the order of the matrix.
+        may_use_kernels: whether lookups and updates use kernels on a device that has them; `set_kernels` sets
+            it.
     """
+
+    blocks: tuple[RowBlock, ...]
+    may_use_kernels = True
 
     def __init__(
         self,
         cardinalities: Sequence[int],
         dim: int,
         list_lengths: Sequence[int] = (),
-        pooling: Literal["sum", "mean"] = "mean",
+        pooling: Pooling = "mean",
         storage: torch.dtype = torch.float32,
         placement: Placement | None = None,
         collectives: Collectives = ALONE,
@@ -81,36 +70,28 @@ class StackedEmbedding(nn.Module):
         self.cardinalities = tuple(cardinalities)
         self.list_lengths = tuple(list_lengths)
         self.pooling = pooling
-        self.placement = placement or everywhere(self.cardinalities, collectives.size)
+        self.placement = placement or replicate_all(self.cardinalities, collectives.size)
         self._collectives = collectives
         self.blocks = self.placement.blocks(collectives.rank)
         rows = self.placement.rows_of(collectives.rank)
         self.weight = nn.Parameter(torch.zeros(rows, dim, dtype=storage), requires_grad=False)
         self.router = Router(self.placement, collectives.rank)
-        self._single = len(self.cardinalities) - len(self.list_lengths)
-        self._lookups: list[_Lookup] = []
-        # One draw, so that what is drawn after it does not depend on how many rows this rank has.
+        self._num_single = len(self.cardinalities) - len(self.list_lengths)
+        self._lookups: list[BatchLookup] = []
+        # One draw, so that later draws do not depend on the number of rows of this rank.
         self._seed = int(torch.randint(2**62, ()))
-
-    may_use_kernels = True
-    """Whether lookups and their update are left to kernels on a device that has them; `set_kernels` sets this."""
-
-    unsummed = False
-    """Whether the optimiser adds gradients of equal rows up itself; it sets this."""
 
     @property
     def on_kernels(self) -> bool:
+        """Whether lookups and updates of this table use kernels."""
         return self.may_use_kernels and kernels.available(self.weight.device)
-
-    blocks: tuple[RowBlock, ...]
-    """The rows that this rank holds, in their order in the matrix."""
 
     @torch.no_grad()
     def init_uniform(self) -> None:
         """Fills each feature's rows from U(-1/√n, 1/√n), n its cardinality, as the authors of DLRM do.
 
-        The padding row of a list stays zero: nothing reads it and nothing trains it. Equal seeds of torch give a row equal
-        numbers wherever it lies.
+        The padding row of a list stays zero: no lookup reads it and no gradient changes it. Equal seeds of
+        torch give a row equal numbers on any rank.
         """
         dim = self.weight.shape[1]
 
@@ -122,66 +103,65 @@ class StackedEmbedding(nn.Module):
 
     @torch.no_grad()
     def init_normal(self, deviation: float) -> None:
-        """Fills all rows from N(0, deviation²), but for the padding rows of lists; as `init_uniform`."""
+        """Fills all rows but the padding rows of lists from N(0, deviation²); seeds as in `init_uniform`."""
         dim = self.weight.shape[1]
         self._fill(lambda seed, rows, feature: counter_rng.normal(seed, rows, dim).mul_(deviation))
 
     def _fill(self, draw: Callable[[int, Tensor, int], Tensor]) -> None:
-        """Sets all rows to what `draw` returns for a seed, rows of the unsharded table and the feature they are of."""
+        """Sets all rows to what `draw` returns for a seed, rows of the unsharded table and their feature."""
         seed = int(torch.randint(2**62, ()))
         count = max(_DRAWN_NUMBERS // self.weight.shape[1], 1)
-        for block, rows in zip(self.blocks, self.columns(), strict=True):
-            for part, place in zip(
-                rows.split(count), range(block.place, block.place + block.rows, count), strict=True
-            ):
-                held = torch.arange(place, place + len(part), device=rows.device)
-                part.copy_(draw(seed, self.router.in_unsharded(held), block.feature))
-            if block.feature >= self._single and block.first == PAD_ID and block.rows:
+        for block, rows in zip(self.blocks, self.block_rows(), strict=True):
+            places = range(block.place, block.place + block.rows, count)
+            for part, place in zip(rows.split(count), places, strict=True):
+                local = torch.arange(place, place + len(part), device=rows.device)
+                part.copy_(draw(seed, self.router.unsharded_rows(local), block.feature))
+            if block.feature >= self._num_single and block.first == PAD_ID and block.rows:
                 rows[PAD_ID] = 0
 
-    def columns(self) -> list[Tensor]:
-        """A view (rows, E) of each block's rows: where all rows are on every rank, those of each feature, which ids index."""
+    def block_rows(self) -> list[Tensor]:
+        """A view (rows, E) of each block's rows; of each feature's rows if all ranks hold all rows."""
         weight = self.weight.detach()
-        return [weight[each.place : each.place + each.rows] for each in self.blocks]
+        return [weight[block.place : block.place + block.rows] for block in self.blocks]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Vectors (B, C, E) float32 of ids (B, W) int32 or int64, each in [0, cardinality of its feature).
 
-        Of a list PAD_ID is left out, of the sum and of the mean's count; the vector of an empty list is zero.
+        PAD_ID in a list counts neither in the sum nor in the mean; the vector of an empty list is zero.
         """
         with torch.no_grad():
-            found = self._look_up(ids)
+            lookup = self._look_up(ids)
         if torch.is_grad_enabled() and self.training:
-            found.vectors.requires_grad_()
-            self._lookups.append(found)
-        return found.vectors
+            lookup.vectors.requires_grad_()
+            self._lookups.append(lookup)
+        return lookup.vectors
 
-    def _look_up(self, ids: Tensor) -> _Lookup:
-        single, listed = ids[:, : self._single], ids[:, self._single :].long()
-        lists = ListElements.of(listed, self.list_lengths, self._single) if self.list_lengths else None
-        keys = self._keys(single, self.router.features[: self._single]).flatten()
+    def _look_up(self, ids: Tensor) -> BatchLookup:
+        single, listed = ids[:, : self._num_single], ids[:, self._num_single :].long()
+        lists = ListElements.of(listed, self.list_lengths, self._num_single) if self.list_lengths else None
+        keys = self._keys(single, self.router.features[: self._num_single]).flatten()
         if lists is not None:
             keys = torch.cat([keys, self._keys(lists.ids, lists.features)])
         table: Tensor = self.weight
-        positions, groups, fetched = keys, None, None
+        positions, groups, exchanged = keys, None, None
         if self.placement.exchanges:
             groups = group(keys, self.router.end)
             positions = groups.position()
-            table, fetched = fetch(groups.keys, self.weight, self.router, self._collectives)
+            table, exchanged = fetch(groups.keys, self.weight, self.router, self._collectives)
         elif self.may_use_kernels and kernels.available(ids.device) and table.dtype != torch.int8:
-            first_rows = self.router.shared_places[: len(self.cardinalities)]
+            first_rows = self.router.replicated_places[: len(self.cardinalities)]
             vectors = kernels.look_up(table, ids, first_rows, self.list_lengths, self.pooling == "mean")
-            return _Lookup(vectors, keys, lists, None, None)
+            return BatchLookup(vectors, keys, lists)
         vectors = self._take(table, positions[: single.numel()])
         vectors = vectors.view(*single.shape, table.shape[1])
         if lists is not None:
-            of_lists = positions[single.numel() :]
+            list_positions = positions[single.numel() :]
             if table.dtype != torch.float32:
-                table = self._take(table, of_lists)
-                of_lists = torch.arange(len(of_lists), device=table.device)
-            pooled = lists.pool(table, of_lists, self.pooling)
+                table = self._take(table, list_positions)
+                list_positions = torch.arange(len(list_positions), device=table.device)
+            pooled = lists.pool(table, list_positions, self.pooling)
             vectors = torch.cat([vectors, pooled], dim=1)
-        return _Lookup(vectors, keys, lists, groups, fetched)
+        return BatchLookup(vectors, keys, lists, groups, exchanged)
 
     def _take(self, table: Tensor, positions: Tensor) -> Tensor:
         """(N, E) float32: the rows `positions` (N,) of a table of this storage."""
@@ -190,90 +170,93 @@ class StackedEmbedding(nn.Module):
     def _keys(self, ids: Tensor, features: Tensor) -> Tensor:
         if self.placement.exchanges:
             return self.router.keys(ids, features)
-        return ids + self.router.shared_places[features]
+        return ids + self.router.replicated_places[features]
 
     @torch.no_grad()
-    def take_gradient(self, collectives: Collectives = ALONE) -> RowGradient:
-        """The gradient since the last call, which this clears, summed over ranks; no rows when there is none.
+    def take_gradient(self, collectives: Collectives = ALONE) -> SummedRowGradient:
+        """The gradient since the last call, summed over ranks and sorted by row. Clears it.
+
+        It has no rows if no gradient was computed. All ranks get the same gradient of rows that all hold.
 
         Args:
             collectives: of the ranks that train on parts of one batch.
-
-        Returns:
-            Of the rows of this rank's matrix, sorted. All ranks get the same of rows that all hold. With `unsummed` set,
-            and nobody to share them with, the `Lookups` of one batch as they are.
         """
         lookups, self._lookups = self._lookups, []
-        if self.unsummed and collectives.size == 1 and not self.placement.exchanges and len(lookups) == 1:
-            return self._unsummed(lookups[0])
-        parts = [self._gradient(each) for each in lookups if each.vectors.grad is not None]
-        shared = self._sum([each for each, _ in parts], distinct=len(parts) == 1)
-        shared = sum_over_ranks(shared, collectives, self.router.span)
+        lookups = [lookup for lookup in lookups if lookup.vectors.grad is not None]
+        parts = [self._gradient(lookup) for lookup in lookups]
+        replicated = self._sum([(part.rows, part.values) for part, _ in parts], distinct=len(parts) == 1)
+        replicated = sum_over_ranks(replicated, collectives, self.router.span)
         if not self.placement.exchanges:
-            return shared
-        owned = self._sum([each for _, each in parts if each is not None], distinct=False)
-        return RowGradient(torch.cat([shared.rows, owned.rows]), torch.cat([shared.values, owned.values]))
-
-    def _gradient(self, lookup: _Lookup) -> tuple[RowGradient, RowGradient | None]:
-        """Of what every rank holds, from this rank; and of what this rank holds, from all."""
-        gradient = lookup.vectors.grad
-        if gradient is None:
-            raise RuntimeError("this lookup has no gradient")
-        flat = gradient.reshape(-1, gradient.shape[2])
-        groups = lookup.groups or group(lookup.keys, self.router.span)
-        source = weights = None
-        if lookup.lists is not None:
-            source, weights = lookup.lists.sources(flat.shape[0], self._single, self.pooling)
-        values = groups.sum(flat, source, weights)
-        if lookup.fetched is None:
-            return RowGradient(groups.keys, values), None
-        owned, shared = return_gradient(values, lookup.fetched, self._collectives)
-        return shared, owned
-
-    def _unsummed(self, lookup: _Lookup) -> RowGradient:
-        vectors = lookup.vectors
-        gradient = torch.zeros_like(vectors) if vectors.grad is None else vectors.grad
-        source = weights = None
-        flat = gradient.reshape(-1, vectors.shape[2])
-        if lookup.lists is not None:
-            source, weights = lookup.lists.sources(flat.shape[0], self._single, self.pooling)
-        return Lookups(lookup.keys, flat, source, weights)
-
-    def _sum(self, parts: Sequence[RowGradient], *, distinct: bool) -> RowGradient:
-        """The parts' gradients, added up by row unless it is known that no row occurs twice."""
-        weight = self.weight
-        rows = torch.cat(
-            [torch.zeros(0, dtype=torch.int64, device=weight.device), *(each.rows for each in parts)]
+            return replicated
+        owned = self._sum([part for _, part in parts if part is not None], distinct=False)
+        return SummedRowGradient(
+            torch.cat([replicated.rows, owned.rows]), torch.cat([replicated.values, owned.values])
         )
-        nothing = torch.zeros(0, weight.shape[1], device=weight.device)
-        values = torch.cat([nothing, *(each.values for each in parts)])
-        return RowGradient(rows, values) if distinct else sum_rows(rows, values, self.router.span)
 
     @torch.no_grad()
-    def move_rows(self, rows: Tensor, change: Tensor, step: int) -> None:
+    def take_lookup_gradient(self) -> LookupGradient | None:
+        """The gradient of the only batch since the last call, with an entry for each lookup. Clears it.
+
+        Returns:
+            None, and clears nothing, if rows are exchanged or there was not one batch: then use
+            `take_gradient`.
+        """
+        if self.placement.exchanges or len(self._lookups) != 1:
+            return None
+        lookup = self._lookups.pop()
+        return LookupGradient(lookup.keys, *lookup.gradients(self.pooling))
+
+    def _gradient(self, lookup: BatchLookup) -> tuple[SummedRowGradient, tuple[Tensor, Tensor] | None]:
+        """The gradient of one lookup.
+
+        Returns:
+            The gradient of replicated rows, from this rank; and rows (A,) that this rank alone holds, with
+            repeats, and their values (A, E) from all ranks, or None if no rows are exchanged.
+        """
+        flat, sources, weights = lookup.gradients(self.pooling)
+        groups = lookup.groups or group(lookup.keys, self.router.span)
+        values = groups.sum(flat, sources, weights)
+        if lookup.exchanged is None:
+            return SummedRowGradient(groups.keys, values), None
+        owned, replicated = return_gradient(values, lookup.exchanged, self._collectives)
+        return replicated, (lookup.exchanged.requested, owned)
+
+    def _sum(self, parts: Sequence[tuple[Tensor, Tensor]], *, distinct: bool) -> SummedRowGradient:
+        """The sum of (rows, values) by row. Pass `distinct` if no row occurs twice."""
+        weight = self.weight
+        no_rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
+        no_values = torch.zeros(0, weight.shape[1], device=weight.device)
+        rows = torch.cat([no_rows, *(rows for rows, _ in parts)])
+        values = torch.cat([no_values, *(values for _, values in parts)])
+        return SummedRowGradient(rows, values) if distinct else sum_rows(rows, values, self.router.span)
+
+    @torch.no_grad()
+    def add_to_rows(self, rows: Tensor, change: Tensor, step: int) -> None:
         """Adds `change` (N, E) float32 to the rows (N,) of this rank's matrix, which are distinct.
 
         Args:
-            step: of the training; with the row it decides how 16-bit numbers are rounded.
+            rows: distinct rows.
+            change: what is added.
+            step: of the training. With the row it determines how 16-bit numbers are rounded.
         """
         if self.weight.dtype == torch.float32:
             self.weight.index_add_(0, rows, change)
             return
-        moved = self.weight.index_select(0, rows).float() + change
-        where = self.router.in_unsharded(rows)
-        rounded = round_stochastically(moved, self.weight.dtype, self._seed + step, where)
+        values = self.weight.index_select(0, rows).float() + change
+        unsharded = self.router.unsharded_rows(rows)
+        rounded = round_stochastically(values, self.weight.dtype, self._seed + step, unsharded)
         self.weight.index_copy_(0, rows, rounded)
 
     @torch.no_grad()
-    def apply_lookups(
+    def apply_lookup_gradient(
         self,
-        gradient: Lookups,
+        gradient: LookupGradient,
         rate: float,
         step: int,
         accumulator: Tensor | None = None,
         epsilon: float = 1e-8,
     ) -> None:
-        """One step of row-wise Adagrad, or of SGD without an accumulator (rows,), by what `unsummed` left as it was."""
+        """One step by the update kernel: row-wise Adagrad, or SGD without an accumulator (rows,)."""
         kernels.update(
             self.weight.detach(),
             accumulator,
@@ -291,11 +274,13 @@ class StackedEmbedding(nn.Module):
 def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:
     """The embedding tables of a model, by the name of their weight in its state."""
     return {
-        f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, StackedEmbedding)
+        f"{name}.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, StackedEmbedding)
     }
 
 
 def set_kernels(model: nn.Module, use: bool) -> None:
-    """Leaves what kernels can do in a model to them, or to torch's operators; before the model gets an optimiser."""
+    """Sets whether the tables of a model may use kernels. Call it before the model gets an optimizer."""
     for table in tables_of(model).values():
         table.may_use_kernels = use

@@ -1,29 +1,35 @@
-"""How the tables of a model are kept: their storage, and the ranks that hold them. Models ask for tables here, knowing nothing of it."""
+"""Creates the tables of a model by the configuration: their storage, and the ranks that hold their rows."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
 from conf.train_types import Embeddings, EmbeddingStorage
 from training.distributed.collectives import ALONE, Collectives
+from training.embeddings.lookup import Pooling
 from training.embeddings.planner import TableShape, describe, plan_placement
 from training.embeddings.row_storage import DTYPES
 from training.embeddings.table import StackedEmbedding
 
 log = logging.getLogger("nightrank.training")
 
-# Bytes of state that each optimiser keeps of a row, and of each of its numbers.
+# Bytes of each optimizer's state: for a row, and for each number of a row.
 _STATE_BYTES = {"row_wise_adagrad": (4, 0), "sgd": (0, 0), "lazy_adam": (4, 8), "ftrl": (0, 8)}
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """As the configuration has it; by default, everything here in 32 bits."""
+class TableFactory:
+    """Creates tables; by default all rows are in this process, in 32 bits.
+
+    Attributes:
+        storage: the dtype of the numbers.
+        settings: placement and optimizer of the rows.
+        collectives: of the ranks that hold the rows.
+    """
 
     storage: EmbeddingStorage = "fp32"
     settings: Embeddings = field(default_factory=Embeddings)
@@ -34,26 +40,31 @@ class Keeping:
         cardinalities: Sequence[int],
         dim: int,
         list_lengths: Sequence[int],
-        pooling: Literal["sum", "mean"],
+        pooling: Pooling,
         names: Sequence[str],
         *,
         by_ftrl: bool,
     ) -> StackedEmbedding:
-        """A table of `dim` numbers a row; rank 0 logs which rank holds what. Tables of one number a row are float32.
+        """A table of `dim` numbers a row. Rank 0 logs the placement. Tables of one number a row are float32.
+
+        Args:
+            cardinalities, dim, list_lengths, pooling: as `StackedEmbedding`.
+            names: of the features, for the log.
+            by_ftrl: whether FTRL trains the table. Its state has its own size.
 
         Raises:
-            ConfigError: a rank's part is larger than it may be.
+            ConfigError: a rank would hold more than `rank_max_bytes`.
         """
         storage = DTYPES[self.storage] if dim > 1 else torch.float32
-        a_row, a_number = _STATE_BYTES["ftrl" if by_ftrl else self.settings.optimizer]
-        row_bytes = a_row + dim * (storage.itemsize + a_number)
-        single = len(cardinalities) - len(list_lengths)
-        shape = TableShape(tuple(cardinalities), row_bytes, (*[1] * single, *list_lengths))
+        state_bytes, number_state_bytes = _STATE_BYTES["ftrl" if by_ftrl else self.settings.optimizer]
+        row_bytes = state_bytes + dim * (storage.itemsize + number_state_bytes)
+        num_single = len(cardinalities) - len(list_lengths)
+        shape = TableShape(tuple(cardinalities), row_bytes, (*[1] * num_single, *list_lengths))
         ranks = self.collectives.size
         placement = plan_placement(shape, ranks, self.settings)
         if ranks > 1 and self.collectives.rank == 0:
-            called = names or [str(each) for each in range(len(cardinalities))]
-            log.info("embedding table, %d numbers a row:\n%s", dim, describe(placement, shape, called))
+            labels = names or [str(index) for index in range(len(cardinalities))]
+            log.info("embedding table, %d numbers a row:\n%s", dim, describe(placement, shape, labels))
         return StackedEmbedding(
             cardinalities, dim, list_lengths, pooling, storage, placement, self.collectives
         )

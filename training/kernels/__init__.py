@@ -1,10 +1,12 @@
-"""Triton kernels for what a GPU does badly one operation at a time: lookups, their update, and the dot interaction.
+"""Triton kernels for lookups, updates of rows, and the dot interaction, which torch computes slowly on a GPU.
 
-Each has a plain counterpart in torch, which CPUs use; results are the same but for rounding. Triton is imported when the
-first kernel is called, never before: its import costs each rank a second. Under TRITON_INTERPRET=1, Triton's own switch,
-the kernels run on CPU tensors too, slowly, which is how tests hold them against NumPy where there is no GPU.
+Each kernel has a counterpart in torch, which CPUs use. Their results are equal except for rounding. Triton is
+imported at the first call of a kernel, because the import costs each rank a second. With TRITON_INTERPRET=1,
+a setting of Triton, kernels also run on CPU tensors, slowly. Tests compare them with NumPy in this way on
+machines without a GPU.
 
-Notation: B rows of a batch, C features made of ids, W columns of ids, R rows of the table, E numbers a row, N lookups.
+Notation: B rows of a batch, C features made of ids, W columns of ids, R rows of the table, E numbers a row, N
+lookups.
 """
 
 from __future__ import annotations
@@ -16,17 +18,18 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-# Read once: the compiler, which traces `available`, takes constants as they are.
+# Read once, because torch.compile traces `available` and needs constants.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_FOUND = find_spec("triton") is not None
+_HAS_TRITON = find_spec("triton") is not None
 
-# Vectors a row whose dots fit a program's registers; beyond it the interaction is left to torch.
-_MOST_VECTORS = 64
+# The largest number of vectors a row whose dots fit a program's registers. Torch computes larger
+# interactions.
+_MAX_VECTORS = 64
 
 
 def available(device: torch.device) -> bool:
-    """Whether the kernels run on tensors of this device: on a GPU, and on CPUs where Triton interprets."""
-    return _FOUND and (device.type == "cuda" or (device.type == "cpu" and INTERPRETED))
+    """Whether the kernels run on tensors of this device: on a GPU, or on a CPU if Triton interprets."""
+    return _HAS_TRITON and (device.type == "cuda" or (device.type == "cpu" and INTERPRETED))
 
 
 def look_up(
@@ -35,8 +38,11 @@ def look_up(
     """Vectors (B, C, E) float32 of ids (B, W), lists pooled; one kernel.
 
     Args:
-        first_rows: (C,) int64 the row of `weight` that holds each feature's id 0.
+        weight: (R, E).
+        ids: (B, W) int32 or int64.
+        first_rows: (C,) int64, the row of `weight` that holds id 0 of each feature.
         list_lengths: columns of each of the last features, which are lists.
+        mean: whether lists are pooled by their mean, else by their sum.
     """
     from training.kernels.lookup import Features, gather
 
@@ -56,7 +62,7 @@ def update(
     step: int,
     epsilon: float = 1e-8,
 ) -> None:
-    """Row-wise Adagrad, or SGD without an accumulator, on the rows that were looked up, in place; see `row_update`."""
+    """Row-wise Adagrad, or SGD without an accumulator, on the rows of lookups, in place; see `row_update`."""
     from training.kernels.row_update import update_rows
 
     update_rows(
@@ -74,12 +80,12 @@ def update(
 
 
 def interacts(device: torch.device, num_vectors: int) -> bool:
-    """Whether `interact` takes so many vectors a row on this device."""
-    return available(device) and num_vectors <= _MOST_VECTORS
+    """Whether `interact` takes this number of vectors a row on this device."""
+    return available(device) and num_vectors <= _MAX_VECTORS
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
-    """DLRM's interaction with its concatenation, (B, E + F (F - 1) / 2); see `interaction`."""
+    """DLRM's interaction with its concatenation, (B, E + F (F - 1) / 2); see the module `interaction`."""
     from training.kernels.interaction import interact
 
     return interact(bottom, embedded)

@@ -1,10 +1,12 @@
-"""The dot interaction of DLRM (Naumov et al. 2019, arXiv:1906.00091, section 2.1) in one kernel each way.
+"""DLRM's dot interaction (Naumov et al. 2019, arXiv:1906.00091, section 2.1), in one kernel each way.
 
-    out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]    v_0 the bottom MLP's vector, v_1 … v_C the embeddings
-    ∂v = (G + Gᵀ) V, G the gradients of the dots below the diagonal; ∂v_0 also takes the gradient of its copy
+    out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]
+    ∂v = (G + Gᵀ) V
 
-Neither the matrix V (B, F, E), nor the dots (B, F, F), nor the concatenation's parts are written to memory: vectors are read
-once and what the top MLP takes is written once. F = C + 1, or C where there is no bottom MLP.
+v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G has the gradients of the dots below the
+diagonal. ∂v_0 also has the gradient of its copy in `out`. The matrix V (B, F, E), the dots (B, F, F) and the
+parts of the concatenation are not written to memory: the kernel reads vectors once and writes the top MLP's
+input once. F = C + 1, or C without a bottom MLP.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -27,8 +29,7 @@ _BLOCK_DIM = 128
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
     """(B, E + F (F - 1) / 2) of bottom (B, E) and embedded (B, C, E); the dots alone without bottom.
 
-    Under autocast products are taken in its dtype, which the result has; vectors are read, and their gradients written, as
-    they are.
+    Under autocast, products and the result have its dtype. Vectors and their gradients keep their dtypes.
     """
     first = embedded.new_empty(len(embedded), 0) if bottom is None else bottom
     dtype = embedded.dtype
@@ -47,7 +48,7 @@ def _gradients(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tens
 
 @operator("dot_interaction(Tensor bottom, Tensor embedded, ScalarType dtype) -> Tensor", _result)
 def dot_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `interact`, in `dtype`; bottom is (B, 0) where there is none."""
+    """As `interact`, in `dtype`; bottom is (B, 0) without a bottom MLP."""
     shape = _Shape(bottom, embedded, dtype)
     out = torch.empty(len(embedded), shape.width, dtype=dtype, device=embedded.device)
     if out.numel():
@@ -60,17 +61,17 @@ def dot_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> Ten
     _gradients,
 )
 def dot_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of `bottom` and `embedded`, by that of the result."""
+    """The gradients of `bottom` and `embedded`, from that of the result."""
     shape = _Shape(bottom, embedded, gradient.dtype)
     bottom, embedded = bottom.contiguous(), embedded.contiguous()
-    of_bottom, of_embedded = torch.empty_like(bottom), torch.empty_like(embedded)
+    bottom_gradient, embedded_gradient = torch.empty_like(bottom), torch.empty_like(embedded)
     if embedded.numel():
-        arguments = (bottom, embedded, gradient.contiguous(), of_bottom, of_embedded)
+        arguments = (bottom, embedded, gradient.contiguous(), bottom_gradient, embedded_gradient)
         _backward[(len(embedded),)](*arguments, **shape.arguments)
-    return of_bottom, of_embedded
+    return bottom_gradient, embedded_gradient
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0], inputs[1])
 
 
@@ -78,7 +79,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     return (*dot_interaction_backward(*ctx.saved_tensors, gradient), None)
 
 
-differentiable(dot_interaction, _differentiate, _keep)
+differentiable(dot_interaction, _differentiate, _save_inputs)
 
 
 def _width(bottom: Tensor, embedded: Tensor) -> int:
@@ -88,7 +89,7 @@ def _width(bottom: Tensor, embedded: Tensor) -> int:
 
 
 class _Shape:
-    """What both kernels are compiled for. `width`: numbers a row of the output."""
+    """The compile-time arguments of both kernels. `width`: numbers a row of the output."""
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         _, num_features, dim = embedded.shape
@@ -110,20 +111,20 @@ class _Shape:
 
 @triton.jit
 def _vectors(
-    bottom, embedded, row, index, place, FIRST: tl.constexpr, VECTORS: tl.constexpr, DIM: tl.constexpr
+    bottom, embedded, row, index, column, FIRST: tl.constexpr, VECTORS: tl.constexpr, DIM: tl.constexpr
 ):
-    """The tile V[index, place] of a row in float32: vector 0 is the bottom one where there is one."""
-    inside = (place < DIM)[None, :]
+    """The tile V[index, column] of a row in float32; vector 0 is the bottom MLP's if there is one."""
+    inside = (column < DIM)[None, :]
     mask = ((index >= FIRST) & (index < VECTORS))[:, None] & inside
     start = embedded + row * (VECTORS - FIRST) * DIM
-    tile = tl.load(start + (index - FIRST)[:, None] * DIM + place[None, :], mask=mask, other=0.0).to(
+    tile = tl.load(start + (index - FIRST)[:, None] * DIM + column[None, :], mask=mask, other=0.0).to(
         tl.float32
     )
     if FIRST:
-        own = (index == 0)[:, None] & inside
+        is_first = (index == 0)[:, None] & inside
         zero = (index * 0)[:, None]
-        first = tl.load(bottom + row * DIM + place[None, :] + zero, mask=own, other=0.0)
-        tile = tl.where(own, first.to(tl.float32), tile)
+        first = tl.load(bottom + row * DIM + column[None, :] + zero, mask=is_first, other=0.0)
+        tile = tl.where(is_first, first.to(tl.float32), tile)
     return tile
 
 
@@ -140,17 +141,17 @@ def _forward(
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One row of the batch a program."""
+    """A program computes one row of the batch."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     dots = tl.full((BLOCK, BLOCK), 0.0, tl.float32)
     for begin in range(0, DIM, BLOCK_DIM):
-        place = begin + tl.arange(0, BLOCK_DIM)
-        tile = _vectors(bottom, embedded, row, index, place, FIRST, VECTORS, DIM).to(out.dtype.element_ty)
+        column = begin + tl.arange(0, BLOCK_DIM)
+        tile = _vectors(bottom, embedded, row, index, column, FIRST, VECTORS, DIM).to(out.dtype.element_ty)
         dots += tl.dot(tile, tl.trans(tile), input_precision=PRECISION)
         if FIRST:
-            copied = tl.load(bottom + row * DIM + place, mask=place < DIM, other=0.0)
-            tl.store(out + row * width + place, copied.to(out.dtype.element_ty), mask=place < DIM)
+            copied = tl.load(bottom + row * DIM + column, mask=column < DIM, other=0.0)
+            tl.store(out + row * width + column, copied.to(out.dtype.element_ty), mask=column < DIM)
     lower, upper = index[:, None], index[None, :]
     pair = lower * (lower - 1) // 2 + upper
     mask = (upper < lower) & (lower < VECTORS)
@@ -162,8 +163,8 @@ def _backward(
     bottom,
     embedded,
     gradient,
-    of_bottom,
-    of_embedded,
+    bottom_gradient,
+    embedded_gradient,
     width,
     FIRST: tl.constexpr,
     VECTORS: tl.constexpr,
@@ -172,7 +173,7 @@ def _backward(
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One row of the batch a program."""
+    """A program computes one row of the batch."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     lower = tl.maximum(index[:, None], index[None, :])
@@ -181,17 +182,19 @@ def _backward(
     mask = (upper < lower) & (lower < VECTORS)
     both = tl.load(gradient + row * width + FIRST * DIM + pair, mask=mask, other=0.0)  # G + Gᵀ
     for begin in range(0, DIM, BLOCK_DIM):
-        place = begin + tl.arange(0, BLOCK_DIM)
-        tile = _vectors(bottom, embedded, row, index, place, FIRST, VECTORS, DIM).to(both.dtype)
+        column = begin + tl.arange(0, BLOCK_DIM)
+        tile = _vectors(bottom, embedded, row, index, column, FIRST, VECTORS, DIM).to(both.dtype)
         result = tl.dot(both, tile, input_precision=PRECISION)
-        inside = (place < DIM)[None, :]
-        of_vectors = ((index >= FIRST) & (index < VECTORS))[:, None] & inside
-        start = of_embedded + row * (VECTORS - FIRST) * DIM
-        target = start + (index - FIRST)[:, None] * DIM + place[None, :]
-        tl.store(target, result.to(of_embedded.dtype.element_ty), mask=of_vectors)
+        inside = (column < DIM)[None, :]
+        is_embedded = ((index >= FIRST) & (index < VECTORS))[:, None] & inside
+        start = embedded_gradient + row * (VECTORS - FIRST) * DIM
+        target = start + (index - FIRST)[:, None] * DIM + column[None, :]
+        tl.store(target, result.to(embedded_gradient.dtype.element_ty), mask=is_embedded)
         if FIRST:
-            own = (index == 0)[:, None] & inside
+            is_first = (index == 0)[:, None] & inside
             zero = (index * 0)[:, None]
-            copied = tl.load(gradient + row * width + place[None, :] + zero, mask=own, other=0.0)
-            target = of_bottom + row * DIM + place[None, :] + zero
-            tl.store(target, (result + copied.to(tl.float32)).to(of_bottom.dtype.element_ty), mask=own)
+            copied = tl.load(gradient + row * width + column[None, :] + zero, mask=is_first, other=0.0)
+            target = bottom_gradient + row * DIM + column[None, :] + zero
+            tl.store(
+                target, (result + copied.to(tl.float32)).to(bottom_gradient.dtype.element_ty), mask=is_first
+            )

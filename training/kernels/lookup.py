@@ -1,7 +1,8 @@
-"""One gather over all stacked tables: ids in, vectors out in the dtype of the computation, lists pooled on the way.
+"""One gather over all stacked tables: ids in, vectors out in the dtype of the computation, with pooled lists.
 
-Of a list PAD_ID is left out, of the sum and of the mean's count, and an empty list gives zeros, as in
-`StackedEmbedding.forward`, whose three operations and their temporaries (ids + offsets, the gather, the cast) this replaces.
+PAD_ID in a list counts neither in the sum nor in the mean, and an empty list gives zeros, as in
+`StackedEmbedding.forward`. The kernel replaces the three operations of that method and their temporaries: ids
++ offsets, the gather, and the cast.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -21,20 +22,20 @@ from torch import Tensor
 
 from storage.feature_spec import PAD_ID
 
-# Numbers that one program gathers: as many rows as make a tile of this size.
+# Numbers that one program gathers.
 _TILE = 4096
 
 
 @dataclass(frozen=True)
 class Features:
-    """Where the ids of C features stand in a batch, and their rows in the table.
+    """The columns of C features in a batch, and their rows in the table.
 
     Attributes:
-        first_row: (C,) int64 the table's row of each feature's id 0.
-        column, width: (C,) int32 the first of a feature's columns of ids, and how many there are.
-        lists_from: the first feature that is a list; all from it on are.
+        first_row: (C,) int64, the table's row of id 0 of each feature.
+        column, width: (C,) int32, the first column of ids of each feature, and the number of its columns.
+        lists_from: index of the first feature that is a list; all later features are lists too.
         longest: the largest width.
-        mean: lists are pooled by their mean, else by their sum.
+        mean: whether lists are pooled by their mean, else by their sum.
     """
 
     first_row: Tensor
@@ -46,7 +47,7 @@ class Features:
 
     @classmethod
     def of(cls, first_row: Tensor, list_lengths: Sequence[int], mean: bool) -> Features:
-        """Of features of one id each, but for the last ones, which are lists of these lengths."""
+        """The features of a table, of which the last ones are lists of these lengths."""
         single = len(first_row) - len(list_lengths)
         widths = (*[1] * single, *list_lengths)
         column, width = _columns(widths, first_row.device)
@@ -54,9 +55,9 @@ class Features:
 
 
 @cache
-@torch.inference_mode(False)  # kept: what comes first may be scoring, whose tensors no training can use
+@torch.inference_mode(False)  # the first call may score; a later training could not use inference tensors
 def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """`column` and `width` of `Features`; copied to the device once, for a copy would wait for it at every step."""
+    """`column` and `width` of `Features`, cached because each copy would wait for the device."""
     starts = [0, *accumulate(widths)][:-1]
     return (
         torch.tensor(starts, dtype=torch.int32, device=device),
@@ -65,7 +66,14 @@ def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
 
 
 def gather(weight: Tensor, ids: Tensor, features: Features, dtype: torch.dtype) -> Tensor:
-    """Vectors (B, C, E) of ids (B, W) int32 or int64 in `dtype`, from weight (R, E) of any floating dtype; sums are float32."""
+    """Vectors (B, C, E) in `dtype` of ids (B, W) int32 or int64.
+
+    Args:
+        weight: (R, E) of any floating dtype.
+        ids: (B, W).
+        features: the columns of ids.
+        dtype: of the result. Sums are float32.
+    """
     batch_rows, columns = ids.shape
     num_features, dim = len(features.first_row), weight.shape[1]
     out = torch.empty(batch_rows, num_features, dim, dtype=dtype, device=weight.device)
@@ -116,24 +124,24 @@ def _gather(
 ):
     """A tile of vectors (BLOCK, BLOCK_DIM); vector v is feature v % C of the batch's row v // C."""
     vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.arange(0, BLOCK_DIM)
+    number = tl.arange(0, BLOCK_DIM)
     inside = vector < vectors
     feature = vector % num_features
     start = tl.load(first_row + feature, mask=inside, other=0)
     first = (vector // num_features) * columns + tl.load(column + feature, mask=inside, other=0)
-    ids_here = tl.load(width + feature, mask=inside, other=0)
+    length = tl.load(width + feature, mask=inside, other=0)
     total = tl.full((BLOCK, BLOCK_DIM), 0.0, tl.float32)
     count = tl.full((BLOCK,), 0.0, tl.float32)
     for index in range(LONGEST):
-        has = inside & (index < ids_here)
-        each = tl.load(ids + first + index, mask=has, other=0)
-        has = has & ((feature < lists_from) | (each != PAD))
-        row = start + each
-        mask = has[:, None] & (place < DIM)[None, :]
-        total += tl.load(weight + row[:, None] * DIM + place[None, :], mask=mask, other=0.0).to(tl.float32)
+        has = inside & (index < length)
+        id_ = tl.load(ids + first + index, mask=has, other=0)
+        has = has & ((feature < lists_from) | (id_ != PAD))
+        row = start + id_
+        mask = has[:, None] & (number < DIM)[None, :]
+        total += tl.load(weight + row[:, None] * DIM + number[None, :], mask=mask, other=0.0).to(tl.float32)
         count += has.to(tl.float32)
     if MEAN:
         total = total / tl.where(count > 1.0, count, 1.0)[:, None]
-    mask = inside[:, None] & (place < DIM)[None, :]
-    target = out + vector.to(tl.int64)[:, None] * DIM + place[None, :]
+    mask = inside[:, None] & (number < DIM)[None, :]
+    target = out + vector.to(tl.int64)[:, None] * DIM + number[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=mask)

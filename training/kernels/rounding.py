@@ -1,8 +1,9 @@
-"""Stochastic rounding inside a kernel: a number becomes one of its two neighbours, the nearer one more often, and itself on average.
+"""Stochastic rounding in a kernel, to one of the two neighbours with probabilities that keep the mean.
 
-Weights kept in 16 bits would otherwise lose every update smaller than half their spacing. The random bits are Philox-4x32-10's
-(Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", SC), a function of seed, step, row and place in the row:
-neither the order of programs nor the number of ranks enters.
+Rounding to nearest would lose every update of 16-bit weights that is smaller than half their spacing. The
+random bits are those of Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
+SC). They are a function of seed, step, row and column, so neither the order of programs nor the number of
+ranks changes them.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -14,19 +15,19 @@ import torch
 import triton
 import triton.language as tl
 
-# Mantissa bits kept, and the exponent (as float32 writes it) below which the spacing no longer shrinks.
+# Mantissa bits, and the biased float32 exponent below which the spacing is constant.
 _GRIDS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
 
 
 def grid_of(dtype: torch.dtype) -> tuple[int, int]:
-    """(mantissa bits, lowest exponent) of a storage dtype; (0, 0) for float32, which is not rounded."""
+    """(mantissa bits, lowest exponent) of a storage dtype; (0, 0) for float32, which needs no rounding."""
     return _GRIDS.get(dtype, (0, 0))
 
 
 @triton.jit
-def philox(seed, step, row, place):
-    """32 random bits for (step, row, place), row int64 and the others int32; seed int64 is the key."""
-    c0 = place.to(tl.uint32)
+def philox(seed, step, row, column):
+    """32 random bits for (step, row, column): row is int64, the others int32. The key is seed, int64."""
+    c0 = column.to(tl.uint32)
     c1 = row.to(tl.uint32) + c0 * 0
     c2 = (row >> 32).to(tl.uint32) + c0 * 0
     c3 = step.to(tl.uint32) + c0 * 0
@@ -47,7 +48,7 @@ def philox(seed, step, row, place):
 
 @triton.jit
 def round_stochastic(values, bits, MANTISSA: tl.constexpr, LOWEST: tl.constexpr):
-    """float32 values on the grid of a 16-bit dtype: ⌊v / s + u⌋ s, s the spacing at v and u uniform in [0, 1)."""
+    """float32 values on a 16-bit grid: ⌊v / s + u⌋ s with the spacing s at v, and u uniform in [0, 1)."""
     exponent = (values.to(tl.int32, bitcast=True) >> 23) & 0xFF
     spacing = ((tl.maximum(exponent, LOWEST) - MANTISSA) << 23).to(tl.float32, bitcast=True)
     uniform = (bits >> 8).to(tl.float32) * (1.0 / 16777216.0)

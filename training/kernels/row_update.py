@@ -1,14 +1,17 @@
-"""The backward of a lookup and the optimiser's step in one: gradients are added up by row and applied where the row lies.
+"""The backward pass of a lookup and the optimizer's step in one: sums gradients by row and updates rows.
 
-No sparse gradient is built, nor one row of gradient for each distinct id: lookups are sorted by row, runs of equal rows are
-added up in their sorted order and each row's weight and accumulator are read and written once. The sum of a row is taken in
-float32, in an order that follows from the batch alone, by one program: results are deterministic.
+There is no sparse gradient, and no gradient matrix of distinct rows. Lookups are sorted by row, and runs of
+equal rows are summed in their sorted order. Each row's weight and accumulator are read and written once. One
+program computes the sum of a row in float32, in an order that depends on the batch alone, so results are
+deterministic.
 
-A run may be long: an id of a small feature occurs thousands of times a batch. So the sorted lookups are cut into chunks of
-32. `_add_up` walks one chunk a program: runs that lie within it are applied at once; of a run that crosses a chunk's border
-each chunk's part is written down, and `_finish` adds the parts in their order and applies them.
+Runs can be long: an id of a small feature occurs thousands of times in a batch. So the sorted lookups are cut
+into chunks of 32. A program of `_add_up` sums one chunk. It applies the sums of runs within the chunk. Of a
+run over several chunks it stores the chunk's part, and `_finish` adds the parts in their order and applies
+the sum.
 
-Row-wise Adagrad's formula stands in training/optimizers/row_wise_adagrad.py; without an accumulator the step is plain SGD's.
+The formula of row-wise Adagrad is in training/optimizers/row_wise_adagrad.py. Without an accumulator the step
+is SGD.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -43,21 +46,24 @@ def update_rows(
     seed: int = 0,
     step: int = 0,
 ) -> None:
-    """Adds up the gradients of equal rows and applies them, in place: row-wise Adagrad, or SGD without an accumulator.
+    """Sums the gradients of equal rows and updates the rows in place by row-wise Adagrad or SGD.
 
     Args:
         weight: (R, E) float32, bfloat16 or float16; 16-bit weights are rounded stochastically.
-        accumulator: (R,) float32, or None.
-        rows: (N,) int64 looked up, in any order, repeats and all; negative ones are left out.
+        accumulator: (R,) float32 of row-wise Adagrad; None for SGD.
+        rows: (N,) int64 of the lookups, in any order, with repeats. Negative rows are skipped.
         gradient: (M, E) of any floating dtype.
-        sources: (N,) int64 the row of `gradient` that belongs to each lookup; None where N = M and they go in order.
-        scales: (N,) float32 what that row is multiplied by; None for 1.
-        seed, step: what the random bits of the rounding follow from.
+        rate: the learning rate.
+        sources: (N,) int64, the row of `gradient` that belongs to each lookup. None if N = M and the order is
+            equal.
+        scales: (N,) float32, the factor of that row; None stands for 1.
+        epsilon: of row-wise Adagrad.
+        seed, step: determine the random bits of the rounding, together with row and column.
     """
     lookups, dim = len(rows), weight.shape[1]
     if not lookups:
         return
-    narrow = weight.shape[0] < 2**31  # keys of 32 bits sort twice as fast
+    narrow = weight.shape[0] < 2**31  # 32 bits sort faster than 64
     ordered, order = torch.sort(rows.to(torch.int32) if narrow else rows, stable=True)
     origin = order if sources is None else sources[order]
     chunks = triton.cdiv(lookups, _CHUNK)
@@ -95,8 +101,8 @@ def _apply(
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row's step by its whole gradient `total` (BLOCK,), zero past DIM."""
-    place = tl.arange(0, BLOCK)
+    """The update of one row by its summed gradient `total` (BLOCK,), which is zero past DIM."""
+    column = tl.arange(0, BLOCK)
     row = row.to(tl.int64)
     scale = rate
     if ADAGRAD:
@@ -104,10 +110,10 @@ def _apply(
         square += tl.load(accumulator + row)
         tl.store(accumulator + row, square)
         scale = rate / (tl.sqrt(square) + epsilon)
-    values = tl.load(weight + row * DIM + place, mask=place < DIM, other=0.0).to(tl.float32) - total * scale
+    values = tl.load(weight + row * DIM + column, mask=column < DIM, other=0.0).to(tl.float32) - total * scale
     if MANTISSA:
-        values = round_stochastic(values, philox(seed, step, row, place), MANTISSA, LOWEST)
-    tl.store(weight + row * DIM + place, values.to(weight.dtype.element_ty), mask=place < DIM)
+        values = round_stochastic(values, philox(seed, step, row, column), MANTISSA, LOWEST)
+    tl.store(weight + row * DIM + column, values.to(weight.dtype.element_ty), mask=column < DIM)
 
 
 @triton.jit(do_not_specialize=["lookups", "seed", "step"])
@@ -132,9 +138,13 @@ def _add_up(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A chunk's runs. `parts[chunk, 0]` takes a run that began before the chunk, `[chunk, 1]` one that began in it and goes on."""
+    """Sums the runs of a chunk.
+
+    `parts[chunk, 0]` is for a run that begins before the chunk, `parts[chunk, 1]` for one that begins in it
+    and continues.
+    """
     chunk = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
+    column = tl.arange(0, BLOCK)
     begin = chunk * CHUNK
     end = tl.minimum(begin + CHUNK, lookups)
     before = tl.load(rows + begin - 1, mask=begin > 0, other=-2)
@@ -142,18 +152,18 @@ def _add_up(
     total = tl.full((BLOCK,), 0.0, tl.float32)
     for index in range(begin, end):
         source = tl.load(origin + index)
-        values = tl.load(gradient + source * DIM + place, mask=place < DIM, other=0.0).to(tl.float32)
+        values = tl.load(gradient + source * DIM + column, mask=column < DIM, other=0.0).to(tl.float32)
         if SCALED:
             values = values * tl.load(scales + index)
         total += values
         following = tl.load(rows + index + 1, mask=index + 1 < lookups, other=-2)
         if (following != row) | (index + 1 == end):
-            goes_on = following == row
+            continues = following == row
             if row >= 0:
                 if row == before:
-                    tl.store(parts + chunk * 2 * DIM + place, total, mask=place < DIM)
-                elif goes_on:
-                    tl.store(parts + (chunk * 2 + 1) * DIM + place, total, mask=place < DIM)
+                    tl.store(parts + chunk * 2 * DIM + column, total, mask=column < DIM)
+                elif continues:
+                    tl.store(parts + (chunk * 2 + 1) * DIM + column, total, mask=column < DIM)
                 else:
                     _apply(
                         total,
@@ -193,24 +203,24 @@ def _finish(
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The run that begins in a chunk and goes on past it, if there is one: its parts are added, `PARTS` chunks at a time."""
+    """Sums the parts of the run that begins in a chunk and continues, `PARTS` chunks at a time."""
     chunk = tl.program_id(0).to(tl.int64)
     begin, end = chunk * CHUNK, (chunk + 1) * CHUNK
     following = tl.load(rows + end, mask=end < lookups, other=-2)
     row = tl.load(rows + tl.minimum(end, lookups) - 1)
     before = tl.load(rows + begin - 1, mask=begin > 0, other=-2)
     if (row >= 0) & (following == row) & (before != row):
-        place = tl.arange(0, BLOCK)
-        inside = place < DIM
-        total = tl.load(parts + (chunk * 2 + 1) * DIM + place, mask=inside, other=0.0)
+        column = tl.arange(0, BLOCK)
+        inside = column < DIM
+        total = tl.load(parts + (chunk * 2 + 1) * DIM + column, mask=inside, other=0.0)
         later = chunk + 1 + tl.arange(0, PARTS)
         remains = PARTS
         while remains == PARTS:
             first = later * CHUNK
             same = tl.load(rows + first, mask=first < lookups, other=-2) == row
             mask = same[:, None] & inside[None, :]
-            each = tl.load(parts + later[:, None] * 2 * DIM + place[None, :], mask=mask, other=0.0)
-            total += tl.reduce(each, 0, tl.standard._sum_combine)
+            more = tl.load(parts + later[:, None] * 2 * DIM + column[None, :], mask=mask, other=0.0)
+            total += tl.reduce(more, 0, tl.standard._sum_combine)
             remains = tl.reduce(same.to(tl.int32), 0, tl.standard._sum_combine)
             later += PARTS
         _apply(

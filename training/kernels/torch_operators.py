@@ -1,7 +1,7 @@
-"""Operators of torch's own made of our functions, so that torch.compile takes them as they are, without looking inside.
+"""Registers functions as operators of torch, which torch.compile does not trace.
 
-torch.library.custom_op would do, but what it makes imports torch's compiler at its first call, which takes each rank, and each
-worker that scores, seconds.
+torch.library.custom_op does the same, but its operators import torch's compiler at the first call. This takes
+every rank, and every worker that scores, seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ _LIBRARY = torch.library.Library("nightrank", "FRAGMENT")
 
 
 def operator(schema: str, shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], OpOverload]:
-    """A decorator: the function, which changes none of its arguments and returns none of them, as an operator on any device.
+    """A decorator that registers a function as an operator for any device.
+
+    The function may neither change its arguments nor return them.
 
     Args:
-        schema: as torch writes it: "name(Tensor first, ScalarType dtype) -> Tensor".
-        shapes: takes the same arguments and returns tensors of the results' shapes and dtypes, with nothing in them.
+        schema: in torch's format: "name(Tensor first, ScalarType dtype) -> Tensor".
+        shapes: takes the same arguments and returns empty tensors of the results' shapes and dtypes.
     """
 
     def register(function: Callable[..., Any]) -> OpOverload:
@@ -28,17 +30,18 @@ def operator(schema: str, shapes: Callable[..., Any]) -> Callable[[Callable[...,
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"nightrank::{name}", shapes, lib=_LIBRARY)
-        made: OpOverload = getattr(torch.ops.nightrank, name).default
-        return made
+        overload: OpOverload = getattr(torch.ops.nightrank, name).default
+        return overload
 
     return register
 
 
-def differentiable(made: OpOverload, gradient: Callable[..., Any], keep: Callable[..., None]) -> None:
-    """Gives an operator its gradient.
+def differentiable(overload: OpOverload, gradient: Callable[..., Any], save: Callable[..., None]) -> None:
+    """Registers the gradient of an operator.
 
     Args:
-        gradient: (context, gradient of the result) → that of each argument.
-        keep: (context, arguments, result): saves in the context what `gradient` needs.
+        overload: the operator.
+        gradient: (context, gradient of the result) → the gradients of the arguments.
+        save: (context, arguments, result): saves in the context what `gradient` needs.
     """
-    torch.library.register_autograd(made, gradient, setup_context=keep, lib=_LIBRARY)
+    torch.library.register_autograd(overload, gradient, setup_context=save, lib=_LIBRARY)

@@ -21,9 +21,10 @@ from horovod.spark.task import get_available_devices
 from torch import Tensor
 
 from conf.errors import ConfigError, NightrankError
+from training.device.choose_device import choose_device
 from training.distributed.progress import Channel, Reporter
 from training.launch.outcome import Outcome
-from training.loop.run import choose_device, run_plan
+from training.loop.run import run_plan
 from training.loop.training_plan import TrainPlan
 
 log = logging.getLogger("nightrank.rank")
@@ -171,7 +172,9 @@ def _device(plan: TrainPlan) -> torch.device:
         ConfigError: an elastic rank needs a GPU, and Spark manages none; its local rank may change.
     """
     gpu_of_task = _take_gpu()
-    device = choose_device(plan.train.device, hvd.local_rank() if gpu_of_task is None else gpu_of_task)
+    device = choose_device(
+        plan.train.device, hvd.local_rank() if gpu_of_task is None else gpu_of_task, "train.device"
+    )
     if device.type == "cuda":
         if gpu_of_task is None and plan.train.elastic:
             raise ConfigError(

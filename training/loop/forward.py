@@ -1,15 +1,15 @@
-"""Forward and backward pass of a step: in which precision, and whether compiled or recorded.
+"""Forward and backward pass of a step. The dense part may be compiled, or recorded as a CUDA graph.
 
-Lookups run first and by themselves; what follows them, the dense part, is a function of tensors of fixed shapes:
+The dense part of a model is a function of tensors of fixed shapes, which follows the lookups:
 
     dense (B, D), vectors of each table (B, C, E) → logits (B,)
 
-That is what torch.compile and CUDA graphs get. Weights, gradients, lookups and the loss are float32 in every precision.
+torch.compile and CUDA graphs get this part. Weights, gradients, lookups and the loss are float32 in every
+precision.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
@@ -21,69 +21,43 @@ from conf.errors import ConfigError
 from conf.types import Train
 from training.data.batch import Batch
 from training.device.precision import mixed_precision
-from training.embeddings.table import tables_of
-from training.models.layers import Dropout
-
-
-class _Given(nn.Module):
-    """Stands in a model where a table stood, and hands out the vectors that were looked up before."""
-
-    def __init__(self, index: int, may_use_kernels: bool) -> None:
-        super().__init__()
-        self.index = index
-        self.may_use_kernels = may_use_kernels
-
-    def forward(self, vectors: Sequence[Tensor]) -> Tensor:
-        return vectors[self.index]
+from training.models.click_model import ClickModel
 
 
 class DensePart(nn.Module):
-    """A model without its tables: the same parameters, called with the vectors of all tables in place of ids.
+    """The dense part of a model as a module, called with the tensors of `embed` in place of ids.
 
-    It relies on what training/models/__init__.py asks of a model: ids go to the tables and nowhere else. A module that
-    computes with ids says so by an attribute `reads_ids`.
+    Its parameters are those of the model. A CUDA graph records gradients of a module's parameters only, so
+    `forward_dense` by itself would not do.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: ClickModel) -> None:
         super().__init__()
-        kept: list[object] = [*model.parameters(), *model.buffers()]
-        kept += [each for each in model.modules() if isinstance(each, Dropout)]
-        memo: dict[int, object] = {id(each): each for each in kept}
-        memo |= {
-            id(each): _Given(index, each.may_use_kernels)
-            for index, each in enumerate(tables_of(model).values())
-        }
-        self.body = copy.deepcopy(model, memo)  # what is in the memo is not copied
+        self.model = model
 
     def forward(self, dense: Tensor, *vectors: Tensor) -> Tensor:
-        return self.body(dense, vectors)
+        """Logits (B,) of dense (B, D) and the vectors (B, C, E) of each table."""
+        return self.model.forward_dense(dense, vectors)
 
 
 class Forward:
     """Runs a model forward and backward.
 
     Args:
-        model: on the device it stays on, its dense parameters float32.
+        model: on the device on which it stays, with dense parameters in float32.
         train: its precision, compile and cuda_graphs.
 
     Raises:
-        ConfigError: CUDA graphs are asked for where there is no GPU; or compiling or recording a model that computes with ids.
+        ConfigError: CUDA graphs without a GPU; or the model to compile or record is no ClickModel, or it
+            computes with ids beside its tables.
     """
 
     def __init__(self, model: nn.Module, train: Train) -> None:
         self._model = model
         self._train = train
-        self._tables = list(tables_of(model).values())
         self._device = next(model.parameters()).device
+        self._separate = _require_separate(model) if train.compile or train.cuda_graphs else None
         self._prepared: nn.Module | None = None
-        if (train.compile or train.cuda_graphs) and any(
-            getattr(each, "reads_ids", False) for each in model.modules()
-        ):
-            raise ConfigError(
-                f"{type(model).__name__} computes with ids beside its tables (products of features), which train.compile and "
-                "train.cuda_graphs cannot take",
-                "--set train.compile=false and train.cuda_graphs=false, or leave out model.crosses",
-            )
         if train.cuda_graphs and self._device.type != "cuda":
             raise ConfigError(
                 f"train.cuda_graphs=true needs a GPU, this rank trains on {self._device}",
@@ -91,10 +65,13 @@ class Forward:
             )
 
     def backward(self, batch: Batch, scale: Tensor | None = None) -> Tensor:
-        """Leaves the gradients of this rank's share of the mean loss at the parameters; returns that share, a scalar.
+        """Computes the gradients of this rank's share of the mean loss; returns that share, a scalar.
+
+        The gradients are added to `grad` of the parameters.
 
         Args:
-            scale: of the loss before it is differentiated; the returned one is not scaled.
+            batch: this rank's rows.
+            scale: multiplies the loss before the backward pass; the returned loss is not scaled.
 
         Raises:
             ConfigError: the model's dense part does not compile.
@@ -108,28 +85,27 @@ class Forward:
 
     def _logits(self, batch: Batch) -> Tensor:
         """(L,) float32."""
-        if not (self._train.compile or self._train.cuda_graphs):
+        if self._separate is None:
             with self._autocast():
                 return self._model(batch.dense, batch.categorical).float()
-        vectors = [table(batch.categorical) for table in self._tables]
+        vectors = self._separate.embed(batch.categorical)
         with self._autocast():
             if self._prepared is None:
-                self._prepared = self._prepare(batch.dense, vectors)
+                self._prepared = self._prepare(DensePart(self._separate), batch.dense, vectors)
             return self._prepared(batch.dense, *vectors).float()
 
     def _autocast(self) -> AbstractContextManager[object]:
-        # A recorded graph reads cast weights where they lay when it was recorded: the casts must be part of it.
+        # A recorded graph reads weights at fixed addresses, so the casts of weights must be part of it.
         return mixed_precision(self._train.precision, self._device, cached=not self._train.cuda_graphs)
 
-    def _prepare(self, dense: Tensor, vectors: Sequence[Tensor]) -> nn.Module:
-        """The dense part, compiled or recorded for batches of these shapes."""
-        part = DensePart(self._model).train()
+    def _prepare(self, part: DensePart, dense: Tensor, vectors: Sequence[Tensor]) -> nn.Module:
+        """Compiles or records the dense part for batches of these shapes; returns it."""
         if self._train.compile:
             mode = "reduce-overhead" if self._train.cuda_graphs else None  # the compiler records by itself
             part.compile(dynamic=False, mode=mode)
             return part
-        # The samples become the graph's own memory; later batches are copied there.
-        samples = (dense.clone(), *(each.detach().clone().requires_grad_() for each in vectors))
+        # The graph keeps the memory of the samples, and later batches are copied there.
+        samples = (dense.clone(), *(vector.detach().clone().requires_grad_() for vector in vectors))
         torch.cuda.make_graphed_callables(part, samples, allow_unused_input=True)  # replaces its forward
         return part
 
@@ -144,6 +120,24 @@ class Forward:
                     "install a C++ compiler (g++) on every node, or --set train.compile=false",
                 ) from error
             raise
+
+
+def _require_separate(model: nn.Module) -> ClickModel:
+    """The model, if its dense part can be separated from lookups; ConfigError if not."""
+    if not isinstance(model, ClickModel):
+        raise ConfigError(
+            f"{type(model).__name__} does not separate lookups from its dense part, as train.compile and "
+            "train.cuda_graphs require",
+            "--set train.compile=false and train.cuda_graphs=false, or derive the model from ClickModel "
+            "(training/models/click_model.py)",
+        )
+    if any(getattr(module, "reads_ids", False) for module in model.modules()):
+        raise ConfigError(
+            f"{type(model).__name__} computes with ids beside its tables (products of features), which "
+            "train.compile and train.cuda_graphs cannot take",
+            "--set train.compile=false and train.cuda_graphs=false, or leave out model.crosses",
+        )
+    return model
 
 
 @contextmanager

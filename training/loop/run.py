@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.errors import ConfigError
 from conf.types import ModelConfig, Split
 from storage import file_io
 from training.checkpoints import Checkpoints, open_trained, save_trained
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
+from training.device.choose_device import choose_device
 from training.device.memory import keep_freed_memory
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.distributed.progress import Report
@@ -98,25 +98,8 @@ def run_plan(
 
 
 def train_in_process(plan: TrainPlan) -> dict[str, Any]:
-    """Trains on one rank in this process, without Spark and Horovod: for a debugger, and for tests."""
-    return run_plan(plan, LocalCollectives(), choose_device(plan.train.device, 0))
-
-
-def choose_device(wanted: str, index: int) -> torch.device:
-    """The CPU, or the GPU with this index; `auto` takes a GPU if torch sees any.
-
-    Raises:
-        ConfigError: a GPU is wanted, or there are some, but none with this index.
-    """
-    num_gpus = torch.cuda.device_count()
-    if wanted == "cpu" or (wanted == "auto" and not num_gpus):
-        return torch.device("cpu")
-    if index >= num_gpus:
-        raise ConfigError(
-            f"train.device={wanted}: a rank needs GPU {index}, torch sees {num_gpus} on this host",
-            "run no more ranks a host than it has GPUs, or --set train.device=cpu",
-        )
-    return torch.device("cuda", index)
+    """Trains on one rank in this very process, without Spark and Horovod: for a debugger, and for tests."""
+    return run_plan(plan, LocalCollectives(), choose_device(plan.train.device, 0, "train.device"))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from conf.types import Train
 from training.data.batch import Batch
 from training.data.sharding import shards_of_rank
 from training.distributed.collectives import Collectives
-from training.embeddings.table import RowBlock, RowGradient, tables_of
+from training.embeddings.row_gradients import RowGradient
+from training.embeddings.rows import RowBlock
+from training.embeddings.table import tables_of
 from training.loop.forward import Forward
 from training.models.layers import Dropout
 from training.optimizers.gradients import LossScale, clipped
@@ -66,7 +68,7 @@ class Trainer:
         """Computes the gradients of this rank's share of the mean loss; returns that share, a scalar."""
         for layer, dropout in enumerate(self._dropouts):
             key = f"{self._train.seed}/{int(self._updates.steps)}/{layer}"
-            dropout.begin(key, self._shards, len(batch.labels))
+            dropout.draw_mask(key, self._shards, len(batch.labels))
         return self._forward.backward(batch, self._loss_scale.scale)
 
     def facts(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from conf.errors import DataError
 from storage.feature_spec import FeatureSpec
 from training.checkpoints.stored import StateMismatchError, StoredState
 from training.checkpoints.trained import Trained
-from training.embeddings.table import RowBlock
+from training.embeddings.rows import RowBlock
 
 # The loss scale is not copied: the precision may have changed, and the scale adapts quickly.
 _NOT_COPIED = ("scaler.",)

@@ -1,20 +1,22 @@
-"""Architectures by name: `training/models/<name>.py` is the architecture `<name>`, found without a list to maintain.
+"""Architectures by name: `training/models/<name>.py` is the architecture `<name>`; there is no list of them.
 
-Such a module offers the model made of its settings (training/settings/<name>.py), and no other file knows of it:
+The modules in `_SHARED_MODULES` of training/settings are no architectures. The module of an
+architecture has a function that builds the model from its settings (training/settings/<name>.py):
 
     build(settings: Settings, inputs: Inputs) -> nn.Module
 
 The model takes
 
     dense        (B, D) float32, the spec's dense features in order
-    categorical  (B, W) int32 or int64, ids as training/models/inputs.py lays them out
+    categorical  (B, W) int32 or int64, ids in the layout of training/models/inputs.py
 
-and returns logits (B,) float32, its last layer computed `in_float32`. Either of D and W may be 0. Embedding tables come from
-`inputs.table`: the loop sends their gradients row by row and everything else as one dense buffer. Each table is called once,
-with `categorical` as it came, which is good for nothing else: the loop may look up first and compile or record what follows.
+and returns logits (B,) float32. It computes its last layer `in_float32`. Either of D and W may be 0. Create
+embedding tables by `inputs.table`: their gradients are summed row by row, those of other parameters in one
+dense buffer. Call each table once, and pass `categorical` unchanged.
 
-A model may have a method `split` (training/models/factorization.py), which cuts it into what hangs on the user, on the item, and on both: then
-lists are scored with each side computed once (docs/scoring.md). Without it they are scored on joined rows.
+A model that is a ClickModel (training/models/click_model.py) can be compiled and recorded as a CUDA graph. A
+model with a method `factorize` (training/models/factorization.py) scores lists faster (docs/scoring.md): user
+and item parts run once each. Lists of other models are scored on joined rows.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from conf.errors import ConfigError
 from conf.types import Embeddings, ModelConfig
 from storage.feature_spec import FeatureSpec
 from training.distributed.collectives import ALONE, Collectives
-from training.embeddings.table_factory import Keeping
+from training.embeddings.table_factory import TableFactory
 from training.models.inputs import Inputs
 from training.settings import complete, known_architectures, read_settings
 
@@ -43,15 +45,18 @@ def build_model(
     embeddings: Embeddings | None = None,
     collectives: Collectives = ALONE,
 ) -> nn.Module:
-    """The freshly initialised model of a configuration: equal seeds give equal weights, however many ranks hold them.
+    """The initialised model of a configuration. Equal seeds give equal weights on any number of ranks.
 
     Args:
-        embeddings: how tables are trained and spread over ranks; None holds them all here.
-        collectives: of the ranks they are spread over.
+        config: architecture and settings.
+        spec: the features.
+        seed: of the random weights.
+        embeddings: how tables are trained and spread over ranks; None holds all rows in this process.
+        collectives: of the ranks that hold the tables.
 
     Raises:
-        ConfigError: as `complete`; its layers do not fit together; the spec has no features; or a rank's tables are
-            larger than they may be.
+        ConfigError: as `complete`; or layers do not fit together; or the spec has no features; or a rank
+            would hold more than `rank_max_bytes`.
     """
     settings = read_settings(config)
     if not spec.features:
@@ -60,8 +65,8 @@ def build_model(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        keeping = Keeping(config.embedding_storage, embeddings or Embeddings(), collectives)
-        model = _module(config).build(settings, Inputs.of(spec, config.multi_hot, keeping))
+        tables = TableFactory(config.embedding_storage, embeddings or Embeddings(), collectives)
+        model = _module(config).build(settings, Inputs.of(spec, config.multi_hot, tables))
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"training/models/{config.architecture}.py built a {type(model).__name__}, not a torch module",

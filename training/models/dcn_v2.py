@@ -1,27 +1,38 @@
-"""DCN-V2 (Wang et al. 2021, arXiv:2008.13535): cross layers that multiply the input into itself, and an MLP.
+"""DCN-V2 (Wang et al. 2021, arXiv:2008.13535): cross layers, which multiply by the input, and an MLP.
 
-    x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l                       (equation 1; full rank)
-    x_{l+1} = x_0 ⊙ (U_l (V_lᵀ x_l) + b_l) + x_l                (equation 2; low rank, U and V of `cross_rank` columns)
+    x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l             (equation 1; full rank)
+    x_{l+1} = x_0 ⊙ (U_l (V_lᵀ x_l) + b_l) + x_l      (equation 2; U and V have `cross_rank` columns)
 
-x_0 holds the embeddings and the dense features, or what a bottom MLP makes of these (as MLPerf's DLRM-DCNv2 does).
+x_0 holds the embeddings and the dense features, or a bottom MLP's output for these (as in MLPerf's
+DLRM-DCNv2).
 
 Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim, X width of x_0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.models.factorization import Part, Sides, SplitMLP
+from training.models.click_model import ClickModel
+from training.models.factorization import (
+    FactorizedMLP,
+    FeatureSides,
+    Part,
+    Side,
+    common_side,
+    positions_by_side,
+)
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear, mlp
 from training.settings.dcn_v2 import Settings
 
 
 class CrossLayer(nn.Module):
-    """One step of equation 1, or of equation 2 where `rank` is given; width in and out is X."""
+    """One step of equation 1, or of equation 2 with a `rank`; width in and out is X."""
 
     def __init__(self, width: int, rank: int | None) -> None:
         super().__init__()
@@ -33,7 +44,7 @@ class CrossLayer(nn.Module):
         return first * self.up(self.down(last)) + last
 
 
-class DCNv2(nn.Module):
+class DCNv2(ClickModel):
     """Cross network and MLP over the embeddings and the dense features."""
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
@@ -50,9 +61,17 @@ class DCNv2(nn.Module):
         self.deep = mlp([width, *settings.deep], settings.dropout)
         self.logit = linear(settings.deep[-1] + (width if self.parallel else 0), 1)
 
-    def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
-        first = torch.cat([self.bottom(dense), self.embedding(categorical).flatten(1)], dim=1)  # (B, X)
+    def embed(self, categorical: Tensor) -> list[Tensor]:
+        """[(B, C, E)], vectors of categorical (B, W) int64."""
+        return [self.embedding(categorical)]
+
+    def cross_input(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """x_0 (B, X) of dense (B, D) float32 and vectors (B, C, E)."""
+        return torch.cat([self.bottom(dense), vectors.flatten(1)], dim=1)
+
+    def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """Logits (B,) of dense (B, D) float32 and [vectors (B, C, E)]."""
+        first = self.cross_input(dense, vectors[0])
         crossed = first
         for layer in self.cross:
             crossed = layer(first, crossed)
@@ -60,111 +79,119 @@ class DCNv2(nn.Module):
             return in_float32(self.logit, torch.cat([crossed, self.deep(first)], dim=1)).squeeze(1)
         return in_float32(self.logit, self.deep(crossed)).squeeze(1)
 
-    def split(self, sides: Sides, dtype: torch.dtype) -> SplitDCNv2:
+    def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDCNv2:
         """Everything that is computed over pairs, but the logit, is in `dtype`."""
-        return SplitDCNv2(self, sides, dtype)
+        return FactorizedDCNv2(self, sides, dtype)
 
 
-class SplitDCNv2:
-    """DCN-V2 cut by side: each side's share of the first cross layer's W x_0 + b once, the layers after it for each pair.
+def cross_input_sides(sides: FeatureSides, dim: int, bottom_width: int | None) -> list[Side]:
+    """(X,) the side of each column of x_0.
 
-    Columns of x_0 stand here in the order user, item, pair. Those of pairs are there where both sides have dense features and
-    the bottom MLP mixes them. Parts: (R, X_side) the side's columns of x_0; (R, X) its share of W x_0 + b; of structure
-    `parallel`, (R, H) its share of the first layer of `deep`; where the bottom MLP mixes, (R, H) its share of that one's.
+    Args:
+        sides: of the features.
+        dim: columns of each feature made of ids.
+        bottom_width: columns of the bottom MLP's output; None without a bottom MLP.
+    """
+    embedded = [side for side in sides.embedded for _ in range(dim)]
+    if bottom_width is None:
+        return [*sides.dense, *embedded]
+    return [*[common_side(sides.dense)] * bottom_width, *embedded]
+
+
+class FactorizedDCNv2:
+    """The factorization of DCN-V2. Each side's share of the first cross layer's W x_0 + b is computed once.
+
+    The columns of x_0 are reordered here: user, item, pair. There are columns of pairs if both sides have
+    dense features and the bottom MLP mixes them.
+
+    Parts: (R, X_side) the side's columns of x_0; (R, X) its share of W x_0 + b; for the structure `parallel`,
+    (R, H) its share of the first layer of `deep`; if the bottom MLP mixes sides, (R, H) its share of that
+    MLP's first layer.
     """
 
-    def __init__(self, model: DCNv2, sides: Sides, dtype: torch.dtype) -> None:
+    def __init__(self, model: DCNv2, sides: FeatureSides, dtype: torch.dtype) -> None:
         self._model, self._dtype = model, dtype
-        first, *later = (each for each in model.cross if isinstance(each, CrossLayer))
-        owners: list[bool | None] = [*sides.dense]  # of each column of x_0
-        embedded = [each for each in sides.features for _ in range(model.embedding.weight.shape[1])]
-        if len(model.bottom):
-            made = first.up.out_features - len(embedded)
-            owners = [Sides.owner(sides.dense)] * made
-        owners += embedded
-        self._own = {owner: Sides.places(owners, owner) for owner in (True, False, None)}
-        user, item, pair = self._own.values()
-        order = [*user, *item, *pair]
-        self._first = {owner: _shared(first, order, own) for owner, own in self._own.items()}
-        self._first[None] = [each.to(dtype) for each in self._first[None]]
+        first, *later = (layer for layer in model.cross if isinstance(layer, CrossLayer))
+        dim = model.embedding.weight.shape[1]
+        bottom_width = first.up.out_features - len(sides.embedded) * dim if len(model.bottom) else None
+        self._columns = positions_by_side(cross_input_sides(sides, dim, bottom_width))
+        order = [column for columns in self._columns.values() for column in columns]
+        self._first = {side: _factors(first, order, columns) for side, columns in self._columns.items()}
+        self._first[Side.PAIR] = [weight.to(dtype) for weight in self._first[Side.PAIR]]
         self._first_bias = first.up.bias.detach()[order]
-        self._later = [_reordered(each, order, dtype) for each in later]
-        self._dense = {side: Sides.places(sides.dense, side) for side in (True, False)}
-        self._bottom = (
-            SplitMLP(model.bottom, None, self._dense[True], self._dense[False], (), dtype)
-            if len(model.bottom) and len(set(sides.dense)) == 2
-            else None
-        )
+        self._later = [_reordered(layer, order, dtype) for layer in later]
+        self._dense = positions_by_side(sides.dense)
+        mixed = len(model.bottom) and common_side(sides.dense) is Side.PAIR
+        self._bottom = FactorizedMLP(model.bottom, None, self._dense, dtype) if mixed else None
         weight = model.logit.weight.detach()
         if model.parallel:
-            self._deep = SplitMLP(model.deep, None, user, item, pair, dtype)
-            self._of_crossed, self._of_deep = weight[:, order], weight[:, len(order) :]
+            self._deep = FactorizedMLP(model.deep, None, self._columns, dtype)
+            self._crossed_weight, self._deep_weight = weight[:, order], weight[:, len(order) :]
         else:
-            self._deep = SplitMLP(model.deep, model.logit, (), (), order, dtype)
+            of_pairs: dict[Side, Sequence[int]] = {Side.USER: (), Side.ITEM: (), Side.PAIR: order}
+            self._deep = FactorizedMLP(model.deep, model.logit, of_pairs, dtype)
 
-    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        own, product = self._side(dense, categorical, side=True)
-        part: Part = (own.to(self._dtype), (product + self._first_bias).to(self._dtype))
-        if self._model.parallel:
-            part = (*part, self._deep.user_share(own))
-        return (*part, self._bottom.user_share(dense[:, self._dense[True]])) if self._bottom else part
-
-    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        own, product = self._side(dense, categorical, side=False)
-        part: Part = (own.to(self._dtype), product.to(self._dtype))
-        if self._model.parallel:
-            part = (*part, self._deep.item_share(own))
-        return (*part, self._bottom.item_share(dense[:, self._dense[False]])) if self._bottom else part
-
-    def _side(self, dense: Tensor, categorical: Tensor, *, side: bool) -> tuple[Tensor, Tensor]:
-        """The side's columns of x_0 (R, X_side), and W times them (R, X)."""
+    def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
+        """As `Factorization.side_part`."""
         model = self._model
-        first = torch.cat([model.bottom(dense), model.embedding(categorical).flatten(1)], dim=1)
-        own = first[:, self._own[side]]
-        return own, self._product(own, side)
+        first = model.cross_input(dense, model.embedding(categorical))
+        columns = first[:, self._columns[side]]  # (R, X_side)
+        product = self._product(columns, side)  # (R, X)
+        if side is Side.USER:
+            product = product + self._first_bias
+        part: Part = (columns.to(self._dtype), product.to(self._dtype))
+        if model.parallel:
+            part = (*part, self._deep.share(side, columns))
+        return (*part, self._bottom.share(side, dense[:, self._dense[side]])) if self._bottom else part
 
-    def _product(self, values: Tensor, owner: bool | None) -> Tensor:
-        """(…, X) the first cross layer's W, or U Vᵀ, times an owner's columns (…, X_owner) of x_0."""
-        for weight in self._first[owner]:
+    def _product(self, values: Tensor, side: Side) -> Tensor:
+        """(…, X) the first cross layer's W, or U Vᵀ, times a side's columns (…, X_side) of x_0."""
+        for weight in self._first[side]:
             values = functional.linear(values, weight)
         return values
 
-    def pair_part(self, users: Part, items: Part) -> Tensor:
-        many, each = len(users[0]), items[0].shape[1]
+    def pair_logits(self, users: Part, items: Part) -> Tensor:
+        """As `Factorization.pair_logits`."""
+        num_users, num_items = len(users[0]), items[0].shape[1]
         columns = [
-            users[0].unsqueeze(1).expand(-1, each, -1),
-            items[0].expand(many, -1, -1),
+            users[0].unsqueeze(1).expand(-1, num_items, -1),
+            items[0].expand(num_users, -1, -1),
         ]
         product = users[1].unsqueeze(1) + items[1]  # (U, I, X)
         bottom = None
         if self._bottom:
             bottom = self._bottom.outputs(users[-1], items[-1], None)  # (U, I, X_pair)
             columns.append(bottom)
-            product += self._product(bottom, None)
+            product += self._product(bottom, Side.PAIR)
         first = torch.cat(columns, dim=2).flatten(0, 1)  # (U * I, X)
         crossed = torch.addcmul(first, first, product.flatten(0, 1))
         for down, up, bias in self._later:
             reduced = crossed if down is None else crossed @ down
             crossed.addcmul_(first, torch.addmm(bias, reduced, up))
         if not self._model.parallel:
-            return self._deep.of_pairs(crossed.view(many, each, -1))
+            return self._deep.outputs_of_pairs(crossed.view(num_users, num_items, -1))
         deep = self._deep.outputs(users[2], items[2], bottom)
-        logits = functional.linear(crossed.float(), self._of_crossed, self._model.logit.bias).view(many, each)
-        return logits + functional.linear(deep.float(), self._of_deep).squeeze(2)
+        logits = functional.linear(crossed.float(), self._crossed_weight, self._model.logit.bias)
+        deep_logits = functional.linear(deep.float(), self._deep_weight).squeeze(2)
+        return logits.view(num_users, num_items) + deep_logits
 
 
-def _shared(layer: CrossLayer, order: list[int], own: list[int]) -> list[Tensor]:
-    """The weights that some columns of x_0 meet one after the other: Vᵀ (r, X_own) and U (X, r), or W (X, X_own)."""
+def _factors(layer: CrossLayer, order: list[int], columns: list[int]) -> list[Tensor]:
+    """The weights that multiply some columns of x_0: Vᵀ (r, X_side), then U (X, r); or W (X, X_side)."""
     up = layer.up.weight.detach()[order]
     if isinstance(layer.down, nn.Identity):
-        return [up[:, own]]
-    return [layer.down.weight.detach()[:, own], up]
+        return [up[:, columns]]
+    return [layer.down.weight.detach()[:, columns], up]
 
 
 def _reordered(
     layer: CrossLayer, order: list[int], dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Vᵀ's transpose (X, r), None at full rank; U's or W's, (r, X) or (X, X); and b (X,): for columns in this order."""
+    """The weights of a layer for columns in this order.
+
+    Returns:
+        The transpose of Vᵀ (X, r), None at full rank; the transpose of U (r, X) or W (X, X); and b (X,).
+    """
     up, bias = layer.up.weight.detach()[order], layer.up.bias.detach()[order]
     if isinstance(layer.down, nn.Identity):
         return None, up[:, order].t().contiguous().to(dtype), bias.to(dtype)
@@ -173,4 +200,5 @@ def _reordered(
 
 
 def build(settings: Settings, inputs: Inputs) -> DCNv2:
+    """The model of a configuration."""
     return DCNv2(settings, inputs)

@@ -4,9 +4,10 @@
     y_FM = ⟨w, x⟩ + Σ_{i<j} ⟨V_i, V_j⟩ x_i x_j                  (equation 2)
     a^(0) = [e_1, …, e_m];  a^(l+1) = ReLU(W^(l) a^(l) + b^(l)) (equations 3 and 4)
 
-Each feature has one vector, which both parts share: that of its id, the pooled ones of a list's ids, and for a dense
-feature its value times a vector of its own. Σ_{i<j} ⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i e_ik)² − Σ_i e_ik²) (Rendle 2010,
-"Factorization Machines", lemma 3.1) costs no more than the vectors themselves.
+Each feature has one vector, which both parts share: the vector of its id, the pooled vectors of a list's ids,
+or, for a dense feature, its value times the feature's vector. Σ_{i<j} ⟨e_i, e_j⟩ = ½ Σ_k ((Σ_i e_ik)² − Σ_i
+e_ik²) (Rendle 2010, "Factorization Machines", lemma 3.1), so the second order takes time linear in the number
+of vectors.
 
 Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim.
 """
@@ -14,20 +15,30 @@ Notation: B rows, D dense features, C features made of ids, W columns of ids, E 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from training.models.factorization import Part, Sides, SplitMLP, products
+from training.models.click_model import ClickModel
+from training.models.factorization import (
+    FactorizedMLP,
+    FeatureSides,
+    Part,
+    Side,
+    positions_by_side,
+    vector_products,
+)
 from training.models.inputs import Inputs
 from training.models.layers import LinearPart, in_float32, linear, mlp
 from training.settings.deepfm import Settings
 
-# Standard deviation of the second-order term before training. Tables initialised as DLRM's would start it at several.
+# Standard deviation of the second-order term before training. With tables initialised as DLRM's it would be
+# several.
 _FIRST_DEVIATION = 0.1
 
 
-class DeepFM(nn.Module):
+class DeepFM(ClickModel):
     """First order, second order, and the MLP. The biases of first order and MLP add up to the paper's one."""
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
@@ -36,7 +47,7 @@ class DeepFM(nn.Module):
         self.first_order = LinearPart(inputs)
         num_vectors = inputs.num_dense + inputs.num_embedded
         num_pairs = max(num_vectors * (num_vectors - 1) // 2, 1)
-        # A sum over pairs of vectors of deviation s deviates by s² √(pairs * E): it starts below the data's own noise.
+        # The sum over pairs of vectors of deviation s has the deviation s² √(pairs * E).
         deviation = math.sqrt(_FIRST_DEVIATION / math.sqrt(num_pairs * dim))
         self.embedding = inputs.table(dim)
         self.embedding.init_normal(deviation)
@@ -44,60 +55,66 @@ class DeepFM(nn.Module):
         self.deep = mlp([num_vectors * dim, *settings.deep], settings.dropout)
         self.logit = linear(settings.deep[-1], 1)
 
-    def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
-        of_dense = dense.unsqueeze(2) * self.dense_vectors  # (B, D, E)
-        vectors = torch.cat([of_dense, self.embedding(categorical)], dim=1)  # (B, D + C, E)
-        pairs = (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1) / 2  # (B,)
-        deep = in_float32(self.logit, self.deep(vectors.flatten(1))).squeeze(1)
-        return self.first_order(dense, categorical) + pairs + deep
+    def embed(self, categorical: Tensor) -> list[Tensor]:
+        """[(B, C, 1), (B, C, E)], first-order weights and vectors of categorical (B, W) int64."""
+        return [*self.first_order.embed(categorical), self.embedding(categorical)]
 
-    def split(self, sides: Sides, dtype: torch.dtype) -> SplitDeepFM:
+    def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """Logits (B,) of dense (B, D) float32 and the tensors of `embed`."""
+        *first_order_weights, embedded = vectors
+        scaled = dense.unsqueeze(2) * self.dense_vectors  # (B, D, E)
+        all_vectors = torch.cat([scaled, embedded], dim=1)  # (B, D + C, E)
+        # Autograd sums gradients in the reverse order of these lines, so another order changes the last bits.
+        second_order = pair_sum(all_vectors)
+        deep = in_float32(self.logit, self.deep(all_vectors.flatten(1))).squeeze(1)
+        return self.first_order.forward_dense(dense, first_order_weights) + second_order + deep
+
+    def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDeepFM:
         """First and second order are float32 whatever `dtype` is."""
-        return SplitDeepFM(self, sides, dtype)
+        return FactorizedDeepFM(self, sides, dtype)
 
 
-class SplitDeepFM:
-    """DeepFM cut by side: Σ_{i<j} ⟨e_i, e_j⟩ over both sides is that of the users' vectors, of the items', and ⟨Σ users', Σ items'⟩.
+def pair_sum(vectors: Tensor) -> Tensor:
+    """(B,) the sum of the dot products of all pairs of vectors (B, V, E)."""
+    return (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1) / 2
 
-    Parts: (R,) first order, and second order within the side; (R, E) the sum of the side's vectors; (R, H) its share of
-    the MLP's first layer. No matrix is multiplied for a pair before the second layer.
+
+class FactorizedDeepFM:
+    """The factorization of DeepFM.
+
+    Σ_{i<j} ⟨e_i, e_j⟩ is the sum over pairs within each side, and ⟨Σ user's vectors, Σ item's vectors⟩
+    between them.
+
+    Parts: (R,) first order, and second order within the side; (R, E) the sum of the side's vectors; (R, H)
+    its share of the MLP's first layer. So a pair needs no product of matrices before the second layer.
     """
 
-    def __init__(self, model: DeepFM, sides: Sides, dtype: torch.dtype) -> None:
+    def __init__(self, model: DeepFM, sides: FeatureSides, dtype: torch.dtype) -> None:
         self._model = model
-        self._linear = model.first_order.split(sides, dtype)
+        self._linear = model.first_order.factorize(sides, dtype)
         dim = model.dense_vectors.shape[1]
-        held = (*sides.dense, *sides.features)  # of all vectors, in the order of the MLP's input
-        self._vectors = {side: Sides.places(held, side) for side in (True, False)}
-        user, item = (
-            [vector * dim + number for vector in self._vectors[side] for number in range(dim)]
-            for side in (True, False)
-        )
-        self._deep = SplitMLP(model.deep, model.logit, user, item, (), dtype)
+        vector_sides = (*sides.dense, *sides.embedded)  # in the order of the MLP's input
+        self._vectors = positions_by_side(vector_sides)
+        columns = positions_by_side([side for side in vector_sides for _ in range(dim)])
+        self._deep = FactorizedMLP(model.deep, model.logit, columns, dtype)
 
-    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        vectors, second = self._side(dense, categorical, side=True)
-        (first,) = self._linear.user_part(dense, categorical)
-        return first + second, vectors.sum(dim=1), self._deep.user_share(vectors.flatten(1))
+    def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
+        """As `Factorization.side_part`."""
+        scaled = dense.unsqueeze(2) * self._model.dense_vectors
+        embedded = self._model.embedding(categorical)
+        vectors = torch.cat([scaled, embedded], dim=1)[:, self._vectors[side]]  # (R, V, E)
+        second_order = pair_sum(vectors)
+        (first_order,) = self._linear.side_part(side, dense, categorical)
+        share = self._deep.share(side, vectors.flatten(1))
+        return first_order + second_order, vectors.sum(dim=1), share
 
-    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        vectors, second = self._side(dense, categorical, side=False)
-        (first,) = self._linear.item_part(dense, categorical)
-        return first + second, vectors.sum(dim=1), self._deep.item_share(vectors.flatten(1))
-
-    def _side(self, dense: Tensor, categorical: Tensor, *, side: bool) -> tuple[Tensor, Tensor]:
-        """The side's vectors (R, V, E), and the products of all pairs of them, added up (R,)."""
-        of_dense = dense.unsqueeze(2) * self._model.dense_vectors
-        vectors = torch.cat([of_dense, self._model.embedding(categorical)], dim=1)[:, self._vectors[side]]
-        pairs = (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1) / 2
-        return vectors, pairs
-
-    def pair_part(self, users: Part, items: Part) -> Tensor:
-        own = users[0].unsqueeze(1) + items[0]
-        both = products(users[1].unsqueeze(1), items[1].unsqueeze(2)).squeeze(2)
-        return own + both + self._deep.outputs(users[2], items[2], None)
+    def pair_logits(self, users: Part, items: Part) -> Tensor:
+        """As `Factorization.pair_logits`."""
+        within = users[0].unsqueeze(1) + items[0]
+        between = vector_products(users[1].unsqueeze(1), items[1].unsqueeze(2)).squeeze(2)
+        return within + between + self._deep.outputs(users[2], items[2], None)
 
 
 def build(settings: Settings, inputs: Inputs) -> DeepFM:
+    """The model of a configuration."""
     return DeepFM(settings, inputs)

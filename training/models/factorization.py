@@ -1,20 +1,21 @@
-"""How a model's logit of a (user, item) pair splits into what hangs on the user alone, on the item alone, and on both.
+"""The factorization of a model: computations for a user, for an item, and for each pair of both.
 
-A model that can be split has a method
+A model that can be factorized has a method
 
-    split(sides: Sides, dtype: torch.dtype) -> Split
+    factorize(sides: FeatureSides, dtype: torch.dtype) -> Factorization
 
-which takes its weights as they are, so it is called once they are loaded. `SplitMLP` is what such models share: an MLP whose
-first layer is a sum of three shares.
+It copies weights, so call it once they are loaded. Models share `FactorizedMLP`, an MLP whose first layer is
+a sum of three shares.
 
-Notation: R rows of one side, U users, I items, H widths of hidden layers; (1|U, I, …) is one list of I items that all users share,
-or one of each user's own.
+Notation: R rows of one side, U users, I items, H widths of hidden layers. (1|U, I, …) is one list of I items
+for all users, or one list for each user.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -25,162 +26,178 @@ from storage.feature_spec import FeatureSpec
 
 Part = tuple[Tensor, ...]
 
-# A CPU multiplies a stack of matrices as narrow as these a fraction as fast as one after the other, if they are long.
+# A CPU is slow at a batched product of matrices as narrow as these if lists are long; then it multiplies one
+# by one.
 _LOOPED_ITEMS = 16
 
 
+class Side(Enum):
+    """The inputs on which a value of a model depends. Features of the context are on the item's side."""
+
+    USER = "user"
+    ITEM = "item"
+    PAIR = "pair"
+
+
 @dataclass(frozen=True)
-class Sides:
-    """Which inputs are the user's; all others, those of the context included, are the item's.
+class FeatureSides:
+    """The side of each feature, USER or ITEM.
 
     Attributes:
         dense: (D,) of the dense features, in the spec's order.
-        features: (C,) of the features made of ids, in the order of `FeatureSpec.embedded`.
+        embedded: (C,) of the features made of ids, in the order of `FeatureSpec.embedded`.
     """
 
-    dense: tuple[bool, ...]
-    features: tuple[bool, ...]
+    dense: tuple[Side, ...]
+    embedded: tuple[Side, ...]
 
     @classmethod
-    def of(cls, spec: FeatureSpec) -> Sides:
-        return cls(
-            tuple(each.scope == "user" for each in spec.dense),
-            tuple(each.scope == "user" for each in spec.embedded),
+    def of(cls, spec: FeatureSpec) -> FeatureSides:
+        """The sides of a spec's features, by their scopes."""
+        dense, embedded = (
+            tuple(Side.USER if feature.scope == "user" else Side.ITEM for feature in features)
+            for features in (spec.dense, spec.embedded)
         )
-
-    @staticmethod
-    def places(owners: Sequence[bool | None], owner: bool | None) -> list[int]:
-        """Where in `owners` this one stands: True for the user, False for the item, None for both together."""
-        return [place for place, each in enumerate(owners) if each is owner]
-
-    @staticmethod
-    def owner(owners: Sequence[bool]) -> bool | None:
-        """Whose what is made of all of these is: True for the user's, False for the item's, None where both have some."""
-        return owners[0] if len(set(owners)) == 1 else None
+        return cls(dense, embedded)
 
 
-class Split(Protocol):
-    """A model cut in three. The inputs of a part are whole rows, in which the other side's places hold zeros."""
+def common_side(sides: Sequence[Side]) -> Side:
+    """The side that all inputs are on; PAIR if they are mixed."""
+    return sides[0] if len(set(sides)) == 1 else Side.PAIR
 
-    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        """What hangs on users alone: tensors whose first dimension is R, of dense (R, D) and categorical (R, W)."""
+
+def positions_by_side(sides: Sequence[Side]) -> dict[Side, list[int]]:
+    """The positions of each side in `sides`, ascending."""
+    return {side: [position for position, other in enumerate(sides) if other is side] for side in Side}
+
+
+class Factorization(Protocol):
+    """A model in three parts: of users, of items, and of pairs."""
+
+    def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
+        """What depends on users alone, or on items and the context alone.
+
+        Args:
+            side: USER or ITEM.
+            dense, categorical: (R, D) and (R, W), whole rows, with zeros in the columns of the other side.
+
+        Returns:
+            Tensors whose first dimension is R.
+        """
         ...
 
-    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        """What hangs on items and the context alone; as `user_part`."""
-        ...
-
-    def pair_part(self, users: Part, items: Part) -> Tensor:
+    def pair_logits(self, users: Part, items: Part) -> Tensor:
         """Logits (U, I) float32.
 
         Args:
-            users: tensors (U, …) of `user_part`.
-            items: tensors (1|U, I, …) of `item_part`.
+            users: tensors (U, …) of `side_part(Side.USER, …)`.
+            items: tensors (1|U, I, …) of `side_part(Side.ITEM, …)`.
         """
         ...
 
 
 @runtime_checkable
-class Splits(Protocol):
-    """A model that can be split."""
+class Factorizable(Protocol):
+    """A model that can be factorized."""
 
-    def split(self, sides: Sides, dtype: torch.dtype) -> Split:
-        """The model's three parts; products of matrices over pairs, and what is kept for them, are in `dtype`."""
+    def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> Factorization:
+        """The model's parts. Products of matrices over pairs, and parts that are kept, are in `dtype`."""
         ...
 
 
-class SplitMLP:
-    """Linear layers, each followed by ReLU, and a last one to the logit, whose input's columns are of users, items or pairs.
+class FactorizedMLP:
+    """Linear layers with ReLU and a last layer to the logit, on input columns of users, items and pairs.
 
-    W x + b = (W_u x_u + b) + W_i x_i + W_p x_p: the first two terms are computed once a user and once an item.
+    W x + b = (W_u x_u + b) + W_i x_i + W_p x_p: the first two terms are computed once for a user and once for
+    an item.
 
     Args:
-        hidden: holds the linear layers that ReLU follows, maybe none; other modules do nothing in evaluation.
-        logit: the last layer; None ends with the hidden layers' output.
-        user, item, pair: columns of the first layer's input, in the order in which the shares are given them.
-        dtype: of the products over pairs. The last layer's are float32.
+        hidden: has the linear layers that ReLU follows, or none. Its other modules do nothing in evaluation.
+        logit: the last layer; without it, the output is that of the hidden layers.
+        columns: columns of the first layer's input for each side, in the order in which `share` and `outputs`
+            get them.
+        dtype: of the products over pairs. The product of the last layer is float32.
     """
 
     def __init__(
         self,
         hidden: nn.Module,
         logit: nn.Linear | None,
-        user: Sequence[int],
-        item: Sequence[int],
-        pair: Sequence[int],
+        columns: Mapping[Side, Sequence[int]],
         dtype: torch.dtype,
     ) -> None:
-        linears = [each for each in hidden.modules() if isinstance(each, nn.Linear)]
+        linears = [module for module in hidden.modules() if isinstance(module, nn.Linear)]
         first, *rest = [*linears, *([logit] if logit is not None else [])]
         self._dtype = dtype if linears else torch.float32
         self._ends_first = not linears
         weight = first.weight.detach()  # (H, K)
-        self._user, self._item = weight[:, list(user)], weight[:, list(item)]
-        self._pair = weight[:, list(pair)].t().contiguous().to(self._dtype)  # (K_pair, H)
+        self._weights = {side: weight[:, list(columns[side])] for side in (Side.USER, Side.ITEM)}
+        self._pair = weight[:, list(columns[Side.PAIR])].t().contiguous().to(self._dtype)  # (K_pair, H)
         self._bias = first.bias.detach()
         hiddens = rest if logit is None or not linears else rest[:-1]
         self._hidden = [
-            (each.weight.detach().t().contiguous().to(dtype), each.bias.detach().to(dtype))
-            for each in hiddens
+            (layer.weight.detach().t().contiguous().to(dtype), layer.bias.detach().to(dtype))
+            for layer in hiddens
         ]
         self._last = logit if linears else None
 
-    def user_share(self, values: Tensor) -> Tensor:
-        """(R, H) of the users' columns (R, K_user) float32; holds the bias."""
-        return functional.linear(values, self._user, self._bias).to(self._dtype)
-
-    def item_share(self, values: Tensor) -> Tensor:
-        """(R, H) of the items' columns (R, K_item) float32."""
-        return functional.linear(values, self._item).to(self._dtype)
+    def share(self, side: Side, values: Tensor) -> Tensor:
+        """(R, H), the share of a side's columns (R, K_side) in the first layer, with the bias for USER."""
+        bias = self._bias if side is Side.USER else None
+        return functional.linear(values, self._weights[side], bias).to(self._dtype)
 
     def outputs(self, users: Tensor, items: Tensor, pairs: Tensor | None) -> Tensor:
-        """(U, I, H) of shares (U, H) and (1|U, I, H), and the pairs' columns (U, I, K_pair), None where there are none.
+        """Logits (U, I) float32 of pairs, or without a logit the output (U, I, H) of the last ReLU.
 
-        Without a logit what the last ReLU leaves, else the logits (U, I) float32.
+        Args:
+            users, items: shares (U, H) and (1|U, I, H).
+            pairs: (U, I, K_pair) the columns of pairs; None without such columns.
         """
         values = users.unsqueeze(1) + items  # (U, I, H)
-        many, each = values.shape[:2]
+        num_users, num_items = values.shape[:2]
         flat = values.flatten(0, 1)
         if pairs is not None:
-            flat.addmm_(pairs.reshape(many * each, -1).to(self._dtype), self._pair)
-        return self._onwards(flat, many, each)
+            flat.addmm_(pairs.reshape(num_users * num_items, -1).to(self._dtype), self._pair)
+        return self._after_first(flat, num_users, num_items)
 
-    def of_pairs(self, pairs: Tensor) -> Tensor:
-        """As `outputs`, where all columns (U, I, K) are the pairs'."""
-        many, each = pairs.shape[:2]
-        flat = pairs.reshape(many * each, -1).to(self._dtype)
-        return self._onwards(torch.addmm(self._bias.to(self._dtype), flat, self._pair), many, each)
+    def outputs_of_pairs(self, pairs: Tensor) -> Tensor:
+        """As `outputs`, if all columns (U, I, K) are those of pairs."""
+        num_users, num_items = pairs.shape[:2]
+        flat = pairs.reshape(num_users * num_items, -1).to(self._dtype)
+        first = torch.addmm(self._bias.to(self._dtype), flat, self._pair)
+        return self._after_first(first, num_users, num_items)
 
-    def _onwards(self, flat: Tensor, many: int, each: int) -> Tensor:
-        """From the first layer's sums (U * I, H), which this may overwrite, to the end."""
+    def _after_first(self, flat: Tensor, num_users: int, num_items: int) -> Tensor:
+        """The output, from the first layer's sums (U * I, H), which this may overwrite."""
         if self._ends_first:
-            return flat.view(many, each)
+            return flat.view(num_users, num_items)
         flat.relu_()
         for weight, bias in self._hidden:
             flat = torch.addmm(bias, flat, weight).relu_()
         if self._last is None:
-            return flat.view(many, each, -1)
-        return functional.linear(flat.float(), self._last.weight, self._last.bias).view(many, each)
+            return flat.view(num_users, num_items, -1)
+        return functional.linear(flat.float(), self._last.weight, self._last.bias).view(num_users, num_items)
 
 
-def products(users: Tensor, items: Tensor) -> Tensor:
-    """Dot products of every vector of a user with every one of an item: (U, I, Q * P), the user's vectors innermost.
+def vector_products(users: Tensor, items: Tensor) -> Tensor:
+    """(U, I, Q * P) dot products of each vector of a user with each of an item, the user's vectors innermost.
 
     Args:
         users: (U, P, E).
         items: (1|U, I, Q, E).
     """
-    many, own, dim = users.shape
-    lists, each, theirs, _ = items.shape
+    num_users, user_vectors, dim = users.shape
+    lists, num_items, item_vectors, _ = items.shape
     if lists == 1:  # one product of matrices for all users
-        flat = items.reshape(each * theirs, dim) @ users.reshape(many * own, dim).t()
-        found = flat.view(each, theirs, many, own).permute(2, 0, 1, 3)  # (U, I, Q, P)
-        return found.reshape(many, each, theirs * own)
-    flat, vectors = items.reshape(many, each * theirs, dim), users.transpose(1, 2)  # (U, I * Q, E), (U, E, P)
-    if items.is_cuda or each < _LOOPED_ITEMS:
-        found = torch.bmm(flat, vectors)  # (U, I * Q, P)
+        flat = items.reshape(num_items * item_vectors, dim) @ users.reshape(num_users * user_vectors, dim).t()
+        products = flat.view(num_items, item_vectors, num_users, user_vectors).permute(2, 0, 1, 3)
+        return products.reshape(num_users, num_items, item_vectors * user_vectors)  # from (U, I, Q, P)
+    flat = items.reshape(num_users, num_items * item_vectors, dim)  # (U, I * Q, E)
+    vectors = users.transpose(1, 2)  # (U, E, P)
+    if items.is_cuda or num_items < _LOOPED_ITEMS:
+        products = torch.bmm(flat, vectors)  # (U, I * Q, P)
     else:
-        found = torch.empty(many, each * theirs, own, dtype=items.dtype)
-        for matrix, other, out in zip(flat, vectors, found, strict=True):
+        products = torch.empty(num_users, num_items * item_vectors, user_vectors, dtype=items.dtype)
+        for matrix, other, out in zip(flat, vectors, products, strict=True):
             torch.mm(matrix, other, out=out)
-    return found.view(many, each, theirs * own)
+    return products.view(num_users, num_items, item_vectors * user_vectors)

@@ -1,18 +1,22 @@
-"""DLRM's interaction (Naumov et al. 2019, arXiv:1906.00091, section 2.1): dot products of all pairs of vectors, each once.
+"""DLRM's interaction (Naumov et al. 2019, arXiv:1906.00091, section 2.1): dot products of pairs of vectors.
 
-    out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]    v_0 the bottom MLP's vector, v_1 … v_C the embeddings
-    ∂v = (G + Gᵀ) V, G the gradients of the dots below the diagonal; ∂v_0 also takes the gradient of its copy
+    out = [bottom, ⟨v_1, v_0⟩, ⟨v_2, v_0⟩, ⟨v_2, v_1⟩, …]
+    ∂v = (G + Gᵀ) V
 
-On a CPU it is done a tile of rows at a time: the tile's vectors, in the precision that multiplies them, and their dots stay
-in a core's cache, in the backward pass too, which makes them anew. As operations over whole batches the matrix V (B, F, E) alone,
-written and read again several times, took a third of a step. On a GPU it is a kernel (training/kernels/).
+v_0 is the bottom MLP's vector, v_1 … v_C are the embeddings. G has the gradients of the dots below the
+diagonal. ∂v_0 also has the gradient of its copy in `out`.
 
-Notation: B rows, C embeddings, E numbers of each, F vectors a row: C, and one more where there is a bottom MLP.
+A CPU computes a tile of rows at a time. The tile's vectors, in the dtype of the products, and their dots stay
+in a core's cache. The backward pass computes them again. Operations over whole batches would write the matrix
+V (B, F, E) to memory and read it several times. A GPU uses a kernel (training/kernels/).
+
+Notation: B rows, C embeddings, E numbers of each, F vectors a row: C, and one more where there is a bottom
+MLP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from training.kernels.torch_operators import differentiable, operator
+from training.models.factorization import Side, positions_by_side
 
-# Numbers of a tile's vectors: two megabytes in bf16.
+# Numbers of a tile's vectors; 2 MiB in bf16.
 _TILE_NUMBERS = 2**20
 
 
@@ -35,15 +40,45 @@ class PairDots(nn.Module):
         self.register_buffer("pairs", _pairs(num_vectors), persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
+        """(B, F (F - 1) / 2) of vectors (B, F, E)."""
         dots = torch.bmm(vectors, vectors.transpose(1, 2))  # (B, F, F)
         return dots.flatten(1).index_select(1, self.pairs)
+
+
+def interaction_columns(vector_sides: Sequence[Side], first_width: int) -> dict[Side, list[int]]:
+    """The columns of the interaction that each side of a factorization computes.
+
+    Args:
+        vector_sides: (F,) the side of each vector. Only v_0 may be of PAIR.
+        first_width: columns of v_0 itself at the beginning: E, or 0 if only its products enter.
+
+    Returns:
+        USER, ITEM: v_0 if it is this side's, then the products within the side, in the order of `PairDots`.
+        PAIR: each item vector's products with all user vectors; then, if v_0 is of PAIR, v_0, its products
+        with user vectors, and its products with item vectors.
+    """
+
+    def dot(left: int, right: int) -> int:
+        row, column = max(left, right), min(left, right)
+        return first_width + row * (row - 1) // 2 + column
+
+    vectors = positions_by_side(vector_sides)
+    columns: dict[Side, list[int]] = {}
+    for side in (Side.USER, Side.ITEM):
+        first = range(first_width if vector_sides[0] is side else 0)
+        within = vectors[side]
+        columns[side] = [*first, *(dot(within[i], within[j]) for i in range(len(within)) for j in range(i))]
+    users, items = vectors[Side.USER], vectors[Side.ITEM]
+    columns[Side.PAIR] = [dot(item, user) for item in items for user in users]
+    if vector_sides[0] is Side.PAIR:
+        columns[Side.PAIR] += [*range(first_width), *(dot(0, vector) for vector in (*users, *items))]
+    return columns
 
 
 def interact(bottom: Tensor | None, embedded: Tensor) -> Tensor:
     """(B, E + F (F - 1) / 2) of bottom (B, E) and embedded (B, C, E); the dots alone without bottom.
 
-    Under autocast products are taken in its dtype, which the result has; vectors are read, and their gradients written, as
-    they are.
+    Under autocast, products and the result have its dtype. Vectors and their gradients keep their dtypes.
     """
     first = embedded.new_empty(len(embedded), 0) if bottom is None else bottom
     dtype = embedded.dtype
@@ -86,24 +121,26 @@ def tiled_interaction(bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> T
 def tiled_interaction_backward(bottom: Tensor, embedded: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of `bottom` and `embedded`, by that of the result."""
     width = bottom.shape[1]
-    of_bottom, of_embedded = torch.empty_like(bottom), torch.empty_like(embedded)
+    bottom_gradient, embedded_gradient = torch.empty_like(bottom), torch.empty_like(embedded)
     tiles = _Tiles(bottom, embedded, gradient.dtype)
     mirror = _mirror(tiles.num_vectors, embedded.device)
     with torch.autocast(embedded.device.type, enabled=False):
-        padded = gradient.new_zeros(tiles.rows, gradient.shape[1] - width + 1)  # the diagonal's is zero
+        padded = gradient.new_zeros(
+            tiles.rows, gradient.shape[1] - width + 1
+        )  # the last column, of the diagonal, stays zero
         for rows, vectors, both, products in tiles:
-            of_pairs = padded[: len(vectors)]
-            of_pairs[:, :-1] = gradient[rows, width:]
-            torch.index_select(of_pairs, 1, mirror, out=both.flatten(1))  # G + Gᵀ
+            pair_gradients = padded[: len(vectors)]
+            pair_gradients[:, :-1] = gradient[rows, width:]
+            torch.index_select(pair_gradients, 1, mirror, out=both.flatten(1))  # G + Gᵀ
             torch.bmm(both, vectors, out=products)
             if width:
-                torch.add(products[:, 0], gradient[rows, :width], out=of_bottom[rows])
-            of_embedded[rows] = products[:, bool(width) :]
-    return of_bottom, of_embedded
+                torch.add(products[:, 0], gradient[rows, :width], out=bottom_gradient[rows])
+            embedded_gradient[rows] = products[:, bool(width) :]
+    return bottom_gradient, embedded_gradient
 
 
 class _Tiles:
-    """Rows of a batch, some at a time: their slice, V (R, F, E) in `dtype`, and memory for (R, F, F) and (R, F, E) numbers."""
+    """Tiles of a batch's rows: the slice, V (R, F, E) in `dtype`, and buffers (R, F, F) and (R, F, E)."""
 
     def __init__(self, bottom: Tensor, embedded: Tensor, dtype: torch.dtype) -> None:
         self._bottom, self._embedded = bottom, embedded
@@ -127,7 +164,7 @@ class _Tiles:
             yield rows, vectors, self._dots[:count], self._products[:count]
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0], inputs[1])
 
 
@@ -135,14 +172,14 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     return (*tiled_interaction_backward(*ctx.saved_tensors, gradient), None)
 
 
-differentiable(tiled_interaction, _differentiate, _keep)
+differentiable(tiled_interaction, _differentiate, _save_inputs)
 
 
-# What is kept may first be asked for under inference mode, whose tensors no training can use afterwards.
+# The first call may be under inference mode, whose tensors a later training could not use.
 @cache
 @torch.inference_mode(False)
 def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
-    """(P,) where in a flat matrix (F, F) the pairs stand."""
+    """(P,) the positions of the pairs in a flat matrix (F, F)."""
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     return row * num_vectors + column
 
@@ -150,7 +187,7 @@ def _pairs(num_vectors: int, device: torch.device | None = None) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def _mirror(num_vectors: int, device: torch.device) -> Tensor:
-    """(F * F,) which pair's dot stands there in the symmetric matrix; P, beyond all pairs, on the diagonal."""
+    """(F * F,) the index of the pair at each position of the symmetric matrix, and P on the diagonal."""
     row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=device)
     mirror = torch.full((num_vectors, num_vectors), len(row), device=device)
     mirror[row, column] = mirror[column, row] = torch.arange(len(row), device=device)

@@ -12,13 +12,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from training.models.factorization import Part, Sides
+from training.models.click_model import ClickModel
+from training.models.factorization import FeatureSides, Part, Side, positions_by_side
 from training.models.inputs import Inputs
 from training.settings.ftrl import FtrlSettings
 
 
 def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
-    """Weights N(0, 2 / (in + out)) (Glorot and Bengio 2010, AISTATS, section 4.2.1), biases zero."""
+    """A layer with weights N(0, 2 / (in + out)) (Glorot and Bengio 2010, AISTATS, section 4.2.1)."""
     layer = nn.Linear(width_in, width_out, bias=bias)
     nn.init.xavier_normal_(layer.weight)
     if bias:
@@ -29,7 +30,7 @@ def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
 def mlp(
     widths: Sequence[int], dropout: float = 0.0, layer: Callable[[int, int], nn.Linear] = linear
 ) -> nn.Sequential:
-    """Linear layers from width to width, each followed by ReLU and, above 0, dropout; `layer` makes them."""
+    """Linear layers from width to width by `layer`, each with ReLU and, if above 0, dropout."""
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [layer(width_in, width_out), nn.ReLU()]
@@ -39,15 +40,16 @@ def mlp(
 
 
 class Dropout(nn.Module):
-    """Dropout (Srivastava et al. 2014, JMLR 15) whose masks depend on seed, step and logical shard, not on who draws them.
+    """Dropout (Srivastava et al. 2014, JMLR 15) with masks that are independent of the number of ranks.
 
-    So N ranks train as one does, and a resumed training as one that was never stopped. `Trainer` calls `begin` before
-    every step. While a model is evaluated nothing is dropped; values kept in training are scaled by 1 / (1 - share).
-    Masks are drawn ahead of the forward pass, into memory that stays where it is, so that the pass itself draws nothing
-    and may be compiled or recorded.
+    A mask depends on seed, step and logical shard. So N ranks train as one rank does, and a resumed training
+    as one without interruption. `Trainer` calls `draw_mask` before every step. In evaluation nothing is
+    dropped. In training, the values that stay are scaled by 1 / (1 - share). Masks are drawn before the
+    forward pass into memory that stays at its address. The pass itself draws nothing, so it can be compiled
+    or recorded.
 
     Args:
-        share: of the values, that are dropped.
+        share: share of the values that are dropped.
         width: values a row.
     """
 
@@ -58,8 +60,8 @@ class Dropout(nn.Module):
         self.share = share
         self.register_buffer("mask", torch.ones(1, width), persistent=False)
 
-    def begin(self, key: str, shards: range, rows: int) -> None:
-        """Draws what the next step multiplies by: 0, or 1 / (1 - share).
+    def draw_mask(self, key: str, shards: range, rows: int) -> None:
+        """Draws the factors of the next step: 0, or 1 / (1 - share).
 
         Args:
             key: names seed, step and layer.
@@ -82,7 +84,8 @@ class Dropout(nn.Module):
 def in_float32(layer: nn.Module, values: Tensor) -> Tensor:
     """A layer's output outside of mixed precision.
 
-    Every model's last layer is computed so: rounding a logit between 1 and 2 to bf16 alone moves it by up to 0.004.
+    Every model computes its last layer so: rounding a logit between 1 and 2 to bf16 alone moves it by up to
+    0.004.
     """
     with torch.autocast(values.device.type, enabled=False):
         return layer(values.float())
@@ -90,15 +93,15 @@ def in_float32(layer: nn.Module, values: Tensor) -> Tensor:
 
 def ftrl_parts(model: nn.Module) -> dict[str, tuple[LinearPart, FtrlSettings]]:
     """The linear parts of a model that FTRL trains, by name."""
-    found = {name: each for name, each in model.named_modules() if isinstance(each, LinearPart)}
-    return {name: (part, part.ftrl) for name, part in found.items() if part.ftrl is not None}
+    parts = {name: module for name, module in model.named_modules() if isinstance(module, LinearPart)}
+    return {name: (part, part.ftrl) for name, part in parts.items() if part.ftrl is not None}
 
 
-class LinearPart(nn.Module):
+class LinearPart(ClickModel):
     """logit = bias + Σ weight of each id + dense · weights, starting at zero; a list's weights are pooled.
 
     Args:
-        ftrl: trains these weights by FTRL; without it they are trained as everything else.
+        ftrl: trains these weights by FTRL; without it, the optimizers of the other parameters train them.
     """
 
     def __init__(self, inputs: Inputs, ftrl: FtrlSettings | None = None) -> None:
@@ -108,37 +111,35 @@ class LinearPart(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
         self.ftrl = ftrl
 
-    def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
-        of_dense = (dense * self.weights).sum(
-            dim=1
-        )  # a product of matrices would be rounded in mixed precision
-        return self.bias + self.embedding(categorical).sum(dim=(1, 2)) + of_dense
+    def embed(self, categorical: Tensor) -> list[Tensor]:
+        """[(B, C, 1)], the weights of ids."""
+        return [self.embedding(categorical)]
 
-    def split(self, sides: Sides, dtype: torch.dtype) -> LinearSplit:
-        """A sum of the sides' own sums, in float32 whatever `dtype` is."""
-        return LinearSplit(self, sides)
+    def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """Logits (B,) of dense (B, D) float32 and the weights of ids."""
+        # A product of matrices would be rounded in mixed precision.
+        dense_sum = (dense * self.weights).sum(dim=1)
+        return self.bias + vectors[0].sum(dim=(1, 2)) + dense_sum
+
+    def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedLinear:
+        """The sum of each side, in float32 whatever `dtype` is."""
+        return FactorizedLinear(self, sides)
 
 
-class LinearSplit:
-    """A linear part cut by side: one number a user, the bias in it, and one an item."""
+class FactorizedLinear:
+    """The factorization of a linear part. Part: (R,) float32, the side's sum, with the bias for the user."""
 
-    def __init__(self, model: LinearPart, sides: Sides) -> None:
+    def __init__(self, model: LinearPart, sides: FeatureSides) -> None:
         self._model = model
-        self._features = {side: Sides.places(sides.features, side) for side in (True, False)}
+        self._embedded = positions_by_side(sides.embedded)
 
-    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
+    def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
         """((R,) float32,)."""
-        return (self._model.bias + self._sum(dense, categorical, side=True),)
+        model = self._model
+        id_sum = model.embedding(categorical)[:, self._embedded[side]].sum(dim=(1, 2))
+        total = id_sum + (dense * model.weights[: dense.shape[1]]).sum(dim=1)
+        return (model.bias + total if side is Side.USER else total,)
 
-    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        """((R,) float32,)."""
-        return (self._sum(dense, categorical, side=False),)
-
-    def _sum(self, dense: Tensor, categorical: Tensor, *, side: bool) -> Tensor:
-        of_ids = self._model.embedding(categorical)[:, self._features[side]].sum(dim=(1, 2))
-        return of_ids + (dense * self._model.weights[: dense.shape[1]]).sum(dim=1)
-
-    def pair_part(self, users: Part, items: Part) -> Tensor:
+    def pair_logits(self, users: Part, items: Part) -> Tensor:
         """(U, I) of (U,) and (1|U, I)."""
         return users[0].unsqueeze(1) + items[0]

@@ -1,4 +1,4 @@
-"""Logistic regression on the model's own input: a weight an id and a weight a dense feature. The baseline."""
+"""Logistic regression, the baseline: a weight for each id and a weight for each dense feature."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from training.settings.logistic_regression import Settings
 
 
 def build(settings: Settings, inputs: Inputs) -> LinearPart:
-    """Starts at zero, where the problem is convex anyway."""
+    """The model of a configuration; it starts at zero, because the problem is convex."""
     return LinearPart(inputs)

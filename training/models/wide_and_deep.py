@@ -1,10 +1,11 @@
 """Wide & Deep (Cheng et al. 2016, arXiv:1606.07792): a linear model and an MLP whose logits are added.
 
-    P(click) = σ(w_wideᵀ[x, φ(x)] + w_deepᵀ a^(l_f) + b)        (equation 3)
-    a^(l+1) = ReLU(W^(l) a^(l) + b^(l))                         (equation 2; a^(0) holds the embeddings and dense features)
+    P(click) = σ(w_wideᵀ[x, φ(x)] + w_deepᵀ a^(l_f) + b)    (equation 3)
+    a^(l+1) = ReLU(W^(l) a^(l) + b^(l))                     (equation 2; a^(0) has the inputs)
 
-φ(x), the products of features (equation 1), are the wide part's alone, as in the paper: the setting `crosses` names them. Made in
-build_features by `hashed_cross` they would be features like any other, and both parts would see them.
+φ(x), the products of features (equation 1), belong to the wide part alone, as in the paper. The setting
+`crosses` names them. Products that build_features computes by `hashed_cross` are features, which both parts
+read.
 
 Notation: B rows, D dense features, C features made of ids, W columns of ids, E embedding_dim, P products.
 """
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.embeddings.counter_rng import scattered
-from training.models.factorization import Part, Sides, SplitMLP
+from training.embeddings.counter_rng import hash_numbers
+from training.models.click_model import ClickModel
+from training.models.factorization import FactorizedMLP, FeatureSides, Part, Side, positions_by_side
 from training.models.inputs import Inputs
-from training.models.layers import LinearPart, LinearSplit, in_float32, linear, mlp
+from training.models.layers import FactorizedLinear, LinearPart, in_float32, linear, mlp
 from training.settings.ftrl import FtrlSettings
 from training.settings.wide_and_deep import Crosses, Settings, require_known
 
@@ -29,100 +31,111 @@ _ALL = slice(None)
 
 
 class WidePart(LinearPart):
-    """A linear part with a weight for each bucket of each product; `weights` holds those of dense features first."""
+    """A linear part with a weight for each bucket of each product. Weights of dense features come first.
 
-    def __init__(self, inputs: Inputs, ftrl: FtrlSettings | None, crosses: Sequence[Crosses]) -> None:
-        super().__init__(inputs, ftrl)
-        pairs = [(each, left, right) for each in crosses for left in each.left for right in each.right]
-        single = list(inputs.names)[: inputs.num_embedded - len(inputs.list_lengths)]
-        require_known(crosses, single)
-        self.num_dense = inputs.num_dense
-        self.reads_ids = bool(pairs)
-        sizes = [each.buckets for each, _, _ in pairs]
-        starts = list(accumulate(sizes, initial=inputs.num_dense))
-        self.weights = nn.Parameter(torch.zeros(starts[-1]))
-        for name, values in (
-            ("left", [single.index(left) for _, left, _ in pairs]),
-            ("right", [single.index(right) for _, _, right in pairs]),
-            ("sizes", sizes),
-            ("starts", starts[:-1]),
-        ):
-            self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)  # (P,)
+    Attributes:
+        left, right: (P,) int64, the positions of each product's features among the features of one id.
+        sizes, starts: (P,) int64, buckets of each product, and the position of its first one in `weights`.
+        reads_ids: whether there are products, which `forward` computes from ids without a table.
+    """
 
     left: Tensor
     right: Tensor
     sizes: Tensor
     starts: Tensor
 
+    def __init__(self, inputs: Inputs, ftrl: FtrlSettings | None, crosses: Sequence[Crosses]) -> None:
+        super().__init__(inputs, ftrl)
+        products = [(cross, left, right) for cross in crosses for left in cross.left for right in cross.right]
+        single = list(inputs.names)[: inputs.num_embedded - len(inputs.list_lengths)]
+        require_known(crosses, single)
+        self.num_dense = inputs.num_dense
+        self.reads_ids = bool(products)
+        sizes = [cross.buckets for cross, _, _ in products]
+        starts = list(accumulate(sizes, initial=inputs.num_dense))
+        self.weights = nn.Parameter(torch.zeros(starts[-1]))
+        for name, values in (
+            ("left", [single.index(left) for _, left, _ in products]),
+            ("right", [single.index(right) for _, _, right in products]),
+            ("sizes", sizes),
+            ("starts", starts[:-1]),
+        ):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
+
+    def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """Logits (B,) without the products."""
+        return self.bias + vectors[0].sum(dim=(1, 2)) + dense @ self.weights[: self.num_dense]
+
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
-        found = (
-            self.bias + self.embedding(categorical).sum(dim=(1, 2)) + dense @ self.weights[: self.num_dense]
-        )
-        if not len(self.sizes):
-            return found
+        """Logits (B,) with the products."""
+        logits = super().forward(dense, categorical)
+        if not self.reads_ids:
+            return logits
         keys = self.left_key(categorical) + self.right_key(categorical)  # (B, P)
-        return found + self.crossed(keys)
+        return logits + self.product_sum(keys)
 
     def left_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """(B, n) int64 what the left ids add to the number of each of these products' pairs; ids are below 2³¹."""
+        """(B, n) int64, the left ids' share of these products' keys; ids are below 2³¹."""
         return categorical.long()[:, self.left[products]] * 2**31
 
     def right_key(self, categorical: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """As `left_key`; the sum of both is a number of its own for each pair of ids."""
+        """As `left_key`, of the right ids. The sum of both shares is different for each pair of ids."""
         return categorical.long()[:, self.right[products]]
 
-    def crossed(self, keys: Tensor, products: Tensor | slice = _ALL) -> Tensor:
-        """(…) the weights of pairs (…, n) of these products, added up."""
-        places = self.starts[products] + scattered(keys) % self.sizes[products]
-        return functional.embedding(places, self.weights.unsqueeze(1)).sum(dim=(-2, -1))
+    def product_sum(self, keys: Tensor, products: Tensor | slice = _ALL) -> Tensor:
+        """(…) the sum of the weights of keys (…, n) of these products."""
+        positions = self.starts[products] + hash_numbers(keys) % self.sizes[products]
+        return functional.embedding(positions, self.weights.unsqueeze(1)).sum(dim=(-2, -1))
 
-    def split(self, sides: Sides, dtype: torch.dtype) -> SplitWidePart:
-        """In float32 whatever `dtype` is."""
-        return SplitWidePart(self, sides)
+    def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedWidePart:
+        """All parts are float32 whatever `dtype` is."""
+        return FactorizedWidePart(self, sides)
 
 
-class SplitWidePart(LinearSplit):
-    """The linear part cut by side: products of features of one side are looked up once, those of both sides for each pair.
+class FactorizedWidePart(FactorizedLinear):
+    """The factorization of the wide part.
 
-    Parts: (R,) the side's sum; (R, P') int64 its share of the number of each pair that both sides have an id of.
+    Products of features within a side are looked up once, those of features of both sides for each pair.
+
+    Parts: (R,) the side's sum; (R, P') int64 its share of the key of each product between the sides.
     """
 
-    def __init__(self, model: WidePart, sides: Sides) -> None:
+    def __init__(self, model: WidePart, sides: FeatureSides) -> None:
         super().__init__(model, sides)
         self._wide = model
-        features = torch.tensor(sides.features, dtype=torch.bool, device=model.left.device)
-        left, right = features[model.left], features[model.right]  # (P,) whether it is the user's
-        self._within = {True: (left & right).nonzero()[:, 0], False: (~left & ~right).nonzero()[:, 0]}
-        self._both = (left ^ right).nonzero()[:, 0]  # (P',)
-        self._left_is_users = left[self._both]
+        embedded = [side is Side.USER for side in sides.embedded]
+        is_user = torch.tensor(embedded, dtype=torch.bool, device=model.left.device)
+        left, right = is_user[model.left], is_user[model.right]  # (P,)
+        self._within = {
+            Side.USER: (left & right).nonzero()[:, 0],
+            Side.ITEM: (~left & ~right).nonzero()[:, 0],
+        }
+        self._between = (left ^ right).nonzero()[:, 0]  # (P',)
+        self._left_is_user = left[self._between]
 
-    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        (found,) = super().user_part(dense, categorical)
-        return found + self._inner(categorical, side=True), self._share(categorical, side=True)
+    def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
+        """As `Factorization.side_part`."""
+        wide, within = self._wide, self._within[side]
+        (linear_sum,) = super().side_part(side, dense, categorical)
+        keys = wide.left_key(categorical, within) + wide.right_key(categorical, within)
+        return linear_sum + wide.product_sum(keys, within), self._key_share(side, categorical)
 
-    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        (found,) = super().item_part(dense, categorical)
-        return found + self._inner(categorical, side=False), self._share(categorical, side=False)
+    def _key_share(self, side: Side, categorical: Tensor) -> Tensor:
+        left = self._wide.left_key(categorical, self._between)
+        right = self._wide.right_key(categorical, self._between)
+        takes_left = self._left_is_user if side is Side.USER else ~self._left_is_user
+        return torch.where(takes_left, left, right)
 
-    def _inner(self, categorical: Tensor, *, side: bool) -> Tensor:
-        wide, inner = self._wide, self._within[side]
-        return wide.crossed(wide.left_key(categorical, inner) + wide.right_key(categorical, inner), inner)
-
-    def _share(self, categorical: Tensor, *, side: bool) -> Tensor:
-        left = self._wide.left_key(categorical, self._both)
-        right = self._wide.right_key(categorical, self._both)
-        return torch.where(self._left_is_users == side, left, right)
-
-    def pair_part(self, users: Part, items: Part) -> Tensor:
-        found = super().pair_part(users, items)
-        if len(self._both):
-            found = found + self._wide.crossed(users[1].unsqueeze(1) + items[1], self._both)
-        return found
+    def pair_logits(self, users: Part, items: Part) -> Tensor:
+        """As `Factorization.pair_logits`."""
+        logits = super().pair_logits(users, items)
+        if len(self._between):
+            logits = logits + self._wide.product_sum(users[1].unsqueeze(1) + items[1], self._between)
+        return logits
 
 
-class WideAndDeep(nn.Module):
-    """The linear part, and an MLP over all embeddings laid side by side with the dense features."""
+class WideAndDeep(ClickModel):
+    """The linear part, and an MLP over all embeddings and the dense features."""
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
         super().__init__()
@@ -133,45 +146,55 @@ class WideAndDeep(nn.Module):
         self.deep = mlp([width, *settings.deep], settings.dropout)
         self.logit = linear(settings.deep[-1], 1)
 
+    def embed(self, categorical: Tensor) -> list[Tensor]:
+        """[(B, C, 1), (B, C, E)], weights of the wide part and vectors of categorical (B, W) int64."""
+        return [*self.wide.embed(categorical), self.embedding(categorical)]
+
+    def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """Logits (B,) of dense (B, D) float32 and the tensors of `embed`, without products of features."""
+        *wide_weights, embedded = vectors
+        return self.wide.forward_dense(dense, wide_weights) + self._deep_logits(dense, embedded)
+
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64."""
-        vectors = self.embedding(categorical)  # (B, C, E)
-        deep = self.deep(
-            torch.cat([vectors.flatten(1), dense], dim=1)
-        )  # (B, C * E + D) before the first layer
-        return self.wide(dense, categorical) + in_float32(self.logit, deep).squeeze(1)
+        """Logits (B,) of dense (B, D) float32 and categorical (B, W) int64, with the products of features."""
+        return self.wide(dense, categorical) + self._deep_logits(dense, self.embedding(categorical))
 
-    def split(self, sides: Sides, dtype: torch.dtype) -> SplitWideAndDeep:
+    def _deep_logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """(B,) of dense (B, D) and vectors (B, C, E)."""
+        columns = torch.cat([vectors.flatten(1), dense], dim=1)  # (B, C * E + D)
+        return in_float32(self.logit, self.deep(columns)).squeeze(1)
+
+    def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedWideAndDeep:
         """The wide part is float32 whatever `dtype` is."""
-        return SplitWideAndDeep(self, sides, dtype)
+        return FactorizedWideAndDeep(self, sides, dtype)
 
 
-class SplitWideAndDeep:
-    """Parts: those of the wide part, and (R, H) the side's share of the MLP's first layer."""
+class FactorizedWideAndDeep:
+    """The factorization of Wide & Deep.
 
-    def __init__(self, model: WideAndDeep, sides: Sides, dtype: torch.dtype) -> None:
+    Parts: those of the wide part, and (R, H) the side's share of the MLP's first layer.
+    """
+
+    def __init__(self, model: WideAndDeep, sides: FeatureSides, dtype: torch.dtype) -> None:
         self._model = model
-        self._wide = model.wide.split(sides, dtype)
+        self._wide = model.wide.factorize(sides, dtype)
         dim = model.embedding.weight.shape[1]
-        held = [each for each in sides.features for _ in range(dim)] + list(sides.dense)
-        self._columns = {side: Sides.places(held, side) for side in (True, False)}
-        self._deep = SplitMLP(model.deep, model.logit, self._columns[True], self._columns[False], (), dtype)
+        column_sides = [side for side in sides.embedded for _ in range(dim)] + list(sides.dense)
+        self._columns = positions_by_side(column_sides)
+        self._deep = FactorizedMLP(model.deep, model.logit, self._columns, dtype)
 
-    def user_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        share = self._deep.user_share(self._input(dense, categorical)[:, self._columns[True]])
-        return *self._wide.user_part(dense, categorical), share
+    def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
+        """As `Factorization.side_part`."""
+        columns = torch.cat([self._model.embedding(categorical).flatten(1), dense], dim=1)
+        share = self._deep.share(side, columns[:, self._columns[side]])
+        return *self._wide.side_part(side, dense, categorical), share
 
-    def item_part(self, dense: Tensor, categorical: Tensor) -> Part:
-        share = self._deep.item_share(self._input(dense, categorical)[:, self._columns[False]])
-        return *self._wide.item_part(dense, categorical), share
-
-    def _input(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        return torch.cat([self._model.embedding(categorical).flatten(1), dense], dim=1)
-
-    def pair_part(self, users: Part, items: Part) -> Tensor:
-        wide = self._wide.pair_part(users[:2], items[:2])
+    def pair_logits(self, users: Part, items: Part) -> Tensor:
+        """As `Factorization.pair_logits`."""
+        wide = self._wide.pair_logits(users[:2], items[:2])
         return wide + self._deep.outputs(users[2], items[2], None)
 
 
 def build(settings: Settings, inputs: Inputs) -> WideAndDeep:
+    """The model of a configuration."""
     return WideAndDeep(settings, inputs)

@@ -1,1 +1,1 @@
-"""What turns gradients, summed over ranks, into new weights: of dense parameters, and of the rows of tables."""
+"""Updates of dense parameters and of table rows by gradients that are summed over ranks."""

@@ -1,7 +1,8 @@
 """Adam (Kingma & Ba 2015, algorithm 1) on one flat buffer.
 
-The dense gradients arrive as one buffer, summed over ranks, so the moments are kept the same way. The update is torch's fused
-kernel, one pass over memory, called by its own name: torch.optim would import its compiler, which takes each rank seconds.
+The dense gradients arrive as one buffer, summed over ranks, so the moments have the same layout. The update
+is torch's fused kernel, one pass over memory. It is called directly, because torch.optim would import torch's
+compiler, which takes each rank seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +23,14 @@ class Adam:
     decay, square_decay, epsilon = 0.9, 0.999, 1e-8
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._flat = [
-            each.detach().view(-1) for each in parameters
-        ]  # views: what changes them changes the parameters
-        self._sizes = [each.numel() for each in parameters]
+        # Views: an update of a view updates the parameter.
+        self._flat = [parameter.detach().view(-1) for parameter in parameters]
+        self._sizes = [parameter.numel() for parameter in parameters]
         device = parameters[0].device if parameters else torch.device("cpu")
         self.mean = torch.zeros(sum(self._sizes), device=device)
         self.square = torch.zeros(sum(self._sizes), device=device)
         self.steps = torch.zeros((), dtype=torch.int64)
-        self._steps = torch.zeros((), device=device)  # as the kernel wants it
+        self._kernel_steps = torch.zeros((), device=device)  # the fused kernel takes float32
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
@@ -38,14 +38,14 @@ class Adam:
         self.steps += 1
         if not self._flat:
             return
-        self._steps.fill_(int(self.steps))
+        self._kernel_steps.fill_(int(self.steps))
         torch._fused_adam_(
             self._flat,
             list(gradient.split(self._sizes)),
             list(self.mean.split(self._sizes)),
             list(self.square.split(self._sizes)),
             [],
-            [self._steps] * len(self._flat),
+            [self._kernel_steps] * len(self._flat),
             lr=rate,
             beta1=self.decay,
             beta2=self.square_decay,

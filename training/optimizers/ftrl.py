@@ -1,12 +1,12 @@
 """FTRL-Proximal (McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches", KDD, algorithm 1).
 
-Per coordinate, with the gradient g of a batch's mean loss in place of the paper's single example:
+For each coordinate, with the gradient g of a batch's mean loss in place of the paper's single example:
 
     σ = (√(n + g²) − √n) / α;   z += g − σ w;   n += g²
     w = 0 where |z| ≤ λ₁, elsewhere −(z − sgn(z) λ₁) / ((β + √n) / α + λ₂)
 
-A coordinate that a batch does not touch has g = 0 and keeps z, n and w, so tables are updated by touched rows alone.
-The rate of each coordinate falls with its own gradients: the training's schedule does not apply to it.
+A coordinate whose gradient is 0 keeps z, n and w, so a table needs updates of the looked-up rows only. The
+rate of each coordinate falls with its gradients: the learning rate schedule does not apply to it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from training.embeddings.table import RowGradient, StackedEmbedding
+from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.table import StackedEmbedding
 from training.settings.ftrl import FtrlSettings
 
 
 class FtrlRows:
-    """FTRL for a table, on touched rows only. The table must start at zero, where z is.
+    """FTRL for the looked-up rows of a table. The table must start at zero, as z does.
 
     Attributes:
         z, n: (rows, E) each.
@@ -34,7 +35,8 @@ class FtrlRows:
         self.n = torch.zeros_like(table.weight, requires_grad=False)
 
     @torch.no_grad()
-    def step(self, gradient: RowGradient) -> None:
+    def step(self, gradient: SummedRowGradient) -> None:
+        """Updates the rows of a gradient."""
         rows, weight = gradient.rows, self.table.weight
         updated = _step(weight[rows], self.z[rows], self.n[rows], gradient.values, self.settings)
         for whole, part in zip((weight, self.z, self.n), updated, strict=True):
@@ -47,15 +49,15 @@ class FtrlDense:
     def __init__(self, parameters: Sequence[nn.Parameter], settings: FtrlSettings) -> None:
         self._parameters = list(parameters)
         self.settings = settings
-        self.z = torch.cat([torch.zeros_like(each).flatten() for each in self._parameters]).detach()
+        self.z = torch.cat([torch.zeros_like(parameter).flatten() for parameter in self._parameters]).detach()
         self.n = torch.zeros_like(self.z)
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
         """Updates the parameters by their gradients (size,), laid out in their order."""
-        weight = torch.cat([each.flatten() for each in self._parameters])
+        weight = torch.cat([parameter.flatten() for parameter in self._parameters])
         weight, self.z[:], self.n[:] = _step(weight, self.z, self.n, gradient, self.settings)
-        parts = weight.split([each.numel() for each in self._parameters])
+        parts = weight.split([parameter.numel() for parameter in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.copy_(part.view_as(parameter))
 
@@ -63,10 +65,10 @@ class FtrlDense:
 def _step(
     weight: Tensor, z: Tensor, n: Tensor, gradient: Tensor, settings: FtrlSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(weight, z, n) after a step, of any one shape."""
-    more = n + gradient.square()
-    sigma = (more.sqrt() - n.sqrt()) / settings.learning_rate
-    moved = z + gradient - sigma * weight
-    curvature = (settings.beta + more.sqrt()) / settings.learning_rate + settings.l2
-    shrunk = moved.sign() * (moved.abs() - settings.l1).clamp(min=0)  # 0 where |z| ≤ λ₁
-    return -shrunk / curvature, moved, more
+    """(weight, z, n) after a step; all tensors have the same shape."""
+    new_n = n + gradient.square()
+    sigma = (new_n.sqrt() - n.sqrt()) / settings.learning_rate
+    new_z = z + gradient - sigma * weight
+    curvature = (settings.beta + new_n.sqrt()) / settings.learning_rate + settings.l2
+    shrunk = new_z.sign() * (new_z.abs() - settings.l1).clamp(min=0)  # 0 where |z| ≤ λ₁
+    return -shrunk / curvature, new_z, new_n

@@ -1,4 +1,4 @@
-"""What happens to gradients between the backward pass and the update: scaling against fp16's underflow, and clipping."""
+"""Loss scaling against fp16's underflow, and clipping: the steps between the backward pass and the update."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import torch
 from torch import Tensor
 
 from training.distributed.collectives import Collectives
-from training.embeddings.rows import RowGradient
+from training.embeddings.row_gradients import RowGradient
 
 
 class LossScale:
     """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
-    The loss is multiplied by a power of two before it is differentiated, so that small gradients survive fp16, and the
-    gradients are divided by it afterwards. A step whose gradients overflow is skipped and halves the scale; it doubles
-    after `growth_steps` steps without one. At a scale of 1 nothing is skipped any more: what is infinite there is no
-    matter of scaling, and the loop ends on the loss it makes.
+    The loss is multiplied by a power of two before the backward pass, so that small gradients do not
+    underflow in fp16. Afterwards the gradients are divided by it. A step whose gradients overflow is skipped
+    and halves the scale. After `growth_steps` steps without overflow the scale doubles. At a scale of 1 no
+    step is skipped: a smaller scale would not help, and the training ends on its infinite loss.
 
     Args:
-        active: False leaves loss and gradients alone and skips nothing; that is for every precision but fp16.
+        device: of the gradients.
+        active: whether the precision is fp16. Otherwise loss and gradients stay as they are and no step is
+            skipped.
     """
 
     first, growth_steps = 2.0**16, 2000
@@ -33,26 +35,27 @@ class LossScale:
 
     @property
     def scale(self) -> Tensor | None:
-        """What to multiply the loss by, a scalar."""
+        """The factor of the loss, a scalar; None if nothing is scaled."""
         return self._scale if self._active else None
 
     def facts(self) -> dict[str, float]:
-        """`loss_scale` and `skipped_steps`, those since the training began; nothing where nothing is scaled."""
+        """`loss_scale`, and `skipped_steps` since the training began; empty if nothing is scaled."""
         if not self._active:
             return {}
         return {"loss_scale": float(self._scale), "skipped_steps": int(self._skipped)}
 
     def accepts(self, dense: Tensor, rows: Iterable[RowGradient], collectives: Collectives) -> bool:
-        """Whether to make this step's update, the same on all ranks; adapts the scale to it.
+        """Whether to apply this step's gradients; equal on all ranks. Adapts the scale.
 
         Args:
-            dense, rows: the gradients summed over ranks, of which ranks may hold different rows.
+            dense: the dense gradients, summed over ranks.
+            rows: the gradients of rows, summed over ranks. Ranks may hold different rows.
+            collectives: of the ranks.
         """
         if not self._active:
             return True
-        finite = torch.stack(
-            [torch.isfinite(each).all() for each in (dense, *(each.values for each in rows))]
-        )
+        gradients = (dense, *(gradient.values for gradient in rows))
+        finite = torch.stack([torch.isfinite(values).all() for values in gradients])
         overflows = collectives.allreduce_sum(1 - finite.all().float().view(1))
         if bool(overflows > 0) and bool(self._scale > 1):
             self._scale /= 2
@@ -66,11 +69,11 @@ class LossScale:
         return True
 
     def unscaled(self, gradient: Tensor) -> Tensor:
-        """A gradient of the loss from one of the scaled loss; exact, for the scale is a power of two."""
+        """The gradient of the loss, from that of the scaled loss. Division by a power of two is exact."""
         return gradient / self._scale if self._active else gradient
 
     def state(self) -> dict[str, Tensor]:
-        """`scaler.*`, not copied; empty where nothing is scaled."""
+        """`scaler.*`, not copied; empty if nothing is scaled."""
         if not self._active:
             return {}
         return {
@@ -81,7 +84,7 @@ class LossScale:
 
 
 def clipped(gradient: Tensor, norm: float | None) -> Tensor:
-    """(P,) scaled down to a Euclidean norm of `norm` where it is longer (Pascanu et al. 2013, algorithm 1)."""
+    """The gradient (P,), scaled down to the norm `norm` at most (Pascanu et al. 2013, algorithm 1)."""
     if norm is None:
         return gradient
     return gradient * (norm / gradient.norm().clamp_min(norm))

@@ -1,12 +1,12 @@
-"""Adam (Kingma & Ba 2015, algorithm 1) on the touched rows of a table.
+"""Adam (Kingma & Ba 2015, algorithm 1) on the rows of a table that a batch looked up.
 
-The moments of a row that a batch does not touch stay as they are, as in torch's SparseAdam and TensorFlow Addons'
-LazyAdam. Both of these correct the moments' bias by the steps of the whole training: a row first met at a late step, or new
-in a grown vocabulary, would then move by (1 - decay) / √(1 - square_decay) = 3.2 times the rate at once. Here t counts the
-row's own updates, which are what its moments are made of:
+The moments of other rows stay as they are, as in torch's SparseAdam and TensorFlow Addons' LazyAdam. Both of
+these correct the moments' bias by the steps of the whole training. Then a row that is first looked up at a
+late step would at once move by (1 - decay) / √(1 - square_decay) = 3.2 times the rate. Here t counts the
+updates of the row:
 
-    m[r] = decay * m[r] + (1 - decay) * g[r];  v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²;  t[r] += 1
-    weight[r] -= rate * (m[r] / (1 - decay^t[r])) / (√(v[r] / (1 - square_decay^t[r])) + epsilon)
+    m[r] = decay * m[r] + (1 - decay) * g[r];  v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²;  t[r]
+    += 1 weight[r] -= rate * (m[r] / (1 - decay^t[r])) / (√(v[r] / (1 - square_decay^t[r])) + epsilon)
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.embeddings.table import RowGradient, StackedEmbedding
+from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.table import StackedEmbedding
 
 
 class LazyAdam:
-    """Moments (rows, E) float32 and updates (rows,) int32 of this rank's matrix."""
+    """Moments (rows, E) float32 and numbers of updates (rows,) int32 of this rank's matrix."""
 
     decay, square_decay, epsilon = 0.9, 0.999, 1e-8
 
@@ -30,8 +31,8 @@ class LazyAdam:
         self.updates = torch.zeros(shape[0], dtype=torch.int32, device=device)
 
     @torch.no_grad()
-    def step(self, gradient: RowGradient, rate: float, step: int) -> None:
-        """Moves the rows of a gradient; `step` is the training's."""
+    def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
+        """Updates the rows of a gradient; `step` is the training's."""
         rows, values = gradient.rows, gradient.values
         mean = self.mean.index_select(0, rows).lerp_(values, 1 - self.decay)
         square = self.square.index_select(0, rows).mul_(self.square_decay)
@@ -44,10 +45,10 @@ class LazyAdam:
         mean_bias = (1 - self.decay**times).float()
         square_bias = (1 - self.square_decay**times).float()
         scale = square.div_(square_bias).sqrt_().add_(self.epsilon)
-        self.table.move_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
+        self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
 
     def state(self) -> dict[str, Tensor]:
-        """`lazy_adam.mean` and `.square` (rows, E), `lazy_adam.updates` (rows,): entries for each row of this rank's matrix."""
+        """`lazy_adam.mean` and `.square` (rows, E), and `lazy_adam.updates` (rows,), of this rank's rows."""
         return {
             "lazy_adam.mean": self.mean,
             "lazy_adam.square": self.square,

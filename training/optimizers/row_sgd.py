@@ -1,28 +1,30 @@
-"""Stochastic gradient descent on the touched rows of a table: no state."""
+"""Stochastic gradient descent on the rows of a table that a batch looked up; it has no state."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from training.embeddings.rows import Lookups
-from training.embeddings.table import RowGradient, StackedEmbedding
+from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
+from training.embeddings.table import StackedEmbedding
 
 
 class RowSgd:
-    """weight[r] -= rate * gradient[r]"""
+    """weight[r] -= rate * gradient[r]."""
 
     def __init__(self, table: StackedEmbedding) -> None:
         self.table = table
-        table.unsummed = table.on_kernels
 
     @torch.no_grad()
-    def step(self, gradient: RowGradient, rate: float, step: int) -> None:
-        """Moves the rows of a gradient; `step` is the training's."""
-        if isinstance(gradient, Lookups):
-            self.table.apply_lookups(gradient, rate, step)
-            return
-        self.table.move_rows(gradient.rows, gradient.values * -rate, step)
+    def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
+        """Updates the rows of a gradient; `step` is the training's."""
+        self.table.add_to_rows(gradient.rows, gradient.values * -rate, step)
+
+    @torch.no_grad()
+    def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
+        """As `step`, by the update kernel."""
+        self.table.apply_lookup_gradient(gradient, rate, step)
 
     def state(self) -> dict[str, Tensor]:
+        """Empty."""
         return {}

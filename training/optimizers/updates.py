@@ -1,7 +1,7 @@
-"""Which optimiser has which parameter, and one update of them all.
+"""The assignment of parameters to optimizers, and one update of all parameters.
 
-Dense parameters are Adam's and tables the optimiser's that `train.embeddings.optimizer` names, but for linear parts that
-are configured to be trained by FTRL.
+Adam updates dense parameters. The optimizer in `train.embeddings.optimizer` updates tables. FTRL updates the
+linear parts that the configuration assigns to it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from torch import Tensor, nn
 
 from conf.types import Train
 from training.distributed.collectives import ALONE, Collectives
-from training.embeddings.table import RowGradient, tables_of
+from training.embeddings.row_gradients import LookupGradient, RowGradient
+from training.embeddings.table import tables_of
 from training.models.layers import ftrl_parts
 from training.optimizers.adam import Adam
 from training.optimizers.ftrl import FtrlDense, FtrlRows
-from training.optimizers.row_optimizers import row_optimizer
+from training.optimizers.row_optimizers import LookupOptimizer, row_optimizer
 
 
 class Updates:
-    """The optimisers of a model, and their state.
+    """The optimizers of a model, and their state.
 
     Attributes:
-        steps: updates made, a scalar; it is part of the state.
+        steps: updates so far, a scalar; it is part of the state.
     """
 
     def __init__(self, model: nn.Module, train: Train) -> None:
@@ -37,59 +38,89 @@ class Updates:
         self._ftrl_rows = {
             f"{name}.embedding.weight": FtrlRows(part.embedding, ftrl) for name, (part, ftrl) in parts.items()
         }
-        self._by_row = {
+        self._row_optimizers = {
             name: row_optimizer(train.embeddings.optimizer, table)
             for name, table in self._tables.items()
             if name not in self._ftrl_rows
         }
-        of_ftrl = [each for part, _ in parts.values() for each in (part.weights, part.bias)]
-        elsewhere = {id(each) for each in (*of_ftrl, *(table.weight for table in self._tables.values()))}
-        of_adam = [each for each in model.parameters() if id(each) not in elsewhere]
-        self._adam = Adam(of_adam)
-        self._dense = [*of_adam, *of_ftrl]
-        size = sum(each.numel() for each in self._dense) + 1
+        self._lookup_optimizers = {
+            name: optimizer
+            for name, optimizer in self._row_optimizers.items()
+            if isinstance(optimizer, LookupOptimizer) and self._tables[name].on_kernels
+        }
+        ftrl_parameters = [parameter for part, _ in parts.values() for parameter in (part.weights, part.bias)]
+        table_weights = [table.weight for table in self._tables.values()]
+        not_adam = {id(parameter) for parameter in (*ftrl_parameters, *table_weights)}
+        adam_parameters = [parameter for parameter in model.parameters() if id(parameter) not in not_adam]
+        self._adam = Adam(adam_parameters)
+        self._dense = [*adam_parameters, *ftrl_parameters]
+        size = sum(parameter.numel() for parameter in self._dense) + 1
         self._gradient = torch.empty(size, device=next(model.parameters()).device)
-        self._sizes = [sum(each.numel() for each in of_adam), *(len(each.z) for each in self._ftrl.values())]
+        adam_size = sum(parameter.numel() for parameter in adam_parameters)
+        self._sizes = [adam_size, *(len(ftrl.z) for ftrl in self._ftrl.values())]
 
     @property
     def steps(self) -> Tensor:
+        """Updates so far, a scalar."""
         return self._adam.steps
 
     def take_dense_gradient(self, loss: Tensor) -> Tensor:
-        """(P + 1,) the gradients of all dense parameters, flat, in the order that `apply` takes them, then the loss, a scalar.
+        """(P + 1,) the gradients of all dense parameters, in the order that `apply` expects, and the loss.
 
-        Clears them. The memory is used again at the next call.
+        Clears the gradients. The next call writes to the same memory.
         """
         torch.cat([*map(_take_gradient, self._dense), loss.view(1)], out=self._gradient)
         return self._gradient
 
     def take_row_gradients(self, collectives: Collectives = ALONE) -> dict[str, RowGradient]:
-        """Table → the gradients, summed over ranks, of this rank's rows that any rank looked up; clears them."""
-        return {name: table.take_gradient(collectives) for name, table in self._tables.items()}
+        """The gradients of this rank's rows, by table, summed over ranks; clears them.
+
+        A table gives a LookupGradient if its optimizer uses the update kernel and nothing is summed over
+        ranks.
+        """
+        return {name: self._take_row_gradient(name, collectives) for name in self._tables}
+
+    def _take_row_gradient(self, name: str, collectives: Collectives) -> RowGradient:
+        table = self._tables[name]
+        if collectives.size == 1 and name in self._lookup_optimizers:
+            gradient = table.take_lookup_gradient()
+            if gradient is not None:
+                return gradient
+        return table.take_gradient(collectives)
 
     def apply(self, dense: Tensor, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
         """Updates every parameter by its gradient, summed over ranks.
 
         Args:
-            rate_factor: of the configured learning rates; FTRL has rates of its own.
+            dense: as `take_dense_gradient`, without the loss.
+            rows: as `take_row_gradients`.
+            rate_factor: multiplies the configured learning rates. It does not apply to FTRL.
         """
-        of_adam, *of_ftrl = dense.split(self._sizes)
-        self._adam.step(of_adam, self._train.learning_rate * rate_factor)
-        for ftrl, gradient in zip(self._ftrl.values(), of_ftrl, strict=True):
+        adam_gradient, *ftrl_gradients = dense.split(self._sizes)
+        self._adam.step(adam_gradient, self._train.learning_rate * rate_factor)
+        for ftrl, gradient in zip(self._ftrl.values(), ftrl_gradients, strict=True):
             ftrl.step(gradient)
         step, rate = int(self.steps), self._train.embedding_learning_rate * rate_factor
-        for name, optimizer in self._by_row.items():
-            optimizer.step(rows[name], rate, step)
-        for name, ftrl_rows in self._ftrl_rows.items():
-            ftrl_rows.step(rows[name])
+        for name, row_gradient in rows.items():
+            self._update_rows(name, row_gradient, rate, step)
+
+    def _update_rows(self, name: str, gradient: RowGradient, rate: float, step: int) -> None:
+        if isinstance(gradient, LookupGradient):
+            self._lookup_optimizers[name].step_lookups(gradient, rate, step)
+        elif name in self._ftrl_rows:
+            self._ftrl_rows[name].step(gradient)
+        else:
+            self._row_optimizers[name].step(gradient, rate, step)
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and accumulators by name: `adam.*`, `<state of its optimiser>.<table>`, `ftrl.z.<table or part>` and
-        `ftrl.n.…`; not copied.
+        """Moments and accumulators by name, not copied.
+
+        The names are `adam.*`, `<name of the optimizer's state>.<table>`, `ftrl.z.<table or part>` and
+        `ftrl.n.…`.
         """
         by_row = {
             f"{kind}.{name}": value
-            for name, optimizer in self._by_row.items()
+            for name, optimizer in self._row_optimizers.items()
             for kind, value in optimizer.state().items()
         }
         ftrl: dict[str, FtrlDense | FtrlRows] = {**self._ftrl, **self._ftrl_rows}
@@ -98,19 +129,21 @@ class Updates:
             "adam.square": self._adam.square,
             "adam.steps": self._adam.steps,
             **by_row,
-            **{f"ftrl.z.{name}": each.z for name, each in ftrl.items()},
-            **{f"ftrl.n.{name}": each.n for name, each in ftrl.items()},
+            **{f"ftrl.z.{name}": optimizer.z for name, optimizer in ftrl.items()},
+            **{f"ftrl.n.{name}": optimizer.n for name, optimizer in ftrl.items()},
         }
 
     def row_state(self) -> dict[str, str]:
-        """The names in `state` that hold one entry for each row of a table → that table."""
+        """The names in `state` that have one entry for each row of a table, and that table."""
         by_row = {
-            f"{kind}.{name}": name for name, optimizer in self._by_row.items() for kind in optimizer.state()
+            f"{kind}.{name}": name
+            for name, optimizer in self._row_optimizers.items()
+            for kind in optimizer.state()
         }
         return by_row | {f"ftrl.{kind}.{name}": name for name in self._ftrl_rows for kind in "zn"}
 
 
 def _take_gradient(parameter: nn.Parameter) -> Tensor:
-    """A parameter's gradient, flat; zeros where the loss did not depend on it. Clears it."""
+    """A parameter's gradient, flat; zeros if the loss did not depend on it. Clears it."""
     gradient, parameter.grad = parameter.grad, None
     return torch.zeros_like(parameter).flatten() if gradient is None else gradient.flatten()

@@ -30,6 +30,8 @@ HiddenWidths = Annotated[list[PositiveInt], Field(min_length=1)]
 DropShare = Annotated[float, Field(ge=0, lt=1)]
 
 _MODELS = "training.models"
+# Modules of that folder that are no architectures.
+_SHARED_MODULES = {"click_model", "factorization", "inputs", "interaction", "layers"}
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,12 @@ class Features:
 
 
 def known_architectures() -> list[str]:
-    """The modules of training/models, found without importing them."""
+    """The names of the architectures in training/models, listed without importing them."""
     loaded = sys.modules.get(_MODELS)
     spec = find_spec(_MODELS)
     folders = loaded.__path__ if loaded else (spec and spec.submodule_search_locations) or []
-    return sorted(each.name for each in pkgutil.iter_modules(folders))
+    modules = {module.name for module in pkgutil.iter_modules(folders)}
+    return sorted(modules - _SHARED_MODULES)
 
 
 def complete(config: ModelConfig) -> ModelConfig:

@@ -14,7 +14,6 @@ import torch
 from conf.errors import ConfigError, DataError
 from scoring.inputs.requests import ModelRequest
 from scoring.model.micro_batch import Steps
-from scoring.model.predictor import choose_device
 from scoring.ranking import recommender as module
 from scoring.ranking.pairs import blocks
 from scoring.ranking.recommender import Recommender, read_items, recommender_of_process
@@ -176,9 +175,3 @@ def test_dlrm_lists_equal_its_own_forward_pass(world: World, tmp_path: Path) -> 
         probabilities = torch.sigmoid(recommender.predictor.model(dense, categorical)).numpy()
     expected = replace(world, probabilities=probabilities.reshape(37, 23)).expected(5)
     assert_same_lists(lists_of(recommender, batch_of(world.users)), expected)
-
-
-def test_a_gpu_that_is_not_there_is_a_configuration_error() -> None:
-    assert choose_device("cpu", 3) == torch.device("cpu")
-    with pytest.raises(ConfigError, match=r"score.device=cuda"):
-        choose_device("cuda", torch.cuda.device_count())

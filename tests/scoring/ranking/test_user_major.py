@@ -17,7 +17,7 @@ from torch import nn
 from conf.types import ModelConfig
 from scoring.inputs.requests import ListRequest, ModelRequest
 from scoring.ranking import recommender as module
-from scoring.ranking.pair_scorer import Crossing, JoinedRows, split_of
+from scoring.ranking.pair_scorer import JoinedRows, PairScorer, factorization_of
 from scoring.ranking.recommender import Recommender, recommender_of_process
 from scoring.ranking.top_k import NO_CANDIDATE
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
@@ -31,7 +31,7 @@ K = 8
 
 
 class Whole(nn.Module):
-    """A model that says nothing of a split."""
+    """A model without a factorization."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -174,15 +174,15 @@ def test_what_is_held_grows_neither_with_users_nor_with_candidates(
     request, users, _, _ = crowd
     recommender = recommender_of_process(request, None, 1)
     held: list[int] = []
-    for name in ("with_all", "with_own"):
-        whole = getattr(Crossing, name)
+    for name in ("score_consecutive", "score_lists"):
+        whole = getattr(PairScorer, name)
 
-        def watched(self: Crossing, *arguments: Any, _whole: Any = whole) -> torch.Tensor:
+        def watched(self: PairScorer, *arguments: Any, _whole: Any = whole) -> torch.Tensor:
             scores = _whole(self, *arguments)
             held.append(scores.numel())
             return scores
 
-        monkeypatch.setattr(Crossing, name, watched)
+        monkeypatch.setattr(PairScorer, name, watched)
     monkeypatch.setattr(module, "_MIN_PLACES", 20_000)
     draw = np.random.default_rng(2)
     long = draw.permutation(MANY)[: MANY // 2].tolist()
@@ -194,14 +194,14 @@ def test_what_is_held_grows_neither_with_users_nor_with_candidates(
     assert max(most.values()) <= 20_000 * 1.125
 
 
-def test_a_model_that_does_not_split_is_scored_on_joined_rows(world: World, tmp_path: Path) -> None:
+def test_a_model_without_a_factorization_is_scored_on_joined_rows(world: World, tmp_path: Path) -> None:
     path = save(tmp_path / "model", variant("dlrm"))
     request = replace(world.request, model=ModelRequest(path, "cpu", 64), k=K)
     split = recommender_of_process(request, None, 1)
     users = batch_of(world.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
     expected = lists_of(split, users)
     predictor = replace(split.predictor, model=Whole(split.predictor.model))
-    assert isinstance(split_of(predictor), JoinedRows)
+    assert isinstance(factorization_of(predictor), JoinedRows)
     whole = Recommender.of(predictor, split.items, K)
     found = lists_of(whole, users)
     assert found[["user_key", "position"]].equals(expected[["user_key", "position"]])
@@ -216,9 +216,9 @@ def test_items_that_do_not_fit_in_memory_are_computed_when_they_are_met(
     path = save(tmp_path / "model", variant(name))
     request = replace(world.request, model=ModelRequest(path, "cpu", 64), k=K)
     kept = recommender_of_process(request, None, 1)
-    passing = replace(kept, crossing=Crossing(kept.predictor, kept.items.side, kept_bytes=0))
-    assert kept.crossing.keeps_items
-    assert not passing.crossing.keeps_items
+    passing = replace(kept, pair_scorer=PairScorer(kept.predictor, kept.items.side, kept_bytes=0))
+    assert kept.pair_scorer.keeps_items
+    assert not passing.pair_scorer.keeps_items
     users = batch_of(world.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
     expected, found = lists_of(kept, users), lists_of(passing, users)
     np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
@@ -250,7 +250,7 @@ def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(w
             seen.append(keys)
             return super()._best(keys, users)
 
-    lists_of(Watched(recommender.predictor, recommender.items, 5, recommender.crossing), users)
+    lists_of(Watched(recommender.predictor, recommender.items, 5, recommender.pair_scorer), users)
     keys = torch.cat(seen)
     assert keys.shape == (37, 5)
     assert (keys != NO_CANDIDATE).sum(dim=1).tolist() == [0, 1, 5, *([2] * 34)]

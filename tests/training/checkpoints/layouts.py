@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from training.embeddings.table import RowBlock
+from training.embeddings.rows import RowBlock
 
 Layout = Callable[[Sequence[int], int, int], list[RowBlock]]
 

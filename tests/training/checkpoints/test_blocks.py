@@ -9,7 +9,7 @@ import torch
 
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer
 from training.checkpoints.blocks import StoredBlock, overlap, owned_state
-from training.embeddings.table import RowBlock
+from training.embeddings.rows import RowBlock
 
 
 def ids_of(block: RowBlock) -> list[int]:
