@@ -115,7 +115,7 @@ def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any],
 
 @dataclass
 class OnCluster:
-    """Three trainings by one driver on a cluster: `four` undisturbed, `survives` loses rank 0, `long` its driver.
+    """Three trainings by one driver: `four` undisturbed, `survives` loses rank 0, `long` loses its driver.
 
     Attributes:
         ended, steps: by name, how it ended and the steps it reported.
