@@ -73,7 +73,7 @@ def judge(
     Args:
         compared: None where there is no champion yet: a first model is promoted whatever drift says, for want of another;
             what would have held it is a warning then. Without a finite AUC, or where `others` bar it, it is not.
-        others: checks of drift and of the registry's standing (`barred`).
+        others: checks of drift and of the registry (`reason_against_promotion`).
     """
     own = [*_own(gate, challenger, compared)]
     if not math.isfinite(challenger.auc):

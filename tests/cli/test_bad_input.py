@@ -15,7 +15,7 @@ import yaml
 from jobs.chain.submit import environment
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
-from tests.faults.jobs_that_die import DAYS, RUN_DATE, run_job
+from tests.faults.job_processes import DAYS, RUN_DATE, run_job
 
 ROOT = Path(__file__).parents[2]
 

@@ -31,7 +31,7 @@ from storage.publish import publish, read_published
 from storage.run_context import RunContext
 from tests.cluster.equal import require_equal_lists
 from tests.etl.cases import read_rows
-from tests.faults.jobs_that_die import (
+from tests.faults.job_processes import (
     DAYS,
     RUN_DATE,
     Ended,

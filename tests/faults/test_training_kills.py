@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from storage.paths import Lake
-from tests.faults.jobs_that_die import MARK, ROOT, marked, wait_until_gone
-from tests.faults.training_that_dies import EVERY, plan_of, publish
+from tests.faults.job_processes import MARK, ROOT, marked, wait_until_gone
+from tests.faults.training_process import EVERY, plan_of, publish
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan
 
@@ -51,7 +51,7 @@ class Attempt:
     def start(cls, lake: Lake, folder: Path, how: str) -> Attempt:
         mark = uuid.uuid4().hex
         log, scratch = folder / f"{how}-{mark[:6]}.log", folder / f"spark-{mark[:6]}"
-        command = [sys.executable, "-m", "tests.faults.training_that_dies", lake.root, str(scratch), how]
+        command = [sys.executable, "-m", "tests.faults.training_process", lake.root, str(scratch), how]
         environment = {**os.environ, MARK: mark, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
         environment.pop("SPARK_HOME", None)
         with log.open("wb") as output:

@@ -15,7 +15,7 @@ from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.paths import Lake
 from storage.run_context import RunContext
-from tests.faults.training_that_dies import MODEL, RUN_DATE, TRAIN
+from tests.faults.training_process import MODEL, RUN_DATE, TRAIN
 from tests.training.checkpoints.attempts import attempt, make_old
 from tests.training.feature_tables import make_config, publish_all, segment_rows
 from training.checkpoints import checkpoints, load_model

@@ -18,7 +18,7 @@ from jobs.chain.submit import Stage, Submission, environment
 from spark.error_log import root_cause, without_frames
 from storage.job_summary import summary_in
 from tests.cli.test_bad_input import CONFIG
-from tests.faults.jobs_that_die import DAYS, RUN_DATE
+from tests.faults.job_processes import DAYS, RUN_DATE
 
 ROOT = Path(__file__).parents[2]
 # Larger than the libraries that Spark unpacks, smaller than the value counts of so many random texts.

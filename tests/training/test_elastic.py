@@ -15,8 +15,8 @@ from conf.train_types import Elastic
 from storage.paths import Lake
 from tests.processes import wait_until_gone
 from tests.standalone import GPUS, Cluster
+from tests.training.drivers import running_driver
 from tests.training.feature_tables import make_config, publish_all, segment_rows
-from tests.training.processes import driving
 from training.data.sharding import DataFile
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
@@ -101,7 +101,7 @@ def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any],
     *files, last = plan.train_files
     wrong = (*files, DataFile(last.path, last.rows + 1))
     fails = replace(variant(plan, tmp_path / "b", 2, min_ranks=1), train_files=wrong)
-    with driving(tmp_path, {"survives": survives, "fails": fails}, LOCAL) as driver:
+    with running_driver(tmp_path, {"survives": survives, "fails": fails}, LOCAL) as driver:
         driver.kill_at_checkpoint(survives, rank=1)
         ended = driver.ended("survives")
         failed = driver.ended("fails")
@@ -115,7 +115,7 @@ def test_a_killed_rank_is_replaced(plan: TrainPlan, undisturbed: dict[str, Any],
 
 @dataclass
 class OnCluster:
-    """Three trainings by one driver on a cluster: `four` undisturbed, `survives` loses rank 0, `long` its driver.
+    """Three trainings by one driver: `four` undisturbed, `survives` loses rank 0, `long` loses its driver.
 
     Attributes:
         ended, steps: by name, how it ended and the steps it reported.
@@ -137,7 +137,7 @@ def on_cluster(plan: TrainPlan, cluster: Cluster, tmp_path_factory: pytest.TempP
     survives = variant(plan, folder / "survives", 4, min_ranks=2)
     long = variant(plan, folder / "long", 2, epochs=60)
     plans = {"four": four, "survives": survives, "long": long}
-    with driving(folder, plans, cluster.with_gpus, cluster.workers) as driver:
+    with running_driver(folder, plans, cluster.with_gpus, cluster.workers) as driver:
         ended = {"four": driver.ended("four")}
         rank_lines = cluster.log_lines(" of 4 on ")
         driver.kill_at_checkpoint(survives, rank=0)
@@ -185,7 +185,7 @@ def test_a_cluster_replaces_rank_0(
 def test_a_lost_rank_and_a_signal_end_with_what_to_do(plan: TrainPlan, tmp_path: Path) -> None:
     """Not elastic: a killed rank and Ctrl-C end the training, both are worth a retry, and nothing is left."""
     lost, stopped = (variant(plan, tmp_path / name, 2, epochs=60) for name in ("lost", "stopped"))
-    with driving(tmp_path, {"lost": lost, "stopped": stopped}, LOCAL) as driver:
+    with running_driver(tmp_path, {"lost": lost, "stopped": stopped}, LOCAL) as driver:
         driver.wait_for_checkpoint(lost)
         ranks = driver.ranks()
         ranks[1].kill()

@@ -24,7 +24,7 @@ from horovod.runner.http.http_server import KVStoreServer, RendezvousServer
 from horovod.spark.task.task_service import SparkTaskService
 
 from tests.processes import wait_for
-from tests.training.processes import driving
+from tests.training.drivers import running_driver
 from tests.training.test_elastic import LOCAL, plan, variant
 from training.launch import ranks
 from training.loop.training_plan import TrainPlan
@@ -87,7 +87,7 @@ def test_a_training_completes_while_strangers_send_to_its_ports(
     plan: TrainPlan, tmp_path: Path, min_ranks: int | None
 ) -> None:
     attacked = variant(plan, tmp_path / "lake", 2, min_ranks, epochs=1)
-    with driving(tmp_path, {"attacked": attacked}, LOCAL) as driver:
+    with running_driver(tmp_path, {"attacked": attacked}, LOCAL) as driver:
         # The server was started before the ranks, which import torch first of all.
         rank = wait_for("rank 0", lambda: driver.ranks().get(0), poll_s=0.05)
         variables, words = rank.environ(), rank.cmdline()

@@ -30,8 +30,8 @@ from training.checkpoints.blocks import StoredBlock, owned_state
 from training.checkpoints.checkpoint_folder import CheckpointFolder
 from training.checkpoints.checkpoint_writer import CheckpointContents, CheckpointWriter, HostCopy
 from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
+from training.checkpoints.stateful import Stateful
 from training.checkpoints.stored import StateMismatchError, StoredState
-from training.checkpoints.trained import Trained
 from training.distributed.collectives import Collectives
 from training.registry.written_file import FileEntry, damage
 
@@ -93,7 +93,7 @@ class Checkpoints:
     def _leads(self) -> bool:
         return self._collectives.rank == 0
 
-    def save(self, trainer: Trained, position: Position) -> None:
+    def save(self, trainer: Stateful, position: Position) -> None:
         """Waits for the checkpoint before, copies the state, and starts a thread that writes the copy.
 
         Raises:
@@ -130,7 +130,7 @@ class Checkpoints:
         finally:
             writer.cancel()
 
-    def restore(self, trainer: Trained) -> Position | None:
+    def restore(self, trainer: Stateful) -> Position | None:
         """Restores a trainer from the newest whole checkpoint; without one, returns None and changes nothing.
 
         The placement of rows and the number of ranks may differ from those of the saving training. A damaged
@@ -230,7 +230,7 @@ class Checkpoints:
         }
         return StoredState(self._folder.path, {entry["name"]: "" for entry in index["files"]}, rows)
 
-    def _load(self, step: int, text: str, trainer: Trained) -> Position | None:
+    def _load(self, step: int, text: str, trainer: Stateful) -> Position | None:
         """Fills the trainer; returns None if another attempt deleted the checkpoint meanwhile."""
         index = json.loads(text)
         failure: NightrankError | None = None

@@ -16,8 +16,8 @@ from storage import file_io
 from storage.feature_spec import FeatureSpec
 from training.checkpoints.blocks import StoredBlock
 from training.checkpoints.rank_agreement import raise_on_all_ranks
+from training.checkpoints.stateful import WEIGHTS, WeightsOnly
 from training.checkpoints.stored import StateMismatchError, StoredState
-from training.checkpoints.trained import WEIGHTS, Untrained
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.embeddings.int8 import to_int8
 from training.embeddings.table import set_kernels
@@ -137,13 +137,13 @@ def load_model(
     model = build_model(config, spec)
     if embeddings == "stored":
         model = model.to(device)
-    untrained = Untrained(model)
+    weights = WeightsOnly(model)
     stored = _stored(path, description, spec, optimizer=False)
     damaged = _checksum_error(path, description, description["weights"])
     if damaged is not None:
         raise damaged
     try:
-        stored.load(untrained.state(), untrained.row_state())
+        stored.load(weights.state(), weights.row_state())
     except StateMismatchError as error:
         raise DataError(
             f"{path}: the weights do not fit architecture {description['architecture']}: {error}",

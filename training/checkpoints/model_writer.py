@@ -26,8 +26,8 @@ from storage import file_io, format_versions
 from training.checkpoints.blocks import OwnedState, StoredBlock, owned_state
 from training.checkpoints.finite import require_finite
 from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
+from training.checkpoints.stateful import WEIGHTS, Stateful, WeightsOnly
 from training.checkpoints.tensor_file import write_tensors
-from training.checkpoints.trained import WEIGHTS, Trained, Untrained
 from training.distributed.collectives import Collectives, LocalCollectives
 from training.registry.model_json import MODEL_JSON, is_complete, read_description
 
@@ -36,11 +36,11 @@ log = logging.getLogger("nightrank.training")
 
 def save_model(path: str, model: nn.Module, description: Mapping[str, Any]) -> None:
     """Writes a model with all its rows in this process. It can score, but no training can start from it."""
-    save_trained(path, Untrained(model), description, LocalCollectives())
+    save_trained(path, WeightsOnly(model), description, LocalCollectives())
 
 
 def save_trained(
-    path: str, trainer: Trained, description: Mapping[str, Any], collectives: Collectives
+    path: str, trainer: Stateful, description: Mapping[str, Any], collectives: Collectives
 ) -> dict[str, Any]:
     """Writes a model's folder with the state of the optimizers. Every rank calls this and writes its rows.
 

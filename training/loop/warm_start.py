@@ -14,15 +14,15 @@ from dataclasses import replace
 
 from conf.errors import DataError
 from storage.feature_spec import FeatureSpec
+from training.checkpoints.stateful import Stateful
 from training.checkpoints.stored import StateMismatchError, StoredState
-from training.checkpoints.trained import Trained
 from training.embeddings.rows import RowBlock
 
 # The loss scale is not copied: the precision may have changed, and the scale adapts quickly.
 _NOT_COPIED = ("scaler.",)
 
 
-def warm_start(trainer: Trained, spec: FeatureSpec, parent: StoredState, parent_spec: FeatureSpec) -> None:
+def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent_spec: FeatureSpec) -> None:
     """Copies a parent's state into a fresh trainer. Rows of ids that the parent lacks stay unchanged.
 
     Args:

@@ -1,4 +1,4 @@
-"""A driver process of its own for trainings on ranks: `python -m tests.training.drive <folder> <name>…`.
+"""A driver process for trainings on ranks: `python -m tests.training.driver_process <folder> <name>…`.
 
 The folder holds `settings.json` (Spark's) and `<name>.plan`, a pickled TrainPlan each. It writes
 `<name>.progress`, a JSON line for each entry that rank 0 reported, and `<name>.json`: the model's

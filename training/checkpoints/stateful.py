@@ -13,7 +13,7 @@ from training.embeddings.table import tables_of
 WEIGHTS = "model."  # prefix of the names of weights in a trainer's state
 
 
-class Trained(Protocol):
+class Stateful(Protocol):
     """The state of a training that can be saved: a `Trainer`."""
 
     def state(self) -> dict[str, Tensor]:
@@ -26,15 +26,15 @@ class Trained(Protocol):
 
 
 @dataclass(frozen=True)
-class Untrained:
+class WeightsOnly:
     """A model without optimizers, with all its rows in this process."""
 
     model: nn.Module
 
     def state(self) -> dict[str, Tensor]:
-        """See `Trained`."""
+        """See `Stateful`."""
         return {f"{WEIGHTS}{name}": value for name, value in self.model.state_dict().items()}
 
     def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
-        """See `Trained`."""
+        """See `Stateful`."""
         return {f"{WEIGHTS}{name}": table.blocks for name, table in tables_of(self.model).items()}

@@ -1,7 +1,7 @@
 """A training as a process that can be killed: on Horovod ranks in Spark, or on one rank that kills itself.
 
-python -m tests.faults.training_that_dies <lake> <spark's scratch folder> ranks
-python -m tests.faults.training_that_dies <lake> - <step before whose index it dies>
+python -m tests.faults.training_process <lake> <spark's scratch folder> ranks
+python -m tests.faults.training_process <lake> - <step before whose index it dies>
 """
 
 from __future__ import annotations

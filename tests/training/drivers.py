@@ -26,7 +26,7 @@ _WHOLE = re.compile(r"step-\d+\.(json|safetensors)")
 
 @dataclass
 class Driver:
-    """A running tests.training.drive. `roots` are the processes below which its ranks are."""
+    """A running tests.training.driver_process. `roots` are the processes below which its ranks are."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -83,7 +83,7 @@ class Driver:
 
 
 @contextmanager
-def driving(
+def running_driver(
     folder: Path,
     plans: Mapping[str, TrainPlan],
     settings: Mapping[str, str],
@@ -101,7 +101,7 @@ def driving(
         (folder / f"{name}.plan").write_bytes(pickle.dumps(plan))
     with (folder / "driver.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.training.drive", str(folder), *plans],
+            [sys.executable, "-m", "tests.training.driver_process", str(folder), *plans],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
