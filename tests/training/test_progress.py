@@ -97,19 +97,19 @@ def test_without_a_driver_entries_are_dropped(caplog: pytest.LogCaptureFixture) 
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with caplog.at_level("INFO"), Reporter(Channel("127.0.0.1", port, "x")) as report:
-        for step in range(2 * progress._WAITING_ENTRIES):
+        for step in range(2 * progress._MAX_WAITING_ENTRIES):
             report({"step": step})
     assert "the driver hears no progress any more" in caplog.text
 
 
 def test_a_driver_that_does_not_listen_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver accepts and never reads: the sender gives up after its timeout, and rank 0 never waits."""
-    monkeypatch.setattr(progress, "_WAIT_S", 0.2)
+    monkeypatch.setattr(progress, "_TIMEOUT_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as deaf,
         Reporter(Channel("127.0.0.1", deaf.getsockname()[1], "x")) as report,
     ):
-        for step in range(10 * progress._WAITING_ENTRIES):
+        for step in range(10 * progress._MAX_WAITING_ENTRIES):
             report({"step": step, "text": "x" * 50_000})
         report._thread.join(timeout=30)
         assert not report._thread.is_alive()

@@ -4,11 +4,11 @@ A thread reads row groups ahead. The rows of the rank's shards are written to a 
 batches (row_order.py), and a batch is a slice of the pool. The order depends only on plan, seed and epoch.
 An epoch may thus begin at any step without reading the files before it, and two runs see the same batches.
 
-A rank needs memory for the current row group of each of its k shards, for the row groups read ahead
-(`reading.read_ahead_mib` and one row group), and for three or four pools. All ranks' pools together have
-`reading.pool_rows` rows, or 4 batches if that is more. A row takes 4 bytes for each label, weight, dense
-feature and id. With 1,000,000 rows a group, 40 columns and 16 shards on one rank that is 16 × 160 MB + 1 GiB
-+ 4 × 21 MB.
+A rank needs memory for the row group that each of its k shards is in, for the row groups read ahead, and for
+three or four pools. `reading.read_ahead_mib` and one row group are read ahead. A pool has `reading.pool_rows`
+rows, or 4 batches if that is more, divided by the number of ranks. A row takes 4 bytes for each label, dense
+feature and id. With 1,000,000 rows a group, 40 columns and 16 shards on one rank that is
+16 × 160 MB + 1 GiB + 4 × 21 MB.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ There are three shuffles:
 3. The rows of a shard in one pool are shuffled one by one. They are a *window* of the stream that results
 from 1 and 2.
 
-A window holds blocks from hundreds of places of a piece. With a pool of n steps, on average (BLOCK_ROWS - 1)
-/ n of the other 31 rows of a block are in the same batch as a row.
+A window holds blocks from hundreds of places of a piece. With n steps a pool, a row shares its batch with
+(BLOCK_ROWS - 1) / n other rows of its block on average.
 """
 
 from __future__ import annotations

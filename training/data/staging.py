@@ -1,7 +1,7 @@
 """Stages row groups of an object store: copies them to local disk before they are read, and deletes them.
 
-Petastorm reads local files. A row group is staged as a sparse file, with the bytes of the row group and of
-the footer at the offsets that they have in the whole file. So no byte is fetched twice, in whatever order
+Petastorm reads local files. A row group is staged as a sparse file. It has the bytes of the row group and of
+the footer, at the offsets that they have in the whole file. So no byte is fetched twice, in whatever order
 row groups are read.
 
 Each use of a loader stages into a new folder, which it locks. A later use deletes folders whose processes
