@@ -39,9 +39,10 @@ def retrieved_items(users: DataFrame, features: Sequence[str], request: Retrieva
 
 def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
     def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.vectors import retriever_of_process  # torch: in the workers alone
+        from scoring.candidates.vectors import load_retriever  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process
 
-        retriever = retriever_of_process(request, *task_slot())
+        retriever = models_of_process().latest(load_retriever, request, *task_slot())
         for batch in batches:
             yield retriever.retrieve(batch)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from conf.errors import ConfigError, DataError
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
-from scoring.model.predictor import Predictor, predictor_of_process
+from scoring.model.predictor import Predictor
 from scoring.ranking.pairs import Side, context_side, side_of
 from scoring.ranking.recommender import read_items
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
@@ -144,14 +143,16 @@ def _keys_of(products: Tensor, chosen: Tensor, first: int) -> Tensor:
     return keys
 
 
-@lru_cache(maxsize=1)
-def retriever_of_process(request: RetrievalRequest, gpu: int | None, threads: int) -> Retriever:
-    """The retriever of this process, made when the first batch asks for it: items are read and embedded once.
+def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever:
+    """Reads the items and computes their vectors.
+
+    Args:
+        request: what to read.
+        predictor: of `request.model`.
 
     Raises:
         ConfigError: the model has no towers, or a context value is missing.
     """
-    predictor = predictor_of_process(request.model, gpu, threads)
     towers = predictor.model
     if not isinstance(towers, TwoTower):
         raise ConfigError(

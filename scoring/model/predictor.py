@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -93,13 +92,16 @@ class Predictor:
             return self.model(dense, categorical).float()
 
 
-@lru_cache(maxsize=2)
-def predictor_of_process(request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
-    """The predictor of this process, its model loaded once; the two latest stay (champion and challenger).
+def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
+    """Loads a model onto its device and sets torch's number of CPU threads.
 
     Args:
-        gpu: index of the GPU assigned to the caller.
-        threads: CPU threads torch may use: those of the caller's slot, as its neighbours use theirs.
+        request: the model and how to run it.
+        gpu: index of the GPU assigned to the caller; None for the first.
+        threads: CPU threads torch may use: the CPU cores of the caller's task.
+
+    Raises:
+        ConfigError: the device or the kernels asked for are not available.
     """
     torch.set_num_threads(threads)
     device = choose_device(request.device, gpu)

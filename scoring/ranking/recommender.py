@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from conf.errors import DataError
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequest
-from scoring.model.predictor import Predictor, predictor_of_process
+from scoring.model.predictor import Predictor
 from scoring.ranking.pair_scorer import Crossing
 from scoring.ranking.pairs import CandidateLists, Indices, Lists, Pieces, Side, blocks, context_side, side_of
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
@@ -234,10 +233,16 @@ class Recommender:
         )
 
 
-@lru_cache(maxsize=1)
-def recommender_of_process(request: ListRequest, gpu: int | None, threads: int) -> Recommender:
-    """The recommender of this process, made when the first batch asks for it: model and items are read once."""
-    predictor = predictor_of_process(request.model, gpu, threads)
+def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
+    """Reads the items and the tables of the business rules, and puts them on the predictor's device.
+
+    Args:
+        request: what to read.
+        predictor: of `request.model`.
+
+    Raises:
+        ConfigError, DataError: as `read_items` and `load_rules` do.
+    """
     items = read_items(request.item_files, predictor, dict(request.context))
     rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None
     return Recommender.of(predictor, items, request.k, rules)

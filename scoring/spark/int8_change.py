@@ -83,13 +83,13 @@ def change(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.Rec
     """
     import numpy as np
 
-    from scoring.model.predictor import predictor_of_process
+    from scoring.model.predictor import load_predictor
 
     found, size = {}, {}
     for form in ("stored", "int8"):
         request = replace(model, device="cpu", embeddings=form, kernels="auto")
-        # Not through the cache: what the tasks of this process score with stays in it.
-        predictor = predictor_of_process.__wrapped__(request, None, _threads())
+        # Loaded outside of the process's WorkerModels, so that no model of another task is dropped from them.
+        predictor = load_predictor(request, None, _threads())
         parts = [np.asarray(each, dtype=np.float64) for each in score(predictor)]
         found[form] = np.concatenate(parts) if parts else np.zeros(0)
         size[form] = sum(each.numel() * each.element_size() for each in predictor.model.state_dict().values())

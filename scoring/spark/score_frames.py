@@ -89,13 +89,13 @@ def _split_scorer(
     tasks: tuple[tuple[Piece, ...], ...], model: ModelRequest, folder: str
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.predictor import predictor_of_process
-        from scoring.rows.task import write_scores  # torch: in the workers alone
+        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.rows.task import write_scores
 
-        gpu, threads = task_slot()
+        models, (gpu, threads) = models_of_process(), task_slot()
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                predictor = predictor_of_process(model, gpu, threads)
+                predictor = models.predictor(model, gpu, threads)
                 name = write_scores(predictor, tasks[index], folder, threads)
                 yield pa.RecordBatch.from_pydict(
                     {"task": pa.array([index], pa.int32()), "file": pa.array([name])}
@@ -106,9 +106,10 @@ def _split_scorer(
 
 def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.ranking.recommender import recommender_of_process  # torch: in the workers alone
+        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.ranking.recommender import load_recommender
 
-        recommender = recommender_of_process(request, *task_slot())
+        recommender = models_of_process().latest(load_recommender, request, *task_slot())
         for batch in batches:
             yield from recommender.recommend(batch)
 
@@ -117,10 +118,10 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
 
 def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.predictor import predictor_of_process
-        from scoring.rows.batch import score_batch  # torch: in the workers alone
+        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.rows.batch import score_batch
 
-        predictor = predictor_of_process(model, *task_slot())
+        predictor = models_of_process().predictor(model, *task_slot())
         for batch in batches:
             yield score_batch(predictor, batch, keep)
 

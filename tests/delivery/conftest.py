@@ -23,8 +23,8 @@ from storage.paths import Lake, Partition
 from storage.run_context import RunContext
 from tests.delivery.postgres import Server, postgres
 from tests.etl.lakes import servers
-from tests.scoring.lake import CONTEXT, DAY_AFTER, RUN_DATE, EncodedContext, make_config, make_lake
-from tests.scoring.world import World, make_world
+from tests.scoring.reference_scores import ReferenceScores, make_reference
+from tests.scoring.scoring_lake import CONTEXT, DAY_AFTER, RUN_DATE, EncodedContext, make_config, publish_lake
 from training.registry import mlflow_mirror
 from training.registry.versions import Decision, record_decision
 
@@ -34,7 +34,7 @@ class Nights:
     """`config_of(**sections)` is the configuration with whole sections replaced."""
 
     lake: Lake
-    world: World
+    reference: ReferenceScores
     spark: SparkSession
 
     def config_of(self, **sections: Any) -> Config:
@@ -58,7 +58,7 @@ def score_section(**settings: Any) -> dict[str, Any]:
 
 
 def _without_workflow(patch: pytest.MonkeyPatch) -> None:
-    """The world's features were encoded by nobody, and its models stand in no registry."""
+    """The reference's features were encoded by nobody, and its models stand in no registry."""
     patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
 
@@ -70,12 +70,12 @@ def without_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Nights:
-    world = make_world(tmp_path_factory.mktemp("delivered"))
+    reference = make_reference(tmp_path_factory.mktemp("delivered"))
     with pytest.MonkeyPatch.context() as patch:
         _without_workflow(patch)
         root = tmp_path_factory.mktemp("nights")
-        made = Nights(Lake(make_lake(root, world).lake), world, spark)
-        shelves = {"sku": world.items.item_key, "shelf": [f"s{index % 3}" for index in range(23)]}
+        made = Nights(Lake(publish_lake(root, reference).lake), reference, spark)
+        shelves = {"sku": reference.items.item_key, "shelf": [f"s{index % 3}" for index in range(23)]}
         pd.DataFrame(shelves).to_csv(root / "shelves.csv", index=False)
         attributes = {
             "shelf": {"path": "{lake}/shelves.csv", "format": "csv", "key": "sku", "column": "shelf"}

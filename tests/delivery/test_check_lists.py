@@ -16,7 +16,7 @@ from jobs.check_lists import check_lists
 from storage.manifest import MANIFEST_NAME, read_manifest
 from storage.run_context import RunContext
 from tests.delivery.conftest import Nights
-from tests.scoring.lake import RUN_DATE, make_config
+from tests.scoring.scoring_lake import RUN_DATE, make_config
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from storage.publish import read_published
 from tests.conftest import ROOT
 from tests.delivery.conftest import Nights
 from tests.delivery.postgres import Server
-from tests.scoring.lake import RUN_DATE
+from tests.scoring.scoring_lake import RUN_DATE
 
 VALUES = ["user_id", "position", "item_id", "score", "reason", "model_version"]
 

@@ -21,7 +21,7 @@ from storage.manifest import read_manifest
 from storage.paths import Partition
 from storage.publish import read_published
 from tests.delivery.conftest import Nights
-from tests.scoring.lake import RUN_DATE
+from tests.scoring.scoring_lake import RUN_DATE
 
 
 def published(nights: Nights) -> PublishedLists:

@@ -20,7 +20,7 @@ from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
 from tests.delivery.conftest import Nights, score_section
-from tests.scoring.lake import DAY_AFTER, DAYS, RUN_DATE, feature_rows
+from tests.scoring.scoring_lake import DAY_AFTER, DAYS, RUN_DATE, feature_rows
 
 
 def draw_lists(seed: int, users: list[str], k: int = 6) -> pd.DataFrame:
@@ -69,7 +69,7 @@ def test_the_first_lists_have_nothing_to_be_held_against(nights: Nights) -> None
     facts = read_manifest(nights.lake.list_changes.partition(RUN_DATE)).facts
     assert (facts["before"], facts["held_back"]) == (None, False)
     lists = nights.lists
-    train = pd.concat([feature_rows(nights.world, day).to_pandas() for day in range(2)])
+    train = pd.concat([feature_rows(nights.reference, day).to_pandas() for day in range(2)])
     clicked = set(train[train.label == 1].item_key)
     assert facts["cold_share"] == pytest.approx((~lists.item_id.isin(clicked)).mean())
     assert facts["coverage"] == lists.item_id.nunique() / 23

@@ -14,8 +14,8 @@ from conf.errors import ConfigError, DataError
 from scoring.rules.rule_tables import ruled_by
 from storage.manifest import read_manifest
 from tests.delivery.conftest import Nights, score_section
-from tests.scoring.lake import DAYS, RUN_DATE, feature_rows
 from tests.scoring.rules.oracle import PlainRules, list_of
+from tests.scoring.scoring_lake import DAYS, RUN_DATE, feature_rows
 
 SHELF = {"path": "{lake}/shelves.csv", "format": "csv", "key": "sku", "column": "shelf"}
 
@@ -26,17 +26,17 @@ def rules(attribute: dict[str, str], **values: float) -> dict[str, Any]:
 
 
 def test_published_lists_equal_the_plain_walk(nights: Nights) -> None:
-    world, lists = nights.world, nights.lists
-    rows = pd.concat([feature_rows(world, day).to_pandas() for day in range(len(DAYS) - 1)])
+    reference, lists = nights.reference, nights.lists
+    rows = pd.concat([feature_rows(reference, day).to_pandas() for day in range(len(DAYS) - 1)])
     clicked = rows[rows.label == 1].groupby("user_key").item_key.agg(set).to_dict()
-    shelves = {item: f"s{index % 3}" for index, item in enumerate(world.items.item_key)}
+    shelves = {item: f"s{index % 3}" for index, item in enumerate(reference.items.item_key)}
     plain = PlainRules(boosts={"s1": 1.5}, values=shelves, explore=1, salt=f"0|{RUN_DATE}")
-    probabilities = world.probabilities.astype(np.float32)
+    probabilities = reference.probabilities.astype(np.float32)
     expected = []
-    for row, user in enumerate(world.users.user_key):
+    for row, user in enumerate(reference.users.user_key):
         scored = [
             (item, float(probabilities[row, index]))
-            for index, item in enumerate(world.items.item_key)
+            for index, item in enumerate(reference.items.item_key)
             if item not in clicked.get(user, set())
         ]
         chosen = list_of(plain, user, scored, 5)

@@ -21,8 +21,8 @@ from storage.paths import Lake
 from storage.publish import publish_facts
 from tests.conftest import ROOT
 from tests.delivery.conftest import Nights
-from tests.scoring.lake import DAYS, RUN_DATE, WORKFLOW, feature_rows
-from tests.scoring.world import SPEC
+from tests.scoring.reference_scores import SPEC
+from tests.scoring.scoring_lake import DAYS, RUN_DATE, WORKFLOW, feature_rows
 
 
 @pytest.fixture
@@ -33,22 +33,22 @@ def config(nights: Nights, tmp_path: Path) -> Path:
 
 
 def test_the_list_and_its_features_are_those_of_the_tables(nights: Nights) -> None:
-    lists, world = nights.lists, nights.world
+    lists, reference = nights.lists, nights.reference
     user = "u004"
     found = find(nights.lake, RUN_DATE, user)
     own = lists[lists.user_id == user].sort_values("position")
     columns = ["position", "item_id", "score", "reason"]
     assert pd.DataFrame(found.entries)[columns].to_numpy().tolist() == own[columns].to_numpy().tolist()
-    of_user = world.users.set_index("user_key").loc[user]
+    of_user = reference.users.set_index("user_key").loc[user]
     assert found.user_features == {
         each.name: pytest.approx(of_user[each.name]) for each in SPEC.scoped("user")
     }
-    items = world.items.set_index("item_key")
+    items = reference.items.set_index("item_key")
     assert found.item_features == {
         item: {each.name: pytest.approx(items.loc[item, each.name]) for each in SPEC.scoped("item")}
         for item in own.item_id
     }
-    rows = pd.concat([feature_rows(world, day).to_pandas() for day in range(len(DAYS))])
+    rows = pd.concat([feature_rows(reference, day).to_pandas() for day in range(len(DAYS))])
     seen = rows[rows.user_key == user].groupby("item_key").label.agg(["sum", "count"])
     assert found.history is not None
     assert found.history.items == {

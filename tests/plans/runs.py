@@ -25,8 +25,8 @@ from jobs.score_rows import score_rows
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.plans import examples
-from tests.scoring.lake import DAY_AFTER, RUN_DATE, EncodedContext, make_config, make_lake
-from tests.scoring.world import make_world
+from tests.scoring.reference_scores import make_reference
+from tests.scoring.scoring_lake import DAY_AFTER, RUN_DATE, EncodedContext, make_config, publish_lake
 from training.registry import mlflow_mirror
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
@@ -177,8 +177,8 @@ LISTED = [
 def _scoring(spark: SparkSession, folder: Path) -> None:
     """The gate for a first model and a challenger, candidates of all items and of several sources, lists of two nights, their delivery
     to files, scores of rows, what lists are worth."""
-    (folder / "world").mkdir()
-    config = make_lake(folder / "lake", make_world(folder / "world"))
+    (folder / "reference").mkdir()
+    config = publish_lake(folder / "lake", make_reference(folder / "reference"))
     popular = make_config(
         folder / "lake",
         candidates={"sources": LISTED, "max": 12, "active_days": 3, "exclude_clicked": ["train"]},

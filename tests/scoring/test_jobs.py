@@ -35,7 +35,8 @@ from storage.job_summary import JobSummary
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
-from tests.scoring.lake import (
+from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
+from tests.scoring.scoring_lake import (
     DAY_AFTER,
     DAYS,
     RUN_DATE,
@@ -43,10 +44,9 @@ from tests.scoring.lake import (
     EncodedContext,
     feature_rows,
     make_config,
-    make_lake,
     next_day,
+    publish_lake,
 )
-from tests.scoring.world import CONTEXT, SPEC, World, write_model
 from training.registry import mlflow_mirror
 from training.registry.champion_history import promotions
 from training.registry.overrides import Request, pin, release, roll_back
@@ -79,17 +79,19 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def night(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory, quiet: None) -> Night:
+def night(
+    spark: SparkSession, reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory, quiet: None
+) -> Night:
     """All five jobs of RUN_DATE, in order."""
-    config = make_lake(tmp_path_factory.mktemp("lake"), world)
+    config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
     job = job_of(spark, config)
     bodies = (evaluate_model, build_candidates, score_daily, score_rows, measure_recommendations)
     return Night(config, job.lake, {body.__name__: body(job) for body in bodies})
 
 
 @pytest.fixture(scope="module")
-def log(world: World) -> pd.DataFrame:
-    days = [feature_rows(world, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
+def log(reference: ReferenceScores) -> pd.DataFrame:
+    days = [feature_rows(reference, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
     return pd.concat(days, ignore_index=True)
 
 
@@ -104,21 +106,23 @@ def users_tested(night: Night) -> int:
     return int(read_rows(night.lake.features(version).partition(RUN_DATE)).user_key.nunique())
 
 
-def probabilities_of(world: World, rows: pd.DataFrame) -> np.ndarray:
+def probabilities_of(reference: ReferenceScores, rows: pd.DataFrame) -> np.ndarray:
     """(P,) what NumPy says of the rows' users and items."""
-    users = pd.Index(world.users.user_key).get_indexer(pd.Index(rows.user_key))
-    items = pd.Index(world.items.item_key).get_indexer(pd.Index(rows.item_key))
-    return world.probabilities[users, items]
+    users = pd.Index(reference.users.user_key).get_indexer(pd.Index(rows.user_key))
+    items = pd.Index(reference.items.item_key).get_indexer(pd.Index(rows.item_key))
+    return reference.probabilities[users, items]
 
 
-def test_recommendations_equal_pandas(night: Night, world: World, log: pd.DataFrame) -> None:
+def test_recommendations_equal_pandas(night: Night, reference: ReferenceScores, log: pd.DataFrame) -> None:
     left = {
         user: [
-            index for index, item in enumerate(world.items.item_key) if item not in clicked_before(log, user)
+            index
+            for index, item in enumerate(reference.items.item_key)
+            if item not in clicked_before(log, user)
         ]
-        for user in world.users.user_key
+        for user in reference.users.user_key
     }
-    expected = world.expected(5, left)
+    expected = reference.expected(5, left)
     found = read_rows(night.lake.recommendations.partition(RUN_DATE))
     columns = ["user_id", "position", "item_id"]
     assert (
@@ -130,7 +134,7 @@ def test_recommendations_equal_pandas(night: Night, world: World, log: pd.DataFr
     assert set(found.workflow_version) == {WORKFLOW}
 
 
-def test_manifest_of_recommendations_describes_them(night: Night, world: World) -> None:
+def test_manifest_of_recommendations_describes_them(night: Night, reference: ReferenceScores) -> None:
     manifest = read_manifest(night.lake.recommendations.partition(RUN_DATE))
     found = read_rows(night.lake.recommendations.partition(RUN_DATE))
     facts = manifest.facts
@@ -142,12 +146,12 @@ def test_manifest_of_recommendations_describes_them(night: Night, world: World) 
 
 
 def test_candidates_number_the_items_and_name_every_user(
-    night: Night, world: World, log: pd.DataFrame
+    night: Night, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
     items = read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
-    pd.testing.assert_frame_equal(items, world.items[items.columns])
+    pd.testing.assert_frame_equal(items, reference.items[items.columns])
     candidates = read_rows(night.lake.candidates(WORKFLOW).partition(RUN_DATE))
-    assert sorted(candidates.user_key) == world.users.user_key.tolist()
+    assert sorted(candidates.user_key) == reference.users.user_key.tolist()
     assert candidates.candidates.isna().all()
     for user, excluded in zip(candidates.user_key, candidates.excluded, strict=True):
         assert {items.item_key[index] for index in ([] if excluded is None else excluded)} == clicked_before(
@@ -155,10 +159,12 @@ def test_candidates_number_the_items_and_name_every_user(
         )
 
 
-def test_first_model_is_promoted_and_measured_exactly(night: Night, world: World, log: pd.DataFrame) -> None:
+def test_first_model_is_promoted_and_measured_exactly(
+    night: Night, reference: ReferenceScores, log: pd.DataFrame
+) -> None:
     facts = read_manifest(night.lake.evaluations.partition(RUN_DATE)).facts
     test = log[log.dt == RUN_DATE]
-    probability = probabilities_of(world, test).astype(np.float32)
+    probability = probabilities_of(reference, test).astype(np.float32)
     challenger = facts["challenger"]
     assert challenger["auc"] == pytest.approx(metrics.auc(test.label, probability), abs=1e-6)
     assert challenger["log_loss"] == pytest.approx(metrics.log_loss(test.label, probability), abs=1e-6)
@@ -199,7 +205,7 @@ def test_unknown_ids_are_counted_as_they_are(night: Night, log: pd.DataFrame) ->
 
 
 def test_what_people_decided_holds_at_the_gate(
-    spark: SparkSession, fresh: Config, world: World, tmp_path: Path
+    spark: SparkSession, fresh: Config, reference: ReferenceScores, tmp_path: Path
 ) -> None:
     """m3 equals m1, so the gate would promote it; a pin keeps it out, and so does a rollback of what it was trained from."""
     lake = Lake(fresh.lake)
@@ -222,12 +228,14 @@ def test_what_people_decided_holds_at_the_gate(
     assert "m3 was withdrawn (rollback of 2026-01-06 by ada: sale day)" in reason
 
 
-def test_rows_of_the_test_split_have_their_probability(night: Night, world: World, log: pd.DataFrame) -> None:
+def test_rows_of_the_test_split_have_their_probability(
+    night: Night, reference: ReferenceScores, log: pd.DataFrame
+) -> None:
     found = read_rows(night.lake.scores.partition(RUN_DATE)).sort_values("row_id")
     test = log[log.dt == RUN_DATE].sort_values("row_id")
     assert found.row_id.tolist() == test.row_id.tolist()
     assert set(found.features_dt) == {RUN_DATE}
-    np.testing.assert_allclose(found.probability, probabilities_of(world, test), atol=1e-6)
+    np.testing.assert_allclose(found.probability, probabilities_of(reference, test), atol=1e-6)
 
 
 def with_score(config: Config, **changed: Any) -> Config:
@@ -235,7 +243,7 @@ def with_score(config: Config, **changed: Any) -> Config:
 
 
 def test_scores_of_rows_are_published_by_their_manifests(
-    spark: SparkSession, fresh: Config, world: World, log: pd.DataFrame
+    spark: SparkSession, fresh: Config, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
     """A split of two days; a rerun gives the same digest; a file that lost rows stops the job and leaves what was there."""
     evaluate_model(job_of(spark, fresh))
@@ -248,7 +256,7 @@ def test_scores_of_rows_are_published_by_their_manifests(
     )
     train = log[log.dt < DAYS[2]]
     assert len(found) == len(train) == result.rows_in == result.rows_out == manifest.rows
-    np.testing.assert_allclose(found.probability, probabilities_of(world, found), atol=1e-6)
+    np.testing.assert_allclose(found.probability, probabilities_of(reference, found), atol=1e-6)
     assert manifest.schema == (("row_id", "int64"), ("features_dt", "string"), ("probability", "float"))
     assert max(each.rows for each in manifest.files) <= 60 * 9 // 8 + 1  # output.row_group_rows
     assert "int8" not in manifest.facts
@@ -276,7 +284,11 @@ def test_a_split_without_partitions_is_named(spark: SparkSession, fresh: Config)
 
 
 def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
-    spark: SparkSession, fresh: Config, world: World, log: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    fresh: Config,
+    reference: ReferenceScores,
+    log: pd.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A DLRM; the reference are probabilities of the same job without int8, for all rows and for all pairs."""
     lake = Lake(fresh.lake)
@@ -318,14 +330,14 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
         assert measured["stored_bytes"] - measured["int8_bytes"] == rows * (16 - 8)
 
 
-def test_measures_equal_pandas(night: Night, world: World, log: pd.DataFrame) -> None:
+def test_measures_equal_pandas(night: Night, reference: ReferenceScores, log: pd.DataFrame) -> None:
     facts = read_manifest(night.lake.measures.partition(RUN_DATE)).facts
-    raw = next_day(world)
+    raw = next_day(reference)
     wanted = raw[raw.clicked == 1].groupby("user").item.agg(set).to_dict()
     warm = set(log[log.dt < DAYS[2]].user_key)
     train = log[log.dt < DAYS[2]]
     clicks = train[train.label == 1].item_key.value_counts()
-    ranking = sorted(world.items.item_key, key=lambda key: (-clicks.get(key, 0), key))
+    ranking = sorted(reference.items.item_key, key=lambda key: (-clicks.get(key, 0), key))
     lists = (
         read_rows(night.lake.recommendations.partition(RUN_DATE))
         .groupby("user_id")
@@ -334,7 +346,7 @@ def test_measures_equal_pandas(night: Night, world: World, log: pd.DataFrame) ->
     )
     popular = {
         user: [key for key in ranking if key not in clicked_before(log, user)][:5]
-        for user in world.users.user_key
+        for user in reference.users.user_key
     }
 
     def ndcg(own: list[str], hits: set[str]) -> float:
@@ -379,14 +391,18 @@ def test_a_rerun_gives_the_same_partitions(spark: SparkSession, night: Night) ->
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, world: World, quiet: None) -> Config:
+def fresh(tmp_path: Path, reference: ReferenceScores, quiet: None) -> Config:
     """A lake in which no scoring job has run yet."""
-    return make_lake(tmp_path / "lake", world)
+    return publish_lake(tmp_path / "lake", reference)
 
 
 @pytest.mark.parametrize("lost_rows", [0, 1])
 def test_models_of_two_workflows_meet_on_the_same_raw_rows(
-    spark: SparkSession, fresh: Config, world: World, monkeypatch: pytest.MonkeyPatch, lost_rows: int
+    spark: SparkSession,
+    fresh: Config,
+    reference: ReferenceScores,
+    monkeypatch: pytest.MonkeyPatch,
+    lost_rows: int,
 ) -> None:
     lake, day = Lake(fresh.lake), DAYS.index(RUN_DATE)
     evaluate_model(job_of(spark, fresh))
@@ -394,7 +410,7 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
     file_io.replace_text(lake.feature_spec("w2"), dumps(other))
     write_model(Path(lake.models("toy")) / "m3", version="m3", spec=other)
     record_run(lake, "toy", DAY_AFTER, "m3")
-    encoded = spark.createDataFrame(feature_rows(world, day).slice(lost_rows).to_pandas())
+    encoded = spark.createDataFrame(feature_rows(reference, day).slice(lost_rows).to_pandas())
     asked = []
 
     def encode_split(*arguments: Any) -> DataFrame:

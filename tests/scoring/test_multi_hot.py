@@ -14,10 +14,10 @@ import torch
 
 from conf.types import ModelConfig
 from scoring.inputs.requests import ListRequest, ModelRequest
-from scoring.model.predictor import model_inputs, predictor_of_process
-from scoring.ranking.recommender import recommender_of_process
+from scoring.model.predictor import load_predictor, model_inputs
 from scoring.rows.batch import inputs_by_column, score_batch
 from storage.feature_spec import Feature, FeatureSpec
+from tests.scoring.reference_scores import make_recommender
 from training.checkpoints import save_model
 from training.models import build_model
 
@@ -106,7 +106,7 @@ def test_top_lists_equal_numpy(probabilities: tuple[str, np.ndarray], tmp_path: 
     pq.write_table(items.slice(3), tmp_path / "b.parquet")
     files = (str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet"))
     request = ListRequest(ModelRequest(path, "cpu", 5), files, CONTEXT, ITEMS)
-    recommender = recommender_of_process(request, None, 1)
+    recommender = make_recommender(request)
     found = [
         row
         for batch in users.to_batches(max_chunksize=4)
@@ -132,7 +132,7 @@ def test_rows_equal_numpy(probabilities: tuple[str, np.ndarray]) -> None:
     pairs["campaigns"] = pa.array([[3, 5, 4]] * len(user), LIST)
     pairs["row_id"] = pa.array(range(len(user)))
     batch = pa.RecordBatch.from_pydict(pairs)
-    predictor = predictor_of_process(ModelRequest(path, "cpu", 10), None, 1)
+    predictor = load_predictor(ModelRequest(path, "cpu", 10), None, 1)
     for part, rows in ((batch, expected.ravel()), (batch.slice(20, 30), expected.ravel()[20:50])):
         scored = score_batch(predictor, part, ["row_id"])
         np.testing.assert_allclose(scored.column("probability").to_numpy(), rows, atol=1e-6)
@@ -147,7 +147,7 @@ def test_inputs_by_column_are_the_models_inputs(probabilities: tuple[str, np.nda
                      **{name: items.column(name) for name in ("tags", "price")},
                      "campaigns": pa.array([[3, 5, 4], None, [], [1], [2, 2], [5], [4]], LIST)})  # fmt: skip
     columns = {each.name: rows.column(each.name) for each in SPEC.features}
-    predictor = predictor_of_process(ModelRequest(path, "cpu", 10), None, 1)
+    predictor = load_predictor(ModelRequest(path, "cpu", 10), None, 1)
     found = inputs_by_column(columns, SPEC, predictor.multi_hot, ITEMS)
     expected = model_inputs(columns, SPEC, predictor.multi_hot, ITEMS)
     assert [each.dtype for each in found] == [torch.float32, torch.int32]
@@ -165,7 +165,7 @@ def test_another_context_list_gives_other_scores(
     request = ListRequest(ModelRequest(path, "cpu", None), (str(tmp_path / "a.parquet"),), CONTEXT, 1)
     changed = replace(request, context=(("campaigns", ()),))
     scores = [
-        next(recommender_of_process(each, None, 1).recommend(users.to_batches()[0])).column("score")[0]
+        next(make_recommender(each).recommend(users.to_batches()[0])).column("score")[0]
         for each in (request, changed)
     ]
     assert abs(scores[0].as_py() - scores[1].as_py()) > 1e-3

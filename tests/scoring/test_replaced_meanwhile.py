@@ -23,18 +23,20 @@ from storage.manifest import read_manifest
 from storage.paths import Partition
 from storage.publish import publish, read_published
 from storage.run_context import RunContext
-from tests.scoring.lake import RUN_DATE, WORKFLOW, EncodedContext, make_lake
-from tests.scoring.world import World
+from tests.scoring.reference_scores import ReferenceScores
+from tests.scoring.scoring_lake import RUN_DATE, WORKFLOW, EncodedContext, publish_lake
 from training.registry import mlflow_mirror
 from training.registry.versions import Decision, record_decision
 
 
 @pytest.fixture
-def job(spark: SparkSession, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
+def job(
+    spark: SparkSession, reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunContext:
     """The night of RUN_DATE up to its candidates."""
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     monkeypatch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
-    made = RunContext("test", make_lake(tmp_path, world), RUN_DATE, _spark=spark)
+    made = RunContext("test", publish_lake(tmp_path, reference), RUN_DATE, _spark=spark)
     record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
     build_candidates(made)
     return made
@@ -59,7 +61,7 @@ def followed(patch: pytest.MonkeyPatch, module: Any, name: str, then: Callable[[
 
 
 def test_lists_are_made_of_the_tables_that_were_checked(
-    job: RunContext, world: World, monkeypatch: pytest.MonkeyPatch
+    job: RunContext, reference: ReferenceScores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = job.lake.users(WORKFLOW).partition(RUN_DATE)
     candidates = job.lake.candidates(WORKFLOW).partition(RUN_DATE)
@@ -75,18 +77,18 @@ def test_lists_are_made_of_the_tables_that_were_checked(
     manifest = read_manifest(lists)
     assert {name: manifest.inputs[name] for name in checked} == checked
     found = {row["user_id"] for row in read_published(job.spark, lists).select("user_id").collect()}
-    assert found == set(world.users.user_key)
+    assert found == set(reference.users.user_key)
 
 
 def test_candidates_are_made_of_the_users_that_were_looked_at(
-    job: RunContext, world: World, monkeypatch: pytest.MonkeyPatch
+    job: RunContext, reference: ReferenceScores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = job.lake.users(WORKFLOW).partition(RUN_DATE)
     looked_at = read_manifest(users).digest
     followed(monkeypatch, build_candidates_job, "read_beside", lambda: replace(job.spark, users))
     build_candidates(job)
     manifest = read_manifest(job.lake.candidates(WORKFLOW).partition(RUN_DATE))
-    assert (manifest.inputs["users"], manifest.rows) == (looked_at, len(world.users))
+    assert (manifest.inputs["users"], manifest.rows) == (looked_at, len(reference.users))
 
 
 def test_rows_of_a_split_are_those_that_the_dataset_was_held_against(

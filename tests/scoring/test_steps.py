@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from conf.errors import InfrastructureError
 from scoring.model.micro_batch import Steps, default_rows, row_bytes, rows_within
 from scoring.ranking.pair_scorer import kept_limit
-from scoring.ranking.recommender import Recommender, recommender_of_process
+from scoring.ranking.recommender import Recommender
 from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of
-from tests.scoring.world import World
+from tests.scoring.reference_scores import ReferenceScores, make_recommender
 
 
 class Cramped(nn.Module):
@@ -107,8 +107,8 @@ def test_a_gpu_starts_with_what_fits_a_quarter_of_its_free_memory(monkeypatch: p
     assert kept_limit(torch.device("cuda", 0)) == 2**29
 
 
-def test_bytes_of_a_row_count_layers_and_vectors(world: World) -> None:
-    model = recommender_of_process(world.request, None, 1).predictor.model
+def test_bytes_of_a_row_count_layers_and_vectors(reference: ReferenceScores) -> None:
+    model = make_recommender(reference.request).predictor.model
     assert row_bytes(model) == 4 * (2 * 4 * 1 + 4 * 4)  # a linear model: four features, one number each
     assert row_bytes(nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 1))) == 4 * (10 + 6 + 6 + 1)
 
@@ -120,18 +120,18 @@ def cramped(recommender: Recommender, most: int, rows: int) -> tuple[Recommender
 
 
 @pytest.mark.parametrize("most", [1, 6, 50])
-def test_lists_stay_the_same_when_memory_runs_out(world: World, most: int) -> None:
-    recommender = recommender_of_process(world.request, None, 1)
+def test_lists_stay_the_same_when_memory_runs_out(reference: ReferenceScores, most: int) -> None:
+    recommender = make_recommender(reference.request)
     candidates: list[list[int] | None] = [None, [3], [], [7, 2, 9, 0], None] * 7 + [None, [1]]
-    users = batch_of(world.users, candidates=candidates)
+    users = batch_of(reference.users, candidates=candidates)
     squeezed, model = cramped(recommender, most, 400)
     assert_same_lists(lists_of(squeezed, users), lists_of(recommender, users))
     assert squeezed.predictor.steps.rows <= most
     assert model.largest <= most
 
 
-def test_probabilities_of_rows_stay_the_same_when_memory_runs_out(world: World) -> None:
-    predictor = recommender_of_process(world.request, None, 1).predictor
+def test_probabilities_of_rows_stay_the_same_when_memory_runs_out(reference: ReferenceScores) -> None:
+    predictor = make_recommender(reference.request).predictor
     model = Cramped(predictor.model, 10)
     draw = torch.Generator().manual_seed(1)
     dense = torch.randn(95, len(predictor.spec.dense), generator=draw)
@@ -141,7 +141,7 @@ def test_probabilities_of_rows_stay_the_same_when_memory_runs_out(world: World) 
     assert (model.scored, model.largest) == (95, 8)
 
 
-def test_no_memory_for_one_pair_ends_with_an_infrastructure_error(world: World) -> None:
-    squeezed, _ = cramped(recommender_of_process(world.request, None, 1), 0, 16)
+def test_no_memory_for_one_pair_ends_with_an_infrastructure_error(reference: ReferenceScores) -> None:
+    squeezed, _ = cramped(make_recommender(reference.request), 0, 16)
     with pytest.raises(InfrastructureError, match="one row at once: out of memory"):
-        lists_of(squeezed, batch_of(world.users))
+        lists_of(squeezed, batch_of(reference.users))

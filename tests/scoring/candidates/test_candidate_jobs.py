@@ -23,17 +23,17 @@ from jobs.score_daily import score_daily
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
-from tests.scoring.lake import (
+from tests.scoring.reference_scores import ReferenceScores, write_model
+from tests.scoring.scoring_lake import (
     DAYS,
     RUN_DATE,
     WORKFLOW,
     EncodedContext,
     feature_rows,
     make_config,
-    make_lake,
     next_day,
+    publish_lake,
 )
-from tests.scoring.world import World, write_model
 from training.registry import mlflow_mirror
 from training.registry.versions import record_run
 
@@ -90,9 +90,9 @@ SECTION: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def attributes(world: World) -> pd.DataFrame:
+def attributes(reference: ReferenceScores) -> pd.DataFrame:
     """Country and age of all users but the last."""
-    users = world.users.user_key[:-1]
+    users = reference.users.user_key[:-1]
     rows = {
         "user": users,
         "country": [COUNTRIES[n % 3] for n in range(36)],
@@ -152,13 +152,13 @@ class Night:
 @pytest.fixture(scope="module")
 def night(
     spark: SparkSession,
-    world: World,
+    reference: ReferenceScores,
     attributes: pd.DataFrame,
     tmp_path_factory: pytest.TempPathFactory,
     quiet: None,
 ) -> Night:
     """All jobs of RUN_DATE that candidates go through."""
-    config: Config = make_lake(tmp_path_factory.mktemp("lake"), world)
+    config: Config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
     lake = Lake(config.lake)
     write_tables(config.lake, attributes)
     write_model(Path(lake.models("toy-retriever")) / "t1", "two_tower", version="t1")
@@ -171,8 +171,8 @@ def night(
 
 
 @pytest.fixture(scope="module")
-def log(world: World) -> pd.DataFrame:
-    days = [feature_rows(world, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
+def log(reference: ReferenceScores) -> pd.DataFrame:
+    days = [feature_rows(reference, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
     return pd.concat(days, ignore_index=True)
 
 
@@ -189,12 +189,12 @@ def barred(log: pd.DataFrame, attributes: pd.DataFrame, user: str) -> dict[str, 
 
 
 def test_only_items_in_stock_and_seen_lately_are_numbered(
-    night: Night, world: World, log: pd.DataFrame
+    night: Night, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
     partition = night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)
     seen = set(log[log.dt < RUN_DATE].item_key)
     items = read_rows(partition)
-    assert items.item_key.tolist() == sorted((seen & set(world.items.item_key)) - set(STOCK_ROWS["item"]))
+    assert items.item_key.tolist() == sorted((seen & set(reference.items.item_key)) - set(STOCK_ROWS["item"]))
     assert items.item_index.tolist() == list(range(len(items)))
     manifest = read_manifest(partition)
     assert manifest.dropped == {"out_of_stock": 2, "inactive": 23 - len(seen | {"i003", "i020"})}
@@ -203,14 +203,14 @@ def test_only_items_in_stock_and_seen_lately_are_numbered(
 
 
 def test_nobody_is_offered_what_a_filter_bars_and_all_of_it_is_counted(
-    night: Night, world: World, log: pd.DataFrame, attributes: pd.DataFrame
+    night: Night, reference: ReferenceScores, log: pd.DataFrame, attributes: pd.DataFrame
 ) -> None:
     items = set(read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key)
     candidates, counts = (
         night.candidates(),
         {"clicked": 0, "not_allowed by country": 0, "not_allowed by age": 0},
     )
-    assert sorted(candidates) == world.users.user_key.tolist()
+    assert sorted(candidates) == reference.users.user_key.tolist()
     for user, (keys, _) in candidates.items():
         gone = {name: found & items for name, found in barred(log, attributes, user).items()}
         counts = {name: counts[name] + len(found) for name, found in gone.items()}
@@ -236,8 +236,10 @@ def test_lists_hold_candidates_alone(night: Night) -> None:
         assert lists.get(user, set()) <= set(keys)
 
 
-def test_recall_of_the_candidates_equals_pandas(night: Night, world: World, log: pd.DataFrame) -> None:
-    raw = next_day(world)
+def test_recall_of_the_candidates_equals_pandas(
+    night: Night, reference: ReferenceScores, log: pd.DataFrame
+) -> None:
+    raw = next_day(reference)
     wanted = raw[raw.clicked == 1].groupby("user")["item"].agg(set).to_dict()
     warm = set(log[log.dt < DAYS[2]].user_key)
     candidates = night.candidates()

@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.types import MultiHot
 from scoring.candidates.retrieval import RetrievalRequest, retrieved_items
-from scoring.candidates.vectors import Retriever, retriever_of_process
+from scoring.candidates.vectors import Retriever, load_retriever
 from scoring.inputs.requests import ModelRequest
-from scoring.model.predictor import Predictor
+from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side
-from tests.scoring.world import CONTEXT, SPEC, World, write_model
+from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
 from tests.training.numpy_models import Network
 from training.checkpoints import load_model
 
@@ -89,17 +89,18 @@ def test_what_cannot_be_ranked_or_excluded_names_the_user() -> None:
 
 
 def test_spark_retrieves_what_numpy_finds_with_the_written_weights(
-    spark: SparkSession, world: World, tmp_path: Path
+    spark: SparkSession, reference: ReferenceScores, tmp_path: Path
 ) -> None:
     path = write_model(tmp_path / "towers", "two_tower", version="t1")
     n, draw = 9, np.random.default_rng(5)
     excluded = {
-        user: sorted(draw.permutation(23)[: draw.integers(0, 20)].tolist()) for user in world.users.user_key
+        user: sorted(draw.permutation(23)[: draw.integers(0, 20)].tolist())
+        for user in reference.users.user_key
     }
     request = RetrievalRequest(
-        ModelRequest(path, "cpu", 16), world.request.item_files, tuple(CONTEXT.items()), n
+        ModelRequest(path, "cpu", 16), reference.request.item_files, tuple(CONTEXT.items()), n
     )
-    rows: list[Any] = world.users[["user_key", *FEATURES]].to_dict("records")
+    rows: list[Any] = reference.users[["user_key", *FEATURES]].to_dict("records")
     rows = [{**row, "excluded": excluded[row["user_key"]]} for row in rows]
     schema = "user_key string, who int, age float, excluded array<int>"
     users = spark.createDataFrame(rows, schema)
@@ -120,10 +121,10 @@ def test_spark_retrieves_what_numpy_finds_with_the_written_weights(
         ids = [[[int(row[each.name])] for each in SPEC.embedded] for row in known]
         return np.array([network.tower(tower, *each) for each in zip(dense, ids, strict=True)])
 
-    products = vectors("user", world.users) @ vectors("item", world.items).T
+    products = vectors("user", reference.users) @ vectors("item", reference.items).T
     assert products.std() > 0.01
-    assert sorted(found) == sorted(world.users.user_key)
-    for user, own in zip(world.users.user_key, products, strict=True):
+    assert sorted(found) == sorted(reference.users.user_key)
+    for user, own in zip(reference.users.user_key, products, strict=True):
         allowed = [item for item in range(23) if item not in excluded[user]]
         best = sorted((own[item] for item in allowed), reverse=True)[:n]
         assert len(set(found[user])) == len(found[user]) == len(best)
@@ -131,7 +132,9 @@ def test_spark_retrieves_what_numpy_finds_with_the_written_weights(
         np.testing.assert_allclose([own[item] for item in found[user]], best, atol=1e-5)
 
 
-def test_a_model_without_towers_is_refused(world: World) -> None:
-    request = RetrievalRequest(world.request.model, world.request.item_files, tuple(CONTEXT.items()), 5)
+def test_a_model_without_towers_is_refused(reference: ReferenceScores) -> None:
+    request = RetrievalRequest(
+        reference.request.model, reference.request.item_files, tuple(CONTEXT.items()), 5
+    )
     with pytest.raises(ConfigError, match=r"m1 is a LinearPart, which has no vectors"):
-        retriever_of_process(request, None, 1)
+        load_retriever(request, load_predictor(request.model, None, 1))

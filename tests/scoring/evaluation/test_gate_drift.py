@@ -19,7 +19,7 @@ from scoring.evaluation.prediction_quality import Measured
 from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.reporting.report_lake import RUN_DATE, publish_facts
-from tests.scoring.lake import make_config
+from tests.scoring.scoring_lake import make_config
 
 
 def column(name: str, psi: float | None, noise: float = 0.01) -> ColumnReport:

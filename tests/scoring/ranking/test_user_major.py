@@ -18,10 +18,17 @@ from conf.types import ModelConfig
 from scoring.inputs.requests import ListRequest, ModelRequest
 from scoring.ranking import recommender as module
 from scoring.ranking.pair_scorer import Crossing, JoinedRows, split_of
-from scoring.ranking.recommender import Recommender, recommender_of_process
+from scoring.ranking.recommender import Recommender
 from scoring.ranking.top_k import NO_CANDIDATE
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
-from tests.scoring.world import CONTEXT, SPEC, World, make_users, write_model
+from tests.scoring.reference_scores import (
+    CONTEXT,
+    SPEC,
+    ReferenceScores,
+    make_recommender,
+    make_users,
+    write_model,
+)
 from tests.training.architectures import VARIANTS, variant
 from training.checkpoints import save_model
 from training.models import build_model
@@ -87,11 +94,13 @@ def assert_close_lists(found: pd.DataFrame, probabilities: np.ndarray, asked: li
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_lists_of_every_architecture_equal_joined_rows(world: World, tmp_path: Path, name: str) -> None:
+def test_lists_of_every_architecture_equal_joined_rows(
+    reference: ReferenceScores, tmp_path: Path, name: str
+) -> None:
     path = save(tmp_path / "model", variant(name))
-    request = replace(world.request, model=ModelRequest(path, "cpu", 40), k=K)
-    recommender = recommender_of_process(request, None, 1)
-    probabilities = joined_probabilities(recommender, world.users, world.items)
+    request = replace(reference.request, model=ModelRequest(path, "cpu", 40), k=K)
+    recommender = make_recommender(request)
+    probabilities = joined_probabilities(recommender, reference.users, reference.items)
     draw = np.random.default_rng(4)
     sizes = [0, 1, 3, 9, 20, 23] * 6 + [12]
     candidates: list[list[int] | None] = [draw.permutation(23)[:size].tolist() for size in sizes]
@@ -101,7 +110,7 @@ def test_lists_of_every_architecture_equal_joined_rows(world: World, tmp_path: P
         [item for item in range(23) if item not in (gone or [])] if listed is None else listed
         for listed, gone in zip(candidates, excluded, strict=True)
     ]
-    found = lists_of(recommender, batch_of(world.users, candidates, excluded))
+    found = lists_of(recommender, batch_of(reference.users, candidates, excluded))
     assert_close_lists(found, probabilities, asked)
     assert probabilities.std() > 0.02
 
@@ -128,7 +137,7 @@ def crowd(
     request = ListRequest(
         ModelRequest(write_model(folder / "model"), "cpu", None), (path,), tuple(CONTEXT.items()), 50
     )
-    recommender = recommender_of_process(request, None, 1)
+    recommender = make_recommender(request)
     kinds, place = np.unique(
         items[["what", "kind", "price"]].to_numpy(np.float32), axis=0, return_inverse=True
     )
@@ -138,7 +147,7 @@ def crowd(
 
 def test_lists_of_0_1_and_100_000_with_ties_equal_pandas(crowd: Any) -> None:
     request, users, _, probabilities = crowd
-    recommender = recommender_of_process(request, None, 1)
+    recommender = make_recommender(request)
     draw = np.random.default_rng(9)
     everything = draw.permutation(MANY).tolist()
     half = sorted(draw.choice(MANY, MANY // 2, replace=False).tolist())
@@ -172,7 +181,7 @@ def test_what_is_held_grows_neither_with_users_nor_with_candidates(
     crowd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, users, _, _ = crowd
-    recommender = recommender_of_process(request, None, 1)
+    recommender = make_recommender(request)
     held: list[int] = []
     for name in ("with_all", "with_own"):
         whole = getattr(Crossing, name)
@@ -194,11 +203,13 @@ def test_what_is_held_grows_neither_with_users_nor_with_candidates(
     assert max(most.values()) <= 20_000 * 1.125
 
 
-def test_a_model_that_does_not_split_is_scored_on_joined_rows(world: World, tmp_path: Path) -> None:
+def test_a_model_that_does_not_split_is_scored_on_joined_rows(
+    reference: ReferenceScores, tmp_path: Path
+) -> None:
     path = save(tmp_path / "model", variant("dlrm"))
-    request = replace(world.request, model=ModelRequest(path, "cpu", 64), k=K)
-    split = recommender_of_process(request, None, 1)
-    users = batch_of(world.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
+    request = replace(reference.request, model=ModelRequest(path, "cpu", 64), k=K)
+    split = make_recommender(request)
+    users = batch_of(reference.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
     expected = lists_of(split, users)
     predictor = replace(split.predictor, model=Whole(split.predictor.model))
     assert isinstance(split_of(predictor), JoinedRows)
@@ -211,15 +222,15 @@ def test_a_model_that_does_not_split_is_scored_on_joined_rows(world: World, tmp_
 
 @pytest.mark.parametrize("name", ["dlrm", "wide_and_deep", "dcn_v2_parallel"])
 def test_items_that_do_not_fit_in_memory_are_computed_when_they_are_met(
-    world: World, tmp_path: Path, name: str
+    reference: ReferenceScores, tmp_path: Path, name: str
 ) -> None:
     path = save(tmp_path / "model", variant(name))
-    request = replace(world.request, model=ModelRequest(path, "cpu", 64), k=K)
-    kept = recommender_of_process(request, None, 1)
+    request = replace(reference.request, model=ModelRequest(path, "cpu", 64), k=K)
+    kept = make_recommender(request)
     passing = replace(kept, crossing=Crossing(kept.predictor, kept.items.side, kept_bytes=0))
     assert kept.crossing.keeps_items
     assert not passing.crossing.keeps_items
-    users = batch_of(world.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
+    users = batch_of(reference.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
     expected, found = lists_of(kept, users), lists_of(passing, users)
     np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
     assert (found.item_key == expected.item_key).mean() > 0.95
@@ -227,22 +238,24 @@ def test_items_that_do_not_fit_in_memory_are_computed_when_they_are_met(
 
 @pytest.mark.parametrize("precision, bound", [("bf16", 2e-2), ("fp16", 2e-3)])
 def test_half_precision_changes_scores_little_and_is_not_ignored(
-    world: World, tmp_path: Path, precision: Any, bound: float
+    reference: ReferenceScores, tmp_path: Path, precision: Any, bound: float
 ) -> None:
     path = save(tmp_path / "model", variant("dlrm"))
-    request = replace(world.request, model=ModelRequest(path, "cpu", 64), k=23)
-    full = lists_of(recommender_of_process(request, None, 1), batch_of(world.users))
+    request = replace(reference.request, model=ModelRequest(path, "cpu", 64), k=23)
+    full = lists_of(make_recommender(request), batch_of(reference.users))
     halved = replace(request, model=replace(request.model, precision=precision))
-    half = lists_of(recommender_of_process(halved, None, 1), batch_of(world.users))
+    half = lists_of(make_recommender(halved), batch_of(reference.users))
     both = full.merge(half, on=["user_key", "item_key"], validate="one_to_one")
     assert len(both) == 37 * 23
     error = (both.score_x - both.score_y).abs().max()
     assert 0 < error < bound
 
 
-def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(world: World) -> None:
-    recommender = recommender_of_process(world.request, None, 1)
-    users = batch_of(world.users, [[], [3], None, *([[1, 2]] * 34)])
+def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(
+    reference: ReferenceScores,
+) -> None:
+    recommender = make_recommender(reference.request)
+    users = batch_of(reference.users, [[], [3], None, *([[1, 2]] * 34)])
     seen: list[torch.Tensor] = []
 
     class Watched(Recommender):

@@ -11,14 +11,14 @@ import pytest
 
 from conf.errors import DataError
 from scoring.inputs.requests import ModelRequest
-from scoring.model.predictor import predictor_of_process
+from scoring.model.predictor import load_predictor
 from scoring.rows.file_splits import RowGroup, deal
 from scoring.rows.task import write_scores
 from storage import file_io
 from tests.etl.lakes import servers
-from tests.scoring.lake import feature_rows
+from tests.scoring.reference_scores import ReferenceScores
 from tests.scoring.rows.test_row_task import expected_of
-from tests.scoring.world import World
+from tests.scoring.scoring_lake import feature_rows
 
 ROWS = 120
 
@@ -29,20 +29,22 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield "s3://rows"
 
 
-def test_rows_are_scored_from_and_to_an_object_store(bucket: str, world: World) -> None:
-    rows = feature_rows(world, day=2, rows=ROWS)
+def test_rows_are_scored_from_and_to_an_object_store(bucket: str, reference: ReferenceScores) -> None:
+    rows = feature_rows(reference, day=2, rows=ROWS)
     path = f"{bucket}/features/dt=2026-01-04/a.parquet"
     files, inner = file_io.filesystem(path)
     with files.open_output_stream(inner) as sink:
         pq.write_table(rows, sink, row_group_size=50)
     groups = [RowGroup(path, index, 3, count, "2026-01-04") for index, count in enumerate((50, 50, 20))]
-    predictor = predictor_of_process(ModelRequest(world.request.model.path, "cpu", None), None, 1)
+    predictor = load_predictor(ModelRequest(reference.request.model.path, "cpu", None), None, 1)
     folder = f"{bucket}/scores/dt=2026-01-05/a1"
     names = [write_scores(predictor, task, folder, 1) for task in deal(groups, 2, 1000)]
     files, inner = file_io.filesystem(folder)
     found = pa.concat_tables(pq.read_table(f"{inner}/{name}", filesystem=files) for name in names)
     assert found.column("row_id").to_pylist() == rows.column("row_id").to_pylist()
-    np.testing.assert_allclose(found.column("probability").to_numpy(), expected_of(world, rows), atol=1e-6)
+    np.testing.assert_allclose(
+        found.column("probability").to_numpy(), expected_of(reference, rows), atol=1e-6
+    )
     file_io.delete_file(path)
     with pytest.raises(DataError, match=r"s3://rows/features/dt=2026-01-04/a.parquet does not exist"):
         write_scores(predictor, deal(groups, 1, 1000)[0], folder, 1)

@@ -13,27 +13,27 @@ import pytest
 
 from conf.errors import DataError
 from scoring.inputs.requests import ModelRequest
-from scoring.model.predictor import Predictor, predictor_of_process
+from scoring.model.predictor import Predictor, load_predictor
 from scoring.rows import task as row_task
 from scoring.rows.file_splits import Piece, RowGroup, deal
 from scoring.rows.reader import read_piece
 from scoring.rows.task import score_pieces, write_scores
 from storage.feature_spec import FeatureSpec
 from tests.scoring import test_multi_hot as lists
-from tests.scoring.lake import feature_rows
-from tests.scoring.world import SPEC, World
+from tests.scoring.reference_scores import SPEC, ReferenceScores
+from tests.scoring.scoring_lake import feature_rows
 
 ROWS, GROUP_ROWS = 150, 40
 
 
 @pytest.fixture
-def rows(world: World) -> pa.Table:
-    return feature_rows(world, day=1, rows=ROWS)
+def rows(reference: ReferenceScores) -> pa.Table:
+    return feature_rows(reference, day=1, rows=ROWS)
 
 
 @pytest.fixture
-def predictor(world: World) -> Predictor:
-    return predictor_of_process(ModelRequest(world.request.model.path, "cpu", 16), None, 1)
+def predictor(reference: ReferenceScores) -> Predictor:
+    return load_predictor(ModelRequest(reference.request.model.path, "cpu", 16), None, 1)
 
 
 def write(path: Path, rows: pa.Table, dt: str = "2026-01-02") -> list[RowGroup]:
@@ -44,16 +44,16 @@ def write(path: Path, rows: pa.Table, dt: str = "2026-01-02") -> list[RowGroup]:
     return [RowGroup(str(path), index, count, footer.row_group(index).num_rows, dt) for index in range(count)]
 
 
-def expected_of(world: World, rows: pa.Table) -> np.ndarray:
+def expected_of(reference: ReferenceScores, rows: pa.Table) -> np.ndarray:
     frame: pd.DataFrame = rows.to_pandas()
-    users = pd.Index(world.users.user_key).get_indexer(pd.Index(frame.user_key))
-    items = pd.Index(world.items.item_key).get_indexer(pd.Index(frame.item_key))
-    return world.probabilities[users, items]
+    users = pd.Index(reference.users.user_key).get_indexer(pd.Index(frame.user_key))
+    items = pd.Index(reference.items.item_key).get_indexer(pd.Index(frame.item_key))
+    return reference.probabilities[users, items]
 
 
 @pytest.mark.parametrize("slots, batch_rows", [(1, 1000), (7, 1000), (4, 3), (150, 1)])
 def test_probabilities_do_not_depend_on_tasks_and_batches(
-    world: World,
+    reference: ReferenceScores,
     rows: pa.Table,
     predictor: Predictor,
     tmp_path: Path,
@@ -69,7 +69,7 @@ def test_probabilities_do_not_depend_on_tasks_and_batches(
     found = pa.concat_tables(pq.read_table(path) for path in files).to_pandas()
     assert found.row_id.tolist() == rows.column("row_id").to_pylist()
     assert found.features_dt.tolist() == ["2026-01-02"] * 90 + ["2026-01-03"] * 60
-    np.testing.assert_allclose(found.probability, expected_of(world, rows), atol=1e-6)
+    np.testing.assert_allclose(found.probability, expected_of(reference, rows), atol=1e-6)
     assert sorted(folder.iterdir()) == sorted(files)
     assert {pq.read_metadata(path).num_row_groups for path in files} == {1}
 
@@ -98,7 +98,7 @@ def test_lists_of_ids_are_read_from_files(tmp_path: Path) -> None:
     )
     table = pa.table({"row_id": pa.array(range(len(user))), **pairs})
     groups = write(tmp_path / "rows", table)
-    model = predictor_of_process(ModelRequest(str(tmp_path / "model"), "cpu", 10), None, 1)
+    model = load_predictor(ModelRequest(str(tmp_path / "model"), "cpu", 10), None, 1)
     found = pa.Table.from_batches(
         batch for task in deal(groups, 3, 100) for batch in score_pieces(model, task, 1)
     )

@@ -1,4 +1,4 @@
-"""A small world to score: a hand-made model folder, users, items, and NumPy's opinion of every probability."""
+"""A small reference to score: a hand-made model folder, users, items, and NumPy's opinion of every probability."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch
 
 from conf.types import ModelConfig
 from scoring.inputs.requests import ListRequest, ModelRequest
+from scoring.model.predictor import load_predictor
+from scoring.ranking.recommender import Recommender, load_recommender
 from storage.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature, FeatureSpec
 from training.checkpoints import save_model
 from training.models import build_model
@@ -36,8 +38,14 @@ CONTEXT = {"hour": 0.25, "device": 4}
 
 
 @dataclass(frozen=True)
-class World:
-    """`users` and `items` are pandas frames of keys and features; `probabilities` (U, N) is NumPy's own computation."""
+class ReferenceScores:
+    """Users, items, the request to score them, and every probability as NumPy computes it.
+
+    Attributes:
+        request: for the 5 best items of a user, by the model on the CPU.
+        users, items: keys and features; items in the order of their index.
+        probabilities: (U, N).
+    """
 
     request: ListRequest
     users: pd.DataFrame
@@ -142,7 +150,12 @@ def make_items(count: int = 23) -> pd.DataFrame:
     return items.astype({"what": np.int32, "kind": np.int32, "price": np.float32})
 
 
-def make_world(folder: Path) -> World:
+def make_recommender(request: ListRequest) -> Recommender:
+    """A recommender on the CPU with one thread, loaded anew in each call."""
+    return load_recommender(request, load_predictor(request.model, None, 1))
+
+
+def make_reference(folder: Path) -> ReferenceScores:
     """37 users, 23 items in two files and a logistic regression with weights from a seed."""
     model = write_model(folder / "model")
     users, items = make_users(), make_items()
@@ -152,4 +165,4 @@ def make_world(folder: Path) -> World:
         pq.write_table(pa.Table.from_pandas(part, preserve_index=False), path)
         files.append(path)
     request = ListRequest(ModelRequest(model, "cpu", None), tuple(files), tuple(CONTEXT.items()), 5)
-    return World(request, users, items, logistic_probabilities(model, users, items))
+    return ReferenceScores(request, users, items, logistic_probabilities(model, users, items))
