@@ -1,6 +1,6 @@
-"""Retrieval by vectors: users stream through as Arrow batches and leave with the items nearest to them.
+"""The source `retrieval` in Spark: the items nearest to each user, from batches of users.
 
-The driver's part; what happens in a Python worker stands in vectors.py, which needs torch.
+This module runs on the driver. vectors.py is the workers' part, which needs torch.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ LISTED = T.StructType(
 
 
 def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:
-    """(user_key, candidates): the n items with the largest dot products that are not excluded, ties by item index.
+    """(user_key, candidates): the n not excluded items with the largest dot products, ties by item index.
 
     Args:
-        users: user_key, the model's features of scope `user`, which `features` names, and excluded (array<int>, null for none).
+        users: user_key, the columns `features`, and excluded (array<int>, null for none).
+        features: names of the model's features of scope `user`.
+        request: the model, the items and n.
 
     Raises (in the workers, when the frame is evaluated):
         DataError: a product is NaN, or excluded indices are out of range; names the user.
-        ConfigError: the device asked for is not there, a context value is missing, or the model has no towers.
+        ConfigError: the requested device does not exist, a context value is missing, or the model has no
+            towers.
     """
     with scoring_workers(users.sparkSession):
         return users.select(USER_KEY, *features, EXCLUDED).mapInArrow(_retriever(request), LISTED)
 
 
 def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """The function that retrieves for the users of one task, for mapInArrow."""
+
     def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.candidates.vectors import load_retriever  # torch: only in the workers
         from scoring.model.worker_models import models_of_process

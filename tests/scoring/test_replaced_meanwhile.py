@@ -18,6 +18,7 @@ from jobs.measure_recommendations import measure_recommendations
 from jobs.score_daily import score_daily
 from scoring.inputs import feature_rows
 from scoring.inputs.feature_rows import read_split
+from scoring.model import context_features
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.paths import Partition
@@ -35,11 +36,11 @@ def job(
 ) -> RunContext:
     """The night of RUN_DATE up to its candidates."""
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-    monkeypatch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
-    made = RunContext("test", publish_lake(tmp_path, reference), RUN_DATE, _spark=spark)
-    record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
-    build_candidates(made)
-    return made
+    monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
+    run = RunContext("test", publish_lake(tmp_path, reference), RUN_DATE, _spark=spark)
+    record_decision(run.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
+    build_candidates(run)
+    return run
 
 
 def replace(spark: SparkSession, partition: Partition, rows: int = 5) -> None:
@@ -53,9 +54,9 @@ def followed(patch: pytest.MonkeyPatch, module: Any, name: str, then: Callable[[
     original = getattr(module, name)
 
     def call(*arguments: Any, **named: Any) -> Any:
-        found = original(*arguments, **named)
+        actual = original(*arguments, **named)
         then()
-        return found
+        return actual
 
     patch.setattr(module, name, call)
 
@@ -76,8 +77,8 @@ def test_lists_are_made_of_the_tables_that_were_checked(
     lists = job.lake.recommendations.partition(RUN_DATE)
     manifest = read_manifest(lists)
     assert {name: manifest.inputs[name] for name in checked} == checked
-    found = {row["user_id"] for row in read_published(job.spark, lists).select("user_id").collect()}
-    assert found == set(reference.users.user_key)
+    actual = {row["user_id"] for row in read_published(job.spark, lists).select("user_id").collect()}
+    assert actual == set(reference.users.user_key)
 
 
 def test_candidates_are_made_of_the_users_that_were_looked_at(
@@ -85,7 +86,7 @@ def test_candidates_are_made_of_the_users_that_were_looked_at(
 ) -> None:
     users = job.lake.users(WORKFLOW).partition(RUN_DATE)
     looked_at = read_manifest(users).digest
-    followed(monkeypatch, build_candidates_job, "read_beside", lambda: replace(job.spark, users))
+    followed(monkeypatch, build_candidates_job, "read_candidate_tables", lambda: replace(job.spark, users))
     build_candidates(job)
     manifest = read_manifest(job.lake.candidates(WORKFLOW).partition(RUN_DATE))
     assert (manifest.inputs["users"], manifest.rows) == (looked_at, len(reference.users))

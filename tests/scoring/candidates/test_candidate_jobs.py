@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.types import Config, Label, Negatives
-from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
 from jobs.measure_recommendations import measure_recommendations
 from jobs.score_daily import score_daily
+from scoring.model import context_features
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
@@ -124,7 +124,7 @@ def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
         yield
 
 
@@ -141,11 +141,13 @@ class Night:
     def candidates(self) -> dict[str, tuple[list[str], list[int]]]:
         """user → item keys, source of each."""
         keys = read_rows(self.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
-        found = read_rows(self.lake.candidates(WORKFLOW).partition(RUN_DATE))
-        assert found.excluded.isna().all()
+        actual = read_rows(self.lake.candidates(WORKFLOW).partition(RUN_DATE))
+        assert actual.excluded.isna().all()
         return {
-            user: ([keys[index] for index in own], list(sources))
-            for user, own, sources in zip(found.user_key, found.candidates, found.sources, strict=True)
+            user: ([keys[index] for index in user_rows], list(sources))
+            for user, user_rows, sources in zip(
+                actual.user_key, actual.candidates, actual.sources, strict=True
+            )
         }
 
 
@@ -163,11 +165,11 @@ def night(
     write_tables(config.lake, attributes)
     write_model(Path(lake.models("toy-retriever")) / "t1", "two_tower", version="t1")
     record_run(lake, "toy-retriever", RUN_DATE, "t1")
-    made = Night(spark, lake, {})
-    job = made.job()
+    run = Night(spark, lake, {})
+    job = run.job()
     bodies = (evaluate_model, build_candidates, score_daily, measure_recommendations)
-    made.facts.update({body.__name__: body(job) for body in bodies})
-    return made
+    run.facts.update({body.__name__: body(job) for body in bodies})
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +181,8 @@ def log(reference: ReferenceScores) -> pd.DataFrame:
 def barred(log: pd.DataFrame, attributes: pd.DataFrame, user: str) -> dict[str, set[str]]:
     """What each filter bars a user from, by the words of the configuration."""
     clicks = log[(log.user_key == user) & (log.label == 1) & (log.dt < RUN_DATE)]
-    own = attributes[attributes.user == user]
-    country, age = (own.country.iloc[0], own.age.iloc[0]) if len(own) else (None, -1)
+    user_rows = attributes[attributes.user == user]
+    country, age = (user_rows.country.iloc[0], user_rows.age.iloc[0]) if len(user_rows) else (None, -1)
     return {
         "clicked": set(clicks.item_key),
         "not_allowed by country": set(DENIED_ROWS[DENIED_ROWS.country == country]["item"]),
@@ -212,8 +214,8 @@ def test_nobody_is_offered_what_a_filter_bars_and_all_of_it_is_counted(
     )
     assert sorted(candidates) == reference.users.user_key.tolist()
     for user, (keys, _) in candidates.items():
-        gone = {name: found & items for name, found in barred(log, attributes, user).items()}
-        counts = {name: counts[name] + len(found) for name, found in gone.items()}
+        gone = {name: actual & items for name, actual in barred(log, attributes, user).items()}
+        counts = {name: counts[name] + len(actual) for name, actual in gone.items()}
         assert set(keys) <= items - set().union(*gone.values())
         assert len(set(keys)) == len(keys) <= 12
     facts = read_manifest(night.lake.candidates(WORKFLOW).partition(RUN_DATE)).facts
@@ -222,10 +224,10 @@ def test_nobody_is_offered_what_a_filter_bars_and_all_of_it_is_counted(
 
 
 def test_every_source_gives_its_share_and_no_more(night: Night) -> None:
-    given = [sources for _, sources in night.candidates().values()]
-    assert all(sources == sorted(sources) for sources in given)
+    lists_of_sources = [sources for _, sources in night.candidates().values()]
+    assert all(sources == sorted(sources) for sources in lists_of_sources)
     for number, source in enumerate(SOURCES):
-        assert 0 < max(sources.count(number) for sources in given) <= source["n"]  # type: ignore[operator]
+        assert 0 < max(sources.count(number) for sources in lists_of_sources) <= source["n"]  # type: ignore[operator]
 
 
 def test_lists_hold_candidates_alone(night: Night) -> None:
@@ -245,15 +247,15 @@ def test_recall_of_the_candidates_equals_pandas(
     candidates = night.candidates()
     measured = read_manifest(night.lake.measures.partition(RUN_DATE)).facts["candidates"]
     assert measured == night.facts["measure_recommendations"].facts["candidates"]
-    for found, users in ((measured, warm), (measured["cold_users"], set(candidates) - warm)):
+    for actual, users in ((measured, warm), (measured["cold_users"], set(candidates) - warm)):
         asked = sorted(user for user in wanted if user in candidates and user in users)
         parts = dict.fromkeys(NAMES, 0.0)
         for user in asked:
             for key, source in zip(*candidates[user], strict=True):
                 parts[NAMES[source]] += (key in wanted[user]) / len(wanted[user]) / len(asked)
-        assert found["users"] == len(asked) > 0
-        assert found["by_source"] == pytest.approx(parts, abs=1e-12)
-        assert found["recall"] == pytest.approx(sum(parts.values()), abs=1e-12)
+        assert actual["users"] == len(asked) > 0
+        assert actual["by_source"] == pytest.approx(parts, abs=1e-12)
+        assert actual["recall"] == pytest.approx(sum(parts.values()), abs=1e-12)
     assert measured["recall"] > 0.1
 
 
@@ -293,17 +295,17 @@ def test_repeats_say_which_rows_keep_an_item_from_a_user(
         changed["log"] = config.log.model_copy(update={"label": Label(**sections["label"])})
     build_candidates(RunContext("test", config.model_copy(update=changed), RUN_DATE, _spark=night.spark))
     keys = read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
-    found = read_rows(night.lake.candidates(WORKFLOW).partition(RUN_DATE)).set_index("user_key").excluded
+    actual = read_rows(night.lake.candidates(WORKFLOW).partition(RUN_DATE)).set_index("user_key").excluded
     past = log[log.dt < RUN_DATE]
     gone = past[rule(past)].groupby("user_key").item_key.agg(set)
-    for user, excluded in found.items():
+    for user, excluded in actual.items():
         assert {keys[index] for index in (() if excluded is None else excluded)} == gone.get(
             user, set()
         ) & set(keys)
 
 
 @pytest.mark.parametrize(
-    "replaced, said",
+    "replaced, message",
     [
         ({"denied": DENIED_ROWS.rename(columns={"country": "land"})}, r"denied\.csv[\s\S]*country"),
         ({"denied": DENIED_ROWS.iloc[[0, 0]]}, r"denied\.csv: 2 rows hold 1 .*item, country.*'i001'"),
@@ -321,11 +323,11 @@ def test_repeats_say_which_rows_keep_an_item_from_a_user(
     ],
 )
 def test_a_bad_table_is_named_with_its_column_and_value(
-    night: Night, attributes: pd.DataFrame, replaced: dict[str, pd.DataFrame], said: str
+    night: Night, attributes: pd.DataFrame, replaced: dict[str, pd.DataFrame], message: str
 ) -> None:
     write_tables(night.lake.root, attributes, **replaced)
     try:
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             build_candidates(night.job())
     finally:
         write_tables(night.lake.root, attributes)
