@@ -1,4 +1,4 @@
-"""A loaded model and the device it runs on: the only place where scoring meets torch modules. Knows nothing of Spark."""
+"""A loaded model on its device. Only this module of scoring calls torch modules; it does not use Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conf.errors import ConfigError
 from conf.types import MultiHot
 from scoring.inputs.requests import DeviceKind, ModelRequest, Precision
-from scoring.model.micro_batch import Steps, default_rows
+from scoring.model.micro_batch import MicroBatch, default_rows
 from storage.feature_spec import FeatureSpec
 from training.checkpoints import load_model
 from training.device.memory import keep_freed_memory
@@ -28,11 +28,11 @@ def choose_device(kind: DeviceKind, gpu: int | None = None) -> torch.device:
     """The device to score on.
 
     Args:
-        kind: `auto` takes a GPU where torch sees one.
-        gpu: index of the GPU that was assigned to the caller; None takes the first.
+        kind: `auto` chooses a GPU if torch finds one.
+        gpu: index of the GPU that was assigned to the caller; None chooses the first.
 
     Raises:
-        ConfigError: `cuda` is asked for and torch sees no GPU, or not that many.
+        ConfigError: a GPU is needed that torch does not find.
     """
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cpu" or (kind == "auto" and available == 0):
@@ -48,12 +48,16 @@ def choose_device(kind: DeviceKind, gpu: int | None = None) -> torch.device:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model ready to score.
+    """A model that is ready to score.
 
     Attributes:
-        multi_hot: how lists of ids enter the model.
-        steps: how many rows go through the model at once.
-        precision: of the model's products of matrices; logits are float32.
+        model: in evaluation mode, on the device.
+        spec: the features it was trained on.
+        multi_hot: how lists of ids are padded and pooled.
+        version: of the model.
+        device: where it is.
+        micro_batch: number of rows that go through the model at once.
+        precision: of the matrix products; logits are float32.
     """
 
     model: nn.Module
@@ -61,21 +65,21 @@ class Predictor:
     multi_hot: MultiHot
     version: str
     device: torch.device
-    steps: Steps
+    micro_batch: MicroBatch
     precision: Precision = "fp32"
 
     @torch.inference_mode()
     def probabilities(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Click probability of each row: (P,) float32 on the predictor's device.
 
-        Rows go through the model `steps.rows` at a time, whatever P is, and fewer where memory runs out.
+        Rows go through the model in micro-batches, which get smaller if memory runs out.
 
         Args:
             dense: (P, D) float32, columns in the order of `spec.dense`.
-            categorical: (P, W) int64 ids, as training/models/inputs.py lays them out.
+            categorical: (P, W) int64 ids in the layout of training/models/inputs.py.
 
         Raises:
-            InfrastructureError: the device has no memory for one row.
+            InfrastructureError: the device's memory does not suffice for one row.
         """
         scored = torch.empty(dense.shape[0], dtype=torch.float32, device=self.device)
 
@@ -83,11 +87,11 @@ class Predictor:
             logits = self.logits(dense[rows].to(self.device), categorical[rows].to(self.device))
             scored[rows] = torch.sigmoid(logits)
 
-        self.steps.over(dense.shape[0], score)
+        self.micro_batch.over(dense.shape[0], score)
         return scored
 
     def logits(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """(P,) float32 of rows on the device, all at once."""
+        """(P,) float32 logits of rows on the device, all at once."""
         with mixed_precision(self.precision, self.device):
             return self.model(dense, categorical).float()
 
@@ -109,40 +113,47 @@ def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Pred
     if device.type == "cpu":
         keep_freed_memory()
     model = loaded.model.eval()
-    steps = Steps(request.step_rows or default_rows(model, device))
-    return Predictor(model, loaded.spec, loaded.multi_hot, loaded.version, device, steps, request.precision)
+    micro_batch = MicroBatch(request.step_rows or default_rows(model, device))
+    return Predictor(
+        model, loaded.spec, loaded.multi_hot, loaded.version, device, micro_batch, request.precision
+    )
 
 
 def model_inputs(
     columns: Mapping[str, Any], spec: FeatureSpec, multi_hot: MultiHot, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Model inputs on the CPU from named columns, those that are missing filled with zeros.
+    """Model inputs on the CPU from named columns; the inputs of missing columns are zeros.
 
     Args:
-        columns: feature name → Arrow column of length `rows`, or one value for all of them: a number, or a list of ids.
+        columns: feature name → Arrow column of length `rows`, or one value for all rows: a number or a list
+            of ids.
+        spec: the model's features.
+        multi_hot: how lists of ids are padded.
+        rows: number of rows.
 
     Returns:
-        dense (rows, D) float32 in the spec's order, and categorical (rows, W) int64 as training/models/inputs.py lays it out.
+        dense (rows, D) float32 in the spec's order, and categorical (rows, W) int64 in the layout of
+        training/models/inputs.py.
     """
     dense = np.zeros((rows, len(spec.dense)), dtype=np.float32)
     for index, feature in enumerate(spec.dense):
         if feature.name in columns:
             dense[:, index] = _values(columns[feature.name])
-    placed = id_columns(spec, multi_hot)
-    categorical = np.zeros((rows, placed[-1][1].stop if placed else 0), dtype=np.int64)
-    for feature, place in placed:
+    layout = id_columns(spec, multi_hot)
+    categorical = np.zeros((rows, layout[-1][1].stop if layout else 0), dtype=np.int64)
+    for feature, span in layout:
         if feature.name in columns and feature.kind == "multi_hot":
-            categorical[:, place] = pad_lists(_lists(columns[feature.name]), place.stop - place.start)
+            categorical[:, span] = pad_lists(_lists(columns[feature.name]), span.stop - span.start)
         elif feature.name in columns:
-            categorical[:, place.start] = _values(columns[feature.name])
+            categorical[:, span.start] = _values(columns[feature.name])
     return torch.from_numpy(dense), torch.from_numpy(categorical)
 
 
 def _values(column: Any) -> Any:
-    """A scalar column as NumPy; one number as it is."""
+    """A column of numbers as NumPy; a single number unchanged."""
     return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _lists(column: Any) -> pa.ListArray:
-    """A column of lists as one array; one list as an array of it."""
+    """A column of lists as one array; a single list as an array of length 1."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array([column], _LIST)

@@ -28,8 +28,8 @@ Loaded = TypeVar("Loaded")
 class WorkerModels:
     """Loads models on demand and keeps the latest ones.
 
-    A Spark task uses `models_of_process()`, which exists as long as its Python worker. Other callers create an instance,
-    whose models are freed with it.
+    A Spark task uses `models_of_process()`, which exists as long as its Python worker. Other callers create
+    an instance, whose models are freed with it.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class WorkerModels:
         self._latest: dict[Callable[..., Any], tuple[Any, Any]] = {}
 
     def predictor(self, request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
-        """The predictor of a request; the arguments are those of `load_predictor`. The latest two are kept."""
+        """The predictor of a request, with the arguments of `load_predictor`. The latest two are kept."""
         return self._load_predictor(request, gpu, threads)
 
     def latest(

@@ -1,6 +1,7 @@
 """Scores users against items on the device: parts of the model that hang on one side alone run once a user and once an item.
 
-A model that does not split (training/models/factorization.py) has its rows assembled from both sides, for each pair.
+A model that does not split (training/models/factorization.py) has its rows assembled from both sides, for
+each pair.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from training.models.factorization import Part, Sides, Split, Splits
 
 log = logging.getLogger("nightrank.scoring")
 
-# Users who meet the same items at once: enough that items read from memory serve several, few enough for a cache.
+# Users who meet the same items at once: enough that items read from memory serve several, few enough for a
+# cache.
 _TILE_USERS = 16
 
 # Parts of items are kept where they take no more than this, or than this share of a GPU's free memory.
@@ -84,7 +86,7 @@ class ItemParts:
             for whole, part in zip(kept, self._compute(self._side.part(rows)), strict=True):
                 whole[rows] = part
 
-        predictor.steps.over(self.count, fill)
+        predictor.micro_batch.over(self.count, fill)
         return kept
 
     def _compute(self, side: Side) -> Part:
@@ -133,7 +135,7 @@ class Crossing:
     @torch.inference_mode()
     def users(self, side: Side) -> Part:
         """The users' part of the model: tensors (U, …)."""
-        return self._predictor.steps.within_memory(lambda rows: self._users(side, rows))
+        return self._predictor.micro_batch.within_memory(lambda rows: self._users(side, rows))
 
     def _users(self, side: Side, rows: int) -> Part:
         parts = [side.part(slice(start, start + rows)) for start in range(0, len(side.dense), rows)]
@@ -143,7 +145,7 @@ class Crossing:
     @torch.inference_mode()
     def with_all(self, users: Part, items: slice) -> Tensor:
         """(U, I) probabilities, float32, of users with each of some consecutive items."""
-        return self._predictor.steps.within_memory(lambda rows: self._with_all(users, items, rows))
+        return self._predictor.micro_batch.within_memory(lambda rows: self._with_all(users, items, rows))
 
     def _with_all(self, users: Part, items: slice, rows: int) -> Tensor:
         many, each = len(users[0]), items.stop - items.start
@@ -161,7 +163,9 @@ class Crossing:
     @torch.inference_mode()
     def with_own(self, users: Part, which: Tensor, items: Tensor) -> Tensor:
         """(T, I) probabilities, float32, of items (T, I), by index, for the users (T,), by place, they are candidates of."""
-        return self._predictor.steps.within_memory(lambda rows: self._with_own(users, which, items, rows))
+        return self._predictor.micro_batch.within_memory(
+            lambda rows: self._with_own(users, which, items, rows)
+        )
 
     def _with_own(self, users: Part, which: Tensor, items: Tensor, rows: int) -> Tensor:
         scores = torch.empty(items.shape, dtype=torch.float32, device=items.device)

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.score_daily import score_daily
+from scoring.model import context_features
 from setup import jars
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -60,7 +60,7 @@ def score_section(**settings: Any) -> dict[str, Any]:
 def _without_workflow(patch: pytest.MonkeyPatch) -> None:
     """The reference's features were encoded by nobody, and its models stand in no registry."""
     patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-    patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+    patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Nig
     with pytest.MonkeyPatch.context() as patch:
         _without_workflow(patch)
         root = tmp_path_factory.mktemp("nights")
-        made = Nights(Lake(publish_lake(root, reference).lake), reference, spark)
+        runs = Nights(Lake(publish_lake(root, reference).lake), reference, spark)
         shelves = {"sku": reference.items.item_key, "shelf": [f"s{index % 3}" for index in range(23)]}
         pd.DataFrame(shelves).to_csv(root / "shelves.csv", index=False)
         attributes = {
@@ -82,12 +82,12 @@ def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Nig
         }
         boost = {"attribute": "shelf", "values": {"s1": 1.5}}
         rules = {"attributes": attributes, "boost": boost, "exploration": {"share": 0.2}}
-        run: Callable[..., RunContext] = made.job
-        record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
+        run: Callable[..., RunContext] = runs.job
+        record_decision(runs.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
         build_candidates(run(RUN_DATE))
         score_daily(run(RUN_DATE, score=score_section(rules=rules)))
         build_candidates(run(DAY_AFTER))
-        return made
+        return runs
 
 
 @pytest.fixture(scope="session")

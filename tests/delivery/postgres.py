@@ -45,7 +45,7 @@ def postgres() -> Iterator[Server]:
         for path in scratch.rglob("*") if options else []:
             os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
         start = [binaries / "initdb", "-D", data, "-U", "lists", "--pwfile", scratch / "password"]
-        made = subprocess.run(
+        result = subprocess.run(
             [*map(str, start), "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--no-sync"],
             cwd=scratch,
             capture_output=True,
@@ -53,8 +53,8 @@ def postgres() -> Iterator[Server]:
             check=False,
             **options,
         )
-        if made.returncode:
-            raise Unavailable(f"initdb of {binaries} failed: {made.stderr.strip()[-500:]}")
+        if result.returncode:
+            raise Unavailable(f"initdb of {binaries} failed: {result.stderr.strip()[-500:]}")
         port = free_port()
         command = [str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-F"]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
@@ -83,8 +83,8 @@ def _binaries(scratch: Path) -> Path:
 
 
 def _major(path: Path) -> int:
-    found = re.search(r"/(\d+)/bin/", str(path))
-    return int(found[1]) if found else 0
+    actual = re.search(r"/(\d+)/bin/", str(path))
+    return int(actual[1]) if actual else 0
 
 
 def _as_nobody(scratch: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, nights
 
 
 @pytest.mark.parametrize(
-    "harm, said",
+    "harm, message",
     [
         (cut, "bytes and has"),
         (remove, "and is gone"),
@@ -82,10 +82,10 @@ def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, nights
     ],
 )
 def test_what_is_wrong_with_published_lists_is_named(
-    job: RunContext, harm: Callable[[RunContext], None], said: str
+    job: RunContext, harm: Callable[[RunContext], None], message: str
 ) -> None:
     harm(job)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         check_lists(job)
 
 

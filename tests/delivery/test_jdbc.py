@@ -104,10 +104,10 @@ def exact(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def stagings(client: Connection, sink: JdbcSink) -> list[str]:
-    found = client.rows(
+    actual = client.rows(
         "SELECT tablename FROM pg_tables WHERE tablename LIKE ?", [f"{sink.table.split('.')[1]}_st_%"]
     )
-    return [str(name) for (name,) in found]
+    return [str(name) for (name,) in actual]
 
 
 def test_what_is_served_equals_what_was_published(
@@ -213,14 +213,14 @@ def test_a_killed_delivery_changes_nothing_and_the_next_one_is_whole(
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
     assert served(client, sink) == before
-    said = (tmp_path / "job.log").read_text()
+    message = (tmp_path / "job.log").read_text()
     again = start(config, tmp_path / "again.log")
     assert again.wait(240) == 0, (tmp_path / "again.log").read_text()[-3000:]
     assert exact(served(client, sink)) == expected(nights.lists)
-    said += (tmp_path / "again.log").read_text()
-    closing = json.loads(said.splitlines()[-1])
+    message += (tmp_path / "again.log").read_text()
+    closing = json.loads(message.splitlines()[-1])
     assert closing["sinks"][0]["written"] == len(nights.lists) - len(before)
-    assert os.environ["LISTS_PASSWORD"] not in said
+    assert os.environ["LISTS_PASSWORD"] not in message
     # What the killed one staged is young, so that it may be at work for all the others know; a day later it goes.
     (left,) = stagings(client, sink)
     aged = left.replace(left.split("_st_")[1][:8], "20200101")
@@ -250,10 +250,10 @@ def start(config: Path, log: Path) -> subprocess.Popen[bytes]:
 
 
 def waiting(client: Connection) -> bool:
-    found = client.rows(
+    actual = client.rows(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'LOCK TABLE%'"
     )
-    return found != [("0",)]
+    return actual != [("0",)]
 
 
 def wait_for(condition: Callable[[], bool], job: subprocess.Popen[bytes], log: Path) -> None:
@@ -290,9 +290,9 @@ def test_what_postgresql_refuses_says_what_to_correct(
         jdbc.deliver(no_jar, published)
 
 
-@pytest.mark.parametrize("user, said", [("a\0b", r"U\+0000|22021"), ("incompressible", "SQLSTATE 54000")])
+@pytest.mark.parametrize("user, message", [("a\0b", r"U\+0000|22021"), ("incompressible", "SQLSTATE 54000")])
 def test_a_value_that_postgresql_cannot_hold_is_bad_data(
-    published: PublishedLists, sink: JdbcSink, client: Connection, user: str, said: str
+    published: PublishedLists, sink: JdbcSink, client: Connection, user: str, message: str
 ) -> None:
     """A NUL fails while rows are staged, a key too long for the index in the transaction. A retry helps neither."""
     if user == "incompressible":  # PostgreSQL compresses repetitions before it measures a key
@@ -302,7 +302,7 @@ def test_a_value_that_postgresql_cannot_hold_is_bad_data(
     first = published.rows.agg(F.min("user_id")).first()
     assert first is not None
     other = F.when(F.col("user_id") == first[0], F.lit(user)).otherwise(F.col("user_id"))
-    with pytest.raises(DataError, match=said) as refused:
+    with pytest.raises(DataError, match=message) as refused:
         jdbc.deliver(sink, changed(published, published.rows.withColumn("user_id", other)))
     assert "a retry will not help" in refused.value.remedy
     assert served(client, sink) == before

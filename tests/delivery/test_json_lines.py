@@ -42,19 +42,19 @@ def partition_of(sink: JsonLinesSink) -> Partition:
 def read_lines(sink: JsonLinesSink) -> list[dict[str, Any]]:
     """Of the files that the manifest names, in its order."""
     partition = partition_of(sink)
-    found = []
+    actual = []
     for entry in read_manifest(partition).files:
         data = Path(partition.file(entry.path)).read_bytes()
         text = gzip.decompress(data) if entry.path.endswith(".gz") else data
         lines = text.decode("utf-8").splitlines()
         assert len(lines) == entry.rows
-        found += [json.loads(line) for line in lines]
-    return found
+        actual += [json.loads(line) for line in lines]
+    return actual
 
 
 def expected(lists: pd.DataFrame) -> list[dict[str, Any]]:
-    made = []
-    for user, own in lists.sort_values(["user_id", "position"]).groupby("user_id"):
+    expected_lines = []
+    for user, user_rows in lists.sort_values(["user_id", "position"]).groupby("user_id"):
         items = [
             {
                 "item_id": row.item_id,
@@ -62,10 +62,10 @@ def expected(lists: pd.DataFrame) -> list[dict[str, Any]]:
                 "score": np.float32(row.score),
                 "reason": row.reason,
             }
-            for row in own.itertuples()
+            for row in user_rows.itertuples()
         ]
-        made.append({"user_id": user, "date": RUN_DATE, "items": items})
-    return made
+        expected_lines.append({"user_id": user, "date": RUN_DATE, "items": items})
+    return expected_lines
 
 
 @pytest.mark.parametrize("compression, users_per_file, files", [("gzip", 10, 4), ("none", 1000, 1)])
@@ -117,8 +117,8 @@ def test_the_job_delivers_to_every_sink_and_records_it(nights: Nights, tmp_path:
     result = deliver_recommendations(nights.job(RUN_DATE, deliver={"sinks": sinks}))
     manifest = read_manifest(nights.lake.deliveries.partition(RUN_DATE))
     assert manifest.inputs["recommendations"] == published(nights).manifest.digest
-    assert [each["name"] for each in manifest.facts["sinks"]] == ["a", "b"]
-    assert {each["rows"] for each in manifest.facts["sinks"]} == {len(nights.lists)} == {result.rows_out}
+    assert [sink["name"] for sink in manifest.facts["sinks"]] == ["a", "b"]
+    assert {sink["rows"] for sink in manifest.facts["sinks"]} == {len(nights.lists)} == {result.rows_out}
     assert manifest.facts["users"] == 37
     for sink in sinks:
         assert len(read_lines(JsonLinesSink.model_validate(sink))) == 37
@@ -144,7 +144,7 @@ JDBC = {
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, message",
     [
         ({"url": "jdbc:postgresql://db/app?user=a&password=hidden-word"}, "holds a user or a password"),
         ({"url": "jdbc:postgresql://a:hidden-word@db/app"}, "holds a user or a password"),
@@ -158,8 +158,8 @@ JDBC = {
         ({"port": 5432}, "Extra inputs"),
     ],
 )
-def test_a_sink_that_cannot_be_meant_is_refused(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_sink_that_cannot_be_meant_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Deliver.model_validate({"sinks": [{**JDBC, **changed}]})
 
 

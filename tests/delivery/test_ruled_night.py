@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from conf.errors import ConfigError, DataError
-from scoring.rules.rule_tables import ruled_by
+from scoring.rules.rule_tables import read_rules
 from storage.manifest import read_manifest
 from tests.delivery.conftest import Nights, score_section
 from tests.scoring.rules.oracle import PlainRules, list_of
@@ -41,36 +41,36 @@ def test_published_lists_equal_the_plain_walk(nights: Nights) -> None:
         ]
         chosen = list_of(plain, user, scored, 5)
         expected += [(user, place, item, reason) for place, (item, reason) in enumerate(chosen, start=1)]
-    found = lists.sort_values(["user_id", "position"])
+    actual = lists.sort_values(["user_id", "position"])
     columns = ["user_id", "position", "item_id", "reason"]
-    assert [tuple(row) for row in found[columns].itertuples(index=False)] == expected
-    assert set(found.reason) == {"ranked", "explore", "boost:s1"}
+    assert [tuple(row) for row in actual[columns].itertuples(index=False)] == expected
+    assert set(actual.reason) == {"ranked", "explore", "boost:s1"}
 
 
 def test_the_manifest_follows_the_table_of_attributes(nights: Nights, tmp_path: Path) -> None:
     inputs = read_manifest(nights.lake.recommendations.partition(RUN_DATE)).inputs
-    _, digests = ruled_by(nights.job(RUN_DATE, score=rules(SHELF)))
+    _, digests = read_rules(nights.job(RUN_DATE, score=rules(SHELF)))
     assert inputs["rules"] == digests["rules"]
     table, path = pd.read_csv(f"{nights.lake.root}/shelves.csv"), tmp_path / "shelves.csv"
-    found = []
+    actual = []
     for rows in (table, table.iloc[::-1], table.assign(shelf="s1")):
         rows.to_csv(path, index=False)
-        found.append(ruled_by(nights.job(RUN_DATE, score=rules({**SHELF, "path": str(path)})))[1])
-    assert found[0] == found[1] != found[2]  # the order of its rows means nothing
-    assert ruled_by(nights.job(RUN_DATE)) == (None, {})
+        actual.append(read_rules(nights.job(RUN_DATE, score=rules({**SHELF, "path": str(path)})))[1])
+    assert actual[0] == actual[1] != actual[2]  # the order of its rows means nothing
+    assert read_rules(nights.job(RUN_DATE)) == (None, {})
 
 
 def test_wrong_tables_are_found_by_the_driver(
     nights: Nights, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigError, match=r"there is no file at .*shelves-2026-01-05\.csv"):
-        ruled_by(nights.job(RUN_DATE, score=rules({**SHELF, "path": "{lake}/shelves-{date}.csv"})))
+        read_rules(nights.job(RUN_DATE, score=rules({**SHELF, "path": "{lake}/shelves-{date}.csv"})))
     with pytest.raises(ConfigError, match=r"no columns \['rack'\]"):
-        ruled_by(nights.job(RUN_DATE, score=rules({**SHELF, "column": "rack"})))
+        read_rules(nights.job(RUN_DATE, score=rules({**SHELF, "column": "rack"})))
     twice = tmp_path / "twice.csv"
     twice.write_text("sku,shelf\ni001,s1\ni001,s2\n")
     with pytest.raises(DataError, match="such as 'i001'"):
-        ruled_by(nights.job(RUN_DATE, score=rules({**SHELF, "path": str(twice)})))
+        read_rules(nights.job(RUN_DATE, score=rules({**SHELF, "path": str(twice)})))
     with caplog.at_level(logging.WARNING, "nightrank"):
-        ruled_by(nights.job(RUN_DATE, score=rules(SHELF, s1=2.0, s9=2.0)))
+        read_rules(nights.job(RUN_DATE, score=rules(SHELF, s1=2.0, s9=2.0)))
     assert "shelf=['s9']" in caplog.text

@@ -35,23 +35,23 @@ def config(nights: Nights, tmp_path: Path) -> Path:
 def test_the_list_and_its_features_are_those_of_the_tables(nights: Nights) -> None:
     lists, reference = nights.lists, nights.reference
     user = "u004"
-    found = find(nights.lake, RUN_DATE, user)
-    own = lists[lists.user_id == user].sort_values("position")
+    actual = find(nights.lake, RUN_DATE, user)
+    user_rows = lists[lists.user_id == user].sort_values("position")
     columns = ["position", "item_id", "score", "reason"]
-    assert pd.DataFrame(found.entries)[columns].to_numpy().tolist() == own[columns].to_numpy().tolist()
+    assert pd.DataFrame(actual.entries)[columns].to_numpy().tolist() == user_rows[columns].to_numpy().tolist()
     of_user = reference.users.set_index("user_key").loc[user]
-    assert found.user_features == {
-        each.name: pytest.approx(of_user[each.name]) for each in SPEC.scoped("user")
+    assert actual.user_features == {
+        feature.name: pytest.approx(of_user[feature.name]) for feature in SPEC.scoped("user")
     }
     items = reference.items.set_index("item_key")
-    assert found.item_features == {
-        item: {each.name: pytest.approx(items.loc[item, each.name]) for each in SPEC.scoped("item")}
-        for item in own.item_id
+    assert actual.item_features == {
+        item: {feature.name: pytest.approx(items.loc[item, feature.name]) for feature in SPEC.scoped("item")}
+        for item in user_rows.item_id
     }
     rows = pd.concat([feature_rows(reference, day).to_pandas() for day in range(len(DAYS))])
     seen = rows[rows.user_key == user].groupby("item_key").label.agg(["sum", "count"])
-    assert found.history is not None
-    assert found.history.items == {
+    assert actual.history is not None
+    assert actual.history.items == {
         item: (int(row["sum"]), int(row["count"])) for item, row in seen.iterrows()
     }
 
@@ -62,11 +62,13 @@ def test_the_page_names_model_workflow_scores_and_reasons(nights: Nights, config
     assert code == 0
     facts = read_manifest(nights.lake.recommendations.partition(RUN_DATE)).facts
     assert f"model m1, workflow {WORKFLOW}, scored {facts['scored_at']}" in printed
-    own = nights.lists[nights.lists.user_id == "u004"]
-    for row in own.itertuples():
+    user_rows = nights.lists[nights.lists.user_id == "u004"]
+    for row in user_rows.itertuples():
         assert f"{row.position}  {row.item_id}  {row.score:.6f}  {row.reason}" in printed
     closing = json.loads(printed.splitlines()[-1])
-    assert [each["item_id"] for each in closing["list"]] == own.sort_values("position").item_id.tolist()
+    assert [entry["item_id"] for entry in closing["list"]] == user_rows.sort_values(
+        "position"
+    ).item_id.tolist()
     assert (closing["user"], closing["model_version"]) == ("u004", "m1")
 
 
@@ -82,17 +84,17 @@ def test_ids_are_shown_as_the_values_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "user, date, said",
+    "user, date, message",
     [
         ("nobody", RUN_DATE, "user 'nobody' is unknown on 2026-01-05: users/w1 has 37 other users"),
         ("u004", "2026-02-01", "recommendations has no published partition dt=2026-02-01"),
     ],
 )
 def test_no_list_is_an_error_that_says_why(
-    config: Path, capsys: Any, user: str, date: str, said: str
+    config: Path, capsys: Any, user: str, date: str, message: str
 ) -> None:
     assert show.main(["--config", str(config), "--date", date, "--user", user]) == 3
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_user_without_candidates_is_told_from_an_unknown_one(nights: Nights, tmp_path: Path) -> None:
@@ -135,8 +137,8 @@ def test_it_starts_no_spark(config: Path) -> None:
 
 
 def test_the_page_stands_without_history(nights: Nights) -> None:
-    found = find(nights.lake, RUN_DATE, "u004")
-    without = type(found)(**{**vars(found), "history": None})
+    actual = find(nights.lake, RUN_DATE, "u004")
+    without = type(actual)(**{**vars(actual), "history": None})
     assert "the dataset of that date is not there" in page(without, {})
 
 

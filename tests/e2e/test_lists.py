@@ -93,8 +93,8 @@ def write_log(path: Path) -> None:
 
 def rows(partition: Partition) -> list[dict[str, Any]]:
     files = data_files(partition, read_manifest(partition))
-    found: list[dict[str, Any]] = pa.concat_tables(pq.ParquetFile(path).read() for path in files).to_pylist()
-    return found
+    actual: list[dict[str, Any]] = pa.concat_tables(pq.ParquetFile(path).read() for path in files).to_pylist()
+    return actual
 
 
 @pytest.mark.parametrize("engine", ["arrow", "sql"])
@@ -123,7 +123,7 @@ def test_lists_travel_from_the_raw_log_to_the_scores(
     score_daily(job)
 
     spec = plan.spec
-    assert [each.name for each in spec.embedded] == ["item", "wishes", "tags", "banners"]
+    assert [feature.name for feature in spec.embedded] == ["item", "wishes", "tags", "banners"]
     encoded = load_local(job.lake, spec.workflow_version).encode_values({"banners": BANNERS}, ["banners"])
     assert len(encoded["banners"]) == 2
     loaded = load_model(plan.model_path, torch.device("cpu"))
@@ -146,8 +146,8 @@ def test_lists_travel_from_the_raw_log_to_the_scores(
     assert len(lists) == 60 * 4
     logits = np.array([expected[user, item] for user, item in zip(lists.user_id, lists.item_id, strict=True)])
     np.testing.assert_allclose(lists.score, 1 / (1 + np.exp(-logits)), atol=1e-5)
-    for user, own in lists.groupby("user_id"):
+    for user, user_rows in lists.groupby("user_id"):
         best = sorted((logit for (key, _), logit in expected.items() if key == user), reverse=True)[:4]
         np.testing.assert_allclose(
-            own.sort_values("position").score, 1 / (1 + np.exp(-np.array(best))), atol=1e-5
+            user_rows.sort_values("position").score, 1 / (1 + np.exp(-np.array(best))), atol=1e-5
         )

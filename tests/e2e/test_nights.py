@@ -142,7 +142,7 @@ def test_every_user_gets_a_full_sorted_list(nights: tuple[Lake, list[str]]) -> N
 def test_lists_are_compared_delivered_and_shown(nights: tuple[Lake, list[str]]) -> None:
     lake, overrides = nights
     before, lists = (rows(lake.recommendations.partition(run_date)) for run_date in (FIRST, SECOND))
-    sets = [found.groupby("user_id")["item_id"].agg(set) for found in (before, lists)]
+    sets = [actual.groupby("user_id")["item_id"].agg(set) for actual in (before, lists)]
     changes = read_manifest(lake.list_changes.partition(SECOND)).facts
     both = sets[1].index.intersection(sets[0].index)
     churn = sum(len(sets[1][user] - sets[0][user]) / len(sets[1][user]) for user in both) / len(both)
@@ -160,20 +160,20 @@ def test_lists_are_compared_delivered_and_shown(nights: tuple[Lake, list[str]]) 
     shown = subprocess.run(
         [*command, *settings(overrides)], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert [each["item_id"] for each in json.loads(shown.splitlines()[-1])["list"]] == delivered[user]
+    assert [entry["item_id"] for entry in json.loads(shown.splitlines()[-1])["list"]] == delivered[user]
     version = read_dataset(lake, SECOND).workflow_version
     items = rows(lake.items(version).partition(SECOND)).set_index("item_key")
     names = {(column, place): value for (column, value), place in vocabulary(lake, version).items()}
     spec = read_spec(lake, version)
-    known = [each.name for each in spec.scoped("item") if each.kind == "categorical"]
-    told = 0
+    known = [feature.name for feature in spec.scoped("item") if feature.kind == "categorical"]
+    reported = 0
     for item in delivered[user]:
         for feature in known:
             value = names.get((feature, items.loc[item, feature]))
             if value is not None:
                 assert f"{feature}={value}" in shown
-                told += 1
-    assert told > 0
+                reported += 1
+    assert reported > 0
 
 
 def test_the_second_night_extends_the_first(nights: tuple[Lake, list[str]]) -> None:

@@ -37,14 +37,14 @@ class NumpyDLRM:
         self.version = version
         self.spec: FeatureSpec = loaded.spec
         self._state = {
-            key: each.numpy().astype(np.float64) for key, each in loaded.model.state_dict().items()
+            key: tensor.numpy().astype(np.float64) for key, tensor in loaded.model.state_dict().items()
         }
         self._first = np.cumsum([0, *self.spec.cardinalities])
         self._means: dict[tuple[int, tuple[int, ...]], NDArray[np.float64]] = {}
 
     def probabilities(self, frame: pd.DataFrame) -> NDArray[np.float64]:
         """(P,) of rows with the spec's feature columns."""
-        dense = frame[[each.name for each in self.spec.dense]].to_numpy(np.float64)
+        dense = frame[[feature.name for feature in self.spec.dense]].to_numpy(np.float64)
         vectors = np.stack([self._mlp("bottom", dense), *self._embedded(frame)], axis=1)  # (P, F, E)
         dots = np.einsum("pie,pje->pij", vectors, vectors)
         below = np.tril_indices(vectors.shape[1], -1)
@@ -53,14 +53,14 @@ class NumpyDLRM:
         return 1 / (1 + np.exp(-logits))
 
     def _embedded(self, frame: pd.DataFrame) -> list[NDArray[np.float64]]:
-        table, found = self._state["embedding.weight"], []
+        table, actual = self._state["embedding.weight"], []
         for place, feature in enumerate(self.spec.embedded):
             column, first = frame[feature.name], self._first[place]
             if feature.kind == "multi_hot":
-                found.append(np.stack([self._mean(first, tuple(ids)) for ids in column]))
+                actual.append(np.stack([self._mean(first, tuple(ids)) for ids in column]))
             else:
-                found.append(table[first + column.to_numpy()])
-        return found
+                actual.append(table[first + column.to_numpy()])
+        return actual
 
     def _mean(self, first: int, ids: tuple[int, ...]) -> NDArray[np.float64]:
         """(E,) of the values of one row; films share few combinations of genres."""
@@ -116,15 +116,15 @@ def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSessi
             **{name: [value] * len(items) for name, value in user.items() if name not in items}
         )
         scores = pd.Series(model.probabilities(pairs), index=items["item_key"])
-        own = by_user[user["user_key"]]
-        assert list(own["position"]) == list(range(1, 11))
-        np.testing.assert_allclose(own["score"], scores[own["item_id"]], atol=1e-5)
+        user_rows = by_user[user["user_key"]]
+        assert list(user_rows["position"]) == list(range(1, 11))
+        np.testing.assert_allclose(user_rows["score"], scores[user_rows["item_id"]], atol=1e-5)
         # A user's latest liked film is the test; films that they rated before are not offered again.
         test = liked.sort_values("at", kind="stable")["item"].tail(1)
         best = scores.drop(rated.get(user["user_key"], [])).nlargest(10)
-        assert not set(own["item_id"]) & set(rated.get(user["user_key"], []))
-        np.testing.assert_allclose(own["score"], best, atol=1e-5)
-        hits += len(set(own["item_id"]) & set(test))
+        assert not set(user_rows["item_id"]) & set(rated.get(user["user_key"], []))
+        np.testing.assert_allclose(user_rows["score"], best, atol=1e-5)
+        hits += len(set(user_rows["item_id"]) & set(test))
     assert measured["hit_rate"] * measured["users"] == pytest.approx(hits, abs=0.5)
     assert set(lists["model_version"]) == {model.version}
     features = lake.features(workflow).partition(MOVIELENS)
@@ -163,7 +163,10 @@ def test_criteo_rows_have_the_probability_numpy_gives_them(compiling: SparkSessi
     model = NumpyDLRM(lake, "criteo", CRITEO)
     dataset = read_dataset(lake, CRITEO)
     features = pd.concat(
-        [rows(lake.features(dataset.workflow_version).partition(each.dt)) for each in dataset.splits["test"]]
+        [
+            rows(lake.features(dataset.workflow_version).partition(member.dt))
+            for member in dataset.splits["test"]
+        ]
     )
     features = features.set_index("row_id").loc[scores.index]
     np.testing.assert_allclose(scores, model.probabilities(features), atol=1e-5)

@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.deliver_recommendations import deliver_recommendations
 from jobs.evaluate_model import evaluate_model
 from jobs.measure_recommendations import measure_recommendations
 from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
+from scoring.model import context_features
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.plans import examples
@@ -188,7 +188,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
         for body, given, run_date in (
             (evaluate_model, config, RUN_DATE),
             (evaluate_model, config, DAY_AFTER),

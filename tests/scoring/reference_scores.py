@@ -57,7 +57,7 @@ class ReferenceScores:
         pairs = self.users[["user_key"]].merge(self.items[["item_index", "item_key"]], how="cross")
         pairs["score"] = self.probabilities.ravel().astype(np.float32)
         if candidates is not None:
-            allowed = {(user, item) for user, found in candidates.items() for item in found}
+            allowed = {(user, item) for user, actual in candidates.items() for item in actual}
             kept = [pair in allowed for pair in zip(pairs.user_key, pairs.item_index, strict=True)]
             pairs = pairs[kept]
         ranked = pairs.sort_values(["user_key", "score", "item_key"], ascending=[True, False, True])
@@ -104,10 +104,12 @@ def logistic_probabilities(model_path: str, users: pd.DataFrame, items: pd.DataF
         weights |= load_file(f"{model_path}/{name}")
     cardinalities = SPEC.cardinalities
     start = dict(
-        zip((each.name for each in SPEC.categorical), np.cumsum([0, *cardinalities[:-1]]), strict=True)
+        zip((feature.name for feature in SPEC.categorical), np.cumsum([0, *cardinalities[:-1]]), strict=True)
     )
     column = weights["embedding.weight"][:, 0].astype(np.float64)
-    dense = dict(zip((each.name for each in SPEC.dense), weights["weights"].astype(np.float64), strict=True))
+    dense = dict(
+        zip((feature.name for feature in SPEC.dense), weights["weights"].astype(np.float64), strict=True)
+    )
     of_user = column[start["who"] + users.who] + dense["age"] * users.age.to_numpy(np.float64)
     of_item = (
         column[start["what"] + items.what]

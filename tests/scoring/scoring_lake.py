@@ -24,8 +24,8 @@ DAYS = ["2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 RUN_DATE = DAYS[-1]
 DAY_AFTER = "2026-01-06"
 WORKFLOW = SPEC.workflow_version
-LOG = ["clicked", "user", "item", *(each.name for each in SPEC.features)]
-TEXT_COLUMNS = {"user", "item", *(each.name for each in SPEC.categorical)}
+LOG = ["clicked", "user", "item", *(feature.name for feature in SPEC.features)]
+TEXT_COLUMNS = {"user", "item", *(feature.name for feature in SPEC.categorical)}
 
 
 def make_config(root: Path, **sections: Any) -> Config:
@@ -43,15 +43,15 @@ def make_config(root: Path, **sections: Any) -> Config:
         },
         "keys": {"user": "user", "item": "item"},
         "features": [
-            {"columns": [each.name for each in SPEC.dense], "kind": "dense", "ops": ["normalize"]},
+            {"columns": [feature.name for feature in SPEC.dense], "kind": "dense", "ops": ["normalize"]},
             {
-                "columns": [each.name for each in SPEC.categorical],
+                "columns": [feature.name for feature in SPEC.categorical],
                 "kind": "categorical",
                 "ops": ["categorify"],
             },
         ],
         "scopes": {
-            scope: [each.name for each in SPEC.scoped(scope)] for scope in ("user", "item", "context")
+            scope: [feature.name for feature in SPEC.scoped(scope)] for scope in ("user", "item", "context")
         },
         "split": {"by": "day", "train_days": 2},
         "output": {"row_group_rows": 60},
@@ -112,7 +112,9 @@ def feature_rows(reference: ReferenceScores, day: int, rows: int = 150) -> pa.Ta
         ("item_key", pa.string()),
         ("label", pa.float32()),
     ]
-    features = [(each.name, pa.float32() if each.kind == "dense" else pa.int32()) for each in SPEC.features]
+    features = [
+        (feature.name, pa.float32() if feature.kind == "dense" else pa.int32()) for feature in SPEC.features
+    ]
     schema = pa.schema([*types, *features])
     return pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
 
@@ -155,6 +157,6 @@ def publish_lake(root: Path, reference: ReferenceScores) -> Config:
         record_run(lake, "toy", dt, version)
     raw = Path(lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
     raw.parent.mkdir(parents=True)
-    lines = next_day(reference).assign(**{each.name: 1.0 for each in SPEC.features})
+    lines = next_day(reference).assign(**{feature.name: 1.0 for feature in SPEC.features})
     lines[LOG].to_csv(raw, sep="\t", header=False, index=False)
     return config

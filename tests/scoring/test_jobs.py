@@ -20,13 +20,13 @@ from pyspark.sql import DataFrame, SparkSession
 import metrics
 from conf.errors import ConfigError, DataError, raised_in
 from conf.types import Config
-from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
 from jobs.measure_recommendations import measure_recommendations
 from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
 from scoring.evaluation import gate_measures
+from scoring.model import context_features
 from scoring.spark import int8_change
 from storage import file_io
 from storage.dataset import Dataset, publish_dataset, read_dataset
@@ -74,7 +74,7 @@ def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
         yield
 
 
@@ -123,26 +123,26 @@ def test_recommendations_equal_pandas(night: Night, reference: ReferenceScores, 
         for user in reference.users.user_key
     }
     expected = reference.expected(5, left)
-    found = read_rows(night.lake.recommendations.partition(RUN_DATE))
+    actual = read_rows(night.lake.recommendations.partition(RUN_DATE))
     columns = ["user_id", "position", "item_id"]
     assert (
-        found[columns].to_numpy().tolist()
+        actual[columns].to_numpy().tolist()
         == expected[["user_key", "position", "item_key"]].to_numpy().tolist()
     )
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
-    assert set(found.model_version) == {"m1"}
-    assert set(found.workflow_version) == {WORKFLOW}
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
+    assert set(actual.model_version) == {"m1"}
+    assert set(actual.workflow_version) == {WORKFLOW}
 
 
 def test_manifest_of_recommendations_describes_them(night: Night, reference: ReferenceScores) -> None:
     manifest = read_manifest(night.lake.recommendations.partition(RUN_DATE))
-    found = read_rows(night.lake.recommendations.partition(RUN_DATE))
+    actual = read_rows(night.lake.recommendations.partition(RUN_DATE))
     facts = manifest.facts
-    assert [name for name, _ in manifest.schema] == list(found.columns)
+    assert [name for name, _ in manifest.schema] == list(actual.columns)
     assert (facts["k"], facts["users"], facts["items"], facts["precision"]) == (5, 37, 23, "fp32")
-    assert facts["items_recommended"] == found.item_id.nunique()
-    assert sum(facts["score_histogram"]["counts"]) == len(found) == night.results["score_daily"].rows_out
-    assert facts["users_with_fewer"] == 37 - (found.position == 5).sum()
+    assert facts["items_recommended"] == actual.item_id.nunique()
+    assert sum(facts["score_histogram"]["counts"]) == len(actual) == night.results["score_daily"].rows_out
+    assert facts["users_with_fewer"] == 37 - (actual.position == 5).sum()
 
 
 def test_candidates_number_the_items_and_name_every_user(
@@ -187,7 +187,7 @@ def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, night: Nigh
     assert facts["challenger"]["auc"] - facts["champion"]["auc"] == between["difference"]
     assert facts["resampled"] == {"by": "user", "count": users_tested(night)}
     assert "worse by more than gate.margin=0.002" in facts["reason"]
-    levels = {each["name"]: each["level"] for each in facts["checks"]}
+    levels = {check["name"]: check["level"] for check in facts["checks"]}
     expected = {"auc": "hold", "log_loss": "ok", "rows": "ok", "users": "ok", "oov_share": "ok"}
     assert expected.items() <= levels.items()
     assert levels["feature_psi"] == "warn"  # this lake has no data report
@@ -200,7 +200,7 @@ def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, night: Nigh
 def test_unknown_ids_are_counted_as_they_are(night: Night, log: pd.DataFrame) -> None:
     shares = read_manifest(night.lake.evaluations.partition(RUN_DATE)).facts["challenger"]["oov_shares"]
     test = log[log.dt == RUN_DATE]
-    assert shares == {each.name: (test[each.name] == OOV_ID).mean() for each in SPEC.categorical}
+    assert shares == {feature.name: (test[feature.name] == OOV_ID).mean() for feature in SPEC.categorical}
     assert shares["who"] > 0
 
 
@@ -231,11 +231,11 @@ def test_what_people_decided_holds_at_the_gate(
 def test_rows_of_the_test_split_have_their_probability(
     night: Night, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
-    found = read_rows(night.lake.scores.partition(RUN_DATE)).sort_values("row_id")
+    actual = read_rows(night.lake.scores.partition(RUN_DATE)).sort_values("row_id")
     test = log[log.dt == RUN_DATE].sort_values("row_id")
-    assert found.row_id.tolist() == test.row_id.tolist()
-    assert set(found.features_dt) == {RUN_DATE}
-    np.testing.assert_allclose(found.probability, probabilities_of(reference, test), atol=1e-6)
+    assert actual.row_id.tolist() == test.row_id.tolist()
+    assert set(actual.features_dt) == {RUN_DATE}
+    np.testing.assert_allclose(actual.probability, probabilities_of(reference, test), atol=1e-6)
 
 
 def with_score(config: Config, **changed: Any) -> Config:
@@ -251,14 +251,14 @@ def test_scores_of_rows_are_published_by_their_manifests(
     result = score_rows(job_of(spark, config))
     scores = Lake(config.lake).scores.partition(RUN_DATE)
     manifest = read_manifest(scores)
-    found = read_rows(scores).merge(
+    actual = read_rows(scores).merge(
         log, left_on=["features_dt", "row_id"], right_on=["dt", "row_id"], validate="one_to_one"
     )
     train = log[log.dt < DAYS[2]]
-    assert len(found) == len(train) == result.rows_in == result.rows_out == manifest.rows
-    np.testing.assert_allclose(found.probability, probabilities_of(reference, found), atol=1e-6)
+    assert len(actual) == len(train) == result.rows_in == result.rows_out == manifest.rows
+    np.testing.assert_allclose(actual.probability, probabilities_of(reference, actual), atol=1e-6)
     assert manifest.schema == (("row_id", "int64"), ("features_dt", "string"), ("probability", "float"))
-    assert max(each.rows for each in manifest.files) <= 60 * 9 // 8 + 1  # output.row_group_rows
+    assert max(file.rows for file in manifest.files) <= 60 * 9 // 8 + 1  # output.row_group_rows
     assert "int8" not in manifest.facts
     score_rows(job_of(spark, config))
     again = read_manifest(scores)
@@ -277,7 +277,7 @@ def test_scores_of_rows_are_published_by_their_manifests(
 def test_a_split_without_partitions_is_named(spark: SparkSession, fresh: Config) -> None:
     evaluate_model(job_of(spark, fresh))
     dataset = read_dataset(Lake(fresh.lake), RUN_DATE)
-    splits = {name: found for name, found in dataset.splits.items() if name != "validation"}
+    splits = {name: actual for name, actual in dataset.splits.items() if name != "validation"}
     publish_dataset(Lake(fresh.lake), replace(dataset, splits=splits, mode="apply"), "")
     with pytest.raises(DataError, match=r"holds no partition for validation, only for \['test', 'train'\]"):
         score_rows(job_of(spark, with_score(fresh, rows_split="validation")))
@@ -297,19 +297,19 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
     evaluate_model(job_of(spark, fresh))
     build_candidates(job_of(spark, fresh))
     config = with_score(fresh, k=23)
-    found: dict[str, dict[str, pd.DataFrame]] = {}
+    actual: dict[str, dict[str, pd.DataFrame]] = {}
     results: dict[str, JobSummary] = {}
     keys = {"scores": ["row_id"], "recommendations": ["user_id", "item_id"]}
     monkeypatch.setattr(int8_change, "SAMPLE_ROWS", 100)
     for form in ("stored", "int8"):
         job = job_of(spark, with_score(config, embeddings=form))
         results = {"scores": score_rows(job), "recommendations": score_daily(job)}
-        found[form] = {
+        actual[form] = {
             name: read_rows(getattr(lake, name).partition(RUN_DATE)).sort_values(by)
             for name, by in keys.items()
         }
     for name, column in (("scores", "probability"), ("recommendations", "score")):
-        stored, int8 = (found[form][name].reset_index(drop=True) for form in ("stored", "int8"))
+        stored, int8 = (actual[form][name].reset_index(drop=True) for form in ("stored", "int8"))
         assert stored[keys[name]].equals(int8[keys[name]])
         moved = (int8[column].astype(float) - stored[column]).abs()
         measured = dict(read_manifest(getattr(lake, name).partition(RUN_DATE)).facts["int8"])
@@ -349,21 +349,21 @@ def test_measures_equal_pandas(night: Night, reference: ReferenceScores, log: pd
         for user in reference.users.user_key
     }
 
-    def ndcg(own: list[str], hits: set[str]) -> float:
-        gain = sum(1 / math.log2(place + 1) for place, key in enumerate(own, 1) if key in hits)
+    def ndcg(user_rows: list[str], hits: set[str]) -> float:
+        gain = sum(1 / math.log2(place + 1) for place, key in enumerate(user_rows, 1) if key in hits)
         return gain / sum(1 / math.log2(place + 1) for place in range(1, min(5, len(hits)) + 1))
 
     users = [user for user in wanted if user in lists and user in warm]
     cold = [user for user in wanted if user in lists and user not in warm]
     assert facts["users"] == len(users) > 20
-    for name, own in (("", lists), ("popular", popular)):
+    for name, user_rows in (("", lists), ("popular", popular)):
         measured = facts[name] if name else facts
-        hit_rate = sum(bool(wanted[user] & set(own[user])) for user in users) / len(users)
+        hit_rate = sum(bool(wanted[user] & set(user_rows[user])) for user in users) / len(users)
         assert measured["hit_rate"] == pytest.approx(hit_rate)
         assert measured["ndcg"] == pytest.approx(
-            np.mean([ndcg(own[user], wanted[user]) for user in users]), abs=1e-12
+            np.mean([ndcg(user_rows[user], wanted[user]) for user in users]), abs=1e-12
         )
-        assert measured["coverage"] == len({key for keys in own.values() for key in keys}) / 23
+        assert measured["coverage"] == len({key for keys in user_rows.values() for key in keys}) / 23
     assert facts["lift"] == pytest.approx(facts["hit_rate"] / facts["popular"]["hit_rate"])
     assert facts["cold_users"]["users"] == len(cold) == 3
     assert facts["cold_users"]["hit_rate"] == sum(bool(wanted[user] & set(lists[user])) for user in cold) / 3
@@ -377,7 +377,7 @@ def test_a_rerun_gives_the_same_partitions(spark: SparkSession, night: Night) ->
         night.lake.evaluations.partition(RUN_DATE),
         night.lake.measures.partition(RUN_DATE),
     ]
-    before = [read_manifest(each) for each in partitions]
+    before = [read_manifest(partition) for partition in partitions]
     lists = read_rows(partitions[1])
     job = job_of(spark, night.config)
     for body in (evaluate_model, build_candidates, score_daily, measure_recommendations):

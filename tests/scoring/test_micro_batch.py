@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.errors import InfrastructureError
-from scoring.model.micro_batch import Steps, default_rows, row_bytes, rows_within
+from scoring.model.micro_batch import MicroBatch, default_rows, row_bytes, rows_within
 from scoring.ranking.pair_scorer import kept_limit
 from scoring.ranking.recommender import Recommender
 from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of
@@ -43,14 +43,14 @@ def test_every_row_is_done_once_whatever_fits(total: int) -> None:
             raise torch.OutOfMemoryError("no")
         done.extend(range(rows.start, rows.stop))
 
-    steps = Steps(50)
-    steps.over(total, work)
+    micro_batch = MicroBatch(50)
+    micro_batch.over(total, work)
     assert done == list(range(total))
-    assert steps.rows == (50 if total <= 3 else 3)
+    assert micro_batch.rows == (50 if total <= 3 else 3)
 
 
 def test_each_halving_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    steps = Steps(8)
+    micro_batch = MicroBatch(8)
 
     def work(rows: int) -> str:
         if rows > 2:
@@ -58,9 +58,9 @@ def test_each_halving_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         return "done"
 
     with caplog.at_level(logging.WARNING, "nightrank.scoring"):
-        assert steps.within_memory(work) == "done"
-        assert steps.within_memory(work) == "done"
-    assert [each.getMessage() for each in caplog.records] == [
+        assert micro_batch.within_memory(work) == "done"
+        assert micro_batch.within_memory(work) == "done"
+    assert [record.getMessage() for record in caplog.records] == [
         f"out of memory on the device: {rows} rows at once from here on (tried to allocate 20 MiB)"
         for rows in (4, 2)
     ]
@@ -71,25 +71,25 @@ def test_one_row_that_does_not_fit_is_an_infrastructure_error() -> None:
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
     with pytest.raises(InfrastructureError, match=r"one row at once: tried to allocate 20 GiB"):
-        Steps(8).within_memory(work)
+        MicroBatch(8).within_memory(work)
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     def work(rows: int) -> None:
         raise RuntimeError("shapes do not match")
 
-    steps = Steps(8)
+    micro_batch = MicroBatch(8)
     with pytest.raises(RuntimeError, match="shapes"):
-        steps.within_memory(work)
-    assert steps.rows == 8
+        micro_batch.within_memory(work)
+    assert micro_batch.rows == 8
 
 
 def test_the_cpu_allocator_counts_as_a_lack_of_memory() -> None:
     def work(rows: int) -> Tensor:
         return torch.empty(2**58 if rows > 2 else rows, dtype=torch.uint8)
 
-    steps = Steps(8)
-    assert steps.within_memory(work).shape == (2,)
+    micro_batch = MicroBatch(8)
+    assert micro_batch.within_memory(work).shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_bytes_of_a_row_count_layers_and_vectors(reference: ReferenceScores) -> 
 
 def cramped(recommender: Recommender, most: int, rows: int) -> tuple[Recommender, Cramped]:
     model = Cramped(recommender.predictor.model, most)
-    predictor = replace(recommender.predictor, model=model, steps=Steps(rows))
+    predictor = replace(recommender.predictor, model=model, micro_batch=MicroBatch(rows))
     return Recommender.of(predictor, recommender.items, recommender.k), model
 
 
@@ -126,7 +126,7 @@ def test_lists_stay_the_same_when_memory_runs_out(reference: ReferenceScores, mo
     users = batch_of(reference.users, candidates=candidates)
     squeezed, model = cramped(recommender, most, 400)
     assert_same_lists(lists_of(squeezed, users), lists_of(recommender, users))
-    assert squeezed.predictor.steps.rows <= most
+    assert squeezed.predictor.micro_batch.rows <= most
     assert model.largest <= most
 
 
@@ -136,8 +136,8 @@ def test_probabilities_of_rows_stay_the_same_when_memory_runs_out(reference: Ref
     draw = torch.Generator().manual_seed(1)
     dense = torch.randn(95, len(predictor.spec.dense), generator=draw)
     categorical = torch.randint(0, 6, (95, len(predictor.spec.categorical)), generator=draw)
-    found = replace(predictor, model=model, steps=Steps(64)).probabilities(dense, categorical)
-    torch.testing.assert_close(found, predictor.probabilities(dense, categorical), atol=1e-6, rtol=0)
+    actual = replace(predictor, model=model, micro_batch=MicroBatch(64)).probabilities(dense, categorical)
+    torch.testing.assert_close(actual, predictor.probabilities(dense, categorical), atol=1e-6, rtol=0)
     assert (model.scored, model.largest) == (95, 8)
 
 

@@ -48,14 +48,14 @@ def test_lists_do_not_depend_on_partitions_or_batches(
 ) -> None:
     arrow_rows(batch_rows)  # type: ignore[operator]
     users = users_frame(spark, reference).repartition(partitions, F.xxhash64("user_key"))
-    found = sorted_lists(score_lists(users, SPEC, reference.request))
+    actual = sorted_lists(score_lists(users, SPEC, reference.request))
     expected = reference.expected(K)
-    assert found[["user_id", "position", "item_id"]].to_numpy().tolist() == (
+    assert actual[["user_id", "position", "item_id"]].to_numpy().tolist() == (
         expected[["user_key", "position", "item_key"]].to_numpy().tolist()
     )
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
-    assert found.dtypes.astype(str).tolist() == ["object", "int32", "object", "float32", "object"]
-    assert set(found.reason) == {"ranked"}
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
+    assert actual.dtypes.astype(str).tolist() == ["object", "int32", "object", "float32", "object"]
+    assert set(actual.reason) == {"ranked"}
 
 
 def test_users_without_candidates_have_no_rows_and_are_counted(
@@ -64,12 +64,12 @@ def test_users_without_candidates_have_no_rows_and_are_counted(
     candidates: list[list[int] | None] = [[], [7], [3, 4, 5], *([None] * 34)]
     lists = score_lists(users_frame(spark, reference, candidates), SPEC, reference.request)
     facts = summarize_lists(lists, K, users=len(reference.users), items=len(reference.items))
-    found = sorted_lists(lists)
-    assert facts["rows"] == len(found) == 0 + 1 + 3 + 34 * K
+    actual = sorted_lists(lists)
+    assert facts["rows"] == len(actual) == 0 + 1 + 3 + 34 * K
     assert (facts["users"], facts["users_without"], facts["users_with_fewer"]) == (37, 1, 3)
-    assert facts["items_recommended"] == found.item_id.nunique()
-    assert facts["coverage"] == found.item_id.nunique() / 23
-    counts, _ = np.histogram(found.score.astype(float), bins=facts["score_histogram"]["edges"])
+    assert facts["items_recommended"] == actual.item_id.nunique()
+    assert facts["coverage"] == actual.item_id.nunique() / 23
+    counts, _ = np.histogram(actual.score.astype(float), bins=facts["score_histogram"]["edges"])
     assert facts["score_histogram"]["counts"] == counts.tolist()
 
 
@@ -91,7 +91,10 @@ def pairs_frame(spark: SparkSession, reference: ReferenceScores) -> DataFrame:
     pairs = reference.users.merge(reference.items, how="cross").assign(**CONTEXT).reset_index(names="row_id")
     return spark.createDataFrame(pairs).select(
         "row_id",
-        *(F.col(each.name).cast("int" if each.kind == "categorical" else "float") for each in SPEC.features),
+        *(
+            F.col(feature.name).cast("int" if feature.kind == "categorical" else "float")
+            for feature in SPEC.features
+        ),
     )
 
 
@@ -101,9 +104,9 @@ def test_rows_have_the_probability_numpy_gives_them(
 ) -> None:
     arrow_rows(batch_rows)  # type: ignore[operator]
     rows = pairs_frame(spark, reference).repartition(partitions)
-    found = score_rows(rows, SPEC, reference.request.model, ["row_id"]).toPandas().sort_values("row_id")
-    assert found.row_id.tolist() == list(range(37 * 23))
-    np.testing.assert_allclose(found.probability, reference.probabilities.ravel(), atol=1e-6)
+    actual = score_rows(rows, SPEC, reference.request.model, ["row_id"]).toPandas().sort_values("row_id")
+    assert actual.row_id.tolist() == list(range(37 * 23))
+    np.testing.assert_allclose(actual.probability, reference.probabilities.ravel(), atol=1e-6)
 
 
 def test_a_nan_row_is_named_by_what_is_kept_of_it(spark: SparkSession, reference: ReferenceScores) -> None:

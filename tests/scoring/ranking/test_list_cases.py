@@ -73,9 +73,9 @@ def test_pieces_hold_every_item_of_every_list_once() -> None:
         assert held.tolist() == items.tolist()
         assert pieces.items.size <= max(1.125 * len(items), len(items))
         for number, length in enumerate(lengths):
-            own = pieces.list == number
-            assert pieces.filled[own].sum() == length
-            assert pieces.place[own].tolist() == list(range(own.sum()))
+            user_rows = pieces.list == number
+            assert pieces.filled[user_rows].sum() == length
+            assert pieces.place[user_rows].tolist() == list(range(user_rows.sum()))
         assert not pieces.items[~pieces.filled].any()
 
 
@@ -99,6 +99,6 @@ def test_users_without_candidates_among_no_items_have_no_rows(reference: Referen
 def test_a_slice_of_a_batch_has_the_lists_of_its_own_users(reference: ReferenceScores) -> None:
     recommender = make_recommender(reference.request)
     listed: list[list[int] | None] = [[user % 23] for user in range(37)]
-    found = lists_of(recommender, batch_of(reference.users, listed).slice(30, 4))
-    assert found.user_key.tolist() == [f"u{user:03d}" for user in range(30, 34)]
-    assert found.item_key.tolist() == [f"i{user % 23:03d}" for user in range(30, 34)]
+    actual = lists_of(recommender, batch_of(reference.users, listed).slice(30, 4))
+    assert actual.user_key.tolist() == [f"u{user:03d}" for user in range(30, 34)]
+    assert actual.item_key.tolist() == [f"i{user % 23:03d}" for user in range(30, 34)]

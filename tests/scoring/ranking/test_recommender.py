@@ -13,7 +13,7 @@ import torch
 
 from conf.errors import ConfigError, DataError
 from scoring.inputs.requests import ModelRequest
-from scoring.model.micro_batch import Steps
+from scoring.model.micro_batch import MicroBatch
 from scoring.model.predictor import choose_device
 from scoring.ranking import recommender as module
 from scoring.ranking.pairs import blocks
@@ -37,19 +37,19 @@ def batch_of(
 
 
 def lists_of(recommender: Recommender, *batches: pa.RecordBatch) -> pd.DataFrame:
-    found = [each.to_pandas() for batch in batches for each in recommender.recommend(batch)]
+    actual = [lists.to_pandas() for batch in batches for lists in recommender.recommend(batch)]
     frame = (
-        pd.concat(found, ignore_index=True)
-        if found
+        pd.concat(actual, ignore_index=True)
+        if actual
         else pd.DataFrame(columns=["user_id", "position", "item_id", "score"])
     )
     return frame.rename(columns={"user_id": "user_key", "item_id": "item_key"})
 
 
-def assert_same_lists(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+def assert_same_lists(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
     keys = ["user_key", "position", "item_key"]
-    assert found[keys].values.tolist() == expected[keys].values.tolist()
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
+    assert actual[keys].values.tolist() == expected[keys].values.tolist()
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_every_item_scored_equals_numpy(reference: ReferenceScores, recommender:
 
 def test_ties_go_to_the_lower_item_key(reference: ReferenceScores) -> None:
     everything = make_recommender(replace(reference.request, k=23))
-    found = lists_of(everything, batch_of(reference.users))
-    place = {key: list(own.item_key) for key, own in found.groupby("user_key")}
+    actual = lists_of(everything, batch_of(reference.users))
+    place = {key: list(user_rows.item_key) for key, user_rows in actual.groupby("user_key")}
     for keys in place.values():
         first = keys.index("i004")
         assert keys[first : first + 3] == ["i004", "i005", "i011"]
@@ -74,13 +74,13 @@ def test_candidate_lists_of_none_one_and_many(reference: ReferenceScores, recomm
     draw = np.random.default_rng(8)
     sizes = [0, 1, 3, 5, 6, 23] * 6 + [0]
     chosen = [sorted(draw.choice(23, size, replace=False).tolist()) for size in sizes]
-    shuffled = [draw.permutation(each).tolist() for each in chosen]  # the order of a list means nothing
-    found = lists_of(recommender, batch_of(reference.users, candidates=shuffled))
+    shuffled = [draw.permutation(indices).tolist() for indices in chosen]  # the order of a list means nothing
+    actual = lists_of(recommender, batch_of(reference.users, candidates=shuffled))
     by_user = dict(zip(reference.users.user_key, chosen, strict=True))
-    assert_same_lists(found, reference.expected(5, by_user))
-    positions = found.groupby("user_key").position.apply(list).to_dict()
-    for key, own in by_user.items():
-        assert positions.get(key, []) == list(range(1, min(5, len(own)) + 1))
+    assert_same_lists(actual, reference.expected(5, by_user))
+    positions = actual.groupby("user_key").position.apply(list).to_dict()
+    for key, user_rows in by_user.items():
+        assert positions.get(key, []) == list(range(1, min(5, len(user_rows)) + 1))
 
 
 def test_excluded_items_are_left_out(reference: ReferenceScores, recommender: Recommender) -> None:
@@ -93,9 +93,9 @@ def test_excluded_items_are_left_out(reference: ReferenceScores, recommender: Re
         list(range(1, 23)),
         *[[0, 22]] * 31,
     ]
-    found = lists_of(recommender, batch_of(reference.users, excluded=excluded))
+    actual = lists_of(recommender, batch_of(reference.users, excluded=excluded))
     left = [[item for item in range(23) if item not in (gone or [])] for gone in excluded]
-    assert_same_lists(found, reference.expected(5, dict(zip(reference.users.user_key, left, strict=True))))
+    assert_same_lists(actual, reference.expected(5, dict(zip(reference.users.user_key, left, strict=True))))
 
 
 @pytest.mark.parametrize("step_rows, places", [(1, 1), (7, 1), (7, 60), (100, 30), (10_000, 10_000)])
@@ -107,21 +107,23 @@ def test_steps_blocks_and_batches_do_not_change_the_lists(
     places: int,
 ) -> None:
     monkeypatch.setattr(module, "_MIN_PLACES", places)
-    predictor = replace(recommender.predictor, steps=Steps(step_rows))
+    predictor = replace(recommender.predictor, micro_batch=MicroBatch(step_rows))
     stepped = Recommender.of(predictor, recommender.items, recommender.k)
     candidates: list[list[int] | None] = [None, [3], [], [7, 2, 9, 0], None] * 7 + [None, [1]]
     whole = batch_of(reference.users, candidates=candidates)
     pieces = [whole.slice(start, 5) for start in range(0, 37, 5)]
     expected = lists_of(recommender, whole)
-    for found in (lists_of(stepped, whole), lists_of(stepped, *pieces)):
-        assert_same_lists(found, expected)
+    for actual in (lists_of(stepped, whole), lists_of(stepped, *pieces)):
+        assert_same_lists(actual, expected)
 
 
 def test_blocks_hold_every_user_once_within_their_bound() -> None:
     most = np.array([3, 0, 5, 1, 1, 1, 9, 0, 2])
-    made = list(blocks(most, 8, 1, 100))
-    assert [user for block in made for user in range(block.start, block.stop)] == list(range(len(most)))
-    for block in made:
+    user_blocks = list(blocks(most, 8, 1, 100))
+    assert [user for block in user_blocks for user in range(block.start, block.stop)] == list(
+        range(len(most))
+    )
+    for block in user_blocks:
         assert block.stop - block.start == 1 or (block.stop - block.start) * most[block].max() <= 8
     assert [block.stop - block.start for block in blocks(most, 8, 4, 100)] == [4, 4, 1]
     assert [block.stop - block.start for block in blocks(most, 1_000, 1, 2)] == [2, 2, 2, 2, 1]
@@ -176,8 +178,8 @@ def test_dlrm_lists_equal_its_own_forward_pass(reference: ReferenceScores, tmp_p
     request = replace(reference.request, model=ModelRequest(path, "cpu", 64))
     recommender = make_recommender(request)
     pairs = reference.users.merge(reference.items, how="cross").assign(**CONTEXT)
-    dense = torch.tensor(pairs[[each.name for each in SPEC.dense]].to_numpy(np.float32))
-    categorical = torch.tensor(pairs[[each.name for each in SPEC.categorical]].to_numpy(np.int64))
+    dense = torch.tensor(pairs[[feature.name for feature in SPEC.dense]].to_numpy(np.float32))
+    categorical = torch.tensor(pairs[[feature.name for feature in SPEC.categorical]].to_numpy(np.int64))
     with torch.inference_mode():
         probabilities = torch.sigmoid(recommender.predictor.model(dense, categorical)).numpy()
     expected = replace(reference, probabilities=probabilities.reshape(37, 23)).expected(5)

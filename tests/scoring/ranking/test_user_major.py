@@ -68,28 +68,28 @@ def save(folder: Path, config: ModelConfig) -> str:
 def joined_probabilities(recommender: Recommender, users: pd.DataFrame, items: pd.DataFrame) -> np.ndarray:
     """(U, N) by the model's own pass over rows that pandas joined."""
     pairs = users.merge(items, how="cross").assign(**CONTEXT)
-    dense = torch.tensor(pairs[[each.name for each in SPEC.dense]].to_numpy(np.float32))
-    categorical = torch.tensor(pairs[[each.name for each in SPEC.categorical]].to_numpy(np.int64))
+    dense = torch.tensor(pairs[[feature.name for feature in SPEC.dense]].to_numpy(np.float32))
+    categorical = torch.tensor(pairs[[feature.name for feature in SPEC.categorical]].to_numpy(np.int64))
     logits = recommender.predictor.model(dense, categorical)
     return torch.sigmoid(logits).numpy().reshape(len(users), len(items))
 
 
-def assert_close_lists(found: pd.DataFrame, probabilities: np.ndarray, asked: list[list[int]]) -> None:
+def assert_close_lists(actual: pd.DataFrame, probabilities: np.ndarray, asked: list[list[int]]) -> None:
     """Scores within 1e-5, and items that only scores this close put in another order."""
-    by_user = dict(list(found.groupby("user_key")))
+    by_user = dict(list(actual.groupby("user_key")))
     for user, items in enumerate(asked):
-        own = by_user.pop(f"u{user:03d}", None)
+        user_rows = by_user.pop(f"u{user:03d}", None)
         if not items:
-            assert own is None
+            assert user_rows is None
             continue
-        assert own is not None
-        assert own.position.tolist() == list(range(1, min(K, len(items)) + 1))
-        index = own.item_key.str[1:].astype(int).to_numpy()
+        assert user_rows is not None
+        assert user_rows.position.tolist() == list(range(1, min(K, len(items)) + 1))
+        index = user_rows.item_key.str[1:].astype(int).to_numpy()
         assert len(set(index)) == len(index)
         assert set(index) <= set(items)
-        np.testing.assert_allclose(own.score, probabilities[user, index], atol=1e-5)
+        np.testing.assert_allclose(user_rows.score, probabilities[user, index], atol=1e-5)
         best = np.sort(probabilities[user, items])[::-1][: len(index)]
-        np.testing.assert_allclose(own.score, best, atol=1e-5)
+        np.testing.assert_allclose(user_rows.score, best, atol=1e-5)
     assert not by_user
 
 
@@ -110,8 +110,8 @@ def test_lists_of_every_architecture_equal_joined_rows(
         [item for item in range(23) if item not in (gone or [])] if listed is None else listed
         for listed, gone in zip(candidates, excluded, strict=True)
     ]
-    found = lists_of(recommender, batch_of(reference.users, candidates, excluded))
-    assert_close_lists(found, probabilities, asked)
+    actual = lists_of(recommender, batch_of(reference.users, candidates, excluded))
+    assert_close_lists(actual, probabilities, asked)
     assert probabilities.std() > 0.02
 
 
@@ -156,25 +156,25 @@ def test_lists_of_0_1_and_100_000_with_ties_equal_pandas(crowd: Any) -> None:
     ] * 12
     gone = draw.choice(MANY, 1_000, replace=False).tolist()
     excluded: list[list[int] | None] = [None] * 5 + [gone] + [None] * 14
-    found = lists_of(recommender, batch_of(users, candidates, excluded))
+    actual = lists_of(recommender, batch_of(users, candidates, excluded))
     for user, listed in enumerate(candidates):
         left = np.arange(MANY) if listed is None else np.sort(np.array(listed, dtype=int))
         if excluded[user]:
             left = np.setdiff1d(left, gone)
-        own = found[found.user_key == f"u{user:03d}"]
+        user_rows = actual[actual.user_key == f"u{user:03d}"]
         frame = pd.DataFrame({"item": left, "score": probabilities[user, left]})
         ranked = frame.sort_values("score", ascending=False, kind="stable").head(50)
-        np.testing.assert_allclose(own.score, ranked.score, atol=1e-6)
+        np.testing.assert_allclose(user_rows.score, ranked.score, atol=1e-6)
         # Equal features have equal scores: in the order of their keys, each item of a score before those that were cut off.
-        index = own.item_key.str[1:].astype(int).to_numpy()
-        assert (np.diff(index)[np.diff(own.score.to_numpy()) == 0] > 0).all()
+        index = user_rows.item_key.str[1:].astype(int).to_numpy()
+        assert (np.diff(index)[np.diff(user_rows.score.to_numpy()) == 0] > 0).all()
         scores = dict(zip(left, probabilities[user, left], strict=True))
-        assert [scores[each] for each in index] == pytest.approx(ranked.score.tolist(), abs=1e-6)
+        assert [scores[item] for item in index] == pytest.approx(ranked.score.tolist(), abs=1e-6)
         if len(left) > 50:
             last = index[-1]
             equal = left[np.abs(probabilities[user, left] - scores[last]) < 1e-7]
             assert set(equal[equal < last]) <= set(index)
-    assert len(found) == 0 + 1 + 2 + 17 * 50
+    assert len(actual) == 0 + 1 + 2 + 17 * 50
 
 
 def test_what_is_held_grows_neither_with_users_nor_with_candidates(
@@ -214,10 +214,10 @@ def test_a_model_that_does_not_split_is_scored_on_joined_rows(
     predictor = replace(split.predictor, model=Whole(split.predictor.model))
     assert isinstance(split_of(predictor), JoinedRows)
     whole = Recommender.of(predictor, split.items, K)
-    found = lists_of(whole, users)
-    assert found[["user_key", "position"]].equals(expected[["user_key", "position"]])
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-5)
-    assert (found.item_key == expected.item_key).mean() > 0.95
+    actual = lists_of(whole, users)
+    assert actual[["user_key", "position"]].equals(expected[["user_key", "position"]])
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-5)
+    assert (actual.item_key == expected.item_key).mean() > 0.95
 
 
 @pytest.mark.parametrize("name", ["dlrm", "wide_and_deep", "dcn_v2_parallel"])
@@ -231,9 +231,9 @@ def test_items_that_do_not_fit_in_memory_are_computed_when_they_are_met(
     assert kept.crossing.keeps_items
     assert not passing.crossing.keeps_items
     users = batch_of(reference.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
-    expected, found = lists_of(kept, users), lists_of(passing, users)
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
-    assert (found.item_key == expected.item_key).mean() > 0.95
+    expected, actual = lists_of(kept, users), lists_of(passing, users)
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
+    assert (actual.item_key == expected.item_key).mean() > 0.95
 
 
 @pytest.mark.parametrize("precision, bound", [("bf16", 2e-2), ("fp16", 2e-3)])

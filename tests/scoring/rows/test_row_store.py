@@ -12,7 +12,7 @@ import pytest
 from conf.errors import DataError
 from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import load_predictor
-from scoring.rows.file_splits import RowGroup, deal
+from scoring.rows.file_splits import RowGroup, divide_rows
 from scoring.rows.task import write_scores
 from storage import file_io
 from tests.etl.lakes import servers
@@ -38,13 +38,13 @@ def test_rows_are_scored_from_and_to_an_object_store(bucket: str, reference: Ref
     groups = [RowGroup(path, index, 3, count, "2026-01-04") for index, count in enumerate((50, 50, 20))]
     predictor = load_predictor(ModelRequest(reference.request.model.path, "cpu", None), None, 1)
     folder = f"{bucket}/scores/dt=2026-01-05/a1"
-    names = [write_scores(predictor, task, folder, 1) for task in deal(groups, 2, 1000)]
+    names = [write_scores(predictor, task, folder, 1) for task in divide_rows(groups, 2, 1000)]
     files, inner = file_io.filesystem(folder)
-    found = pa.concat_tables(pq.read_table(f"{inner}/{name}", filesystem=files) for name in names)
-    assert found.column("row_id").to_pylist() == rows.column("row_id").to_pylist()
+    actual = pa.concat_tables(pq.read_table(f"{inner}/{name}", filesystem=files) for name in names)
+    assert actual.column("row_id").to_pylist() == rows.column("row_id").to_pylist()
     np.testing.assert_allclose(
-        found.column("probability").to_numpy(), expected_of(reference, rows), atol=1e-6
+        actual.column("probability").to_numpy(), expected_of(reference, rows), atol=1e-6
     )
     file_io.delete_file(path)
     with pytest.raises(DataError, match=r"s3://rows/features/dt=2026-01-04/a.parquet does not exist"):
-        write_scores(predictor, deal(groups, 1, 1000)[0], folder, 1)
+        write_scores(predictor, divide_rows(groups, 1, 1000)[0], folder, 1)

@@ -15,7 +15,7 @@ from conf.errors import DataError
 from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import Predictor, load_predictor
 from scoring.rows import task as row_task
-from scoring.rows.file_splits import Piece, RowGroup, deal
+from scoring.rows.file_splits import Piece, RowGroup, divide_rows
 from scoring.rows.reader import read_piece
 from scoring.rows.task import score_pieces, write_scores
 from storage.feature_spec import FeatureSpec
@@ -64,12 +64,12 @@ def test_probabilities_do_not_depend_on_tasks_and_batches(
     monkeypatch.setattr(row_task, "_MIN_BATCH_ROWS", batch_rows)
     groups = [*write(tmp_path / "a", rows.slice(0, 90)), *write(tmp_path / "b", rows.slice(90), "2026-01-03")]
     folder = tmp_path / "scores"
-    tasks = deal(groups, slots, most_rows=10_000)
+    tasks = divide_rows(groups, slots, max_rows=10_000)
     files = [folder / write_scores(predictor, task, str(folder), 1) for task in tasks]
-    found = pa.concat_tables(pq.read_table(path) for path in files).to_pandas()
-    assert found.row_id.tolist() == rows.column("row_id").to_pylist()
-    assert found.features_dt.tolist() == ["2026-01-02"] * 90 + ["2026-01-03"] * 60
-    np.testing.assert_allclose(found.probability, expected_of(reference, rows), atol=1e-6)
+    actual = pa.concat_tables(pq.read_table(path) for path in files).to_pandas()
+    assert actual.row_id.tolist() == rows.column("row_id").to_pylist()
+    assert actual.features_dt.tolist() == ["2026-01-02"] * 90 + ["2026-01-03"] * 60
+    np.testing.assert_allclose(actual.probability, expected_of(reference, rows), atol=1e-6)
     assert sorted(folder.iterdir()) == sorted(files)
     assert {pq.read_metadata(path).num_row_groups for path in files} == {1}
 
@@ -78,7 +78,7 @@ def test_a_task_that_runs_twice_writes_the_same_rows_to_a_file_of_its_own(
     rows: pa.Table, predictor: Predictor, tmp_path: Path
 ) -> None:
     """A worker that was killed and the attempt that follows never share a file, and one of them is named in a manifest."""
-    (task,) = deal(write(tmp_path / "rows", rows), 1, 1000)
+    (task,) = divide_rows(write(tmp_path / "rows", rows), 1, 1000)
     first, second = (write_scores(predictor, task, str(tmp_path / "scores"), 1) for _ in range(2))
     assert first != second
     both = [pq.read_table(tmp_path / "scores" / name) for name in (first, second)]
@@ -94,22 +94,22 @@ def test_lists_of_ids_are_read_from_files(tmp_path: Path) -> None:
     pairs |= {name: items.column(name).take(pa.array(item)) for name in ("tags", "price")}
     pairs["campaigns"] = pa.array([[3, 5, 4]] * len(user), lists.LIST)
     pairs["history"] = pa.array(
-        [None if each == [] else each for each in pairs["history"].to_pylist()], lists.LIST
+        [None if ids == [] else ids for ids in pairs["history"].to_pylist()], lists.LIST
     )
     table = pa.table({"row_id": pa.array(range(len(user))), **pairs})
     groups = write(tmp_path / "rows", table)
     model = load_predictor(ModelRequest(str(tmp_path / "model"), "cpu", 10), None, 1)
-    found = pa.Table.from_batches(
-        batch for task in deal(groups, 3, 100) for batch in score_pieces(model, task, 1)
+    actual = pa.Table.from_batches(
+        batch for task in divide_rows(groups, 3, 100) for batch in score_pieces(model, task, 1)
     )
     expected = [
         lists.probability(state, who, what) for who in users.to_pylist() for what in items.to_pylist()
     ]
-    np.testing.assert_allclose(found.column("probability").to_numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(actual.column("probability").to_numpy(), expected, atol=1e-6)
 
 
 def read_all(groups: list[RowGroup], spec: FeatureSpec = SPEC) -> int:
-    pieces = [Piece(each, 0, each.rows) for each in groups]
+    pieces = [Piece(group, 0, group.rows) for group in groups]
     return sum(batch.num_rows for piece in pieces for batch in read_piece(piece, spec, ["row_id"], 64))
 
 
@@ -143,9 +143,9 @@ DAMAGE: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_rows_that_do_not_fit_the_spec_are_refused(rows: pa.Table, tmp_path: Path, name: str) -> None:
-    damage, said = DAMAGE[name]
+    damage, message = DAMAGE[name]
     assert read_all(write(tmp_path / "whole", rows)) == ROWS
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         read_all(write(tmp_path / "damaged", damage(rows)))
     assert str(tmp_path / "damaged") in caught.value.problem
     assert "build_features" in caught.value.remedy
@@ -174,4 +174,4 @@ def test_a_nan_row_is_named_with_its_date(rows: pa.Table, predictor: Predictor, 
     prices[77] = np.nan
     groups = write(tmp_path / "rows", _set(rows, "price", pa.array(prices)))
     with pytest.raises(DataError, match=r"row \{'row_id': 77, 'features_dt': '2026-01-02'\} as NaN"):
-        list(score_pieces(predictor, [Piece(each, 0, each.rows) for each in groups], 1))
+        list(score_pieces(predictor, [Piece(group, 0, group.rows) for group in groups], 1))

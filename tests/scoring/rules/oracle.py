@@ -53,7 +53,7 @@ def list_of(
     rules: PlainRules, user: str, scored: Sequence[tuple[str, float]], k: int
 ) -> list[tuple[str, str]]:
     """(item, reason) in order. `scored`: (item, probability) of the user's candidates."""
-    ranking = sorted(scored, key=lambda each: (-key_of(rules, *each), each[0]))
+    ranking = sorted(scored, key=lambda pair: (-key_of(rules, *pair), pair[0]))
     taken: list[tuple[str, str]] = []
     counts: Counter[str] = Counter()
 

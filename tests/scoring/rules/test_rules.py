@@ -21,7 +21,7 @@ from scoring.ranking import recommender as module
 from scoring.ranking.recommender import Recommender
 from scoring.rules.attributes import align, digest_of_table, read_attribute
 from scoring.rules.exploration import draw_keys, text_hashes
-from scoring.rules.request import AttributeTable, places_to_explore, rules_request
+from scoring.rules.request import AttributeTable, positions_to_explore, rules_request
 from tests.scoring.ranking.test_recommender import batch_of
 from tests.scoring.reference_scores import ReferenceScores, make_recommender
 from tests.scoring.rules.oracle import PlainRules, draw_of, list_of
@@ -58,7 +58,7 @@ def recommender_with(reference: ReferenceScores, rules: ListRules, k: int = K) -
 
 
 def lists_of(recommender: Recommender, batch: pa.RecordBatch) -> pd.DataFrame:
-    return pd.concat([each.to_pandas() for each in recommender.recommend(batch)], ignore_index=True)
+    return pd.concat([lists.to_pandas() for lists in recommender.recommend(batch)], ignore_index=True)
 
 
 def boost(by: str = "factor", **values: float) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def test_lists_equal_the_plain_walk(
     """Over the whole ranking, for users with 0, 1, few and all items as candidates."""
     monkeypatch.setattr(module, "_LEAST_USERS", 1)
     monkeypatch.setattr(module, "_MOST_USERS", most_users)
-    given, plain = CASES[name]
+    settings, plain = CASES[name]
     shelves = write_shelves(tmp_path, reference)
     plain = replace(plain, values=shelves, categories=shelves)
     draw = np.random.default_rng(17)
@@ -111,15 +111,15 @@ def test_lists_equal_the_plain_walk(
     chosen = [
         draw.permutation(23)[:size].tolist() for size, _ in zip(sizes, reference.users.user_key, strict=False)
     ]
-    recommender = recommender_with(reference, rules_of(tmp_path, **given))
-    found = lists_of(recommender, batch_of(reference.users, candidates=chosen))
+    recommender = recommender_with(reference, rules_of(tmp_path, **settings))
+    actual = lists_of(recommender, batch_of(reference.users, candidates=chosen))
     probabilities = reference.probabilities.astype(np.float32)
-    ours = dict(iter(found.groupby("user_id", sort=False)))
+    ours = dict(iter(actual.groupby("user_id", sort=False)))
     reasons: Counter[str] = Counter()
-    for row, (user, own) in enumerate(zip(reference.users.user_key, chosen, strict=True)):
-        scored = [(reference.items.item_key[item], float(probabilities[row, item])) for item in own]
+    for row, (user, user_rows) in enumerate(zip(reference.users.user_key, chosen, strict=True)):
+        scored = [(reference.items.item_key[item], float(probabilities[row, item])) for item in user_rows]
         expected = list_of(plain, user, scored, K)
-        got = ours.get(user, found.iloc[:0])
+        got = ours.get(user, actual.iloc[:0])
         assert list(zip(got.item_id, got.reason, strict=True)) == expected, user
         assert got.position.tolist() == list(range(1, len(expected) + 1))
         by_item = dict(scored)
@@ -140,10 +140,10 @@ def test_the_walk_goes_past_any_number_of_full_categories(reference: ReferenceSc
         pa.table({"sku": list(shelves), "colour": list(shelves.values())}),
         tmp_path / f"shelves-{RUN_DATE}.parquet",
     )
-    found = lists_of(
+    actual = lists_of(
         recommender_with(reference, rules_of(tmp_path, **cap(1))), batch_of(reference.users.iloc[:1])
     )
-    assert found.item_id.tolist() == [keys[order[0]], keys[order[-1]]]
+    assert actual.item_id.tolist() == [keys[order[0]], keys[order[-1]]]
 
 
 def test_boosts_that_change_nothing_leave_list_and_scores(reference: ReferenceScores, tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_boosts_that_change_nothing_leave_list_and_scores(reference: ReferenceSc
     plain = make_recommender(replace(reference.request, k=K))
     expected = lists_of(plain, batch_of(reference.users))
     for rules in (boost(red=1.0), boost("log_odds", red=0.0), cap(23)):
-        found = lists_of(recommender_with(reference, rules_of(tmp_path, **rules)), batch_of(reference.users))
-        pd.testing.assert_frame_equal(found, expected)
+        actual = lists_of(recommender_with(reference, rules_of(tmp_path, **rules)), batch_of(reference.users))
+        pd.testing.assert_frame_equal(actual, expected)
     assert set(expected.reason) == {"ranked"}
 
 
@@ -163,8 +163,8 @@ def test_a_draw_is_the_same_again_and_another_on_another_day_or_seed(
 
     def drawn(run_date: str, rules: ListRules) -> list[tuple[str, str]]:
         request = rules_request(rules, K, run_date, {})
-        made = make_recommender(replace(reference.request, k=K, rules=request))
-        rows = lists_of(made, batch_of(reference.users))
+        recommender = make_recommender(replace(reference.request, k=K, rules=request))
+        rows = lists_of(recommender, batch_of(reference.users))
         return list(zip(rows.user_id, rows.item_id, strict=True))
 
     first = drawn(RUN_DATE, rules)
@@ -187,7 +187,7 @@ def test_draws_fall_evenly_on_items() -> None:
     "share, k, places", [(0.1, 10, 1), (0.1, 30, 3), (0.11, 10, 2), (1.0, 7, 7), (0.001, 5, 1)]
 )
 def test_a_share_is_rounded_up_as_it_is_written(share: float, k: int, places: int) -> None:
-    assert places_to_explore(share, k) == places
+    assert positions_to_explore(share, k) == places
 
 
 def test_items_repeated_among_candidates_are_an_error_under_rules_too(
@@ -217,8 +217,8 @@ def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
         table = replace(TABLE, path=str(tmp_path / path), format=kind)
         read = read_attribute(table)
         digests.add(digest_of_table(read))
-        found = align(table, read, items)
-        assert [found.values[code] if code >= 0 else None for code in found.codes] == [
+        actual = align(table, read, items)
+        assert [actual.values[code] if code >= 0 else None for code in actual.codes] == [
             "blue",
             None,
             "red",
@@ -228,7 +228,7 @@ def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, table, kind, said",
+    "text, table, kind, message",
     [
         ("sku,colour\n1,red\n1,blue\n", {}, DataError, "sku is not unique, 1 items .* such as '1'"),
         ("id,colour\n1,red\n", {}, ConfigError, r"no columns \['sku'\]; it has \['id', 'colour'\]"),
@@ -238,17 +238,17 @@ def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_table_is_refused(
-    tmp_path: Path, text: str, table: dict[str, str], kind: type[Exception], said: str
+    tmp_path: Path, text: str, table: dict[str, str], kind: type[Exception], message: str
 ) -> None:
     (tmp_path / "rows.csv").write_text(text)
     path = tmp_path / table.get("path", "rows.csv")
     asked = replace(TABLE, **{**table, "path": str(path)})
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         align(asked, read_attribute(asked), pa.array(["i001"]))
 
 
 @pytest.mark.parametrize(
-    "rules, said",
+    "rules, message",
     [
         ({}, "no rule is given"),
         (boost(red=-1.0), "factors must be above 0"),
@@ -261,9 +261,9 @@ def test_a_wrong_table_is_refused(
         (explore(0.0), "greater than 0"),
     ],
 )
-def test_rules_that_cannot_be_meant_are_refused(rules: dict[str, Any], said: str) -> None:
+def test_rules_that_cannot_be_meant_are_refused(rules: dict[str, Any], message: str) -> None:
     shelf = {"path": "p", "format": "csv", "key": "sku", "column": "colour"}
     uses = any("shelf" in str(rule) for rule in rules.values())
     values = {"attributes": {"shelf": shelf}, **rules} if uses else rules
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         ListRules.model_validate(values)
