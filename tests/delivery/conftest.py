@@ -1,4 +1,4 @@
-"""Two nights of hand-made lists: RUN_DATE with rules, which is left alone, and what is needed to score DAY_AFTER."""
+"""Fixtures of delivery: published lists of RUN_DATE with business rules, and the candidates of DAY_AFTER."""
 
 from __future__ import annotations
 
@@ -30,51 +30,57 @@ from training.registry.versions import Decision, record_decision
 
 
 @dataclass
-class Nights:
-    """`config_of(**sections)` is the configuration with whole sections replaced."""
+class PublishedRuns:
+    """A lake with published lists of RUN_DATE and candidates of DAY_AFTER. Tests do not change it."""
 
     lake: Lake
     reference: ReferenceScores
     spark: SparkSession
 
     def config_of(self, **sections: Any) -> Config:
+        """The configuration with whole sections replaced."""
         return make_config(Path(self.lake.root), **sections)
 
     def job(self, run_date: str, **sections: Any) -> RunContext:
+        """The context of a job."""
         return RunContext("test", self.config_of(**sections), run_date, _spark=self.spark)
 
     def rows(self, partition: Partition) -> pd.DataFrame:
+        """The rows of a partition, in file order."""
         files = data_files(partition, read_manifest(partition))
         return pa.concat_tables(pq.read_table(path, partitioning=None) for path in files).to_pandas()
 
     @property
     def lists(self) -> pd.DataFrame:
-        """Those of RUN_DATE."""
+        """The published lists of RUN_DATE."""
         return self.rows(self.lake.recommendations.partition(RUN_DATE))
 
 
 def score_section(**settings: Any) -> dict[str, Any]:
+    """The section `score` with some settings replaced."""
     return {"k": 5, "context": CONTEXT, "device": "cpu", **settings}
 
 
 def _without_workflow(patch: pytest.MonkeyPatch) -> None:
-    """The reference's features were encoded by nobody, and its models stand in no registry."""
+    """Replaces the workflow and MLflow, which the lake does not have."""
     patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
 
 
 @pytest.fixture(autouse=True)
 def without_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No workflow and no MLflow in any test."""
     _without_workflow(monkeypatch)
 
 
 @pytest.fixture(scope="session")
-def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Nights:
+def runs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> PublishedRuns:
+    """Two runs on one lake."""
     reference = make_reference(tmp_path_factory.mktemp("delivered"))
     with pytest.MonkeyPatch.context() as patch:
         _without_workflow(patch)
-        root = tmp_path_factory.mktemp("nights")
-        runs = Nights(Lake(publish_lake(root, reference).lake), reference, spark)
+        root = tmp_path_factory.mktemp("runs")
+        runs = PublishedRuns(Lake(publish_lake(root, reference).lake), reference, spark)
         shelves = {"sku": reference.items.item_key, "shelf": [f"s{index % 3}" for index in range(23)]}
         pd.DataFrame(shelves).to_csv(root / "shelves.csv", index=False)
         attributes = {
@@ -92,12 +98,14 @@ def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Nig
 
 @pytest.fixture(scope="session")
 def driver_jar() -> Path:
+    """PostgreSQL's JDBC driver."""
     (path,) = servers.jar_paths(jars.postgresql_driver())
     return path
 
 
 @pytest.fixture(scope="session")
 def database(driver_jar: Path) -> Iterator[Server]:
+    """A PostgreSQL server for all tests."""
     try:
         with postgres() as server:
             yield server

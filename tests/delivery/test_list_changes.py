@@ -19,11 +19,12 @@ from scoring.delivery.publish_limits import beyond, last_published
 from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
-from tests.delivery.conftest import Nights, score_section
+from tests.delivery.conftest import PublishedRuns, score_section
 from tests.scoring.scoring_lake import DAY_AFTER, DAYS, RUN_DATE, feature_rows
 
 
 def draw_lists(seed: int, users: list[str], k: int = 6) -> pd.DataFrame:
+    """Random lists of these users."""
     draw = np.random.default_rng(seed)
     rows = []
     for user in users:
@@ -65,22 +66,22 @@ def test_equal_lists_did_not_change_and_strangers_share_nothing(spark: SparkSess
     assert (apart.churn, apart.jaccard, apart.users_in_both, apart.users_lost_share) == (None, None, 0, 1.0)
 
 
-def test_the_first_lists_have_nothing_to_be_held_against(nights: Nights) -> None:
-    facts = read_manifest(nights.lake.list_changes.partition(RUN_DATE)).facts
+def test_the_first_lists_have_nothing_to_be_held_against(runs: PublishedRuns) -> None:
+    facts = read_manifest(runs.lake.list_changes.partition(RUN_DATE)).facts
     assert (facts["before"], facts["held_back"]) == (None, False)
-    lists = nights.lists
-    train = pd.concat([feature_rows(nights.reference, day).to_pandas() for day in range(2)])
+    lists = runs.lists
+    train = pd.concat([feature_rows(runs.reference, day).to_pandas() for day in range(2)])
     clicked = set(train[train.label == 1].item_key)
     assert facts["cold_share"] == pytest.approx((~lists.item_id.isin(clicked)).mean())
     assert facts["coverage"] == lists.item_id.nunique() / 23
 
 
-def test_lists_past_a_limit_are_held_back_and_the_report_says_why(nights: Nights) -> None:
-    lake = nights.lake
+def test_lists_past_a_limit_are_held_back_and_the_report_says_why(runs: PublishedRuns) -> None:
+    lake = runs.lake
     partition, changes = lake.recommendations.partition(DAY_AFTER), lake.list_changes.partition(DAY_AFTER)
     strict = score_section(stop={"max_churn": 0.0, "min_coverage": 1.0, "max_cold_share": 1.0})
     with pytest.raises(DataError) as stopped:
-        score_daily(nights.job(DAY_AFTER, score=strict))
+        score_daily(runs.job(DAY_AFTER, score=strict))
     message = str(stopped.value)
     facts = read_manifest(changes).facts
     assert f"churn={facts['churn']:.4g} is above score.stop.max_churn=0" in message
@@ -92,9 +93,9 @@ def test_lists_past_a_limit_are_held_back_and_the_report_says_why(nights: Nights
     assert [excess["figure"] for excess in facts["excesses"]] == ["churn", "coverage"]
 
     # What the remedy says lets them pass; the figures are those of both published tables.
-    result = score_daily(nights.job(DAY_AFTER, score=score_section(stop={"max_cold_share": 1.0})))
+    result = score_daily(runs.job(DAY_AFTER, score=score_section(stop={"max_cold_share": 1.0})))
     facts = read_manifest(changes).facts
-    today, before = nights.rows(partition), nights.lists
+    today, before = runs.rows(partition), runs.lists
     sets = [rows.groupby("user_id").item_id.agg(set) for rows in (today, before)]
     churn = np.mean([len(user_rows - sets[1][user]) / len(user_rows) for user, user_rows in sets[0].items()])
     assert facts["churn"] == pytest.approx(churn, abs=1e-12) == result.facts["churn"]
@@ -109,7 +110,7 @@ def test_lists_past_a_limit_are_held_back_and_the_report_says_why(nights: Nights
     # A rerun that is held back leaves the lists of that date as they were.
     digest = read_manifest(partition).digest
     with pytest.raises(DataError, match="held back"):
-        score_daily(nights.job(DAY_AFTER, score=strict))
+        score_daily(runs.job(DAY_AFTER, score=strict))
     assert read_manifest(partition).digest == digest
     assert read_manifest(changes).facts["held_back"] is True
 
@@ -123,12 +124,12 @@ def _bins(lists: pd.DataFrame) -> Counter[int]:
     return actual
 
 
-def test_the_day_before_is_the_last_one_published(nights: Nights) -> None:
-    actual = last_published(nights.lake, "2026-03-01")
+def test_the_day_before_is_the_last_one_published(runs: PublishedRuns) -> None:
+    actual = last_published(runs.lake, "2026-03-01")
     assert actual is not None
     assert actual.dt >= RUN_DATE
-    assert last_published(nights.lake, RUN_DATE) is None
-    assert last_published(Lake(f"{nights.lake.root}/nowhere"), DAYS[0]) is None
+    assert last_published(runs.lake, RUN_DATE) is None
+    assert last_published(Lake(f"{runs.lake.root}/nowhere"), DAYS[0]) is None
 
 
 @pytest.mark.parametrize(

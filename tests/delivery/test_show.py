@@ -20,22 +20,23 @@ from storage.manifest import read_manifest
 from storage.paths import Lake
 from storage.publish import publish_facts
 from tests.conftest import ROOT
-from tests.delivery.conftest import Nights
+from tests.delivery.conftest import PublishedRuns
 from tests.scoring.reference_scores import SPEC
 from tests.scoring.scoring_lake import DAYS, RUN_DATE, WORKFLOW, feature_rows
 
 
 @pytest.fixture
-def config(nights: Nights, tmp_path: Path) -> Path:
+def config(runs: PublishedRuns, tmp_path: Path) -> Path:
+    """A configuration file of the lake."""
     path = tmp_path / "config.yaml"
-    path.write_text(json.dumps(nights.config_of().model_dump(mode="json")))
+    path.write_text(json.dumps(runs.config_of().model_dump(mode="json")))
     return path
 
 
-def test_the_list_and_its_features_are_those_of_the_tables(nights: Nights) -> None:
-    lists, reference = nights.lists, nights.reference
+def test_the_list_and_its_features_are_those_of_the_tables(runs: PublishedRuns) -> None:
+    lists, reference = runs.lists, runs.reference
     user = "u004"
-    actual = find(nights.lake, RUN_DATE, user)
+    actual = find(runs.lake, RUN_DATE, user)
     user_rows = lists[lists.user_id == user].sort_values("position")
     columns = ["position", "item_id", "score", "reason"]
     assert pd.DataFrame(actual.entries)[columns].to_numpy().tolist() == user_rows[columns].to_numpy().tolist()
@@ -56,13 +57,15 @@ def test_the_list_and_its_features_are_those_of_the_tables(nights: Nights) -> No
     }
 
 
-def test_the_page_names_model_workflow_scores_and_reasons(nights: Nights, config: Path, capsys: Any) -> None:
+def test_the_page_names_model_workflow_scores_and_reasons(
+    runs: PublishedRuns, config: Path, capsys: Any
+) -> None:
     code = show.main(["--config", str(config), "--date", RUN_DATE, "--user", "u004"])
     printed = capsys.readouterr().out
     assert code == 0
-    facts = read_manifest(nights.lake.recommendations.partition(RUN_DATE)).facts
+    facts = read_manifest(runs.lake.recommendations.partition(RUN_DATE)).facts
     assert f"model m1, workflow {WORKFLOW}, scored {facts['scored_at']}" in printed
-    user_rows = nights.lists[nights.lists.user_id == "u004"]
+    user_rows = runs.lists[runs.lists.user_id == "u004"]
     for row in user_rows.itertuples():
         assert f"{row.position}  {row.item_id}  {row.score:.6f}  {row.reason}" in printed
     closing = json.loads(printed.splitlines()[-1])
@@ -97,9 +100,9 @@ def test_no_list_is_an_error_that_says_why(
     assert message in capsys.readouterr().err
 
 
-def test_a_user_without_candidates_is_told_from_an_unknown_one(nights: Nights, tmp_path: Path) -> None:
-    """The lists of the user are taken out of a copy of the lake's small files; the candidates say what was left."""
-    lake = copied(nights, tmp_path)
+def test_a_user_without_candidates_is_told_from_an_unknown_one(runs: PublishedRuns, tmp_path: Path) -> None:
+    """The user's list is removed from a copy of the lake; the candidates still have the user."""
+    lake = copied(runs, tmp_path)
     drop_rows(lake, "recommendations", "user_id", "u004")
     with pytest.raises(DataError, match=r"'u004' has no list on 2026-01-05, but \d+ candidates"):
         find(lake, RUN_DATE, "u004")
@@ -116,7 +119,7 @@ def test_a_user_without_candidates_is_told_from_an_unknown_one(nights: Nights, t
         find(lake, RUN_DATE, "u004")
 
 
-def test_lists_that_were_held_back_point_to_the_last_good_ones(nights: Nights, tmp_path: Path) -> None:
+def test_lists_that_were_held_back_point_to_the_last_good_ones(runs: PublishedRuns, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     excesses = [{"figure": "churn", "setting": "max_churn", "value": 0.9, "limit": 0.5}]
     facts = {"held_back": True, "before": "2026-01-04", "excesses": excesses}
@@ -136,20 +139,22 @@ def test_it_starts_no_spark(config: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["user"] == "u004"
 
 
-def test_the_page_stands_without_history(nights: Nights) -> None:
-    actual = find(nights.lake, RUN_DATE, "u004")
+def test_the_page_stands_without_history(runs: PublishedRuns) -> None:
+    actual = find(runs.lake, RUN_DATE, "u004")
     without = type(actual)(**{**vars(actual), "history": None})
     assert "the dataset of that date is not there" in page(without, {})
 
 
-def copied(nights: Nights, folder: Path) -> Lake:
+def copied(runs: PublishedRuns, folder: Path) -> Lake:
+    """A copy of the lake."""
     import shutil
 
-    shutil.copytree(nights.lake.root, folder / "lake")
+    shutil.copytree(runs.lake.root, folder / "lake")
     return Lake(str(folder / "lake"))
 
 
 def drop_rows(lake: Lake, table: str, column: str, value: str) -> None:
+    """Deletes the rows of a table that have this value."""
     partition = getattr(lake, table).partition(RUN_DATE)
     assert file_io.exists(partition.path)
     for entry in read_manifest(partition).files:

@@ -1,4 +1,4 @@
-"""A small reference to score: a hand-made model folder, users, items, and NumPy's opinion of every probability."""
+"""Users, items and a small model to score them with, and the same probabilities computed by NumPy."""
 
 from __future__ import annotations
 

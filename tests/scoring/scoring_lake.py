@@ -1,4 +1,4 @@
-"""A lake made by hand around the reference of reference.py: features, users, items, a dataset, models, and the day after."""
+"""A small lake for the users and items of reference_scores.py: features, dataset, models, the day after."""
 
 from __future__ import annotations
 
@@ -64,17 +64,19 @@ def make_config(root: Path, **sections: Any) -> Config:
 
 
 class EncodedContext:
-    """Stands for a workflow: context values of the hand-made log are encoded already."""
+    """Replaces a workflow: the context values of this lake are encoded already."""
 
     def raw_columns(self, features: list[str]) -> list[str]:
+        """The features themselves."""
         return features
 
     def encode_values(self, raw: dict[str, Any], features: list[str]) -> dict[str, Any]:
+        """The raw values."""
         return {name: raw[name] for name in features}
 
 
 def write_table(partition: Partition, rows: pa.Table) -> Manifest:
-    """Publishes rows as two files, split in the middle."""
+    """Publishes rows as two files of equal size."""
     attempt = new_attempt(partition)
     Path(partition.file(attempt)).mkdir(parents=True)
     half, entries = rows.num_rows // 2, []
@@ -91,7 +93,7 @@ def write_table(partition: Partition, rows: pa.Table) -> Manifest:
 
 
 def feature_rows(reference: ReferenceScores, day: int, rows: int = 150) -> pa.Table:
-    """Impressions of one day, clicked as the model says; the last three users appear on the last day alone."""
+    """Impressions of one day, clicked as the model says. The last three users appear only on the last day."""
     draw = np.random.default_rng(100 + day)
     users = len(reference.users) if day == len(DAYS) - 1 else len(reference.users) - 3
     user, item = draw.integers(0, users, rows), draw.integers(0, len(reference.items), rows)
@@ -120,7 +122,7 @@ def feature_rows(reference: ReferenceScores, day: int, rows: int = 150) -> pa.Ta
 
 
 def next_day(reference: ReferenceScores) -> pd.DataFrame:
-    """What is clicked on the day after: (clicked, user, item), a user nobody knows among them."""
+    """Rows of the day after: (clicked, user, item); one user is unknown."""
     draw = np.random.default_rng(55)
     user, item = draw.integers(0, 37, 200), draw.integers(0, 23, 200)
     clicked = (draw.random(200) < reference.probabilities[user, item]).astype(int)
@@ -132,7 +134,7 @@ def next_day(reference: ReferenceScores) -> pd.DataFrame:
 
 
 def publish_lake(root: Path, reference: ReferenceScores) -> Config:
-    """Everything that build_features and train_model leave behind for RUN_DATE, and the raw log of the day after.
+    """Publishes the tables of build_features and train_model for RUN_DATE, and the raw log of the day after.
 
     Models: `m1` draws the clicks of the log and is the challenger of RUN_DATE; `m2` contradicts it and is the
     challenger of DAY_AFTER, whose dataset is the same.

@@ -1,4 +1,4 @@
-"""The scoring jobs over a hand-made lake: what they publish, what they decide, and how they refuse."""
+"""The scoring jobs on a small lake: published tables, decisions and errors."""
 
 from __future__ import annotations
 
@@ -54,23 +54,28 @@ from training.registry.versions import champion_as_of, record_run
 
 
 @dataclass
-class Night:
+class ScoredRun:
+    """A lake after the scoring jobs of RUN_DATE, and their job summaries by name."""
+
     config: Config
     lake: Lake
     results: dict[str, JobSummary]
 
 
 def read_rows(partition: Partition) -> pd.DataFrame:
+    """The rows of a published partition."""
     files = data_files(partition, read_manifest(partition))
     return pa.concat_tables(pq.read_table(path, partitioning=None) for path in files).to_pandas()
 
 
 def job_of(spark: SparkSession, config: Config, run_date: str = RUN_DATE) -> RunContext:
+    """The context of a job."""
     return RunContext("test", config, run_date, _spark=spark)
 
 
 @pytest.fixture(scope="module")
-def quiet() -> Iterator[None]:
+def without_workflow() -> Iterator[None]:
+    """Replaces the workflow and MLflow, which the lake does not have."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
@@ -79,18 +84,22 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def night(
-    spark: SparkSession, reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory, quiet: None
-) -> Night:
+def scored_run(
+    spark: SparkSession,
+    reference: ReferenceScores,
+    tmp_path_factory: pytest.TempPathFactory,
+    without_workflow: None,
+) -> ScoredRun:
     """All five jobs of RUN_DATE, in order."""
     config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
     job = job_of(spark, config)
     bodies = (evaluate_model, build_candidates, score_daily, score_rows, measure_recommendations)
-    return Night(config, job.lake, {body.__name__: body(job) for body in bodies})
+    return ScoredRun(config, job.lake, {body.__name__: body(job) for body in bodies})
 
 
 @pytest.fixture(scope="module")
 def log(reference: ReferenceScores) -> pd.DataFrame:
+    """The feature rows of all days."""
     days = [feature_rows(reference, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
     return pd.concat(days, ignore_index=True)
 
@@ -100,10 +109,10 @@ def clicked_before(log: pd.DataFrame, user: str) -> set[str]:
     return set(log[(log.user_key == user) & (log.label == 1) & (log.dt < RUN_DATE)].item_key)
 
 
-def users_tested(night: Night) -> int:
+def users_tested(scored_run: ScoredRun) -> int:
     """How many users the test day has."""
-    version = read_dataset(night.lake, RUN_DATE).workflow_version
-    return int(read_rows(night.lake.features(version).partition(RUN_DATE)).user_key.nunique())
+    version = read_dataset(scored_run.lake, RUN_DATE).workflow_version
+    return int(read_rows(scored_run.lake.features(version).partition(RUN_DATE)).user_key.nunique())
 
 
 def probabilities_of(reference: ReferenceScores, rows: pd.DataFrame) -> np.ndarray:
@@ -113,7 +122,9 @@ def probabilities_of(reference: ReferenceScores, rows: pd.DataFrame) -> np.ndarr
     return reference.probabilities[users, items]
 
 
-def test_recommendations_equal_pandas(night: Night, reference: ReferenceScores, log: pd.DataFrame) -> None:
+def test_recommendations_equal_pandas(
+    scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame
+) -> None:
     left = {
         user: [
             index
@@ -123,7 +134,7 @@ def test_recommendations_equal_pandas(night: Night, reference: ReferenceScores, 
         for user in reference.users.user_key
     }
     expected = reference.expected(5, left)
-    actual = read_rows(night.lake.recommendations.partition(RUN_DATE))
+    actual = read_rows(scored_run.lake.recommendations.partition(RUN_DATE))
     columns = ["user_id", "position", "item_id"]
     assert (
         actual[columns].to_numpy().tolist()
@@ -134,23 +145,27 @@ def test_recommendations_equal_pandas(night: Night, reference: ReferenceScores, 
     assert set(actual.workflow_version) == {WORKFLOW}
 
 
-def test_manifest_of_recommendations_describes_them(night: Night, reference: ReferenceScores) -> None:
-    manifest = read_manifest(night.lake.recommendations.partition(RUN_DATE))
-    actual = read_rows(night.lake.recommendations.partition(RUN_DATE))
+def test_manifest_of_recommendations_describes_them(
+    scored_run: ScoredRun, reference: ReferenceScores
+) -> None:
+    manifest = read_manifest(scored_run.lake.recommendations.partition(RUN_DATE))
+    actual = read_rows(scored_run.lake.recommendations.partition(RUN_DATE))
     facts = manifest.facts
     assert [name for name, _ in manifest.schema] == list(actual.columns)
     assert (facts["k"], facts["users"], facts["items"], facts["precision"]) == (5, 37, 23, "fp32")
     assert facts["items_recommended"] == actual.item_id.nunique()
-    assert sum(facts["score_histogram"]["counts"]) == len(actual) == night.results["score_daily"].rows_out
+    assert (
+        sum(facts["score_histogram"]["counts"]) == len(actual) == scored_run.results["score_daily"].rows_out
+    )
     assert facts["users_with_fewer"] == 37 - (actual.position == 5).sum()
 
 
 def test_candidates_number_the_items_and_name_every_user(
-    night: Night, reference: ReferenceScores, log: pd.DataFrame
+    scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
-    items = read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
+    items = read_rows(scored_run.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
     pd.testing.assert_frame_equal(items, reference.items[items.columns])
-    candidates = read_rows(night.lake.candidates(WORKFLOW).partition(RUN_DATE))
+    candidates = read_rows(scored_run.lake.candidates(WORKFLOW).partition(RUN_DATE))
     assert sorted(candidates.user_key) == reference.users.user_key.tolist()
     assert candidates.candidates.isna().all()
     for user, excluded in zip(candidates.user_key, candidates.excluded, strict=True):
@@ -160,9 +175,9 @@ def test_candidates_number_the_items_and_name_every_user(
 
 
 def test_first_model_is_promoted_and_measured_exactly(
-    night: Night, reference: ReferenceScores, log: pd.DataFrame
+    scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
-    facts = read_manifest(night.lake.evaluations.partition(RUN_DATE)).facts
+    facts = read_manifest(scored_run.lake.evaluations.partition(RUN_DATE)).facts
     test = log[log.dt == RUN_DATE]
     probability = probabilities_of(reference, test).astype(np.float32)
     challenger = facts["challenger"]
@@ -171,34 +186,34 @@ def test_first_model_is_promoted_and_measured_exactly(
     assert (challenger["rows"], challenger["positives"]) == (len(test), int(test.label.sum()))
     assert (facts["promoted"], facts["champion"], facts["best_auc"]) == (True, None, None)
     assert facts["baselines"] == {"logistic_regression": {"test": {"auc": 0.5}}}
-    assert champion_as_of(night.lake, "toy", RUN_DATE) == "m1"
-    assert champion_as_of(night.lake, "toy", RUN_DATE, before=True) is None
+    assert champion_as_of(scored_run.lake, "toy", RUN_DATE) == "m1"
+    assert champion_as_of(scored_run.lake, "toy", RUN_DATE, before=True) is None
 
 
-def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, night: Night) -> None:
-    result = evaluate_model(job_of(spark, night.config, DAY_AFTER))
-    facts = read_manifest(night.lake.evaluations.partition(DAY_AFTER)).facts
+def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, scored_run: ScoredRun) -> None:
+    result = evaluate_model(job_of(spark, scored_run.config, DAY_AFTER))
+    facts = read_manifest(scored_run.lake.evaluations.partition(DAY_AFTER)).facts
     assert facts["challenger"]["auc"] == pytest.approx(1 - facts["champion"]["auc"], abs=1e-9)
     assert (facts["champion"]["version"], facts["challenger"]["version"]) == ("m1", "m2")
     assert facts["promoted"] is result.facts["promoted"] is False
-    assert champion_as_of(night.lake, "toy", DAY_AFTER) == "m1"
+    assert champion_as_of(scored_run.lake, "toy", DAY_AFTER) == "m1"
     between = facts["intervals"]["auc"]
     assert between["low"] < between["difference"] < between["high"] < -0.1
     assert facts["challenger"]["auc"] - facts["champion"]["auc"] == between["difference"]
-    assert facts["resampled"] == {"by": "user", "count": users_tested(night)}
+    assert facts["resampled"] == {"by": "user", "count": users_tested(scored_run)}
     assert "worse by more than gate.margin=0.002" in facts["reason"]
     levels = {check["name"]: check["level"] for check in facts["checks"]}
     expected = {"auc": "hold", "log_loss": "ok", "rows": "ok", "users": "ok", "oov_share": "ok"}
     assert expected.items() <= levels.items()
     assert levels["feature_psi"] == "warn"  # this lake has no data report
     assert set(levels) == {*expected, "feature_psi", "calibration", "score_psi"}
-    decision = promotions(night.lake, "toy", DAY_AFTER)[-1][1]
+    decision = promotions(scored_run.lake, "toy", DAY_AFTER)[-1][1]
     assert (decision["intervals"], decision["checks"]) == (facts["intervals"], facts["checks"])
     assert decision["lineage"]["workflow_version"] == WORKFLOW
 
 
-def test_unknown_ids_are_counted_as_they_are(night: Night, log: pd.DataFrame) -> None:
-    shares = read_manifest(night.lake.evaluations.partition(RUN_DATE)).facts["challenger"]["oov_shares"]
+def test_unknown_ids_are_counted_as_they_are(scored_run: ScoredRun, log: pd.DataFrame) -> None:
+    shares = read_manifest(scored_run.lake.evaluations.partition(RUN_DATE)).facts["challenger"]["oov_shares"]
     test = log[log.dt == RUN_DATE]
     assert shares == {feature.name: (test[feature.name] == OOV_ID).mean() for feature in SPEC.categorical}
     assert shares["who"] > 0
@@ -207,7 +222,7 @@ def test_unknown_ids_are_counted_as_they_are(night: Night, log: pd.DataFrame) ->
 def test_what_people_decided_holds_at_the_gate(
     spark: SparkSession, fresh: Config, reference: ReferenceScores, tmp_path: Path
 ) -> None:
-    """m3 equals m1, so the gate would promote it; a pin keeps it out, and so does a rollback of what it was trained from."""
+    """m3 equals m1, so the gate would promote it; a pin or a rollback of its parent prevents this."""
     lake = Lake(fresh.lake)
     evaluate_model(job_of(spark, fresh))
     write_model(Path(lake.models("toy")) / "m3", version="m3")
@@ -229,9 +244,9 @@ def test_what_people_decided_holds_at_the_gate(
 
 
 def test_rows_of_the_test_split_have_their_probability(
-    night: Night, reference: ReferenceScores, log: pd.DataFrame
+    scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
-    actual = read_rows(night.lake.scores.partition(RUN_DATE)).sort_values("row_id")
+    actual = read_rows(scored_run.lake.scores.partition(RUN_DATE)).sort_values("row_id")
     test = log[log.dt == RUN_DATE].sort_values("row_id")
     assert actual.row_id.tolist() == test.row_id.tolist()
     assert set(actual.features_dt) == {RUN_DATE}
@@ -239,13 +254,14 @@ def test_rows_of_the_test_split_have_their_probability(
 
 
 def with_score(config: Config, **changed: Any) -> Config:
+    """The configuration with some settings of `score` replaced."""
     return config.model_copy(update={"score": config.score.model_copy(update=changed)})
 
 
 def test_scores_of_rows_are_published_by_their_manifests(
     spark: SparkSession, fresh: Config, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
-    """A split of two days; a rerun gives the same digest; a file that lost rows stops the job and leaves what was there."""
+    """A split of two days: a rerun has the same digest; a file without some rows stops the job."""
     evaluate_model(job_of(spark, fresh))
     config = with_score(fresh, rows_split="train")
     result = score_rows(job_of(spark, config))
@@ -290,7 +306,7 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
     log: pd.DataFrame,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A DLRM; the reference are probabilities of the same job without int8, for all rows and for all pairs."""
+    """A DLRM against the same jobs without int8, for all rows and for all pairs."""
     lake = Lake(fresh.lake)
     shutil.rmtree(f"{lake.models('toy')}/m1")  # a whole model is never replaced
     write_model(Path(lake.models("toy")) / "m1", "dlrm")
@@ -330,8 +346,8 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
         assert measured["stored_bytes"] - measured["int8_bytes"] == rows * (16 - 8)
 
 
-def test_measures_equal_pandas(night: Night, reference: ReferenceScores, log: pd.DataFrame) -> None:
-    facts = read_manifest(night.lake.measures.partition(RUN_DATE)).facts
+def test_measures_equal_pandas(scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame) -> None:
+    facts = read_manifest(scored_run.lake.measures.partition(RUN_DATE)).facts
     raw = next_day(reference)
     wanted = raw[raw.clicked == 1].groupby("user").item.agg(set).to_dict()
     warm = set(log[log.dt < DAYS[2]].user_key)
@@ -339,7 +355,7 @@ def test_measures_equal_pandas(night: Night, reference: ReferenceScores, log: pd
     clicks = train[train.label == 1].item_key.value_counts()
     ranking = sorted(reference.items.item_key, key=lambda key: (-clicks.get(key, 0), key))
     lists = (
-        read_rows(night.lake.recommendations.partition(RUN_DATE))
+        read_rows(scored_run.lake.recommendations.partition(RUN_DATE))
         .groupby("user_id")
         .item_id.agg(list)
         .to_dict()
@@ -370,16 +386,16 @@ def test_measures_equal_pandas(night: Night, reference: ReferenceScores, log: pd
     assert facts["against"] == "next_day"
 
 
-def test_a_rerun_gives_the_same_partitions(spark: SparkSession, night: Night) -> None:
+def test_a_rerun_gives_the_same_partitions(spark: SparkSession, scored_run: ScoredRun) -> None:
     partitions = [
-        night.lake.candidates(WORKFLOW).partition(RUN_DATE),
-        night.lake.recommendations.partition(RUN_DATE),
-        night.lake.evaluations.partition(RUN_DATE),
-        night.lake.measures.partition(RUN_DATE),
+        scored_run.lake.candidates(WORKFLOW).partition(RUN_DATE),
+        scored_run.lake.recommendations.partition(RUN_DATE),
+        scored_run.lake.evaluations.partition(RUN_DATE),
+        scored_run.lake.measures.partition(RUN_DATE),
     ]
     before = [read_manifest(partition) for partition in partitions]
     lists = read_rows(partitions[1])
-    job = job_of(spark, night.config)
+    job = job_of(spark, scored_run.config)
     for body in (evaluate_model, build_candidates, score_daily, measure_recommendations):
         body(job)
     for old, partition in zip(before, partitions, strict=True):
@@ -391,7 +407,7 @@ def test_a_rerun_gives_the_same_partitions(spark: SparkSession, night: Night) ->
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, reference: ReferenceScores, quiet: None) -> Config:
+def fresh(tmp_path: Path, reference: ReferenceScores, without_workflow: None) -> Config:
     """A lake in which no scoring job has run yet."""
     return publish_lake(tmp_path / "lake", reference)
 
@@ -450,54 +466,58 @@ def test_scoring_before_candidates_names_the_missing_table(spark: SparkSession, 
         score_daily(job_of(spark, fresh))
 
 
-def test_features_of_another_workflow_are_refused(spark: SparkSession, night: Night, tmp_path: Path) -> None:
-    lake, other = night.lake, "2026-01-09"
+def test_features_of_another_workflow_are_refused(
+    spark: SparkSession, scored_run: ScoredRun, tmp_path: Path
+) -> None:
+    lake, other = scored_run.lake, "2026-01-09"
     dataset = read_dataset(lake, RUN_DATE)
     publish_dataset(lake, Dataset(other, "w2", dataset.splits, "extend"), "")
     with pytest.raises(
         DataError, match=r"features of workflow w1, the dataset of 2026-01-09 was made with w2[\s\S]*apply"
     ):
-        score_daily(job_of(spark, night.config, other))
+        score_daily(job_of(spark, scored_run.config, other))
     changed = replace(SPEC, features=(replace(SPEC.features[0], scope="user"), *SPEC.features[1:]))
     file_io.replace_text(lake.feature_spec(WORKFLOW), dumps(changed))
     try:
         with pytest.raises(DataError, match=r"different features: Feature\(name='price'"):
-            score_rows(job_of(spark, night.config))
+            score_rows(job_of(spark, scored_run.config))
     finally:
         file_io.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
 
 
 @pytest.mark.parametrize("context, named", [({}, "device"), ({**CONTEXT, "price": 1}, "price")])
 def test_context_must_be_complete(
-    spark: SparkSession, night: Night, context: dict[str, float], named: str
+    spark: SparkSession, scored_run: ScoredRun, context: dict[str, float], named: str
 ) -> None:
-    config = night.config.model_copy(
-        update={"score": night.config.score.model_copy(update={"context": context})}
+    config = scored_run.config.model_copy(
+        update={"score": scored_run.config.score.model_copy(update={"context": context})}
     )
     with pytest.raises(ConfigError, match=named):
         score_daily(job_of(spark, config))
 
 
-def test_stale_candidates_are_refused(spark: SparkSession, night: Night) -> None:
-    partition = night.lake.candidates(WORKFLOW).partition(RUN_DATE)
+def test_stale_candidates_are_refused(spark: SparkSession, scored_run: ScoredRun) -> None:
+    partition = scored_run.lake.candidates(WORKFLOW).partition(RUN_DATE)
     manifest = file_io.read_json(partition.file("_MANIFEST.json"))
     stale = {**manifest, "inputs": {**manifest["inputs"], "users": "older"}}
     file_io.replace_json(partition.file("_MANIFEST.json"), stale)
     try:
         with pytest.raises(DataError, match=r"built from users older[\s\S]*run build_candidates"):
-            score_daily(job_of(spark, night.config))
+            score_daily(job_of(spark, scored_run.config))
     finally:
         file_io.replace_json(partition.file("_MANIFEST.json"), manifest)
 
 
-def test_measuring_needs_the_day_after(spark: SparkSession, night: Night) -> None:
-    (Path(night.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv").rename(Path(night.config.lake) / "aside")
+def test_measuring_needs_the_day_after(spark: SparkSession, scored_run: ScoredRun) -> None:
+    (Path(scored_run.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv").rename(
+        Path(scored_run.config.lake) / "aside"
+    )
     try:
         with pytest.raises(DataError, match=r"no raw file at .*2026-01-06"):
-            measure_recommendations(job_of(spark, night.config))
+            measure_recommendations(job_of(spark, scored_run.config))
     finally:
-        (Path(night.config.lake) / "aside").rename(
-            Path(night.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
+        (Path(scored_run.config.lake) / "aside").rename(
+            Path(scored_run.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
         )
 
 

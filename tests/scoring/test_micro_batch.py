@@ -18,7 +18,7 @@ from tests.scoring.reference_scores import ReferenceScores, make_recommender
 
 
 class Cramped(nn.Module):
-    """A model on a device that has memory for `most` rows at once; counts the rows it scored. It has no split."""
+    """A model on a device with memory for `most` rows at once. It counts rows and has no factorization."""
 
     def __init__(self, model: nn.Module, most: int, message: str = "out of memory") -> None:
         super().__init__()
@@ -27,6 +27,7 @@ class Cramped(nn.Module):
         self.largest = 0
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """The logits, or an error for too many rows."""
         if len(dense) > self.most:
             raise torch.OutOfMemoryError(self.message)
         self.scored += len(dense)
@@ -114,6 +115,7 @@ def test_bytes_of_a_row_count_layers_and_vectors(reference: ReferenceScores) -> 
 
 
 def cramped(recommender: Recommender, most: int, rows: int) -> tuple[Recommender, Cramped]:
+    """The recommender on a device with memory for `most` rows, and its model."""
     model = Cramped(recommender.predictor.model, most)
     predictor = replace(recommender.predictor, model=model, micro_batch=MicroBatch(rows))
     return Recommender.of(predictor, recommender.items, recommender.k), model

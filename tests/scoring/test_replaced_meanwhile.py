@@ -1,4 +1,4 @@
-"""Tables that another job replaces between a job's look at their manifests and its reading: it reads what it looked at."""
+"""Tables replaced by another job between reading their manifest and their rows: the old rows are read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from training.registry.versions import Decision, record_decision
 def job(
     spark: SparkSession, reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> RunContext:
-    """The night of RUN_DATE up to its candidates."""
+    """The run of RUN_DATE up to its candidates."""
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
     run = RunContext("test", publish_lake(tmp_path, reference), RUN_DATE, _spark=spark)
@@ -68,11 +68,11 @@ def test_lists_are_made_of_the_tables_that_were_checked(
     candidates = job.lake.candidates(WORKFLOW).partition(RUN_DATE)
     checked = {"users": read_manifest(users).digest, "candidates": read_manifest(candidates).digest}
 
-    def another_night() -> None:
+    def another_run() -> None:
         for partition in (users, candidates):
             replace(job.spark, partition)
 
-    followed(monkeypatch, score_daily_job, "encoded_context", another_night)
+    followed(monkeypatch, score_daily_job, "encoded_context", another_run)
     score_daily(job)
     lists = job.lake.recommendations.partition(RUN_DATE)
     manifest = read_manifest(lists)

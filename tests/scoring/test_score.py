@@ -20,6 +20,7 @@ K = 5
 def users_frame(
     spark: SparkSession, reference: ReferenceScores, candidates: list[list[int] | None] | None = None
 ) -> DataFrame:
+    """A frame of users with candidates."""
     listed = candidates or [None] * len(reference.users)
     rows = [
         (key, int(who), float(age), items, None)
@@ -30,6 +31,7 @@ def users_frame(
 
 
 def sorted_lists(lists: DataFrame) -> pd.DataFrame:
+    """Lists by user and position."""
     return lists.orderBy("user_id", "position").toPandas()
 
 
@@ -88,6 +90,7 @@ def test_nan_comes_back_as_a_data_error_that_names_user_and_item(
 
 
 def pairs_frame(spark: SparkSession, reference: ReferenceScores) -> DataFrame:
+    """A frame of all pairs of user and item."""
     pairs = reference.users.merge(reference.items, how="cross").assign(**CONTEXT).reset_index(names="row_id")
     return spark.createDataFrame(pairs).select(
         "row_id",

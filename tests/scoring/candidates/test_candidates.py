@@ -1,4 +1,4 @@
-"""Candidates against pandas: popularity with ties, segments, co-visitation, exclusions user by user, quotas, active items."""
+"""Candidates against pandas: popularity, segments, co-visitation, exclusions, quotas, active items."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Frames = tuple[DataFrame, DataFrame, DataFrame]
 
 @pytest.fixture(scope="module")
 def log() -> pd.DataFrame:
-    """Few clicks on many items, so that counts tie; u00 clicked almost everything, u11 nothing; one item is unknown."""
+    """Few clicks on many items, so that counts tie. u00 clicked almost all, u11 none; one item is unknown."""
     draw = np.random.default_rng(4)
     rows = pd.DataFrame(
         {
@@ -61,26 +61,31 @@ def tables(spark: SparkSession, log: pd.DataFrame) -> Frames:
 
 
 def nothing_excluded(users: DataFrame) -> Exclusions:
+    """Exclusions without an item."""
     return Exclusions(users.selectExpr("user_key", "cast(null as array<int>) as excluded"))
 
 
 def excluding(tables: Frames, clicked: bool) -> Exclusions:
+    """Exclusions of all users, with clicked items or without."""
     users, items, rows = tables
     return exclude(users, items, clicked_items(rows, items) if clicked else None, [])
 
 
 def lists_of(frame: DataFrame) -> dict[str, list[int]]:
+    """User → candidates."""
     actual = {row.user_key: row.candidates for row in frame.collect()}
     assert sorted(actual) == USERS
     return actual
 
 
 def clicked_by(log: pd.DataFrame, user: str) -> set[int]:
+    """Indices of the items that a user clicked."""
     clicks = log[(log.label == 1) & (log.user_key == user)]
     return {ITEMS.index(key) for key in clicks.item_key if key in ITEMS}
 
 
 def ranking(log: pd.DataFrame) -> list[int]:
+    """Item indices by popularity."""
     counts = log[log.label == 1].item_key.value_counts()
     return sorted(range(len(ITEMS)), key=lambda index: (-counts.get(ITEMS[index], 0), index))
 

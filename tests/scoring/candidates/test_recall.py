@@ -17,7 +17,7 @@ SOURCES = ["covisitation", "popular", "retrieval"]
 
 
 def draw_positives(draw: np.random.Generator) -> dict[str, set[str]]:
-    """Up to four a user, none for some; items nobody can be offered among them, and a user without candidates."""
+    """Up to four positives a user, or none; some items are unknown, and one user has no candidates."""
     actual = {
         user: {str(key) for key in draw.choice([*ITEMS, "gone"], draw.integers(0, 5), replace=False)}
         for user in [*USERS, "stranger"]
@@ -28,6 +28,7 @@ def draw_positives(draw: np.random.Generator) -> dict[str, set[str]]:
 def measured(
     spark: SparkSession, rows: list[tuple[Any, ...]], positives: dict[str, set[str]], sources: list[str]
 ) -> dict[bool, Recall]:
+    """The recall of some lists, measured by Spark."""
     items = spark.createDataFrame(list(enumerate(ITEMS)), "item_index int, item_key string")
     clicks = [(user, item) for user, wanted in positives.items() for item in wanted]
     wanted = spark.createDataFrame(clicks, "user_key string, item_key string")

@@ -1,4 +1,4 @@
-"""Retrieval by vectors against NumPy: every user meets every item, whatever the blocks, the exclusions and the ties."""
+"""Retrieval by vectors against NumPy, for several block sizes, with exclusions and ties."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def retriever(users: torch.Tensor, items: torch.Tensor, n: int, places: int) -> 
 
 
 def batch(excluded: list[list[int] | None]) -> pa.RecordBatch:
+    """Users with these excluded items."""
     frame = {
         "user_key": pa.array([f"u{index}" for index in range(len(excluded))]),
         "who": pa.array(range(len(excluded)), pa.int32()),

@@ -1,4 +1,4 @@
-"""The bootstrap against a naive loop that repeats rows, against theory, and against itself cut in other ranges."""
+"""The bootstrap against a naive loop that repeats rows, against theory, and with other ranges."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def measured(
     resample: Resample = RESAMPLE,
     cuts: tuple[float, ...] = (),
 ) -> PredictionQuality:
+    """The quality of rows divided into ranges."""
     place = np.searchsorted(cuts, probability, side="right")
     ranges = [
         reduce_rows(label[place == number], probability[place == number], units[place == number], resample)
@@ -122,7 +123,8 @@ def test_a_replicate_without_clicks_has_no_auc_and_is_left_out() -> None:
 def test_the_interval_holds_the_true_difference_about_as_often_as_it_says() -> None:
     """Two scores of one normal signal: of 200 samples, 90% intervals hold the true difference in about 180.
 
-    AUC of N(d, 1) against N(0, 1) is Φ(d / √2). Users have effects of their own, so rows of a user are not independent.
+    AUC of N(d, 1) against N(0, 1) is Φ(d / √2). Users have effects of their own, so rows of a user are not
+    independent.
     """
     draw, held, trials, users, rows = np.random.default_rng(4), 0, 200, 80, 640
 

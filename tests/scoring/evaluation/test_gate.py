@@ -26,6 +26,7 @@ def verdict(
     users: int = 4_000,
     other_checks: tuple[Check, ...] = (),
 ) -> Verdict:
+    """The verdict on a challenger with this interval of the AUC."""
     auc = Interval(challenger.auc - champion.auc, low, high, 0.95, 1000)
     log_loss = Interval(challenger.log_loss - champion.log_loss, *loss, 0.95, 1000)
     comparison = Comparison(champion, auc, log_loss, rows, users)
@@ -33,6 +34,7 @@ def verdict(
 
 
 def levels(decision: Verdict) -> dict[str, str]:
+    """Check → level."""
     return {check.name: check.level for check in decision.checks}
 
 

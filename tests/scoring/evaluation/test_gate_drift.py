@@ -1,4 +1,4 @@
-"""The gate's checks of drift, from a published data report and from the scores of two models on the same rows."""
+"""The gate's checks of drift, from a published data report and from the scores of two models."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.scoring.scoring_lake import make_config
 
 
 def column(name: str, psi: float | None, noise: float = 0.01) -> ColumnReport:
+    """The report of a raw column."""
     return ColumnReport(name, "string", 0, 100, 0, 700, 5, 9, 1, psi, noise, None, (), (), None, None, None)
 
 
@@ -45,16 +46,19 @@ REPORT = Comparison(
 
 
 def measures(probability: np.ndarray, oov: dict[str, float] | None = None) -> ModelMeasures:
+    """Measures of a model with these scores."""
     bins = Counter(bin_keys(probability.astype(np.float64)).tolist())
     return ModelMeasures("m", "w", PredictionQuality({}, bins, {}), oov or {})
 
 
 def job_of(folder: Path, drift: dict[str, Any] | None = None, exempt: list[str] | None = None) -> RunContext:
+    """The context of evaluate_model with these limits."""
     config = make_config(folder, gate={"drift": drift or {}}, quality={"exempt": exempt or []})
     return RunContext("evaluate_model", config, RUN_DATE)
 
 
 def publish(config: Config, report: Comparison) -> None:
+    """Publishes a data report."""
     facts = {**report.to_facts(), "findings": []}
     publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), facts)
 
@@ -62,6 +66,7 @@ def publish(config: Config, report: Comparison) -> None:
 def checks_of(
     job: RunContext, ours: ModelMeasures, theirs: ModelMeasures | None = None
 ) -> dict[str, tuple[str, str, str | None]]:
+    """Check → level, message and setting."""
     return {
         check.name: (check.level, check.message, check.setting)
         for check in drift_checks(job, ours, theirs)[0]
@@ -82,7 +87,7 @@ def test_scores_of_one_distribution_do_not_drift_and_shifted_ones_do() -> None:
 
 
 def test_the_psi_of_scores_is_that_of_the_champions_tenths() -> None:
-    """Against NumPy: both histograms over the quantiles of the champion's scores, to within the width of a bin.
+    """Against NumPy: both histograms over the quantiles of the champion's scores, up to the width of a bin.
 
     Scores stay in the champion's range: what lies outside of it has a bin of its own.
     """
@@ -111,7 +116,8 @@ def test_limits_warn_or_hold_and_name_their_key(tmp_path: Path) -> None:
     )
     assert checks["click_rate_change"] == (
         "warn",
-        "15.00% of the test rows are clicks, 30.00% of the train rows (above gate.drift.click_rate_change_warn=0.4)",
+        "15.00% of the test rows are clicks, 30.00% of the train rows "
+        "(above gate.drift.click_rate_change_warn=0.4)",
         "gate.drift.click_rate_change_warn",
     )
     assert checks["score_psi"][0] == "hold"

@@ -22,6 +22,7 @@ def predictions(rows: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_ranges(label: np.ndarray, probability: np.ndarray, cuts: list[float]) -> list[dict[str, Any]]:
+    """The sums of the rows in ranges between these cuts."""
     place = np.searchsorted(cuts, probability, side="right")
     return [
         reduce_rows(label[place == number], probability[place == number]) for number in np.unique(place)[::-1]

@@ -1,4 +1,4 @@
-"""Cases of candidates: empty, repeated, out of range, scored as NaN; and the pieces that lists are cut into."""
+"""Cases of candidates: empty, repeated, out of range, scored as NaN; and the pieces of long lists."""
 
 from __future__ import annotations
 

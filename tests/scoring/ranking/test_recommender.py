@@ -28,6 +28,7 @@ def batch_of(
     candidates: list[list[int] | None] | None = None,
     excluded: list[list[int] | None] | None = None,
 ) -> pa.RecordBatch:
+    """A batch of users with candidates and excluded items."""
     table = pa.Table.from_pandas(users, preserve_index=False)
     nothing = [None] * len(users)
     table = table.append_column("candidates", pa.array(candidates or nothing, LIST))
@@ -37,6 +38,7 @@ def batch_of(
 
 
 def lists_of(recommender: Recommender, *batches: pa.RecordBatch) -> pd.DataFrame:
+    """The lists of some batches, with the columns of ReferenceScores.expected."""
     actual = [lists.to_pandas() for batch in batches for lists in recommender.recommend(batch)]
     frame = (
         pd.concat(actual, ignore_index=True)
@@ -47,6 +49,7 @@ def lists_of(recommender: Recommender, *batches: pa.RecordBatch) -> pd.DataFrame
 
 
 def assert_same_lists(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
+    """Checks items and positions for equality, and scores up to rounding."""
     keys = ["user_key", "position", "item_key"]
     assert actual[keys].values.tolist() == expected[keys].values.tolist()
     np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
@@ -54,6 +57,7 @@ def assert_same_lists(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
 
 @pytest.fixture
 def recommender(reference: ReferenceScores) -> Recommender:
+    """A recommender of the 5 best items."""
     return make_recommender(reference.request)
 
 

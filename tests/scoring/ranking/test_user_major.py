@@ -1,4 +1,4 @@
-"""Lists of any length, from every architecture, against pandas; and what a worker holds while it makes them."""
+"""Lists of any length from every architecture against pandas, and the memory that a worker needs for them."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, dense: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
+        """The logits of the whole model."""
         return self.model(dense, categorical)
 
 
 def save(folder: Path, config: ModelConfig) -> str:
+    """Saves a model with random weights and returns its folder."""
     model = build_model(config, SPEC)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -119,7 +121,7 @@ def test_lists_of_every_architecture_equal_joined_rows(
 def crowd(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[ListRequest, pd.DataFrame, pd.DataFrame, np.ndarray]:
-    """100,000 items, of whose features many are equal, 20 users and a logistic regression; NumPy's float32 probabilities."""
+    """100,000 items, many with equal features, 20 users, a logistic regression, and NumPy's probabilities."""
     folder = tmp_path_factory.mktemp("crowd")
     users = make_users(20)
     draw = np.random.default_rng(6)
@@ -165,7 +167,8 @@ def test_lists_of_0_1_and_100_000_with_ties_equal_pandas(crowd: Any) -> None:
         frame = pd.DataFrame({"item": left, "score": probabilities[user, left]})
         ranked = frame.sort_values("score", ascending=False, kind="stable").head(50)
         np.testing.assert_allclose(user_rows.score, ranked.score, atol=1e-6)
-        # Equal features have equal scores: in the order of their keys, each item of a score before those that were cut off.
+        # Equal features have equal scores: in the order of their keys, each item of a score before those that
+        # were cut off.
         index = user_rows.item_key.str[1:].astype(int).to_numpy()
         assert (np.diff(index)[np.diff(user_rows.score.to_numpy()) == 0] > 0).all()
         scores = dict(zip(left, probabilities[user, left], strict=True))

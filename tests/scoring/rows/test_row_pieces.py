@@ -9,6 +9,7 @@ from scoring.rows.file_splits import RowGroup, divide_rows
 
 
 def groups_of(rows: list[int]) -> list[RowGroup]:
+    """Row groups of these sizes."""
     return [RowGroup(f"f{place}", place % 3, 3, count, "2026-01-01") for place, count in enumerate(rows)]
 
 

@@ -1,4 +1,4 @@
-"""score_rows' tasks on s3://, against a server of the S3 protocol: rows are read from there and scores are written there."""
+"""Tasks of score_rows that read and write s3://, on a server of the S3 protocol."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ ROWS = 120
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket of an S3 server."""
     with servers.bucket(tmp_path_factory.mktemp("s3"), "rows"):
         yield "s3://rows"
 

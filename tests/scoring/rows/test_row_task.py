@@ -1,4 +1,4 @@
-"""Feature rows read and scored by a worker itself: NumPy's probabilities, whatever the cuts; files that lie are refused."""
+"""Tasks of score_rows: NumPy's probabilities, however rows are divided; wrong files are refused."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ ROWS, GROUP_ROWS = 150, 40
 
 @pytest.fixture
 def rows(reference: ReferenceScores) -> pa.Table:
+    """Feature rows of a day."""
     return feature_rows(reference, day=1, rows=ROWS)
 
 
 @pytest.fixture
 def predictor(reference: ReferenceScores) -> Predictor:
+    """A predictor with small micro-batches."""
     return load_predictor(ModelRequest(reference.request.model.path, "cpu", 16), None, 1)
 
 
@@ -45,6 +47,7 @@ def write(path: Path, rows: pa.Table, dt: str = "2026-01-02") -> list[RowGroup]:
 
 
 def expected_of(reference: ReferenceScores, rows: pa.Table) -> np.ndarray:
+    """NumPy's probabilities of feature rows."""
     frame: pd.DataFrame = rows.to_pandas()
     users = pd.Index(reference.users.user_key).get_indexer(pd.Index(frame.user_key))
     items = pd.Index(reference.items.item_key).get_indexer(pd.Index(frame.item_key))
@@ -77,7 +80,7 @@ def test_probabilities_do_not_depend_on_tasks_and_batches(
 def test_a_task_that_runs_twice_writes_the_same_rows_to_a_file_of_its_own(
     rows: pa.Table, predictor: Predictor, tmp_path: Path
 ) -> None:
-    """A worker that was killed and the attempt that follows never share a file, and one of them is named in a manifest."""
+    """A repeated task writes another file than the killed one, and a manifest names only one of them."""
     (task,) = divide_rows(write(tmp_path / "rows", rows), 1, 1000)
     first, second = (write_scores(predictor, task, str(tmp_path / "scores"), 1) for _ in range(2))
     assert first != second
@@ -109,6 +112,7 @@ def test_lists_of_ids_are_read_from_files(tmp_path: Path) -> None:
 
 
 def read_all(groups: list[RowGroup], spec: FeatureSpec = SPEC) -> int:
+    """Number of rows that are read."""
     pieces = [Piece(group, 0, group.rows) for group in groups]
     return sum(batch.num_rows for piece in pieces for batch in read_piece(piece, spec, ["row_id"], 64))
 

@@ -1,4 +1,4 @@
-"""Rules on the device against the plain walk of oracle.py, over drawn rankings; and what each rule promises by itself."""
+"""Business rules against the plain Python of oracle.py over random rankings, and each rule alone."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def write_shelves(folder: Path, reference: ReferenceScores) -> dict[str, str]:
 
 
 def rules_of(folder: Path, **rules: Any) -> ListRules:
+    """Rules with the attribute table of a folder."""
     table = {
         "path": f"{folder}/shelves-{{date}}.parquet",
         "format": "parquet",
@@ -53,23 +54,28 @@ def rules_of(folder: Path, **rules: Any) -> ListRules:
 
 
 def recommender_with(reference: ReferenceScores, rules: ListRules, k: int = K) -> Recommender:
+    """A recommender with rules."""
     request = rules_request(rules, k, RUN_DATE, {})
     return make_recommender(replace(reference.request, k=k, rules=request))
 
 
 def lists_of(recommender: Recommender, batch: pa.RecordBatch) -> pd.DataFrame:
+    """The lists of a batch."""
     return pd.concat([lists.to_pandas() for lists in recommender.recommend(batch)], ignore_index=True)
 
 
 def boost(by: str = "factor", **values: float) -> dict[str, Any]:
+    """A boost by colour."""
     return {"boost": {"attribute": "shelf", "by": by, "values": values}}
 
 
 def cap(most: int) -> dict[str, Any]:
+    """A maximum per colour."""
     return {"max_per_category": {"attribute": "shelf", "max": most}}
 
 
 def explore(share: float, seed: int = 3) -> dict[str, Any]:
+    """An exploration."""
     return {"exploration": {"share": share, "seed": seed}}
 
 
@@ -174,7 +180,7 @@ def test_a_draw_is_the_same_again_and_another_on_another_day_or_seed(
 
 
 def test_draws_fall_evenly_on_items() -> None:
-    """The first draw of 20,000 users over 10 items; chi-squared with 9 degrees of freedom is above 27.9 once in 1,000."""
+    """First draws of 20,000 users over 10 items; χ² with 9 degrees of freedom exceeds 27.9 once in 1,000."""
     users = [f"u{number}" for number in range(20_000)]
     items = [f"item {number}" for number in range(10)]
     keys = draw_keys(text_hashes(users, "0|d"), text_hashes(items)[None, :].expand(len(users), -1))
