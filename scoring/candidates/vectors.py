@@ -19,8 +19,8 @@ from torch import Tensor
 from conf.errors import ConfigError, DataError
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
 from scoring.model.predictor import Predictor
+from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pairs import Side, context_side, side_of
-from scoring.ranking.recommender import read_items
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from storage.feature_spec import USER_KEY
 from training.models.two_tower import TwoTower

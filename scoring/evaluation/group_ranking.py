@@ -1,7 +1,7 @@
 """MAP@k and NDCG@k of ranked groups of rows, such as the ads of one display, over any number of groups.
 
-A group's rows meet in one task, which reduces its groups to one row of sums; the driver adds those up as
-integers, so the order of tasks changes nothing.
+All rows of a group are in one task, which reduces its groups to one row of sums. The driver adds those up as
+integers, so the order of the tasks does not change the result.
 """
 
 from __future__ import annotations

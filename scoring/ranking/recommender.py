@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from conf.errors import DataError
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequest
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, ListRequest
 from scoring.model.predictor import Predictor
+from scoring.ranking.candidate_items import Items, read_items
 from scoring.ranking.pair_scorer import Crossing
-from scoring.ranking.pairs import CandidateLists, Indices, Lists, Pieces, Side, blocks, context_side, side_of
+from scoring.ranking.pairs import CandidateLists, Indices, Lists, Pieces, blocks, side_of
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from scoring.rules.apply_rules import RANKED, ItemRules, load_rules
-from storage import file_io
-from storage.feature_spec import ITEM_KEY, USER_KEY
+from storage.feature_spec import USER_KEY
 from training.models.factorization import Part
 
 RECOMMENDATIONS = pa.schema(
@@ -45,21 +44,16 @@ _MOST_USERS = 1_024
 
 
 @dataclass(frozen=True)
-class Items:
-    """The candidate items.
+class Recommender:
+    """A predictor and the candidate items on its device.
 
     Attributes:
-        keys: (N,) strings by item index.
-        side: inputs of the items, with those of the context features.
+        predictor: the model.
+        items: the candidate items.
+        k: length of the lists.
+        crossing: scores users against the items.
+        rules: business rules; None for none.
     """
-
-    keys: pa.Array
-    side: Side
-
-
-@dataclass(frozen=True)
-class Recommender:
-    """A predictor with the items beside it, crossed with one user after the other."""
 
     predictor: Predictor
     items: Items
@@ -261,33 +255,3 @@ def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
     items = read_items(request.item_files, predictor, dict(request.context))
     rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None
     return Recommender.of(predictor, items, request.k, rules)
-
-
-def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:
-    """Reads the candidate items, by index, onto the CPU.
-
-    Args:
-        files: Parquet files of candidate_items, in order.
-        predictor: its model's features are read.
-        context: encoded values of the features of scope `context`.
-
-    Raises:
-        DataError: the indices are not 0, 1, 2, …
-        ConfigError: the context does not fit the spec.
-    """
-    spec, multi_hot = predictor.spec, predictor.multi_hot
-    columns = [ITEM_INDEX, ITEM_KEY, *(feature.name for feature in spec.scoped("item"))]
-    table = pa.concat_tables(_read_parquet(path, columns) for path in files).combine_chunks()
-    index = table.column(ITEM_INDEX).to_numpy()
-    if not np.array_equal(index, np.arange(len(index))):
-        raise DataError(
-            f"{files[0]}: item_index does not count from 0 in steps of 1", "run build_candidates again"
-        )
-    keys = pa.array(table.column(ITEM_KEY).to_pylist(), pa.string())
-    return Items(keys, side_of(table, spec, multi_hot, "item").plus(context_side(context, spec, multi_hot)))
-
-
-def _read_parquet(path: str, columns: list[str]) -> pa.Table:
-    """Columns of one file."""
-    files, inner = file_io.filesystem(path)
-    return pq.read_table(inner, filesystem=files, columns=columns, partitioning=None)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from scoring.inputs.requests import ListRequest
 from scoring.model.predictor import Predictor
+from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pairs import side_of
-from scoring.ranking.recommender import read_items
 
 
 def score_sample(

@@ -16,8 +16,9 @@ from scoring.inputs.requests import ModelRequest
 from scoring.model.micro_batch import MicroBatch
 from scoring.model.predictor import choose_device
 from scoring.ranking import recommender as module
+from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pairs import blocks
-from scoring.ranking.recommender import Recommender, read_items
+from scoring.ranking.recommender import Recommender
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, make_recommender, write_model
 
 LIST = pa.list_(pa.int32())
