@@ -92,7 +92,7 @@ def publish_changes(
         "before": None,
         **(_against(context, lists, before, earlier) if before and earlier else {}),
     }
-    excesses = beyond(context.config.score.stop, changes)
+    excesses = find_excesses(context.config.score.stop, changes)
     changes |= {"held_back": bool(excesses), "excesses": [asdict(excess) for excess in excesses]}
     partition = context.lake.list_changes.partition(context.run_date)
     inputs = {**made_of, "config": config_digest(context.config, "score")}
@@ -125,7 +125,7 @@ def last_published(lake: Lake, run_date: str) -> Partition | None:
     return None
 
 
-def beyond(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
+def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
     """The figures beyond their limits. A figure that is None is never beyond its limit."""
     excesses = []
     for figure, setting in _LIMITS.items():

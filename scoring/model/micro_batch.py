@@ -16,8 +16,7 @@ log = logging.getLogger("nightrank.scoring")
 
 Result = TypeVar("Result")
 
-# The activations of a micro-batch fit a core's cache, which is faster than large batches
-# (benchmarks/scoring.py).
+# The activations of so many rows fit a core's cache; larger batches are slower.
 _CPU_ROWS = 1_024
 _GPU_LEAST_ROWS, _GPU_MOST_ROWS = 8_192, 1_048_576
 # A micro-batch may take 1 / 4 of a GPU's free memory: other tasks may share the GPU, and the size is an

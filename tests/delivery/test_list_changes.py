@@ -15,7 +15,7 @@ from conf.load import load_config
 from conf.types import Stop
 from jobs.score_daily import score_daily
 from metrics.psi import bin_numbers, drift_of
-from scoring.delivery.publish_limits import beyond, last_published
+from scoring.delivery.publish_limits import find_excesses, last_published
 from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
@@ -152,7 +152,7 @@ def test_the_day_before_is_the_last_one_published(runs: PublishedRuns) -> None:
 def test_a_limit_is_passed_only_beyond_it(
     stop: dict[str, float], changes: dict[str, Any], settings: list[str]
 ) -> None:
-    assert [excess.setting for excess in beyond(Stop.model_validate(stop), changes)] == settings
+    assert [excess.setting for excess in find_excesses(Stop.model_validate(stop), changes)] == settings
 
 
 def test_a_limit_can_be_lifted_on_the_command_line() -> None:
