@@ -226,8 +226,7 @@ def test_a_killed_delivery_changes_nothing_and_the_next_one_is_whole(
     closing = json.loads(message.splitlines()[-1])
     assert closing["sinks"][0]["written"] == len(runs.lists) - len(before)
     assert os.environ["LISTS_PASSWORD"] not in message
-    # What the killed one staged is young, so that it may be at work for all the others know; a day later it
-    # goes.
+    # A young staging table may be in use, so a later delivery drops it only after a day.
     (left,) = staging_tables(client, sink)
     aged = left.replace(left.split("_st_")[1][:8], "20200101")
     client.execute(f"ALTER TABLE {left} RENAME TO {aged}")

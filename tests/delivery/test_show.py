@@ -1,4 +1,4 @@
-"""What show.py tells of a user, against the tables it reads; and what it says where there is no list."""
+"""The output of show.py for a user against the tables it reads, and its errors for users without a list."""
 
 from __future__ import annotations
 

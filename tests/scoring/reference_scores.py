@@ -20,7 +20,7 @@ from training.checkpoints import save_model
 from training.models import build_model
 from training.registry.model_json import read_description
 
-# Scopes interleave, so that a wrong column order cannot pass; `who` knows fewer users than there are.
+# Scopes interleave, so that a wrong column order fails. There are more users than ids of `who`.
 SPEC = FeatureSpec(
     features=(
         Feature("price", "dense", "float32", "item"),
@@ -96,7 +96,7 @@ def write_model(
 
 
 def logistic_probabilities(model_path: str, users: pd.DataFrame, items: pd.DataFrame) -> np.ndarray:
-    """(U, N) probabilities of the hand-made logistic regression, in NumPy from the written weights."""
+    """(U, N) probabilities of the logistic regression, by NumPy from the saved weights."""
     from safetensors.numpy import load_file
 
     weights: dict[str, np.ndarray] = {}

@@ -29,7 +29,7 @@ TEXT_COLUMNS = {"user", "item", *(feature.name for feature in SPEC.categorical)}
 
 
 def make_config(root: Path, **sections: Any) -> Config:
-    """The configuration of the hand-made log; `sections` replaces whole sections."""
+    """The configuration of this lake; `sections` replaces whole sections."""
     values = {
         "name": "toy",
         "lake": str(root),

@@ -1,4 +1,4 @@
-"""Top-k lists of hand-made users and items against NumPy and pandas, without Spark."""
+"""Top-k lists of a few users and items against NumPy and pandas, without Spark."""
 
 from __future__ import annotations
 

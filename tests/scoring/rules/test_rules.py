@@ -138,7 +138,7 @@ def test_lists_equal_the_plain_walk(
 
 
 def test_the_walk_goes_past_any_number_of_full_categories(reference: ReferenceScores, tmp_path: Path) -> None:
-    """The best item that is not red may stand last of all; an over-fetched top would miss it."""
+    """The best item that is not red may be the last of all, below any fixed number of best items."""
     keys = reference.items.item_key.tolist()
     order = np.argsort(-reference.probabilities[0].astype(np.float32), kind="stable")
     shelves = {keys[item]: "red" for item in order[:-1]} | {keys[order[-1]]: "blue"}
