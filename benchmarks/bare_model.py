@@ -41,9 +41,9 @@ def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int
 def _score(
     request: ModelRequest, groups: Sequence[RowGroup], barrier: Barrier, queue: Any, turns: int
 ) -> None:
-    from scoring.model.predictor import predictor_of_process
+    from scoring.model.predictor import load_predictor
 
-    predictor = predictor_of_process(request, None, 1)
+    predictor = load_predictor(request, None, 1)
     dense, ids = read_inputs(groups, predictor.spec)
     predictor.probabilities(dense[:4096], ids[:4096])
     spans = []

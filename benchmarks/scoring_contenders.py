@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.peers import joined_map_in_pandas, joined_pandas_udf, joined_predict_batch_udf
 from benchmarks.scoring_world import Data
 from scoring.inputs.requests import ListRequest, ModelRequest
-from scoring.rows.file_splits import deal
+from scoring.rows.file_splits import divide_rows
 from scoring.spark.score_frames import score_lists, score_split
 from spark.session import build_session, read_profile
 from storage.feature_spec import FeatureSpec
@@ -94,7 +94,7 @@ class Rows:
         folder = tempfile.mkdtemp(prefix="nightrank-scores-")
         try:
             slots = self.spark.sparkContext.defaultParallelism
-            score_split(self.spark, deal(data.joined, slots, 1_000_000), self.model, folder)
+            score_split(self.spark, divide_rows(data.joined, slots, 1_000_000), self.model, folder)
         finally:
             shutil.rmtree(folder)
 
@@ -102,7 +102,7 @@ class Rows:
         """row_id and probability of each row."""
         folder = tempfile.mkdtemp(prefix="nightrank-scores-")
         try:
-            score_split(self.spark, deal(data.joined, 2, 1_000_000), self.model, folder)
+            score_split(self.spark, divide_rows(data.joined, 2, 1_000_000), self.model, folder)
             return self.spark.read.parquet(folder).toPandas()
         finally:
             shutil.rmtree(folder)

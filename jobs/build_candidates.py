@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from conf.load import config_digest
 from jobs.runner import run_job
-from scoring.candidates.build import Tables, make_candidates
+from scoring.candidates.build import SourceTables, make_candidates
 from scoring.candidates.clicks import within
-from scoring.candidates.inputs import Beside, candidate_rows, exclusions, read_beside, retrieve, table_digests
+from scoring.candidates.inputs import (
+    CandidateTables,
+    candidate_rows,
+    exclusions,
+    read_candidate_tables,
+    retrieve,
+    table_digests,
+)
 from scoring.candidates.items import available_items, number_items
 from scoring.inputs.requests import ITEM_INDEX
 from storage.dataset import Dataset, read_dataset
@@ -22,21 +29,21 @@ def build_candidates(context: RunContext) -> JobSummary:
     require(context.config, "keys")
     dataset = read_dataset(context.lake, context.run_date)
     with context.phase("tables"):
-        beside = read_beside(context, dataset.workflow_version)
+        tables = read_candidate_tables(context, dataset.workflow_version)
     with context.phase("candidate_items"):
-        items = publish_items(context, dataset, beside)
+        items = publish_items(context, dataset, tables)
     with context.phase("candidates"):
-        candidates = publish_candidates(context, dataset, items, beside)
+        candidates = publish_candidates(context, dataset, items, tables)
     return JobSummary(
         output=context.lake.candidates(dataset.workflow_version).partition(context.run_date).path,
-        rows_in=beside.users.rows,
+        rows_in=tables.users.rows,
         rows_out=candidates.rows,
         dropped=items.dropped,
         facts={"items": items.rows, **candidates.facts, "workflow_version": dataset.workflow_version},
     )
 
 
-def publish_items(context: RunContext, dataset: Dataset, beside: Beside) -> Manifest:
+def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables) -> Manifest:
     """`candidate_items`: the items that may be recommended, numbered in the order of their key."""
     config = context.config.candidates
     source = context.lake.items(dataset.workflow_version).partition(context.run_date)
@@ -45,7 +52,7 @@ def publish_items(context: RunContext, dataset: Dataset, beside: Beside) -> Mani
     seen = None
     if config.active_days is not None:
         seen = within(candidate_rows(context, dataset, config.splits), config.active_days, context.run_date)
-    items, dropped = available_items(rows_of(context.spark, source, known), seen, beside.out_of_stock)
+    items, dropped = available_items(rows_of(context.spark, source, known), seen, tables.out_of_stock)
     left = known.rows - sum(dropped.values())
     chosen_by = {
         "dataset": dataset.digest,
@@ -66,33 +73,35 @@ def publish_items(context: RunContext, dataset: Dataset, beside: Beside) -> Mani
     )
 
 
-def publish_candidates(context: RunContext, dataset: Dataset, numbered: Manifest, beside: Beside) -> Manifest:
+def publish_candidates(
+    context: RunContext, dataset: Dataset, numbered: Manifest, tables: CandidateTables
+) -> Manifest:
     """`candidates`: one row a user of the users table. Facts: names of the sources, and pairs excluded by filter."""
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     published = lake.candidate_items(version).partition(context.run_date)
     items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
-    excluding = exclusions(context, dataset, version, items, beside)
-    tables = Tables(
+    excluding = exclusions(context, dataset, version, items, tables)
+    sources = SourceTables(
         excluding,
         items,
         candidate_rows(context, dataset, config.splits),
         context.run_date,
-        beside.segments,
-        retrieve(context, version, beside, numbered, excluding),
+        tables.segments,
+        retrieve(context, version, tables, numbered, excluding),
     )
     return publish(
-        make_candidates(config, tables),
+        make_candidates(config, sources),
         lake.candidates(version).partition(context.run_date),
         inputs={
-            "users": beside.users.digest,
+            "users": tables.users.digest,
             "candidate_items": numbered.digest,
             "dataset": dataset.digest,
             "config": config_digest(context.config, "candidates"),
             **table_digests(context),
-            **({"retriever": beside.retriever.version} if beside.retriever else {}),
+            **({"retriever": tables.retriever.version} if tables.retriever else {}),
         },
         row_group_rows=context.config.output.row_group_rows,
-        expected_rows=beside.users.rows,
+        expected_rows=tables.users.rows,
         facts={"sources": [each.name for each in config.sources], "excluded": dict(excluding.counts)},
         rules=Rules(not_null=[USER_KEY]),
         grace_hours=context.config.output.grace_hours,

@@ -6,10 +6,8 @@ import logging
 
 from conf.load import config_digest
 from jobs.runner import run_job
-from scoring.evaluation.gate import Check, Verdict, judge
-from scoring.evaluation.gate_drift import drift_checks
-from scoring.evaluation.gate_measures import compare, measure_models
-from scoring.evaluation.gate_record import Evaluation
+from scoring.evaluation.gate import Verdict
+from scoring.evaluation.gate_run import run_gate
 from scoring.model.model_info import read_model_info
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
@@ -31,19 +29,10 @@ def evaluate_model(context: RunContext) -> JobSummary:
     before = standing.champion
     champion = read_model_info(model_path(lake, name, before)) if before else None
     dataset = read_dataset(lake, run_date)
-    measured = measure_models(
-        context.spark, context, dataset, [challenger, *([champion] if champion else [])]
-    )
-    ours = measured.models[challenger.version]
-    theirs = measured.models[champion.version] if champion else None
-    compared = compare(context.config.gate.confidence, ours, theirs, measured.users) if theirs else None
-    checks, drift = drift_checks(context, ours, theirs)
-    reason = reason_against_promotion(lake, name, challenger.version, standing)
-    if reason:
-        checks.insert(0, Check("standing", "hold", reason))
-    verdict = judge(context.config.gate, ours.figures, compared, checks)
-    _say(verdict)
-    evaluation = Evaluation(challenger, ours, theirs, compared, drift, verdict)
+    barred_because = reason_against_promotion(lake, name, challenger.version, standing)
+    evaluation = run_gate(context, dataset, challenger, champion, barred_because)
+    verdict = evaluation.verdict
+    _log_verdict(verdict)
     facts = evaluation.facts(context, dataset)
     with context.phase("decide"):
         inputs = {
@@ -54,7 +43,7 @@ def evaluate_model(context: RunContext) -> JobSummary:
         }
         publish_facts(lake.evaluations.partition(run_date), inputs=inputs, facts=facts)
         record_decision(lake, name, run_date, evaluation.decision())
-    rows = facts["challenger"]["rows"]
+    rows, ranking = facts["challenger"]["rows"], evaluation.challenger.ranking
     return JobSummary(
         output=lake.evaluations.partition(run_date).path,
         rows_in=rows,
@@ -62,24 +51,24 @@ def evaluate_model(context: RunContext) -> JobSummary:
         facts={
             "promoted": verdict.promoted,
             "reason": verdict.reason,
-            "warnings": [each.said for each in verdict.checks if each.level == "warn"],
+            "warnings": [check.message for check in verdict.checks if check.level == "warn"],
             "challenger": challenger.version,
             "champion": evaluation.champion_after,
-            "challenger_auc": ours.figures.auc,
-            "champion_auc": theirs.figures.auc if theirs else None,
+            "challenger_auc": evaluation.challenger.figures.auc,
+            "champion_auc": evaluation.champion.figures.auc if evaluation.champion else None,
             "auc_interval": evaluation.intervals.get("auc"),
             "best_auc": facts["best_auc"],
-            **({"challenger_ranking": ours.ranking} if ours.ranking else {}),
+            **({"challenger_ranking": ranking} if ranking else {}),
         },
     )
 
 
-def _say(verdict: Verdict) -> None:
-    """The verdict in the log, and each check that is worth a look."""
+def _log_verdict(verdict: Verdict) -> None:
+    """Logs the verdict, and each check that warns or holds."""
     log.info("%s: %s", "promoted" if verdict.promoted else "not promoted", verdict.reason)
-    for each in verdict.checks:
-        if each.level != "ok":
-            log.warning("gate, %s: %s", each.level, each.said)
+    for check in verdict.checks:
+        if check.level != "ok":
+            log.warning("gate, %s: %s", check.level, check.message)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from etl.raw.files import require_raw
 from etl.spark.read_log import good_rows, read_log
 from jobs.runner import run_job
 from scoring.candidates.clicks import CLICK_COLUMNS
-from scoring.candidates.inputs import exclusions, read_beside
+from scoring.candidates.inputs import exclusions, read_candidate_tables
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
 from scoring.evaluation.list_relevance import coverage, measure_lists
@@ -123,7 +123,7 @@ def most_popular(context: RunContext, dataset: Dataset, train: DataFrame, publis
     """
     version = published.facts["workflow_version"]
     items = candidate_items(context, version, numbered_items(context, version))
-    excluding = exclusions(context, dataset, version, items, read_beside(context, version))
+    excluding = exclusions(context, dataset, version, items, read_candidate_tables(context, version))
     lists = popular_items(excluding, popularity(train, items), published.facts["k"])
     entries = lists.select(USER_KEY, F.posexplode(CANDIDATES).alias("place", ITEM_INDEX))
     return entries.join(items, ITEM_INDEX).select(USER_KEY, (F.col("place") + 1).alias("position"), ITEM_KEY)

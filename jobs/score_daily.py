@@ -15,7 +15,7 @@ from scoring.inputs.requests import ListRequest, require_listable
 from scoring.model.champion import champion_and_dataset
 from scoring.model.context_features import encoded_context
 from scoring.ranking.list_summary import summarize_lists
-from scoring.rules.rule_tables import ruled_by
+from scoring.rules.rule_tables import read_rules
 from scoring.spark.int8_change import change_of_lists
 from scoring.spark.score_frames import score_lists
 from storage import file_io
@@ -42,7 +42,7 @@ def score_daily(context: RunContext) -> JobSummary:
         context.lake.candidate_items(dataset.workflow_version).partition(context.run_date), items
     )
     score = context.config.score
-    rules, digests = ruled_by(context)
+    rules, digests = read_rules(context)
     request = ListRequest(
         model.request(score), tuple(item_files), tuple(sorted(context_values.items())), score.k, rules
     )

@@ -8,7 +8,7 @@ from conf.load import config_digest
 from jobs.runner import run_job
 from scoring.inputs.requests import FEATURES_DT, PROBABILITY
 from scoring.model.champion import champion_and_dataset
-from scoring.rows.file_splits import deal, row_groups
+from scoring.rows.file_splits import divide_rows, row_groups
 from scoring.spark.int8_change import change_of_rows, sample_of
 from scoring.spark.score_frames import score_split
 from storage.feature_spec import ROW_ID
@@ -34,7 +34,9 @@ def score_rows(context: RunContext) -> JobSummary:
         with context.phase("int8"):
             facts["int8"] = change_of_rows(spark, sample_of(groups), request)
     with context.phase("score"):
-        tasks = deal(groups, spark.sparkContext.defaultParallelism, context.config.output.row_group_rows)
+        tasks = divide_rows(
+            groups, spark.sparkContext.defaultParallelism, context.config.output.row_group_rows
+        )
         attempt = new_attempt(partition)
         files = score_split(spark, tasks, request, partition.file(attempt))
     with context.phase("publish"):

@@ -1,4 +1,4 @@
-"""Measures of predictions: exact, in float64, on NumPy arrays of one value a row; one subject a file."""
+"""Measures of predictions on NumPy arrays with one value a row, exact in float64; one subject a file."""
 
 from metrics.clicks import auc, log_loss, normalized_entropy, summarize
 from metrics.ranking import map_at_k, ndcg_at_k

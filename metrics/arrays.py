@@ -1,4 +1,4 @@
-"""What every measure asks of its arguments."""
+"""Checks of the arguments that all measures share."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ def vectors(
     """Labels, scores and weights (N,) as float64; the weights default to 1.
 
     Raises:
-        DataError: they are not of one length, or a score is not finite.
+        DataError: the arguments are not vectors of one length, or a score is not finite.
     """
     label = np.asarray(labels, dtype=np.float64)
     score = np.asarray(scores, dtype=np.float64)
     weight = np.ones_like(label) if weights is None else np.asarray(weights, dtype=np.float64)
     if not label.shape == score.shape == weight.shape or label.ndim != 1:
         raise DataError(
-            f"labels {label.shape}, scores {score.shape} and weights {weight.shape} are not vectors of one length",
+            f"labels {label.shape}, scores {score.shape} and weights {weight.shape} "
+            "are not vectors of one length",
             "pass one value a row",
         )
     if not np.isfinite(score).all():

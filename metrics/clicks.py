@@ -1,4 +1,4 @@
-"""Measures of predicted click probabilities, one row at a time: ranking, loss, and how both stand to chance."""
+"""Measures of predicted click probabilities: AUC, log loss and normalised entropy."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from metrics.partial_sums import EPSILON, combine, count_scores, sum_deciles, su
 
 
 def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Area under the ROC curve: how often a positive row scores above a negative one, ties counting one half.
+    """Area under the ROC curve: the share of (positive, negative) pairs in the right order, a tie being half.
 
     Args:
         labels: (N,) 0 or 1.
         scores: (N,) any finite number that grows with the chance of a click.
-        weights: (N,) non-negative; default 1.
+        weights: (N,) non-negative; None is 1 for each row.
 
     Raises:
-        DataError: one class has no weight, so the area is undefined; or a score is not finite.
+        DataError: one class has no weight, so the area is undefined, or a score is not finite.
     """
     label, score, weight = vectors(labels, scores, weights)
     positive, negative = weight * label, weight * (1 - label)
     if not positive.sum() or not negative.sum():
         raise DataError(
-            f"the AUC of {len(label)} rows with {int(label.sum())} positives is undefined: it needs both classes",
+            f"the AUC of {len(label)} rows with {int(label.sum())} positives is undefined: "
+            "it needs both classes",
             "measure on a split that holds clicks and non-clicks: take more days into it",
         )
     order = np.argsort(score, kind="stable")
-    first = np.flatnonzero(np.diff(score[order], prepend=-np.inf))  # where each distinct score begins
+    first = np.flatnonzero(np.diff(score[order], prepend=-np.inf))  # first row of each distinct score
     positives = np.add.reduceat(positive[order], first)
     negatives = np.add.reduceat(negative[order], first)
     below = np.cumsum(negatives) - negatives
@@ -39,7 +40,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
 
 
 def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Mean cross entropy in nats. Probabilities are kept 2⁻²⁴ away from 0 and 1.
+    """Mean cross entropy in nats. Probabilities are clipped to [2⁻²⁴, 1 − 2⁻²⁴].
 
     Raises:
         DataError: there are no rows, or a probability is not finite.
@@ -55,7 +56,9 @@ def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | N
 def normalized_entropy(
     labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None
 ) -> float:
-    """Log loss divided by that of always predicting the click rate (He et al. 2014, ADKDD, section 3): below 1 is use.
+    """Log loss divided by that of always predicting the click rate; below 1 is better than that constant.
+
+    The measure is defined by X. He et al., ADKDD 2014, section 3.
 
     Raises:
         DataError: one class has no weight, so the divisor is 0.
@@ -64,7 +67,8 @@ def normalized_entropy(
     rate = float(np.average(label, weights=weight)) if weight.sum() else 0.0
     if rate in (0.0, 1.0):
         raise DataError(
-            f"the normalised entropy of {len(label)} rows with click rate {rate} is undefined: it needs both classes",
+            f"the normalised entropy of {len(label)} rows with click rate {rate} is undefined: "
+            "it needs both classes",
             "measure on a split that holds clicks and non-clicks: take more days into it",
         )
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
@@ -72,7 +76,7 @@ def normalized_entropy(
 
 
 def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
-    """What `partial.combine` returns, of these rows; a measure they leave undefined is None.
+    """All measures of some rows, as partial_sums.combine returns them; an undefined measure is None.
 
     Raises:
         DataError: lengths differ, or a probability is not finite.

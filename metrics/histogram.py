@@ -1,8 +1,9 @@
-"""Bins that are the same for every day and every column, so that histograms of days add up without reading a row again.
+"""Bins that are the same for every day and column, so that the histograms of several days can be added.
 
-Log-linear bins, as in HdrHistogram (G. Tene): each power of two is cut into 16 equal parts, on both sides of zero, and
-zero has a bin of its own. A bin is at most 1/16 as wide as the number it starts at; integers of magnitude below 32 have
-a bin each. The keys follow from the bits of the number and not from a logarithm, so they are equal on every machine.
+The bins are log-linear, as in HdrHistogram (G. Tene): each power of two is divided into 16 equal parts, on
+both sides of zero, and zero has its own bin. A bin is at most 1/16 as wide as the number it starts at;
+integers of magnitude below 32 have a bin each. Keys are computed from the bits of the number and not by a
+logarithm, so they are equal on every machine.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PARTS = 16
-_SHIFT = 1074  # makes the exponent of the smallest double (2**-1074) one, so that keys of positive numbers are positive
+_SHIFT = 1074  # exponents of doubles begin at -1073 here: shifted, the keys of positive numbers are positive
 
 
 def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(n,) finite numbers → (n,) keys, in the order of the numbers: negative ones below 0, zero at 0.
+    """(n,) finite numbers → (n,) keys, in the order of the numbers: negative below 0, and 0 for zero.
 
-    Two sides of 2,098 powers of two of 16 parts bound the number of keys, whatever the data.
+    There are at most 2 × 2,098 × 16 keys besides 0: two signs, 2,098 powers of two, 16 parts.
     """
     mantissa, exponent = np.frexp(np.abs(values))  # |value| = mantissa * 2**exponent, mantissa in [1/2, 1)
     part = ((mantissa - 0.5) * (2 * _PARTS)).astype(np.int64)
@@ -30,7 +31,7 @@ def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:
 def bin_bounds(key: int) -> tuple[float, float]:
     """The numbers with this key: [low, high) above zero, (low, high] below it, zero alone for key 0.
 
-    The highest bin ends at infinity, the lowest begins there.
+    The highest bin ends at infinity, and the lowest begins at minus infinity.
     """
     if key == 0:
         return 0.0, 0.0

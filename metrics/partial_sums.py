@@ -1,7 +1,8 @@
-"""Measures of predictions from sums over ranges of scores, which add up however many hold the rows.
+"""Measures of predictions from partial sums over ranges of scores, which several processes compute.
 
-Rows that score alike are one entry with its counts. A range reduces to a few sums; a pair of rows in different ranges is
-decided by the order of the ranges, a pair in one range by whoever holds it, so that the AUC of all is exact.
+Rows with equal scores are one entry with counts. Each range is reduced to a few sums. The AUC is exact: the
+order of the ranges decides a pair of rows in different ranges, and the process that has a range decides the
+pairs within it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from metrics.arrays import Vector, vectors
 
-# A probability of exactly 0 or 1 would make one wrong row's loss infinite; float32 cannot come closer to 1 than this.
+# A probability of exactly 0 or 1 would make the loss of one row infinite. 1 − 2⁻²⁴ is the float32 below 1.
 EPSILON = 2.0**-24
 
 DECILES = 10
@@ -23,7 +24,7 @@ Counts = NDArray[np.int64]
 
 
 class ScoreCounts(NamedTuple):
-    """The M distinct scores of some rows, ascending float64, and how many clicks and non-clicks have each."""
+    """(M,) distinct scores of some rows, ascending float64, and the clicks and non-clicks with each score."""
 
     scores: Vector
     positives: Counts
@@ -31,14 +32,17 @@ class ScoreCounts(NamedTuple):
 
     @property
     def rows(self) -> Counts:
+        """(M,) rows with each score."""
         return self.positives + self.negatives
 
 
 class RangeSums(NamedTuple):
-    """What a range of scores adds to the measures of all.
+    """Sums of a range of scores, from which `combine` computes the measures of all rows.
 
     Attributes:
-        doubled_wins: twice the (click, non-click) pairs within the range in the right order, ties counting one half.
+        positives, negatives: clicks and non-clicks.
+        doubled_wins: twice the (click, non-click) pairs within the range in the right order; a tie counts one
+            half.
         loss: sum of the rows' cross entropy, in nats.
         predicted: sum of their probabilities.
     """
@@ -51,27 +55,32 @@ class RangeSums(NamedTuple):
 
 
 def count_scores(labels: ArrayLike, probabilities: ArrayLike) -> ScoreCounts:
-    """Raises DataError as `vectors` does."""
+    """Counts of rows (N,) with labels 0 or 1 by their probability.
+
+    Raises:
+        DataError: lengths differ, or a probability is not finite.
+    """
     label, score, _ = vectors(labels, probabilities)
-    distinct, place = np.unique(score, return_inverse=True)
+    distinct, index = np.unique(score, return_inverse=True)
     click = label > 0
     size = len(distinct)
     return ScoreCounts(
-        distinct, np.bincount(place[click], minlength=size), np.bincount(place[~click], minlength=size)
+        distinct, np.bincount(index[click], minlength=size), np.bincount(index[~click], minlength=size)
     )
 
 
 def merge_counts(parts: Sequence[ScoreCounts]) -> ScoreCounts:
-    """The counts of all parts together; a score may occur in several."""
-    scores, positives, negatives = (np.concatenate(each) for each in zip(*parts, strict=True))
-    distinct, place = np.unique(scores, return_inverse=True)
+    """The counts of several parts together; a score may occur in more than one of them."""
+    scores, positives, negatives = (np.concatenate(column) for column in zip(*parts, strict=True))
+    distinct, index = np.unique(scores, return_inverse=True)
     merged = np.zeros((2, len(distinct)), np.int64)
-    np.add.at(merged[0], place, positives)
-    np.add.at(merged[1], place, negatives)
+    np.add.at(merged[0], index, positives)
+    np.add.at(merged[1], index, negatives)
     return ScoreCounts(distinct, merged[0], merged[1])
 
 
 def sum_range(counts: ScoreCounts) -> RangeSums:
+    """The sums of one range."""
     below = np.cumsum(counts.negatives) - counts.negatives
     clipped = np.clip(counts.scores, EPSILON, 1 - EPSILON)
     losses = -(counts.positives * np.log(clipped) + counts.negatives * np.log1p(-clipped))
@@ -85,18 +94,19 @@ def sum_range(counts: ScoreCounts) -> RangeSums:
 
 
 def sum_deciles(counts: ScoreCounts, rows_below: int, rows: int) -> NDArray[np.float64]:
-    """(10, 3) rows, clicks and sum of probabilities of each tenth of all rows by score.
+    """(10, 3) rows, clicks and sum of probabilities in each decile of all rows by score, from one range.
 
-    Rows that score alike are not parted: they belong where the middle of them lies.
+    Rows with equal scores are in one decile: that of the middle one of them.
 
     Args:
-        rows_below: of all rows, those in ranges below this one.
-        rows: all rows.
+        counts: of the range.
+        rows_below: number of rows in lower ranges.
+        rows: number of all rows.
     """
     middles = rows_below + np.cumsum(counts.rows) - (counts.rows + 1) // 2
     decile = middles * DECILES // max(rows, 1)
     columns = (counts.rows, counts.positives, counts.scores * counts.rows)
-    return np.stack([np.bincount(decile, weights=each, minlength=DECILES) for each in columns], axis=1)
+    return np.stack([np.bincount(decile, weights=column, minlength=DECILES) for column in columns], axis=1)
 
 
 def combine(ranges: Sequence[RangeSums], deciles: NDArray[np.float64]) -> dict[str, Any]:
@@ -107,17 +117,18 @@ def combine(ranges: Sequence[RangeSums], deciles: NDArray[np.float64]) -> dict[s
         deciles: (10, 3) of `sum_deciles`, summed over the ranges.
 
     Returns:
-        auc; log_loss in nats; normalized_entropy; rows; positives; calibration {ratio: predicted over observed clicks,
-        expected_error: |mean probability − click rate| of the deciles, weighted by rows (Naeini et al. 2015, section 2, with
-        bins of equal size), deciles [{rows, mean_probability, click_rate}]}. What the rows leave undefined is None.
+        auc; log_loss in nats; normalized_entropy; rows; positives; calibration {ratio: predicted over
+        observed clicks, expected_error: |mean probability − click rate| of the deciles, weighted by rows
+        (Naeini et al. 2015, section 2, with bins of equal size), deciles [{rows, mean_probability,
+        click_rate}]}. An undefined measure is None.
     """
-    positives, negatives = sum(each.positives for each in ranges), sum(each.negatives for each in ranges)
+    positives, negatives = sum(sums.positives for sums in ranges), sum(sums.negatives for sums in ranges)
     rows = positives + negatives
     doubled = below = 0
-    for each in ranges:
-        doubled += each.doubled_wins + 2 * each.positives * below
-        below += each.negatives
-    loss = sum(each.loss for each in ranges) / rows if rows else None
+    for sums in ranges:
+        doubled += sums.doubled_wins + 2 * sums.positives * below
+        below += sums.negatives
+    loss = sum(sums.loss for sums in ranges) / rows if rows else None
     both = positives > 0 and negatives > 0
     return {
         "auc": doubled / (2 * positives * negatives) if both else None,
@@ -125,17 +136,19 @@ def combine(ranges: Sequence[RangeSums], deciles: NDArray[np.float64]) -> dict[s
         "normalized_entropy": loss / _entropy(positives / rows) if both and loss is not None else None,
         "rows": rows,
         "positives": positives,
-        "calibration": _calibration(sum(each.predicted for each in ranges), positives, rows, deciles),
+        "calibration": _calibration(sum(sums.predicted for sums in ranges), positives, rows, deciles),
     }
 
 
 def _entropy(rate: float) -> float:
+    """Log loss of predicting the click rate, in nats."""
     return float(-(rate * np.log(rate) + (1 - rate) * np.log1p(-rate)))
 
 
 def _calibration(
     predicted: float, positives: int, rows: int, deciles: NDArray[np.float64]
 ) -> dict[str, Any] | None:
+    """The entry `calibration` of `combine`; None without rows."""
     if not rows:
         return None
     filled = deciles[deciles[:, 0] > 0]

@@ -1,10 +1,12 @@
-"""How far a day's distribution lies from that of the training window: the population stability index, in pure NumPy.
+"""Population stability index (PSI): the distance of a day's distribution from that of the training window.
 
-With shares e and a of the training window and of the day in each of B bins, PSI = Σ (a - e) ln(a / e): symmetric in both,
-zero for equal shares, and the sum of both Kullback-Leibler divergences. Below 0.1 counts as stable, above 0.25 as a
-shift to act on (N. Siddiqi, Credit Risk Scorecards, 2006, ch. 11). Of samples of M and N cells from one distribution it is
-about (1/M + 1/N) χ² with B - 1 degrees of freedom (B. Yurdakul, Statistical Properties of Population Stability Index,
-2018), which says what a small day shows by chance.
+With shares e of the training window and a of the day in each of B bins, PSI = Σ (a - e) ln(a / e). It is
+symmetric, zero for equal shares, and the sum of both Kullback-Leibler divergences. Below 0.1 counts as
+stable, above 0.25 as a shift to act on (N. Siddiqi, Credit Risk Scorecards, 2006, ch. 11).
+
+For samples of M and N cells from one distribution, PSI is about (1/M + 1/N) χ² with B - 1 degrees of freedom
+(B. Yurdakul, Statistical Properties of Population Stability Index, 2018). So a small day has some PSI by
+chance.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _Z_999 = 3.0902  # the normal distribution's 99.9% quantile
 
 @dataclass(frozen=True)
 class Binned:
-    """Cells by bin: labels (B,), counts of the training window (B,) and of the day (B,), nulls in a bin of their own."""
+    """Counts of cells by bin: labels (B,), training window (B,) and day (B,). Nulls have their own bin."""
 
     labels: tuple[str, ...]
     train: tuple[int, ...]
@@ -36,7 +38,14 @@ class Binned:
 
 @dataclass(frozen=True)
 class Drift:
-    """PSI of one column, the value it exceeds by chance once in a thousand days, and the bin that adds most to it."""
+    """PSI of one column.
+
+    Attributes:
+        psi: the index.
+        noise: the value that chance alone exceeds on one day in a thousand.
+        moved: label of the bin with the largest term.
+        moved_train_share, moved_day_share: share of the cells in that bin.
+    """
 
     psi: float
     noise: float
@@ -51,7 +60,7 @@ class Drift:
 
 
 def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
-    """(B,) counts of both → (B,) terms of the PSI, none negative; zero for bins that are empty in both.
+    """(B,) counts of both → (B,) terms of the PSI, at least 0; 0 for bins that are empty in both.
 
     Shares are (count + 1/2) / (cells + B/2), over the bins that are not empty in both.
 
@@ -62,7 +71,7 @@ def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
     if e.shape != a.shape or e.sum() <= 0 or a.sum() <= 0:
         raise ValueError(f"PSI needs cells on both sides of the same bins, got {e.tolist()} and {a.tolist()}")
     used = (e > 0) | (a > 0)
-    e, a = (np.where(used, each + _EMPTY, 0.0) for each in (e, a))
+    e, a = (np.where(used, counts + _EMPTY, 0.0) for counts in (e, a))
     e, a = e / e.sum(), a / a.sum()
     terms = np.zeros(e.shape)
     terms[used] = (a[used] - e[used]) * np.log(a[used] / e[used])
@@ -87,7 +96,7 @@ def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
 
 
 def drift_of(binned: Binned) -> Drift | None:
-    """The drift over these bins; None where the training window or the day has no cell."""
+    """The drift over these bins; None if the training window or the day has no cell."""
     train, day = np.asarray(binned.train), np.asarray(binned.day)
     if not train.sum() or not day.sum():
         return None
@@ -110,11 +119,12 @@ def bin_names(
     train_nulls: int,
     day_nulls: int,
 ) -> Binned:
-    """One bin a frequent value of the training window, one for all other values, one for null.
+    """Bins of a text column: each frequent value of the training window, all other values, and null.
 
     Args:
         top: (value, its cells in the training window, its cells on the day).
-        train_cells, day_cells: all cells that are not null.
+        train_cells, day_cells: number of cells that are not null.
+        train_nulls, day_nulls: number of null cells.
     """
     rest = (train_cells - sum(train for _, train, _ in top), day_cells - sum(day for _, _, day in top))
     bins = [*top, (OTHER, *rest), (NULL, train_nulls, day_nulls)]
@@ -125,10 +135,15 @@ def bin_names(
 def bin_numbers(
     train_bins: Mapping[int, int], day_bins: Mapping[int, int], train_nulls: int, day_nulls: int
 ) -> Binned:
-    """About ten bins of equal shares of the training window, one below its range, one above it, one for null.
+    """Bins of numbers: about ten of equal shares of the training window, below its range, above it, and null.
 
-    A bin is a run of histogram keys (metrics.histogram): a key belongs to the tenth in which the cells before it end, so a
-    number that makes up several tenths has a bin of its own, and bins follow from the training window alone.
+    A bin is a run of consecutive histogram keys (metrics.histogram). A key belongs to the tenth in which the
+    cells before it end, so a number that makes up several tenths has its own bin. The bins depend on the
+    training window only.
+
+    Args:
+        train_bins, day_bins: histogram key → number of cells.
+        train_nulls, day_nulls: number of null cells.
     """
     keys = sorted(key for key, count in train_bins.items() if count)
     if not keys:
@@ -136,8 +151,8 @@ def bin_numbers(
     counts = np.array([train_bins[key] for key in keys], np.int64)  # (K,)
     before = np.cumsum(counts) - counts
     tenth = before * _GROUPS // counts.sum()  # (K,) ascending
-    first = np.flatnonzero(np.diff(tenth, prepend=-1))  # (G,) place of each bin's first key
-    last = np.append(first[1:] - 1, len(keys) - 1)  # (G,) place of its last
+    first = np.flatnonzero(np.diff(tenth, prepend=-1))  # (G,) index of each bin's first key
+    last = np.append(first[1:] - 1, len(keys) - 1)  # (G,) index of its last key
     train = np.add.reduceat(counts, first)
     low, high = keys[0], keys[-1]
     ends = np.array(keys, np.int64)[last]  # (G,)
@@ -156,4 +171,5 @@ def bin_numbers(
 
 
 def _interval(first: int, last: int) -> tuple[str, str]:
+    """Bounds of the histogram keys first to last, as text."""
     return f"{bin_bounds(first)[0]:.6g}", f"{bin_bounds(last)[1]:.6g}"

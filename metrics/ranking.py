@@ -1,8 +1,9 @@
-"""Measures of ranked groups of rows, such as the ads of one display: which places the clicked ones take.
+"""MAP@k and NDCG@k of ranked groups of rows, such as the ads of one display.
 
-In each group rows are ranked by falling score. Ties are broken against the model: among equal scores the rows without a
-click stand first, so that a constant score earns the least, and neither the order of rows nor the number of ranks that
-scored them changes a measure. Groups without a click say nothing about a ranking and are left out of the mean.
+In each group rows are ranked by falling score. Ties are broken against the model: among equal scores, rows
+without a click come first. So a constant score has the lowest value, and neither the order of rows nor the
+number of processes changes a measure. Groups without a click are left out of the mean, because every ranking
+of them is equally good.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from metrics.arrays import Vector, vectors
 
 
 class _Clicked(NamedTuple):
-    """The clicked rows that stand among the first k of their groups, and all groups that have a click.
+    """The clicked rows among the first k of their groups, and all groups with a click.
 
     Attributes:
-        group: (M,) which group, counted from 0 over the groups with a click.
+        group: (M,) number of the group, from 0 over the groups with a click.
         position: (M,) 1 for the best score of its group.
-        nth: (M,) clicks of its group down to this row, itself included.
-        clicks: (G,) clicks of each group, those below k included.
+        nth: (M,) clicks of its group up to this row, itself included.
+        clicks: (G,) clicks of each group, those below position k included.
     """
 
     group: NDArray[np.int64]
@@ -35,14 +36,14 @@ class _Clicked(NamedTuple):
 def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
     """Mean over groups of the average precision of their first k rows.
 
-    AP@k = Σ_{i ≤ k} label_i · precision(i) / min(clicks of the group, k), as Kaggle's Outbrain competition scores it;
-    with one click a group it is one over the place of that click, and 0 beyond place k.
+    AP@k = Σ_{i ≤ k} label_i · precision(i) / min(clicks of the group, k), as in Kaggle's Outbrain
+    competition. With one click a group it is 1 / position of that click, and 0 beyond position k.
 
     Args:
         labels: (N,) 0 or 1.
         scores: (N,) any finite number that grows with the chance of a click.
-        groups: (N,) the group of each row, of any type that sorts.
-        k: places that count.
+        groups: (N,) the group of each row, of any type that can be sorted.
+        k: number of positions that count.
 
     Raises:
         DataError: lengths differ, a score is not finite, a label is neither 0 nor 1, or no group has a click.
@@ -55,10 +56,10 @@ def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
 
 
 def ndcg_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
-    """Mean over groups of the normalised discounted cumulative gain of their first k rows (Järvelin & Kekäläinen 2002).
+    """Mean over groups of the normalised discounted cumulative gain of their first k rows.
 
-    DCG@k = Σ_{i ≤ k} label_i / log2(i + 1), divided by that of a ranking with all clicks on top. Arguments and errors as
-    `map_at_k`.
+    DCG@k = Σ_{i ≤ k} label_i / log2(i + 1), divided by that of a ranking with all clicks on top (Järvelin and
+    Kekäläinen 2002). Arguments and errors are those of `map_at_k`.
     """
     clicked = _clicked(labels, scores, groups, k)
     gains = 1 / np.log2(clicked.position + 1)
@@ -68,13 +69,14 @@ def ndcg_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -
 
 
 def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> _Clicked:
+    """Ranks the groups; arguments and errors are those of `map_at_k`."""
     if k < 1:
-        raise ConfigError(f"k={k} places hold no ranking", "measure at a k of 1 or more")
+        raise ConfigError(f"k={k} is below 1", "measure at a k of 1 or more")
     label, score, _ = vectors(labels, scores)
     group = _as_numbers(groups, label)
     order = np.lexsort((label, -score, group))
     label, group = label[order], group[order]
-    first = np.flatnonzero(np.diff(group, prepend=-1))  # where each group begins
+    first = np.flatnonzero(np.diff(group, prepend=-1))  # first row of each group
     clicks = np.add.reduceat(label, first).astype(np.int64)
     sizes = np.diff(first, append=len(group))
     position = np.arange(len(group)) - np.repeat(first, sizes) + 1
@@ -86,11 +88,11 @@ def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
 
 
 def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
-    """(N,) the groups as 0, 1, … in their order."""
-    found = np.asarray(groups)
-    if found.shape != label.shape:
+    """(N,) the groups as numbers 0, 1, … in sorted order."""
+    group = np.asarray(groups)
+    if group.shape != label.shape:
         raise DataError(
-            f"groups {found.shape} and labels {label.shape} differ in length", "pass one group a row"
+            f"groups {group.shape} and labels {label.shape} differ in length", "pass one group a row"
         )
     if not np.isin(label, (0, 1)).all():
         raise DataError("a ranking needs labels that are 0 or 1", "binarise the label first")
@@ -99,4 +101,4 @@ def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
             f"no group among {len(label)} rows has a click, so there is no ranking to measure",
             "measure on a split that holds clicks: take more days into it",
         )
-    return np.unique(found, return_inverse=True)[1].astype(np.int64)
+    return np.unique(group, return_inverse=True)[1].astype(np.int64)

@@ -84,7 +84,14 @@ def build_site(build: Path = BUILD) -> Path:
         **os.environ,
         "NO_MKDOCS_2_WARNING": "1",
     }  # an announcement of the theme's authors, on every build
-    command: list[str | Path] = [mkdocs, "build", "--strict", "--quiet", "--config-file", build / "mkdocs.yml"]
+    command: list[str | Path] = [
+        mkdocs,
+        "build",
+        "--strict",
+        "--quiet",
+        "--config-file",
+        build / "mkdocs.yml",
+    ]
     run([*command, "--site-dir", build / "site"], env=quiet)
     return build / "site"
 

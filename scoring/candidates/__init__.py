@@ -1,5 +1,6 @@
-"""Retrieval: which items each user is scored against, as indices into candidate_items. One source a file.
+"""Candidate generation: the items that each user is scored against. One source a file.
 
-`candidates` is an array of item indices, null where every item but those of `excluded` is one. So the common case of all
-items costs a few bytes a user, not a list of the catalogue. `sources` says of each place which source gave it.
+`candidates` is an array of indices into candidate_items. It is null if all items except those of `excluded`
+are candidates, so that the common case of all items takes a few bytes a user. `sources` holds the number of
+the source of each candidate.
 """

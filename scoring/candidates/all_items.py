@@ -1,4 +1,4 @@
-"""Every item but those excluded: a null list."""
+"""The source `all_items`: all items except the excluded ones, as a null list."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from scoring.inputs.requests import CANDIDATES, EXCLUDED, SOURCES
 from storage.feature_spec import USER_KEY
 
 
-def all_items(excluding: Exclusions) -> DataFrame:
-    """(user_key, candidates null, excluded, sources null): every item but those excluded; excluded is null for none."""
-    nothing = F.lit(None)
-    return excluding.users.select(
+def all_items(exclusions: Exclusions) -> DataFrame:
+    """(user_key, candidates null, excluded, sources null); excluded is null if it holds no item."""
+    null = F.lit(None)
+    return exclusions.users.select(
         USER_KEY,
-        nothing.cast("array<int>").alias(CANDIDATES),
+        null.cast("array<int>").alias(CANDIDATES),
         EXCLUDED,
-        nothing.cast("array<tinyint>").alias(SOURCES),
+        null.cast("array<tinyint>").alias(SOURCES),
     )

@@ -1,4 +1,4 @@
-"""From a configuration and the tables it needs to the candidates of every user."""
+"""Builds the candidates of every user from the configured sources."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from storage.feature_spec import USER_KEY
 
 
 @dataclass(frozen=True)
-class Tables:
-    """What the sources are made of.
+class SourceTables:
+    """The tables that sources of candidates read.
 
     Attributes:
-        excluding: one row a user: what no source may give.
-        items: numbered, with item_key.
-        rows: user_key, item_key, label, features_dt and, where the log has one, event_time; of the splits that count.
-        run_date: the day that windows of days end with.
+        exclusions: one row a user: the items that no source may return for this user.
+        items: (item_index, item_key).
+        rows: user_key, item_key, label, features_dt and, if the log has one, event_time; of the configured
+            splits.
+        run_date: last day of the windows of days.
         segments: name → (user_key, segment), for each segment of a source.
-        retrieved: (user_key, candidates) of the retrieval source; None without one.
+        retrieved: (user_key, candidates) of the source `retrieval`; None without that source.
     """
 
-    excluding: Exclusions
+    exclusions: Exclusions
     items: DataFrame
     rows: DataFrame
     run_date: str
@@ -38,26 +39,26 @@ class Tables:
     retrieved: DataFrame | None = None
 
 
-def make_candidates(config: Candidates, tables: Tables) -> DataFrame:
+def make_candidates(config: Candidates, tables: SourceTables) -> DataFrame:
     """One row a user: (user_key, candidates array<int>, excluded array<int>, sources array<tinyint>)."""
     lists = []
     for source in config.sources:
         if isinstance(source, AllItems):
-            return all_items(tables.excluding)
-        lists.append(_listed(source, tables))
-    return unite(tables.excluding.users.select(USER_KEY), lists, config.max)
+            return all_items(tables.exclusions)
+        lists.append(_candidates_of(source, tables))
+    return unite(tables.exclusions.users.select(USER_KEY), lists, config.max)
 
 
-def _listed(source: Popular | Covisitation | Retrieval, tables: Tables) -> DataFrame:
+def _candidates_of(source: Popular | Covisitation | Retrieval, tables: SourceTables) -> DataFrame:
     """(user_key, candidates) of one source."""
     if isinstance(source, Retrieval):
         if tables.retrieved is None:
-            raise ValueError("a retrieval source needs what was retrieved")
+            raise ValueError("internal error, please report: a retrieval source without retrieved candidates")
         return tables.retrieved
     rows = within(tables.rows, source.window_days, tables.run_date)
     if isinstance(source, Covisitation):
-        return covisited_items(source, tables.excluding, rows, tables.items)
+        return covisited_items(source, tables.exclusions, rows, tables.items)
     if source.segment is not None:
         segments = tables.segments[source.segment]
-        return popular_in_segment(tables.excluding, rows, tables.items, segments, source.n)
-    return popular_items(tables.excluding, popularity(rows, tables.items), source.n)
+        return popular_in_segment(tables.exclusions, rows, tables.items, segments, source.n)
+    return popular_items(tables.exclusions, popularity(rows, tables.items), source.n)

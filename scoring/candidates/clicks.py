@@ -1,4 +1,4 @@
-"""The rows that candidates are made of: who clicked which item, and within which days."""
+"""The rows that sources and filters read: clicks of users on items, within some days."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from conf.dates import days_since_epoch
 from scoring.inputs.requests import FEATURES_DT, ITEM_INDEX
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY
 
-# What of a feature table retrieval reads; EVENT_TIME beside it where the log has one.
+# Columns of a feature table that candidates are computed from; also EVENT_TIME if the log has one.
 CLICK_COLUMNS = (USER_KEY, ITEM_KEY, LABEL)
 
 _DAY_US = 86_400_000_000
 
 
 def clicked_items(rows: DataFrame, items: DataFrame) -> DataFrame:
-    """Who clicked what: distinct (user_key, item_index) of the rows with label 1 whose item is one of `items`."""
+    """Distinct (user_key, item_index) of the rows with label 1 whose item is in `items`."""
     return observed_items(rows.where(F.col(LABEL) == 1), items)
 
 
 def observed_items(rows: DataFrame, items: DataFrame) -> DataFrame:
-    """Who has a row of what, clicked or not: distinct (user_key, item_index) of the rows whose item is one of `items`."""
+    """Distinct (user_key, item_index) of the rows, clicked or not, whose item is in `items`."""
     pairs = rows.select(USER_KEY, ITEM_KEY).join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
     return pairs.select(USER_KEY, ITEM_INDEX).distinct()
 
 
 def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:
-    """The rows of the last `days` days up to the run date, that included; all rows for None.
+    """The rows of the last `days` days, the run date included; all rows for None.
 
-    A row's day is that of its event_time where it has one, else the date of its partition.
+    The day of a row is that of its event_time, or the date of its partition if the log has no event_time.
     """
     if days is None:
         return rows
@@ -43,5 +43,5 @@ def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:
 
 
 def recency(rows: DataFrame) -> Column:
-    """What orders rows in time: event_time, or the day of the partition where there is none."""
+    """The column that orders rows in time: event_time, or the date of the partition if the log has none."""
     return F.col(EVENT_TIME if EVENT_TIME in rows.columns else FEATURES_DT)

@@ -1,17 +1,19 @@
-"""Items that were clicked by the users who clicked the user's own: co-visitation.
+"""The source `covisitation`: items clicked by users who clicked the same items as this user.
 
-Users are rows, items columns of a matrix of clicks, a 1 for each of the latest `clicks_per_user` distinct items of a user.
-Each row is scaled to unit length, so that a user with many clicks counts no more than one with few, and two items are
-as similar as the cosine of their columns (M. Deshpande, G. Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1),
-2004, sections 4.1 and 4.3):
+In a matrix of clicks, users are rows and items are columns. A row has a 1 for each of the latest
+`clicks_per_user` distinct items of the user. Rows are scaled to unit length, so that users with many clicks
+count no more than others. The similarity of two items is the cosine of their columns (M. Deshpande, G.
+Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1), 2004, sections 4.1 and 4.3):
 
-    sim(i, j) = Σ_u w_u [u clicked i and j] / √(Σ_u w_u [u clicked i] · Σ_u w_u [u clicked j]),   w_u = 1 / |items of u|
+    sim(i, j) = Σ_u w_u [u clicked i and j] / √(Σ_u w_u [u clicked i] · Σ_u w_u [u clicked j]),   w_u = 1 /
+    |items of u|
 
-A user's score of item j is the sum of sim(i, j) over their own items i whose `neighbours` most similar items hold j.
+A user's score of item j is the sum of sim(i, j) over the user's items i that have j among their `neighbours`
+most similar items.
 
-Weights are integers of 2⁻²⁴ and similarities of 2⁻³⁰, so that all sums are exact and equal logs give equal lists, however rows are
-partitioned. A user makes at most clicks_per_user² pairs, which are added up before they are exchanged; no task holds more of one item
-than its row of the matrix.
+Weights are integers in units of 2⁻²⁴ and similarities in units of 2⁻³⁰. So all sums are exact, and equal logs
+give equal lists however rows are partitioned. A user adds at most clicks_per_user² pairs, which are summed
+before the shuffle.
 """
 
 from __future__ import annotations
@@ -29,28 +31,30 @@ from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
 WEIGHT_UNITS = 1 << 24
 SIMILARITY_UNITS = 1 << 30
 
-# A popular item's users are spread over so many tasks when they meet its neighbours.
+# The users of a popular item are divided among this many tasks when they are joined with its neighbours.
 _SALTS = 8
 
 
 def covisited_items(
-    config: Covisitation, excluding: Exclusions, rows: DataFrame, items: DataFrame
+    config: Covisitation, exclusions: Exclusions, rows: DataFrame, items: DataFrame
 ) -> DataFrame:
     """(user_key, candidates): the n items with the highest scores that are not excluded, ties by item index.
 
     A user without clicks gets an empty list.
 
     Args:
-        rows: user_key, item_key, label and what recency() needs.
-        items: numbered, with item_key.
+        config: the settings of the source.
+        exclusions: one row a user.
+        rows: user_key, item_key, label and the column of recency().
+        items: (item_index, item_key).
     """
     history = latest_items(rows, items, config.clicks_per_user).persist()
     near = nearest(similarities(history), config.neighbours)
     salts = F.explode(F.array(*(F.lit(salt) for salt in range(_SALTS))))
     salted = near.withColumn("salt", salts)
-    own = history.withColumn("salt", F.pmod(F.xxhash64(USER_KEY), F.lit(_SALTS)).cast("int"))
+    salted_history = history.withColumn("salt", F.pmod(F.xxhash64(USER_KEY), F.lit(_SALTS)).cast("int"))
     scored = (
-        own.join(salted, [ITEM_INDEX, "salt"])
+        salted_history.join(salted, [ITEM_INDEX, "salt"])
         .groupBy(USER_KEY, "other")
         .agg(F.sum("similarity").alias("score"))
     )
@@ -58,15 +62,15 @@ def covisited_items(
         "other"
     )
     ranked = scored.groupBy(USER_KEY).agg(ranking.alias("ranking"))
-    listed = excluding.users.join(ranked, USER_KEY, "left")
-    found = F.coalesce("ranking", F.array().cast("array<int>"))
-    return listed.select(USER_KEY, allowed(found, config.n).alias(CANDIDATES))
+    listed = exclusions.users.join(ranked, USER_KEY, "left")
+    ranking = F.coalesce("ranking", F.array().cast("array<int>"))
+    return listed.select(USER_KEY, allowed(ranking, config.n).alias(CANDIDATES))
 
 
 def latest_items(rows: DataFrame, items: DataFrame, most: int) -> DataFrame:
-    """(user_key, item_index, weight int64): the distinct items a user clicked, the `most` latest, ties by item index.
+    """(user_key, item_index, weight int64) of the `most` items a user clicked last, ties by item index.
 
-    weight: floor(WEIGHT_UNITS / how many these are).
+    The weight is floor(WEIGHT_UNITS / number of these items).
     """
     clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY, recency(rows).alias("at"))
     latest = (
@@ -74,15 +78,15 @@ def latest_items(rows: DataFrame, items: DataFrame, most: int) -> DataFrame:
         .groupBy(USER_KEY, ITEM_INDEX)
         .agg(F.max("at").alias("at"))
     )
-    own = Window.partitionBy(USER_KEY)
-    place = F.row_number().over(own.orderBy(F.desc("at"), F.asc(ITEM_INDEX)))
+    by_user = Window.partitionBy(USER_KEY)
+    place = F.row_number().over(by_user.orderBy(F.desc("at"), F.asc(ITEM_INDEX)))
     kept = latest.select(USER_KEY, ITEM_INDEX, place.alias("place")).where(F.col("place") <= most)
-    weight = F.floor(F.lit(WEIGHT_UNITS) / F.count(F.lit(1)).over(own)).cast("long")
+    weight = F.floor(F.lit(WEIGHT_UNITS) / F.count(F.lit(1)).over(by_user)).cast("long")
     return kept.select(USER_KEY, ITEM_INDEX, weight.alias("weight"))
 
 
 def similarities(history: DataFrame) -> DataFrame:
-    """(item_index, other, similarity int64 of 2⁻³⁰) of all pairs that one user clicked; both orders."""
+    """(item_index, other, similarity int64 in 2⁻³⁰) of pairs that one user clicked, in both orders."""
     pairs = history.join(history.select(USER_KEY, F.col(ITEM_INDEX).alias("other")), USER_KEY)
     together = (
         pairs.where(F.col(ITEM_INDEX) != F.col("other"))
@@ -92,16 +96,16 @@ def similarities(history: DataFrame) -> DataFrame:
     norm = history.groupBy(ITEM_INDEX).agg(F.sum("weight").alias("norm"))
     of_other = norm.select(F.col(ITEM_INDEX).alias("other"), F.col("norm").alias("norm_other"))
     lengths = F.sqrt(F.col("norm").cast("double")) * F.sqrt(F.col("norm_other").cast("double"))
-    found = F.floor(F.col("shared") / lengths * SIMILARITY_UNITS + 0.5).cast("long")
+    similarity = F.floor(F.col("shared") / lengths * SIMILARITY_UNITS + 0.5).cast("long")
     return (
         together.join(norm, ITEM_INDEX)
         .join(of_other, "other")
-        .select(ITEM_INDEX, "other", found.alias("similarity"))
+        .select(ITEM_INDEX, "other", similarity.alias("similarity"))
     )
 
 
 def nearest(similar: DataFrame, most: int) -> DataFrame:
-    """The `most` most similar items of each item, ties by index."""
+    """The `most` most similar other items of an item, ties by index."""
     order: list[Column] = [F.desc("similarity"), F.asc("other")]
     place = F.row_number().over(Window.partitionBy(ITEM_INDEX).orderBy(*order))
     ranked = similar.select("*", place.alias("place")).where(F.col("place") <= most)

@@ -1,4 +1,4 @@
-"""What single users are not offered: items they clicked or have any row of, and items not allowed for their attributes."""
+"""Filters by user: items that the user clicked or saw, and items not allowed for the user's attributes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ _VALUE, _NEEDED = "_value", "_needed"
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One filter by a user attribute (conf: NotAllowed).
+class AttributeFilter:
+    """A filter by a user attribute (NotAllowed in conf).
 
     Attributes:
-        rows: (item_key, value), distinct, no nulls; for `at_least` one row an item, value a number.
-        attribute: the column of the users' attributes it is held against.
+        name: of the filter, for counts.
+        kind: `deny` excludes the items listed for the user's value; `allow` excludes listed items without it;
+            `at_least` excludes items whose number is above the user's.
+        rows: (item_key, value), distinct, without nulls; for `at_least` one row an item, and value is a
+            number.
+        attribute: the column of the users' attributes that is compared with value.
     """
 
     name: str
@@ -33,12 +37,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Exclusions:
-    """Per user the items that no source may give.
+    """The items that no source may return for a user.
 
     Attributes:
         users: (user_key, excluded array<int>: ascending item indices, null for none), one row a user.
-        most: the length of the longest list.
-        counts: filter → (user, item) pairs it excludes; a pair may be excluded by several.
+        most: length of the longest list.
+        counts: filter → number of (user, item) pairs that it excludes; several filters may exclude one pair.
     """
 
     users: DataFrame
@@ -50,7 +54,7 @@ def exclude(
     users: DataFrame,
     items: DataFrame,
     known: DataFrame | None,
-    rules: list[Rule],
+    filters: list[AttributeFilter],
     attributes: DataFrame | None = None,
     known_as: str = CLICKED,
 ) -> Exclusions:
@@ -58,23 +62,25 @@ def exclude(
 
     Args:
         users: user_key.
-        items: numbered, with item_key.
-        known: (user_key, item_index), distinct: what users are not offered again; None excludes nothing.
-        attributes: user_key and the rules' attributes, one row a user; a user without a row has null ones.
+        items: (item_index, item_key).
+        known: distinct (user_key, item_index) that are not recommended again; None excludes nothing.
+        filters: by attribute.
+        attributes: user_key and the filters' attributes, one row a user; without a row, a user's attributes
+            are null.
         known_as: the name under which the pairs of `known` are counted.
     """
     lists: dict[str, Column] = {}
     frame = users.select(USER_KEY)
     if known is not None:
-        own = known.groupBy(USER_KEY).agg(F.sort_array(F.collect_list(ITEM_INDEX)).alias("_known"))
-        frame, lists[known_as] = frame.join(own, USER_KEY, "left"), F.col("_known")
-    if rules and attributes is not None:
-        wanted = {rule.attribute: F.col(rule.attribute) for rule in rules}
-        frame = frame.join(attributes.select(USER_KEY, *wanted.values()), USER_KEY, "left")
-    wanting = frame
-    for number, rule in enumerate(rules):
+        known_lists = known.groupBy(USER_KEY).agg(F.sort_array(F.collect_list(ITEM_INDEX)).alias("_known"))
+        frame, lists[known_as] = frame.join(known_lists, USER_KEY, "left"), F.col("_known")
+    if filters and attributes is not None:
+        compared = {rule.attribute: F.col(rule.attribute) for rule in filters}
+        frame = frame.join(attributes.select(USER_KEY, *compared.values()), USER_KEY, "left")
+    with_attributes = frame
+    for number, rule in enumerate(filters):
         column = f"_barred_{number}"
-        values = wanting.select(_typed(rule, F.col(rule.attribute)).alias(_VALUE)).distinct()
+        values = with_attributes.select(_typed(rule, F.col(rule.attribute)).alias(_VALUE)).distinct()
         barred = barred_items(rule, values, items).withColumnsRenamed(
             {EXCLUDED: column, _VALUE: f"{column}_of"}
         )
@@ -82,27 +88,29 @@ def exclude(
         frame, lists[rule.name] = frame.join(barred, same, "left"), F.col(column)
     if not lists:
         return Exclusions(frame.select(USER_KEY, _no_items().alias(EXCLUDED)))
-    together = next(iter(lists.values()))
+    union = next(iter(lists.values()))
     if len(lists) > 1:
-        filled = [F.coalesce(each, F.array().cast("array<int>")) for each in lists.values()]
+        filled = [F.coalesce(indices, F.array().cast("array<int>")) for indices in lists.values()]
         joined = F.sort_array(F.array_distinct(F.concat(*filled)))
-        together = F.when(F.size(joined) > 0, joined)
+        union = F.when(F.size(joined) > 0, joined)
     kept = frame.select(
         USER_KEY,
-        together.alias(EXCLUDED),
-        *(_length(each).alias(f"_{n}") for n, each in enumerate(lists.values())),
+        union.alias(EXCLUDED),
+        *(_length(indices).alias(f"_{n}") for n, indices in enumerate(lists.values())),
     ).persist()
     sums = (F.sum(f"_{number}").alias(f"_{number}") for number in range(len(lists)))
-    found = kept.agg(F.max(_length(F.col(EXCLUDED))).alias("most"), *sums).collect()[0]
-    counts = {name: int(found[f"_{number}"] or 0) for number, name in enumerate(lists)}
-    return Exclusions(kept.select(USER_KEY, EXCLUDED), int(found["most"] or 0), counts)
+    totals = kept.agg(F.max(_length(F.col(EXCLUDED))).alias("most"), *sums).collect()[0]
+    counts = {name: int(totals[f"_{number}"] or 0) for number, name in enumerate(lists)}
+    return Exclusions(kept.select(USER_KEY, EXCLUDED), int(totals["most"] or 0), counts)
 
 
-def barred_items(rule: Rule, values: DataFrame, items: DataFrame) -> DataFrame:
-    """Which items each value of the attribute bars: (_value, excluded ascending), values that bar none left out.
+def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> DataFrame:
+    """(_value, excluded ascending): the items that the filter excludes for a value, for values with any.
 
     Args:
-        values: distinct `_value`, null among them where users have none.
+        rule: the filter.
+        values: distinct `_value` of the users, null for users without one.
+        items: (item_index, item_key).
     """
     numbered = rule.rows.withColumnRenamed("value", _NEEDED).join(
         items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY
@@ -119,14 +127,16 @@ def barred_items(rule: Rule, values: DataFrame, items: DataFrame) -> DataFrame:
     return pairs.groupBy(_VALUE).agg(F.sort_array(F.collect_set(ITEM_INDEX)).alias(EXCLUDED))
 
 
-def _typed(rule: Rule, value: Column) -> Column:
-    """Numbers are compared as numbers, everything else as text."""
+def _typed(rule: AttributeFilter, value: Column) -> Column:
+    """The value as it is compared: as a number for `at_least`, else as text."""
     return value.cast("double" if rule.kind == "at_least" else "string")
 
 
 def _length(items: Column) -> Column:
+    """Length of an array, 0 for null."""
     return F.when(items.isNotNull(), F.size(items)).otherwise(0)
 
 
 def _no_items() -> Column:
+    """A null array."""
     return F.lit(None).cast("array<int>")

@@ -1,4 +1,4 @@
-"""What build_candidates and measure_recommendations read for candidates: rows, exclusions, segments, tables beside the log."""
+"""The inputs of candidate generation: feature rows, users, and the tables of the section `candidates`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etl.raw.files import require_raw
 from etl.spark.read_log import read_attributes
 from etl.split.negatives import is_drawn
 from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items, observed_items
-from scoring.candidates.filters import CLICKED, OBSERVED, Exclusions, Rule, exclude
+from scoring.candidates.filters import CLICKED, OBSERVED, AttributeFilter, Exclusions, exclude
 from scoring.candidates.popular import SEGMENT
 from scoring.candidates.retrieval import retrieved_items
 from scoring.inputs.feature_rows import read_split
@@ -32,55 +32,69 @@ USER_ATTRIBUTES = "candidates.user_attributes"
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What the section `candidates` names beside the log, read and checked before anything is published.
+class CandidateTables:
+    """Users and the tables named by the section `candidates`, checked before anything is published.
 
     Attributes:
-        users: the users table of the run date.
-        rules: the filters by a user's attribute.
-        out_of_stock: (item_key) of items nobody is offered; None where no table names them.
-        segments: name → (user_key, segment), for each segment that a source names.
-        attributes: user_key and all columns of user_attributes, one row a user.
-        retriever: the model of the retrieval source.
+        users: manifest of the users table of the run date.
+        filters: the filters by a user attribute.
+        out_of_stock: (item_key) of items that no user gets; None if no table names them.
+        segments: name → (user_key, segment), for each segment of a source.
+        attributes: user_key and all columns of user_attributes, one row a user; None without that table.
+        retriever: the model of the source `retrieval`; None without that source.
     """
 
     users: Manifest
-    rules: list[Rule]
+    filters: list[AttributeFilter]
     out_of_stock: DataFrame | None
     segments: dict[str, DataFrame]
     attributes: DataFrame | None
     retriever: ModelInfo | None
 
 
-def read_beside(context: RunContext, version: str) -> Beside:
-    """Raises:
-    ConfigError: a segment is no column of users.
-    DataError: a table is missing or breaks its rules (names file, column and value), or no retriever was trained.
+def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
+    """Reads and checks the tables of candidate generation.
+
+    Args:
+        context: of the run.
+        version: workflow version of the users table.
+
+    Raises:
+        ConfigError: a segment is not a column of users.
+        DataError: a table is missing or breaks its rules (names file, column and value), or no retriever was
+            trained.
     """
     config = context.config.candidates
     users = read_manifest(context.lake.users(version).partition(context.run_date))
     attributes = None
     if config.user_attributes is not None:
-        table = config.user_attributes
+        users_table = config.user_attributes
+        key = users_table.key
         rows = read_attributes(
-            context.spark, context.config, table, table.key, USER_ATTRIBUTES, context.run_date, table.key
+            context.spark, context.config, users_table, key, USER_ATTRIBUTES, context.run_date, key
         )
-        attributes = rows.withColumn(USER_KEY, F.col(table.key).cast("string"))
-    rules, out_of_stock = [], None
-    for number, each in enumerate(config.filters):
-        if isinstance(each, NotAllowed):
-            rules.append(_rule(context, number, each))
+        attributes = rows.withColumn(USER_KEY, F.col(key).cast("string"))
+    filters, out_of_stock = [], None
+    for number, table in enumerate(config.filters):
+        if isinstance(table, NotAllowed):
+            filters.append(_attribute_filter(context, number, table))
         else:
-            found = read_attributes(
-                context.spark, context.config, each, each.item, _section(number), context.run_date, each.item
+            rows = read_attributes(
+                context.spark,
+                context.config,
+                table,
+                table.item,
+                _section(number),
+                context.run_date,
+                table.item,
             )
-            out_of_stock = found.select(F.col(each.item).cast("string").alias(ITEM_KEY))
+            out_of_stock = rows.select(F.col(table.item).cast("string").alias(ITEM_KEY))
     segments = _segments(context, version, users, attributes)
-    return Beside(users, rules, out_of_stock, segments, attributes, _retriever(context, version))
+    return CandidateTables(users, filters, out_of_stock, segments, attributes, _retriever(context, version))
 
 
 def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -> DataFrame:
-    """user_key, item_key, label, features_dt and, where the log has one, event_time of some splits."""
+    """user_key, item_key, label, features_dt and, if the log has one, event_time of some splits."""
     columns = [*CLICK_COLUMNS, *([EVENT_TIME] if context.config.log.event_time else [])]
     return read_split(context.spark, context.lake, dataset, splits, columns)
 
@@ -88,46 +102,62 @@ def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -
 def users_of(
     context: RunContext, version: str, users: Manifest, columns: list[str] | None = None
 ) -> DataFrame:
-    """The users table that a manifest of the run date names: user_key, or the columns named."""
+    """user_key, or `columns`, of the users table of the run date; the manifest names its files."""
     partition = context.lake.users(version).partition(context.run_date)
     return rows_of(context.spark, partition, users, columns=columns or [USER_KEY])
 
 
 def exclusions(
-    context: RunContext, dataset: Dataset, version: str, items: DataFrame, beside: Beside
+    context: RunContext, dataset: Dataset, version: str, items: DataFrame, tables: CandidateTables
 ) -> Exclusions:
-    """What the config excludes for each user: items of past rows, and items not allowed for their attributes.
+    """The items excluded for a user: items of earlier rows, and items not allowed for the user's attributes.
 
     Args:
+        context: of the run.
+        dataset: of the run date.
         version: workflow version of the users table.
+        items: (item_index, item_key).
+        tables: users and filters.
     """
     known, known_as = _known_items(context, dataset, items)
-    users = users_of(context, version, beside.users)
-    return exclude(users, items, known, beside.rules, beside.attributes, known_as)
+    users = users_of(context, version, tables.users)
+    return exclude(users, items, known, tables.filters, tables.attributes, known_as)
 
 
 def _known_items(context: RunContext, dataset: Dataset, items: DataFrame) -> tuple[DataFrame | None, str]:
-    """(user_key, item_index) of what users are not offered again, None for nothing; and what it is called."""
+    """(user_key, item_index) that are not recommended again, None for none; and the name of this filter."""
     splits, repeats = context.config.candidates.exclude_clicked, context.config.repeats
     if not splits or repeats == "all":
         return None, CLICKED
     rows = read_split(context.spark, context.lake, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
     if repeats == "unclicked":
         return clicked_items(rows, items), CLICKED
-    if context.config.negatives is not None:  # of a drawn item the user has no row
+    if context.config.negatives is not None:  # the user did not see an item that was drawn
         rows = rows.where(~is_drawn(context.config.negatives))
     return observed_items(rows, items), OBSERVED
 
 
 def retrieve(
-    context: RunContext, version: str, beside: Beside, numbered: Manifest, excluding: Exclusions
+    context: RunContext,
+    version: str,
+    tables: CandidateTables,
+    numbered: Manifest,
+    excluded: Exclusions,
 ) -> DataFrame | None:
-    """(user_key, candidates) of the retrieval source; None where no source retrieves."""
-    source, retriever = context.config.candidates.retrieval, beside.retriever
+    """(user_key, candidates) of the source `retrieval`; None without that source.
+
+    Args:
+        context: of the run.
+        version: workflow version of the users table.
+        tables: users and retriever.
+        numbered: manifest of candidate_items.
+        excluded: items not to retrieve, by user.
+    """
+    source, retriever = context.config.candidates.retrieval, tables.retriever
     if source is None or retriever is None:
         return None
-    names = [each.name for each in retriever.spec.scoped("user")]
-    users = users_of(context, version, beside.users, [USER_KEY, *names]).join(excluding.users, USER_KEY)
+    names = [feature.name for feature in retriever.spec.scoped("user")]
+    users = users_of(context, version, tables.users, [USER_KEY, *names]).join(excluded.users, USER_KEY)
     partition = context.lake.candidate_items(version).partition(context.run_date)
     request = RetrievalRequest(
         retriever.request(context.config.score),
@@ -139,9 +169,9 @@ def retrieve(
 
 
 def table_digests(context: RunContext) -> dict[str, str]:
-    """Section → digest of each file beside the log that candidates are made of."""
+    """Configuration key → digest of the file, for each table that candidates are computed from."""
     config = context.config.candidates
-    tables: dict[str, RawTable] = {_section(number): each for number, each in enumerate(config.filters)}
+    tables: dict[str, RawTable] = {_section(number): table for number, table in enumerate(config.filters)}
     if config.user_attributes is not None:
         tables[USER_ATTRIBUTES] = config.user_attributes
     return {
@@ -153,26 +183,30 @@ def table_digests(context: RunContext) -> dict[str, str]:
 def _segments(
     context: RunContext, version: str, users: Manifest, attributes: DataFrame | None
 ) -> dict[str, DataFrame]:
-    wanted = [each.segment for each in context.config.candidates.sources if isinstance(each, Popular)]
-    features = [each.name for each in read_spec(context.lake, version).scoped("user")] if any(wanted) else []
+    """Name → (user_key, segment) for the segments of sources, from user_attributes or the users table."""
+    sources = context.config.candidates.sources
+    names = [source.segment for source in sources if isinstance(source, Popular) and source.segment]
+    spec_features = read_spec(context.lake, version).scoped("user") if names else []
+    features = [feature.name for feature in spec_features]
     known = attributes.columns if attributes is not None else []
-    found: dict[str, DataFrame] = {}
-    for name in filter(None, wanted):
+    segments: dict[str, DataFrame] = {}
+    for name in names:
         if attributes is not None and name in known:
             rows = attributes
         elif name in features:
             rows = users_of(context, version, users, [USER_KEY, name])
         else:
             raise ConfigError(
-                f"candidates.sources: segment={name!r} is neither a feature of scope user {features} nor a column of "
-                f"{USER_ATTRIBUTES} {known}",
+                f"candidates.sources: segment={name!r} is neither a feature of scope user {features} "
+                f"nor a column of {USER_ATTRIBUTES} {known}",
                 "name one of these",
             )
-        found[name] = rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
-    return found
+        segments[name] = rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
+    return segments
 
 
 def _retriever(context: RunContext, version: str) -> ModelInfo | None:
+    """The newest retriever for a workflow version; None without the source `retrieval`."""
     if context.config.candidates.retrieval is None:
         return None
     trained = retriever_as_of(context.lake, context.config, context.run_date, version)
@@ -181,8 +215,8 @@ def _retriever(context: RunContext, version: str) -> ModelInfo | None:
     return retriever
 
 
-def _rule(context: RunContext, number: int, table: NotAllowed) -> Rule:
-    """A filter with its table."""
+def _attribute_filter(context: RunContext, number: int, table: NotAllowed) -> AttributeFilter:
+    """A filter with the rows of its table."""
     key = [table.item] if table.rule == "at_least" else [table.item, table.value]
     rows = read_attributes(
         context.spark, context.config, table, key, _section(number), context.run_date, table.item
@@ -196,8 +230,9 @@ def _rule(context: RunContext, number: int, table: NotAllowed) -> Rule:
                 f"give every item of the table a number in {table.value}, or leave its row out",
             )
     keys = (F.col(table.item).cast("string").alias(ITEM_KEY), F.col(table.value).alias("value"))
-    return Rule(table.name, table.rule, rows.select(*keys), table.attribute)
+    return AttributeFilter(table.name, table.rule, rows.select(*keys), table.attribute)
 
 
 def _section(number: int) -> str:
+    """Key of a filter in the configuration."""
     return f"candidates.filters.{number}"

@@ -1,4 +1,4 @@
-"""Which items are candidates at all, and their numbers."""
+"""The items that may be candidates of any user, and their indices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _REASON = "_reason"
 
 
 def number_items(items: DataFrame) -> DataFrame:
-    """items plus item_index (int32, 0..n-1 in the order of item_key), as the first column.
+    """The items with item_index (int32, 0..n-1 in the order of item_key) as the first column.
 
-    One task numbers them all: items fit one device, or they could not be gathered there to be scored.
+    One task numbers all items. They fit into its memory, because all items must fit on one device to be
+    scored.
     """
     order = F.row_number().over(Window.orderBy(F.asc(ITEM_KEY)))
     return items.select((order - 1).alias(ITEM_INDEX), *items.columns)
@@ -25,13 +26,14 @@ def number_items(items: DataFrame) -> DataFrame:
 def available_items(
     items: DataFrame, seen: DataFrame | None, out_of_stock: DataFrame | None
 ) -> tuple[DataFrame, dict[str, int]]:
-    """The items that may be candidates, and how many were left out by reason.
+    """The items that may be candidates, and the number of items left out by reason.
 
     An item that is out of stock and inactive counts as out of stock.
 
     Args:
-        seen: rows with item_key: an item without one is inactive; None asks for nothing.
-        out_of_stock: distinct item_key; None for none.
+        items: with item_key.
+        seen: rows with item_key; an item without a row is inactive. None skips this filter.
+        out_of_stock: distinct item_key; None skips this filter.
 
     Raises:
         DataError: no item is left.
@@ -43,21 +45,21 @@ def available_items(
             marked = marked.join(
                 keys.select(ITEM_KEY).distinct().withColumn(name, F.lit(True)), ITEM_KEY, "left"
             )
-            there = F.col(name).isNotNull()
-            reasons.append(F.when(there if name == OUT_OF_STOCK else ~there, F.lit(name)))
+            has_key = F.col(name).isNotNull()
+            reasons.append(F.when(has_key if name == OUT_OF_STOCK else ~has_key, F.lit(name)))
     if not reasons:
         return items, {}
     marked = marked.select(*items.columns, F.coalesce(*reasons).alias(_REASON)).persist()
-    counted = {row[_REASON]: row["count"] for row in marked.groupBy(_REASON).count().collect()}
-    if None not in counted:
+    counts = {row[_REASON]: row["count"] for row in marked.groupBy(_REASON).count().collect()}
+    if None not in counts:
         raise DataError(
-            f"no item is left to recommend: {counted}",
+            f"no item is left to recommend: {counts}",
             "raise candidates.active_days, or correct the table of items out of stock",
         )
-    dropped = {name: counted.get(name, 0) for name in marked_names(seen, out_of_stock)}
+    dropped = {name: counts.get(name, 0) for name in filter_names(seen, out_of_stock)}
     return marked.where(F.col(_REASON).isNull()).drop(_REASON), dropped
 
 
-def marked_names(seen: DataFrame | None, out_of_stock: DataFrame | None) -> list[str]:
-    """The reasons that were asked for."""
+def filter_names(seen: DataFrame | None, out_of_stock: DataFrame | None) -> list[str]:
+    """Names of the filters that apply."""
     return [name for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)) if keys is not None]

@@ -1,4 +1,4 @@
-"""The items with most clicks, of all users or of those who share an attribute."""
+"""The source `popular`: the items with most clicks, of all users or of users with the same attribute."""
 
 from __future__ import annotations
 
@@ -13,38 +13,44 @@ SEGMENT = "segment"
 
 
 def popularity(rows: DataFrame, items: DataFrame) -> DataFrame:
-    """Every item with its clicks: (item_index, clicks int64); clicks are rows with label 1, 0 where there are none."""
+    """(item_index, clicks int64) of every item; clicks counts rows with label 1."""
     clicks = rows.where(F.col(LABEL) == 1).groupBy(ITEM_KEY).agg(F.count(F.lit(1)).alias("clicks"))
     counted = items.select(ITEM_KEY, ITEM_INDEX).join(clicks, ITEM_KEY, "left")
     return counted.select(ITEM_INDEX, F.coalesce("clicks", F.lit(0)).alias("clicks"))
 
 
-def popular_items(excluding: Exclusions, popular: DataFrame, n: int) -> DataFrame:
-    """(user_key, candidates): the n most popular items that are not excluded for the user, most popular first.
+def popular_items(exclusions: Exclusions, popular: DataFrame, n: int) -> DataFrame:
+    """(user_key, candidates): the n most popular items not excluded for the user, most popular first.
 
-    Popularity descends by clicks, ties by item index. A user with c excluded items finds n others among the n + c most
-    popular, so that much of the ranking goes to every task and no more.
+    The most popular item has most clicks, ties by item index. A user with c excluded items finds n others
+    among the n + c most popular, so only the first n + max(c) items are sent to the tasks.
 
     Args:
-        popular: (item_index, clicks), as of popularity().
+        exclusions: one row a user.
+        popular: (item_index, clicks), as popularity() returns it.
+        n: length of the lists.
     """
     place = F.row_number().over(Window.orderBy(F.desc("clicks"), F.asc(ITEM_INDEX)))
-    ranked = popular.select(ITEM_INDEX, place.alias("place")).where(F.col("place") <= n + excluding.most)
+    ranked = popular.select(ITEM_INDEX, place.alias("place")).where(F.col("place") <= n + exclusions.most)
     ranking = ranked.agg(_in_order().alias("ranking"))
-    listed = excluding.users.crossJoin(F.broadcast(ranking))
+    listed = exclusions.users.crossJoin(F.broadcast(ranking))
     return listed.select(USER_KEY, allowed(F.col("ranking"), n).alias(CANDIDATES))
 
 
 def popular_in_segment(
-    excluding: Exclusions, rows: DataFrame, items: DataFrame, segments: DataFrame, n: int
+    exclusions: Exclusions, rows: DataFrame, items: DataFrame, segments: DataFrame, n: int
 ) -> DataFrame:
-    """(user_key, candidates): as popular_items, by the clicks of the user's own segment; items none of them clicked are left out.
+    """(user_key, candidates): as popular_items, by the clicks of the users in the same segment.
 
-    A user whose segment is null, or without clicks, gets an empty list.
+    Items that no user of the segment clicked are left out. The list is empty if the user's segment is null or
+    has no clicks.
 
     Args:
+        exclusions: one row a user.
         rows: user_key, item_key, label.
+        items: (item_index, item_key).
         segments: (user_key, segment), one row a user.
+        n: length of the lists.
     """
     clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY)
     known = segments.where(F.col(SEGMENT).isNotNull()).select(USER_KEY, SEGMENT)
@@ -54,20 +60,20 @@ def popular_in_segment(
         .agg(F.count(F.lit(1)).alias("clicks"))
         .join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY)
     )
-    within = Window.partitionBy(SEGMENT).orderBy(F.desc("clicks"), F.asc(ITEM_INDEX))
-    ranked = counted.select(SEGMENT, ITEM_INDEX, F.row_number().over(within).alias("place"))
+    by_segment = Window.partitionBy(SEGMENT).orderBy(F.desc("clicks"), F.asc(ITEM_INDEX))
+    ranked = counted.select(SEGMENT, ITEM_INDEX, F.row_number().over(by_segment).alias("place"))
     rankings = (
-        ranked.where(F.col("place") <= n + excluding.most).groupBy(SEGMENT).agg(_in_order().alias("ranking"))
+        ranked.where(F.col("place") <= n + exclusions.most).groupBy(SEGMENT).agg(_in_order().alias("ranking"))
     )
-    listed = excluding.users.join(known, USER_KEY, "left").join(rankings, SEGMENT, "left")
+    listed = exclusions.users.join(known, USER_KEY, "left").join(rankings, SEGMENT, "left")
     ranking = F.coalesce("ranking", F.array().cast("array<int>"))
     return listed.select(USER_KEY, allowed(ranking, n).alias(CANDIDATES))
 
 
 def allowed(ranking: Column, n: int) -> Column:
-    """The first n of a ranking without repeats that are not in `excluded`."""
-    nothing = F.array().cast("array<int>")
-    return F.slice(F.array_except(ranking, F.coalesce(EXCLUDED, nothing)), 1, n)
+    """The first n items of a ranking that are not in `excluded`; the ranking holds an item once."""
+    no_items = F.array().cast("array<int>")
+    return F.slice(F.array_except(ranking, F.coalesce(EXCLUDED, no_items)), 1, n)
 
 
 def _in_order() -> Column:

@@ -1,4 +1,4 @@
-"""The union of several sources: each gives its share of a user's list, in the order they are configured."""
+"""The union of several sources, in the order of the configuration. Each source has a quota."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from storage.feature_spec import USER_KEY
 
 
 def unite(users: DataFrame, lists: Sequence[DataFrame], most: int | None) -> DataFrame:
-    """(user_key, candidates, excluded null, sources): the lists one after the other, an item counted where it comes first.
+    """(user_key, candidates, excluded null, sources): the lists one after the other, without repeated items.
 
-    A place that a later source loses to an earlier one is not filled again. A user that no source knows gets an empty list.
+    An item belongs to the first source that has it. The quota of the other source is not filled with a
+    further item. A user without a row in any list gets an empty list.
 
     Args:
         users: user_key; every user gets a row.
         lists: (user_key, candidates array<int> without repeats), already cut to the quota of their source.
-        most: length of a user's list; None for no limit.
+        most: largest length of a user's list; None for no limit.
 
     Returns:
-        sources: array<tinyint>, as long as candidates: place of the source in `lists`.
+        `sources` is an array<tinyint> as long as `candidates`: the index of each item's source in `lists`.
     """
-    nothing = F.array().cast("array<int>")
+    no_items = F.array().cast("array<int>")
     joined = users.select(USER_KEY)
-    for number, each in enumerate(lists):
-        joined = joined.join(each.select(USER_KEY, F.col(CANDIDATES).alias(f"_{number}")), USER_KEY, "left")
-    joined = joined.select(USER_KEY, F.coalesce("_0", nothing).alias(CANDIDATES), *joined.columns[1:])
+    for number, source in enumerate(lists):
+        joined = joined.join(source.select(USER_KEY, F.col(CANDIDATES).alias(f"_{number}")), USER_KEY, "left")
+    joined = joined.select(USER_KEY, F.coalesce("_0", no_items).alias(CANDIDATES), *joined.columns[1:])
     joined = joined.withColumn(SOURCES, F.array_repeat(F.lit(0).cast("tinyint"), F.size(CANDIDATES)))
     for number in range(1, len(lists)):
-        new = F.array_except(F.coalesce(f"_{number}", nothing), CANDIDATES)
+        new = F.array_except(F.coalesce(f"_{number}", no_items), CANDIDATES)
         joined = joined.withColumn("_new", new)
         marks = F.array_repeat(F.lit(number).cast("tinyint"), F.size("_new"))
         joined = joined.withColumns(

@@ -1,11 +1,11 @@
-"""Recall of the candidate stage: of what users clicked afterwards, how much they could have been shown at all."""
+"""Recall of the candidates: the share of the items users clicked later that were among their candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SOURCES
@@ -17,15 +17,15 @@ _EXACT = "decimal(18,15)"
 
 @dataclass(frozen=True)
 class Recall:
-    """Recall@n of one group of users, n being the length of each user's list.
+    """Recall@n of one group of users; n is the length of each user's list.
 
     Attributes:
         users: users with a row in `candidates` and at least one positive.
         positives: their positives.
-        recall: mean over them of the share of their positives that their candidates hold; None for no users.
-        by_source: source → the part of `recall` whose items it gave; the parts add up to it. Empty where candidates are all
-            items.
-        mean_candidates: candidates a user on average, over these users.
+        recall: mean over them of the share of their positives that are candidates; None for no users.
+        by_source: source → the part of `recall` by items of this source; the parts add up to it. Empty if all
+            items are candidates.
+        mean_candidates: mean number of candidates of these users.
     """
 
     users: int
@@ -38,37 +38,19 @@ class Recall:
 def measure_recall(
     candidates: DataFrame, items: DataFrame, positives: DataFrame, warm: DataFrame, sources: Sequence[str]
 ) -> dict[bool, Recall]:
-    """Recall of candidates, for users in `warm` (True) and all others, the cold ones (False).
+    """Recall of candidates for warm users (True), which are in `warm`, and for cold users (False).
 
-    A positive that is no candidate item counts as missed.
+    A positive whose item is not in `items` counts as missed.
 
     Args:
         candidates: (user_key, candidates, excluded, sources), one row a user.
         items: (item_index, item_key).
         positives: distinct (user_key, item_key).
         warm: distinct user_key.
-        sources: names by their number in `sources`; `all_items` alone has none there.
+        sources: names by their number in `sources`; `all_items` alone has no numbers there.
     """
-    num_items = items.count()
-    wanted = positives.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY, "left")
-    asked = wanted.join(candidates, USER_KEY)
-    place = F.call_function("array_position", F.col(CANDIDATES), F.col(ITEM_INDEX))
-    everything = F.col(CANDIDATES).isNull()
-    barred = F.coalesce(F.call_function("array_contains", F.col(EXCLUDED), F.col(ITEM_INDEX)), F.lit(False))
-    source = F.when(
-        place > 0, F.call_function("element_at", F.col(SOURCES), F.when(place > 0, place).cast("int"))
-    )
-    length = F.when(
-        everything, num_items - F.coalesce(F.when(F.col(EXCLUDED).isNotNull(), F.size(EXCLUDED)), F.lit(0))
-    ).otherwise(F.size(CANDIDATES))
-    hits = asked.select(
-        USER_KEY,
-        length.alias("length"),
-        F.when(everything, F.col(ITEM_INDEX).isNotNull() & ~barred)
-        .otherwise(F.coalesce(place > 0, F.lit(False)))
-        .alias("hit"),
-        source.alias("source"),
-    )
+    indexed = positives.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY, "left")
+    hits = _hits(indexed.join(candidates, USER_KEY), items.count())
     shares = [
         _share(F.count(F.when(F.col("source") == number, 1)), f"source_{number}")
         for number in range(len(sources))
@@ -81,7 +63,7 @@ def measure_recall(
     )
     groups = users.join(warm.withColumn("warm", F.lit(True)), USER_KEY, "left")
     summed = ["recall", *(f"source_{number}" for number in range(len(sources)))]
-    measured = (
+    sums = (
         groups.groupBy(F.coalesce("warm", F.lit(False)).alias("warm"))
         .agg(
             F.count(F.lit(1)).alias("users"),
@@ -91,17 +73,45 @@ def measure_recall(
         )
         .collect()
     )
-    found = {}
-    for row in measured:
-        mean = {name: float(row[name]) / row["users"] for name in summed}
-        listed = list(sources) != ["all_items"]
-        parts = {name: mean[f"source_{number}"] for number, name in enumerate(sources)} if listed else {}
-        found[row["warm"]] = Recall(
-            row["users"], row["positives"], mean["recall"], parts, row["length"] / row["users"]
-        )
-    return {group: found.get(group, Recall(0, 0, None)) for group in (True, False)}
+    return _recall_by_group(sums, sources)
+
+
+def _hits(pairs: DataFrame, num_items: int) -> DataFrame:
+    """(user_key, length, hit, source): a row for each positive of a user with candidates.
+
+    Args:
+        pairs: user_key, item_index (null for an unknown item), candidates, excluded, sources.
+        num_items: number of all items.
+    """
+    position = F.call_function("array_position", F.col(CANDIDATES), F.col(ITEM_INDEX))
+    all_items = F.col(CANDIDATES).isNull()
+    is_excluded = F.coalesce(
+        F.call_function("array_contains", F.col(EXCLUDED), F.col(ITEM_INDEX)), F.lit(False)
+    )
+    source = F.when(
+        position > 0,
+        F.call_function("element_at", F.col(SOURCES), F.when(position > 0, position).cast("int")),
+    )
+    num_excluded = F.coalesce(F.when(F.col(EXCLUDED).isNotNull(), F.size(EXCLUDED)), F.lit(0))
+    length = F.when(all_items, num_items - num_excluded).otherwise(F.size(CANDIDATES))
+    hit = F.when(all_items, F.col(ITEM_INDEX).isNotNull() & ~is_excluded).otherwise(
+        F.coalesce(position > 0, F.lit(False))
+    )
+    return pairs.select(USER_KEY, length.alias("length"), hit.alias("hit"), source.alias("source"))
 
 
 def _share(hits: Column, name: str) -> Column:
-    """Share of a user's positives."""
+    """The share of hits among a user's positives."""
     return (hits / F.count(F.lit(1))).cast(_EXACT).alias(name)
+
+
+def _recall_by_group(sums: Iterable[Row], sources: Sequence[str]) -> dict[bool, Recall]:
+    """The means of both groups from their sums; a group without a row has no users."""
+    recalls = {}
+    for row in sums:
+        users, by_source = row["users"], {}
+        if list(sources) != ["all_items"]:
+            by_source = {name: float(row[f"source_{number}"]) / users for number, name in enumerate(sources)}
+        recall = float(row["recall"]) / users
+        recalls[row["warm"]] = Recall(users, row["positives"], recall, by_source, row["length"] / users)
+    return {group: recalls.get(group, Recall(0, 0, None)) for group in (True, False)}

@@ -1,6 +1,6 @@
-"""Retrieval by vectors: users stream through as Arrow batches and leave with the items nearest to them.
+"""The source `retrieval` in Spark: the items nearest to each user, from batches of users.
 
-The driver's part; what happens in a Python worker stands in vectors.py, which needs torch.
+This module runs on the driver. vectors.py is the workers' part, which needs torch.
 """
 
 from __future__ import annotations
@@ -25,24 +25,30 @@ LISTED = T.StructType(
 
 
 def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:
-    """(user_key, candidates): the n items with the largest dot products that are not excluded, ties by item index.
+    """(user_key, candidates): the n not excluded items with the largest dot products, ties by item index.
 
     Args:
-        users: user_key, the model's features of scope `user`, which `features` names, and excluded (array<int>, null for none).
+        users: user_key, the columns `features`, and excluded (array<int>, null for none).
+        features: names of the model's features of scope `user`.
+        request: the model, the items and n.
 
     Raises (in the workers, when the frame is evaluated):
         DataError: a product is NaN, or excluded indices are out of range; names the user.
-        ConfigError: the device asked for is not there, a context value is missing, or the model has no towers.
+        ConfigError: the requested device does not exist, a context value is missing, or the model has no
+            towers.
     """
     rows = users.select(USER_KEY, *features, EXCLUDED)
     return map_batches(rows, _retriever(request), LISTED, SCORING_IMPORTS)
 
 
 def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.vectors import retriever_of_process  # torch: in the workers alone
+    """The function that retrieves for the users of one task, for mapInArrow."""
 
-        retriever = retriever_of_process(request, *task_slot())
+    def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.candidates.vectors import load_retriever  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process
+
+        retriever = models_of_process().latest(load_retriever, request, *task_slot())
         for batch in batches:
             yield retriever.retrieve(batch)
 

@@ -1,14 +1,14 @@
-"""Exact retrieval in a worker: all items' vectors on the device once, users against them in blocks, the n best kept.
+"""Exact retrieval in a worker: dot products of users with all items, of which the n largest are kept.
 
-Nothing is approximate: every user meets every item. The matrix of products exists a block at a time, and the best of the blocks
-so far are merged with those of the next, so memory grows with neither users nor items beyond the items' vectors.
+Retrieval is not approximate: every user is compared with every item. The vectors of all items are on the
+device. Products are computed a block at a time, and the best of each block are merged with the best so far.
+So memory grows with the number of items only by their vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -18,34 +18,38 @@ from torch import Tensor
 
 from conf.errors import ConfigError, DataError
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, RetrievalRequest
-from scoring.model.predictor import Predictor, predictor_of_process
+from scoring.model.predictor import Predictor
+from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pairs import Side, context_side, side_of
-from scoring.ranking.recommender import read_items
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from storage.feature_spec import USER_KEY
 from training.models.two_tower import TwoTower
 
 LISTED = pa.schema([(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32()))])
 
-# Products of a block: on a CPU they and what is made of them stay near the cores, on a GPU they keep it busy.
-_CPU_PLACES = 1 << 20
-_GPU_PLACES = 1 << 25
+# Products in a block: on a CPU a block and its ranking keys fit its caches, on a GPU a block occupies the
+# device.
+_CPU_PRODUCTS = 1 << 20
+_GPU_PRODUCTS = 1 << 25
 _BLOCK_USERS = 256
-# The first block of items fills the lists, in multiples of their length; each further one is twice as wide, so that
-# about as many items enter a list from each.
+# Width of the first block of items, in multiples of n. Each further block is twice as wide, so that about the
+# same number of items enters a list from each block.
 _FIRST_BLOCKS = 4
 # Items whose features are on the device at once.
-_STEP_ITEMS = 8_192
+_BATCH_ITEMS = 8_192
 
 
 @dataclass(frozen=True)
 class Retriever:
-    """A two-tower model with all items' vectors beside it.
+    """A two-tower model and the vectors of all items.
 
     Attributes:
+        predictor: the model on its device.
+        towers: the same model.
         vectors: (N, E) float32 on the device, by item index.
-        context: tonight's context features, a side of one row on the CPU.
-        places: products that may be on the device at once.
+        context: the context features of the run, one row on the CPU.
+        n: number of items to retrieve for a user.
+        max_products: products that may be on the device at once.
     """
 
     predictor: Predictor
@@ -53,11 +57,13 @@ class Retriever:
     vectors: Tensor
     context: Side
     n: int
-    places: int
+    max_products: int
 
     @torch.inference_mode()
     def retrieve(self, users: pa.RecordBatch) -> pa.RecordBatch:
-        """The nearest items of each user, in the order of the users: a batch of LISTED; n items, or all that are not excluded.
+        """The nearest items of each user, in the order of the users: a batch of LISTED.
+
+        A list has n items, or fewer if fewer are not excluded.
 
         Args:
             users: user_key, the user features, excluded.
@@ -75,48 +81,55 @@ class Retriever:
             vectors = self.towers.user_vectors(
                 side.dense[rows].to(predictor.device), side.categorical[rows].to(predictor.device)
             )
-            barred = self._excluded(users.column(EXCLUDED).slice(first, _BLOCK_USERS), keys[first:])
-            parts.append(self._best(vectors, barred, keys[first:]).cpu())
+            excluded = self._excluded(users.column(EXCLUDED).slice(first, _BLOCK_USERS), keys[first:])
+            parts.append(self._best(vectors, excluded, keys[first:]).cpu())
         lengths = np.concatenate([[0], *((part != NO_CANDIDATE).sum(dim=1).numpy() for part in parts)])
         values = [split_keys(part[part != NO_CANDIDATE])[1].int().numpy() for part in parts]
-        found = pa.array(np.concatenate([np.zeros(0, np.int32), *values]))
-        lists = pa.ListArray.from_arrays(pa.array(np.cumsum(lengths).astype(np.int32)), found)
+        items = pa.array(np.concatenate([np.zeros(0, np.int32), *values]))
+        lists = pa.ListArray.from_arrays(pa.array(np.cumsum(lengths).astype(np.int32)), items)
         return pa.RecordBatch.from_arrays([keys, lists], schema=LISTED)
 
-    def _best(self, vectors: Tensor, barred: tuple[Tensor, Tensor], users: pa.Array) -> Tensor:
-        """(U, n) ranking keys of the nearest items of (U, E) vectors; NO_CANDIDATE where there are fewer."""
+    def _best(self, vectors: Tensor, excluded: tuple[Tensor, Tensor], users: pa.Array) -> Tensor:
+        """(U, n) ranking keys of the nearest items of (U, E) vectors; NO_CANDIDATE after the last item."""
         best = torch.full((len(vectors), self.n), NO_CANDIDATE, dtype=torch.int64, device=vectors.device)
-        row, item = barred
+        row, item = excluded
         first, width = 0, min(_FIRST_BLOCKS * self.n, self._width(len(vectors)))
         while first < len(self.vectors):
             block = self.vectors[first : first + width]
             products = vectors @ block.T  # (U, width)
             if products.sum().isnan():
                 self._require_numbers(products, first, users)
-            # What is below the last of a full list cannot enter it; what equals that may, by its index.
+            # An item below the last of a full list cannot enter it; an equal one may, by its index.
             last = split_keys(best[:, -1:])[0]
             better = products >= last.where(best[:, -1:] != NO_CANDIDATE, -torch.inf)
-            here = (item >= first) & (item < first + len(block))
-            better[row[here], item[here] - first] = False
+            in_block = (item >= first) & (item < first + len(block))
+            better[row[in_block], item[in_block] - first] = False
             best = top_keys(torch.cat([best, _keys_of(products, better, first)], dim=1), self.n)
             first, width = first + len(block), min(2 * width, self._width(len(vectors)))
         return best
 
     def _width(self, users: int) -> int:
-        return max(1, self.places // max(users, 1))
+        """Items in a block of this many users."""
+        return max(1, self.max_products // max(users, 1))
 
     def _require_numbers(self, products: Tensor, first: int, users: pa.Array) -> None:
+        """Raises DataError if a product is NaN; names user and item."""
         wrong = products.isnan()
         if wrong.any():
-            user, place = wrong.nonzero()[0].tolist()
+            user, column = wrong.nonzero()[0].tolist()
             raise DataError(
-                f"retriever {self.predictor.version} gives user {users[user]} and the item of index {first + place} "
+                f"retriever {self.predictor.version} gives user {users[user]} and "
+                f"the item of index {first + column} "
                 "a product that is NaN",
                 "look for NaN or infinite features of this user and item, or a diverged model; train again",
             )
 
     def _excluded(self, lists: pa.ListArray, users: pa.Array) -> tuple[Tensor, Tensor]:
-        """(rows, item indices) of what is excluded, one entry a pair, on the device."""
+        """(rows, item indices) of the excluded pairs, on the device.
+
+        Raises:
+            DataError: an index is out of range; names the user.
+        """
         lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
         row = np.repeat(np.arange(len(lists)), lengths)
         item = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
@@ -132,26 +145,28 @@ class Retriever:
 
 
 def _keys_of(products: Tensor, chosen: Tensor, first: int) -> Tensor:
-    """(U, most chosen of a row) ranking keys of the chosen places of (U, width); NO_CANDIDATE behind them.
+    """(U, most chosen in a row) ranking keys of the chosen products of (U, width), then NO_CANDIDATE.
 
-    Few are chosen once a user's list has filled, so keys are made of these alone.
+    Once a user's list is full, few products are chosen, so keys are computed for these only.
     """
     row, column = chosen.nonzero(as_tuple=True)
     counts = chosen.sum(dim=1)
-    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    position = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
     keys = torch.full((len(chosen), int(counts.max())), NO_CANDIDATE, dtype=torch.int64, device=row.device)
-    keys[row, place] = ranking_keys(products[row, column], column + first)
+    keys[row, position] = ranking_keys(products[row, column], column + first)
     return keys
 
 
-@lru_cache(maxsize=1)
-def retriever_of_process(request: RetrievalRequest, gpu: int | None, threads: int) -> Retriever:
-    """The retriever of this process, made when the first batch asks for it: items are read and embedded once.
+def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever:
+    """Reads the items and computes their vectors.
+
+    Args:
+        request: what to read.
+        predictor: of `request.model`.
 
     Raises:
         ConfigError: the model has no towers, or a context value is missing.
     """
-    predictor = predictor_of_process(request.model, gpu, threads)
     towers = predictor.model
     if not isinstance(towers, TwoTower):
         raise ConfigError(
@@ -161,13 +176,13 @@ def retriever_of_process(request: RetrievalRequest, gpu: int | None, threads: in
     items = read_items(request.item_files, predictor, dict(request.context)).side
     vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
     context = context_side(dict(request.context), predictor.spec, predictor.multi_hot)
-    places = _GPU_PLACES if predictor.device.type == "cuda" else _CPU_PLACES
-    return Retriever(predictor, towers, vectors, context, request.n, places)
+    max_products = _GPU_PRODUCTS if predictor.device.type == "cuda" else _CPU_PRODUCTS
+    return Retriever(predictor, towers, vectors, context, request.n, max_products)
 
 
 @torch.inference_mode()
 def _item_vectors(towers: TwoTower, items: Side, device: torch.device) -> Iterator[Tensor]:
-    """(N, E) in steps of `_STEP_ITEMS`; one step without rows where there are no items."""
-    for first in range(0, max(len(items.dense), 1), _STEP_ITEMS):
-        rows = slice(first, first + _STEP_ITEMS)
+    """Yields (N, E) in batches of `_BATCH_ITEMS`; one batch without rows if there are no items."""
+    for first in range(0, max(len(items.dense), 1), _BATCH_ITEMS):
+        rows = slice(first, first + _BATCH_ITEMS)
         yield towers.item_vectors(items.dense[rows].to(device), items.categorical[rows].to(device))

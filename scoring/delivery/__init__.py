@@ -1,1 +1,1 @@
-"""Where lists are delivered to beside the lake, one kind of sink a file: JSON lines and a PostgreSQL table."""
+"""Limits that hold lists back, and delivery to sinks outside the lake: JSON lines and a PostgreSQL table."""

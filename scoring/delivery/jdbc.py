@@ -1,4 +1,7 @@
-"""A PostgreSQL table of lists: workers fill a staging table of this attempt, one transaction makes it the date's rows."""
+"""The JDBC sink: replaces the rows of a date in a PostgreSQL table.
+
+Spark workers fill a staging table of this attempt. One transaction then replaces the rows of the date.
+"""
 
 from __future__ import annotations
 
@@ -40,23 +43,33 @@ _STAMP = "%Y%m%d%H%M%S"
 
 @dataclass(frozen=True)
 class Tables:
-    """The table that is served from, and that of this attempt beside it, which nobody reads."""
+    """The tables of a delivery.
+
+    Attributes:
+        target: the table that is served from.
+        staging: the table of this attempt, which nobody else reads.
+    """
 
     target: str
     staging: str
 
 
 def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
-    """Makes the rows of the date those of the lists, deletes dates beyond `keep_dates`; nothing is changed in between.
+    """Replaces the rows of a date by the lists and deletes dates beyond `keep_dates`, in one transaction.
 
-    The table has dt, user_id, position, item_id, score, reason, model_version, and the key (dt, user_id, position). Rows
-    that are equal already are not written. A date older than all that are kept is left out. Killed at any instant, the
-    served rows are the old ones or the new; what a killed attempt staged is dropped by a later one, a day after.
+    The table has dt, user_id, position, item_id, score, reason, model_version, and the key (dt, user_id,
+    position). Equal rows are not written. Nothing is delivered for a date older than all dates that are kept.
+    If the process is killed, the served rows are the old ones or the new ones. A later delivery drops the
+    staging table, a day after.
+
+    Args:
+        sink: of the configuration.
+        lists: the published lists of the date.
 
     Raises:
-        ConfigError: no driver, no credentials, or PostgreSQL refuses user, database or table.
+        ConfigError: the driver or the credentials are missing, or PostgreSQL refuses user, database or table.
         DataError: the table cannot hold a value of the lists.
-        InfrastructureError: it cannot be reached, or rows were lost or doubled on the way.
+        InfrastructureError: PostgreSQL cannot be reached, or staged rows are missing or repeated.
     """
     credentials = read_credentials(sink)
     tables = Tables(
@@ -86,24 +99,26 @@ def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
 
 
 def _make_target(database: Connection, target: str) -> None:
+    """Creates the table that is served from, if it does not exist."""
     columns = ", ".join(f"{name} {kind} NOT NULL" for name, kind in _TYPES.items())
     database.execute(
-        f"CREATE TABLE IF NOT EXISTS {target} (dt date NOT NULL, {columns}, PRIMARY KEY (dt, {', '.join(_KEY)}))"
+        f"CREATE TABLE IF NOT EXISTS {target} "
+        f"(dt date NOT NULL, {columns}, PRIMARY KEY (dt, {', '.join(_KEY)}))"
     )
 
 
 def _dates(database: Connection, target: str) -> list[str]:
-    """The dates of a table, newest first, each found by one step down the key."""
-    found = database.rows(
+    """The dates of a table, newest first; each needs one lookup in the index of the key."""
+    dates = database.rows(
         f"WITH RECURSIVE dates AS (SELECT max(dt) AS dt FROM {target} UNION ALL "
         f"SELECT (SELECT max(dt) FROM {target} WHERE dt < dates.dt) FROM dates WHERE dates.dt IS NOT NULL) "
         "SELECT dt FROM dates WHERE dt IS NOT NULL"
     )
-    return [str(dt) for (dt,) in found]
+    return [str(dt) for (dt,) in dates]
 
 
 def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: str) -> None:
-    """Spark's JDBC writer: a connection and a transaction a task, which is enough for a table that nobody reads."""
+    """Writes the staging table by Spark's JDBC writer, with one connection and one transaction a task."""
     options: dict[str, Any] = {
         "url": sink.url,
         "dbtable": staging,
@@ -117,39 +132,44 @@ def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: s
     try:
         rows.write.format("jdbc").options(**options).mode("append").save()
     except Py4JJavaError as error:
-        # What a task raised may be lost on its way: the class of PostgreSQL's errors is not known to all of Spark's threads.
+        # The error of a task may lack its cause, because not all threads of Spark load PostgreSQL's classes.
         texts = [F.col(name) for name, kind in _TYPES.items() if kind == "text"]
         has_nul = reduce(or_, (F.contains(text, F.lit("\0")) for text in texts))
-        found = rows.where(has_nul).select(*texts).first()
-        if found is None:
+        wrong_row = rows.where(has_nul).select(*texts).first()
+        if wrong_row is None:
             raise
         raise DataError(
-            f"sink {sink.name}: {found.asDict()} holds U+0000, which no text of PostgreSQL may", CANNOT_HOLD
+            f"sink {sink.name}: {wrong_row.asDict()} holds U+0000, which no text of PostgreSQL may",
+            CANNOT_HOLD,
         ) from error
 
 
 def _require_all(database: Connection, sink: JdbcSink, staging: str, expected: int) -> None:
-    """A task that is run twice may have written twice."""
+    """Checks that every row is staged once; a task that ran twice may write its rows twice."""
     ((rows, keys),) = database.rows(f"SELECT count(*), count(DISTINCT ({', '.join(_KEY)})) FROM {staging}")
     if (rows, keys) != (str(expected), str(expected)):
         raise InfrastructureError(
             f"sink {sink.name}: {rows} rows with {keys} keys were staged, the lists have {expected}",
-            "rerun the job: a task was run twice, or lost rows. The rows served before are as they were",
+            "rerun the job: a task was run twice, or lost rows. The rows served before are unchanged",
         )
 
 
 def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: int) -> tuple[int, int]:
-    """(rows inserted or changed, rows deleted), in one transaction; readers see the table before or after it."""
+    """Makes the staged rows those of the date, in one transaction.
+
+    Returns:
+        Number of rows inserted or changed, and of rows deleted.
+    """
     target, staging = tables.target, tables.staging
     values = ", ".join(_VALUES)
     changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in _VALUES)
     old, new = (", ".join(f"{table}.{name}" for name in _VALUES) for table in ("t", "EXCLUDED"))
     same_key = " AND ".join(f"s.{name} = t.{name}" for name in _KEY)
     with database.transaction():
-        # Two deliveries at once take turns; readers are not kept waiting.
+        # This lock lets concurrent deliveries wait for each other; readers do not wait.
         database.execute(f"LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE")
-        # What is known of the table is older than its newest date: to PostgreSQL that date seems to have no row, and it would
-        # look through the whole staging table for each.
+        # PostgreSQL's statistics do not have the newest date yet, so the planner expects no row of it and
+        # would scan the staging table for each row in a nested loop.
         database.execute("SET LOCAL enable_nestloop = off")
         deleted = database.execute(
             f"DELETE FROM {target} AS t WHERE dt = CAST(? AS date) "
@@ -159,7 +179,8 @@ def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: in
         written = database.execute(
             f"INSERT INTO {target} AS t (dt, {', '.join(_KEY)}, {values}) "
             f"SELECT CAST(? AS date), {', '.join(_KEY)}, {values} FROM {staging} "
-            f"ON CONFLICT (dt, {', '.join(_KEY)}) DO UPDATE SET {changed} WHERE ({old}) IS DISTINCT FROM ({new})",
+            f"ON CONFLICT (dt, {', '.join(_KEY)}) DO UPDATE SET {changed} "
+            f"WHERE ({old}) IS DISTINCT FROM ({new})",
             [run_date],
         )
         kept = _dates(database, target)[:keep_dates]
@@ -170,7 +191,7 @@ def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: in
 
 
 def _drop(database: Connection, staging: str) -> None:
-    """After a failure, whose own error is the one to tell."""
+    """Drops a staging table after a failure; an error here is only logged."""
     try:
         database.execute(f"DROP TABLE IF EXISTS {staging}")
     except Py4JJavaError as error:
@@ -180,14 +201,14 @@ def _drop(database: Connection, staging: str) -> None:
 
 
 def _drop_abandoned(database: Connection, target: str) -> None:
-    """Drops what attempts that were killed staged; one of the last day may be at work still."""
+    """Drops staging tables of killed attempts that are older than a day; a younger one may be in use."""
     schema, _, name = target.rpartition(".")
-    found = database.rows(
+    tables = database.rows(
         "SELECT tablename FROM pg_tables WHERE schemaname = coalesce(nullif(?, ''), current_schema())",
         [schema],
     )
     limit = (datetime.now(UTC) - _STAGING_AGE).strftime(_STAMP)
-    for (table,) in found:
+    for (table,) in tables:
         staged = re.fullmatch(re.escape(name) + r"_st_(\d{14})_[0-9a-f]{8}", str(table))
         if staged and staged[1] < limit:
             database.execute(f"DROP TABLE IF EXISTS {schema + '.' if schema else ''}{table}")

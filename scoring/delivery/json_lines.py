@@ -1,4 +1,4 @@
-"""JSON lines: one object a user, in files that a manifest publishes, as the tables of the lake are."""
+"""The sink of JSON lines: one object a user, in files that a manifest publishes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,19 @@ _ENTRY = ("item_id", "position", "score", "reason")
 
 
 def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> Delivered:
-    """Replaces `<path>/dt=<date>`; what was made of the same lists and is whole is left alone.
+    """Publishes `<path>/dt=<date>`. If it was written from the same lists and is complete, nothing changes.
 
-    A line is {"user_id", "date", "items": [{item_id, position, score, reason}]}, items by position, users in order over the
-    files of the manifest. Killed at any instant, the files that the manifest names are the old ones or the new.
+    A line is {"user_id", "date", "items": [{item_id, position, score, reason}]}, items by position. Users are
+    sorted over the files in the order of the manifest. If the process is killed, the manifest names the old
+    files or the new ones.
+
+    Args:
+        sink: of the configuration.
+        lists: the published lists of the date.
+        grace_hours: age at which files that no manifest names are deleted.
 
     Raises:
-        InfrastructureError: the files do not hold every user once.
+        InfrastructureError: the files do not have exactly one line a user.
     """
     partition = Partition(sink.name, lists.run_date, f"{sink.path.rstrip('/')}/dt={lists.run_date}")
     inputs = {
@@ -48,18 +54,19 @@ def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> D
 
 
 def lines(lists: PublishedLists) -> DataFrame:
-    """(user_id, date, items) of each user, as a line has them."""
+    """(user_id, date, items): the columns of a line, one row a user."""
     items = F.sort_array(F.collect_list(F.struct("position", "item_id", "score", "reason")))
     users = lists.rows.groupBy("user_id").agg(items.alias("items"))
-    ordered = F.transform("items", lambda each: F.struct(*(each[name].alias(name) for name in _ENTRY)))
+    ordered = F.transform("items", lambda item: F.struct(*(item[name].alias(name) for name in _ENTRY)))
     return users.select("user_id", F.lit(lists.run_date).alias("date"), ordered.alias("items"))
 
 
 def _write(sink: JsonLinesSink, lists: PublishedLists, folder: str) -> None:
+    """Writes the files, sorted by user over all of them."""
     files = max(1, -(-lists.users // sink.users_per_file))
-    made = lines(lists)
-    dealt = made.repartitionByRange(files, "user_id") if files > 1 else made.repartition(1)
-    dealt.sortWithinPartitions("user_id").write.json(folder, compression=sink.compression)
+    rows = lines(lists)
+    partitioned = rows.repartitionByRange(files, "user_id") if files > 1 else rows.repartition(1)
+    partitioned.sortWithinPartitions("user_id").write.json(folder, compression=sink.compression)
 
 
 def _publish(
@@ -70,13 +77,13 @@ def _publish(
     inputs: dict[str, str],
     grace_hours: float,
 ) -> Manifest:
-    """Counts what was written by reading it, and makes it the partition."""
+    """Counts the written lines by reading them, and publishes the files."""
     folder = partition.file(attempt)
     ending = _ENDINGS[sink.compression]
     sizes = {
-        each.path.rsplit("/", 1)[1]: each.size
-        for each in file_io.list_files(folder)
-        if each.path.endswith(ending)
+        entry.path.rsplit("/", 1)[1]: entry.size
+        for entry in file_io.list_files(folder)
+        if entry.path.endswith(ending)
     }
     written = lists.rows.sparkSession.read.text(folder)
     by_file = written.select(F.col("_metadata.file_name").alias("name")).groupBy("name").count()
@@ -85,7 +92,8 @@ def _publish(
     if written_lines != lists.users:
         raise InfrastructureError(
             f"{folder} holds {written_lines} lines, there are {lists.users} users with a list",
-            "the lists changed while they were delivered, or it is our defect: rerun the job",
+            "rerun the job: the lists changed while they were delivered. If that does not help, this is an "
+            "internal error, please report",
         )
     entries = [
         FileEntry(f"{attempt}/{name}", counts[name], size, (counts[name],))

@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL from the driver, through the same JDBC driver that Spark's workers write with."""
+"""A connection from the driver to PostgreSQL, through the JDBC driver that Spark's workers use too."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from scoring.delivery.secrets import Credentials
 DRIVER = "org.postgresql.Driver"
 _CONNECT_TIMEOUT_S = "20"
 CANNOT_HOLD = (
-    "the lists hold a value that the table cannot, and a retry will not help: look at user_id, item_id and reason. Features made "
-    "before ids were checked may hold such an id: run build_features, build_candidates and score_daily for the date again. "
-    "The rows served before are as they were"
+    "the lists hold a value that the table cannot, and a retry will not help: look at user_id, item_id and "
+    "reason. Features made before ids were checked may hold such an id: run build_features, build_candidates "
+    "and score_daily for the date again. The rows served before are unchanged"
 )
 
 
 class Connection:
-    """Statements on one java.sql.Connection. Values travel as parameters, never in the text of a statement."""
+    """Statements on one java.sql.Connection. Values are parameters, never part of a statement's text."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     def execute(self, statement: str, values: Sequence[str | int] = ()) -> int:
-        """Runs a statement; how many rows it changed."""
+        """Runs a statement and returns the number of rows it changed."""
         prepared = self._prepared(statement, values)
         try:
             prepared.execute()
@@ -42,17 +42,17 @@ class Connection:
         """The rows of a query, values as text."""
         prepared = self._prepared(statement, values)
         try:
-            found, rows = prepared.executeQuery(), []
-            width = found.getMetaData().getColumnCount()
-            while found.next():
-                rows.append(tuple(found.getString(place) for place in range(1, width + 1)))
+            result, rows = prepared.executeQuery(), []
+            width = result.getMetaData().getColumnCount()
+            while result.next():
+                rows.append(tuple(result.getString(column) for column in range(1, width + 1)))
             return rows
         finally:
             prepared.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All statements within take effect together, or none does."""
+        """Commits all statements of the block together, or none if it raises."""
         self._connection.setAutoCommit(False)
         try:
             yield
@@ -64,20 +64,21 @@ class Connection:
             self._connection.setAutoCommit(True)
 
     def _prepared(self, statement: str, values: Sequence[str | int]) -> Any:
+        """A prepared statement with its parameters."""
         prepared = self._connection.prepareStatement(statement)
-        for place, value in enumerate(values, start=1):
-            prepared.setObject(place, value)
+        for index, value in enumerate(values, start=1):
+            prepared.setObject(index, value)
         return prepared
 
 
 @contextmanager
 def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> Iterator[Connection]:
-    """A connection that is closed at the end; what PostgreSQL says against us becomes an error of ours.
+    """Opens a connection and closes it at the end of the block. Errors of PostgreSQL become NightrankErrors.
 
     Raises:
         ConfigError: the driver is not on the class path, or user and password are refused.
         DataError: PostgreSQL cannot hold a value.
-        InfrastructureError: anything else that PostgreSQL or the network says.
+        InfrastructureError: any other error of PostgreSQL or the network.
     """
     jvm: Any = spark._jvm
     _load_driver(spark, sink)
@@ -99,7 +100,7 @@ def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> It
 
 
 def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
-    """Our error for what a statement or a write raised, by PostgreSQL's class of errors (its manual, appendix A)."""
+    """The NightrankError for an error of a statement, by its SQLSTATE (PostgreSQL's manual, appendix A)."""
     cause = error.java_exception
     while cause is not None and "SQLException" not in cause.getClass().getName():
         cause = cause.getCause()
@@ -107,26 +108,28 @@ def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
         first = str(error.java_exception.getMessage()).strip().split("\n", 1)[0]
         return InfrastructureError(
             f"sink {sink.name}: {first}",
-            "read the cause in the log above; the rows served before are as they were",
+            "read the cause in the log above; the rows served before are unchanged",
         )
-    state, said = str(cause.getSQLState()), str(cause.getMessage()).strip()
-    where = f"sink {sink.name} ({sink.url}): {said} (SQLSTATE {state})"
+    state, message = str(cause.getSQLState()), str(cause.getMessage()).strip()
+    problem = f"sink {sink.name} ({sink.url}): {message} (SQLSTATE {state})"
     if state.startswith("28"):
-        return ConfigError(where, "correct the user and password that deliver.sinks names")
+        return ConfigError(problem, "correct the user and password that deliver.sinks names")
     if state.startswith(("42", "3")):
         return ConfigError(
-            where,
-            "correct the database and table under deliver.sinks, or let the user create and change tables there",
+            problem,
+            "correct the database and table under deliver.sinks, or allow the user to create and change "
+            "tables there",
         )
     if state.startswith(("22", "54")):  # bad values, and what is too large for PostgreSQL
-        return DataError(where, CANNOT_HOLD)
+        return DataError(problem, CANNOT_HOLD)
     return InfrastructureError(
-        where,
-        "see that the database can be reached; a retry may help. The rows served before are as they were",
+        problem,
+        "check that the database can be reached; a retry may help. The rows served before are unchanged",
     )
 
 
 def _load_driver(spark: SparkSession, sink: JdbcSink) -> None:
+    """Registers the JDBC driver, from `driver_jar` if the sink names one."""
     jvm: Any = spark._jvm
     if sink.driver_jar is not None:
         path = os.path.expanduser(sink.driver_jar)
@@ -144,7 +147,8 @@ def _load_driver(spark: SparkSession, sink: JdbcSink) -> None:
 
 
 def _driver_advice() -> str:
+    """The remedy for a missing driver."""
     return (
-        "set spark.jars.packages to org.postgresql:postgresql:42.7.8 in the Spark profile (or --packages), or run "
-        "`make jars` and name ~/.cache/nightrank/jars/postgresql-42.7.8.jar as driver_jar"
+        "set spark.jars.packages to org.postgresql:postgresql:42.7.8 in the Spark profile (or --packages), "
+        "or run `make jars` and name ~/.cache/nightrank/jars/postgresql-42.7.8.jar as driver_jar"
     )

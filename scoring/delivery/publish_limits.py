@@ -1,4 +1,7 @@
-"""Tonight's lists against the last published ones: `list_changes/dt=…`, and the limits that hold a publish back."""
+"""Changes of the lists against the last published ones, and the limits that hold lists back.
+
+The changes are published as `list_changes/dt=…`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,13 @@ from storage.run_context import RunContext
 
 @dataclass(frozen=True)
 class Excess:
-    """A figure past its limit: `figure` of list_changes, `setting` of score.stop."""
+    """A figure beyond its limit.
+
+    Attributes:
+        figure: of list_changes.
+        setting: key of score.stop.
+        value, limit: the figure and its limit.
+    """
 
     figure: str
     setting: str
@@ -35,7 +44,8 @@ class Excess:
     limit: float
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
+        """The excess in words."""
         side = "below" if self.setting.startswith("min_") else "above"
         return f"{self.figure}={self.value:.4g} is {side} score.stop.{self.setting}={self.limit:g}"
 
@@ -58,16 +68,18 @@ def publish_changes(
     rows: int,
     made_of: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Publishes what changed, and returns it; call it before the lists are published.
+    """Publishes list_changes and returns them; called before the lists are published.
 
     Args:
-        lists: tonight's, with user_id, item_id and score.
-        facts: of summarize_lists; `coverage` is taken from there.
-        rows: how many entries the lists have.
+        context: of the run.
+        dataset: of the run date.
+        lists: the new lists, with user_id, item_id and score.
+        facts: of summarize_lists; `coverage` is copied.
+        rows: number of entries of the lists.
         made_of: name → digest of what the lists were computed from.
 
     Raises:
-        DataError: a figure is past its limit in `score.stop`; list_changes is published and says which.
+        DataError: a figure is beyond its limit in `score.stop`. list_changes is published and names it.
     """
     before = last_published(context.lake, context.run_date)
     earlier = read_manifest(before) if before else None
@@ -80,28 +92,29 @@ def publish_changes(
         "before": None,
         **(_against(context, lists, before, earlier) if before and earlier else {}),
     }
-    excesses = beyond(context.config.score.stop, changes)
-    changes |= {"held_back": bool(excesses), "excesses": [asdict(each) for each in excesses]}
+    excesses = find_excesses(context.config.score.stop, changes)
+    changes |= {"held_back": bool(excesses), "excesses": [asdict(excess) for excess in excesses]}
     partition = context.lake.list_changes.partition(context.run_date)
     inputs = {**made_of, "config": config_digest(context.config, "score")}
     if earlier:
         inputs["before"] = earlier.digest
     publish_facts(partition, inputs=inputs, facts=changes)
     if excesses:
-        let_pass = " ".join(f"--set score.stop.{each.setting}=null" for each in excesses)
+        without_limits = " ".join(f"--set score.stop.{excess.setting}=null" for excess in excesses)
+        reasons = "; ".join(excess.message for excess in excesses)
         served = (
             f"the lists of {before.dt} stay the last good ones" if before else "there are no earlier lists"
         )
         raise DataError(
-            f"the lists of {context.run_date} are held back: {'; '.join(each.said for each in excesses)}; {served}",
-            f"read {partition.path}/_MANIFEST.json (report.py shows it), see docs/delivery.md; to publish all the same, "
-            f"run score_daily again with {let_pass}",
+            f"the lists of {context.run_date} are held back: {reasons}; {served}",
+            f"read {partition.path}/_MANIFEST.json (report.py shows it), see docs/delivery.md; "
+            f"to publish all the same, run score_daily again with {without_limits}",
         )
     return changes
 
 
 def last_published(lake: Lake, run_date: str) -> Partition | None:
-    """The last lists published for a date before this one."""
+    """The lists of the latest date before this one; None if there are none."""
     names = (
         Path(entry.path).name.removeprefix("dt=") for entry in file_io.list_files(lake.recommendations.path)
     )
@@ -112,19 +125,20 @@ def last_published(lake: Lake, run_date: str) -> Partition | None:
     return None
 
 
-def beyond(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
-    """The figures past their limits; one that is not known is past none."""
-    found = []
+def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
+    """The figures beyond their limits. A figure that is None is never beyond its limit."""
+    excesses = []
     for figure, setting in _LIMITS.items():
         value, limit = changes.get(figure), getattr(stop, setting)
         if value is None or limit is None:
             continue
         if value < limit if setting.startswith("min_") else value > limit:
-            found.append(Excess(figure, setting, value, limit))
-    return found
+            excesses.append(Excess(figure, setting, value, limit))
+    return excesses
 
 
 def _against(context: RunContext, lists: DataFrame, before: Partition, manifest: Manifest) -> dict[str, Any]:
+    """The changes against the lists of an earlier date."""
     earlier = rows_of(context.spark, before, manifest, columns=["user_id", "item_id", "score"])
     compared = compare_lists(lists, earlier)
     drift = drift_of(bin_numbers(score_bins(earlier), score_bins(lists), 0, 0))

@@ -1,4 +1,4 @@
-"""What every sink is given: the published lists of one date, and what it gives back."""
+"""The argument and the result of every sink: the published lists of a date, and what was delivered."""
 
 from __future__ import annotations
 
@@ -13,29 +13,36 @@ COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 
 @dataclass(frozen=True)
 class PublishedLists:
-    """`rows` has COLUMNS, model_version and workflow_version; `manifest` is that of the partition."""
+    """The published lists of a date.
+
+    Attributes:
+        rows: COLUMNS, model_version and workflow_version.
+        manifest: of the partition.
+    """
 
     rows: DataFrame
     manifest: Manifest
 
     @property
     def run_date(self) -> str:
+        """The date of the lists."""
         return self.manifest.partition
 
     @property
     def users(self) -> int:
-        """How many users have a list."""
+        """Number of users with a list."""
         return int(self.manifest.facts["users"]) - int(self.manifest.facts["users_without"])
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """What a sink holds now.
+    """The contents of a sink after a delivery.
 
     Attributes:
-        target: where, without a password.
+        target: address without a password.
         rows: list entries of the date.
-        written, deleted: entries that were new or other than before, and that were taken away; None where a sink does not know.
+        written, deleted: entries inserted or changed, and entries deleted; None if the sink does not count
+            them.
     """
 
     target: str

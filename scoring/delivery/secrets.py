@@ -1,4 +1,4 @@
-"""Names and passwords from where the configuration says they are; they enter no log, manifest or error."""
+"""User names and passwords from the places that the configuration names; they are never logged."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from conf.types import JdbcSink, Secret
 
 @dataclass(frozen=True)
 class Credentials:
-    """A user and a password, neither of which is ever printed."""
+    """A user and a password; `repr` shows neither."""
 
     user: str = field(repr=False)
     password: str = field(repr=False)
 
 
 def read_credentials(sink: JdbcSink) -> Credentials:
-    """Raises ConfigError where one of both is not where it should be; names the place."""
+    """Reads user and password of a sink.
+
+    Raises:
+        ConfigError: one of them is not at its place; names the place.
+    """
     return Credentials(_read(sink, "user", sink.user), _read(sink, "password", sink.password))
 
 
 def _read(sink: JdbcSink, which: str, secret: Secret) -> str:
+    """One secret from its environment variable or file."""
     where = f"deliver.sinks: the {which} of {sink.name}"
     if secret.env is not None:
         value = os.environ.get(secret.env)

@@ -1,1 +1,1 @@
-"""What predictions, groups and lists are worth, against clicks."""
+"""Quality of predictions, ranked groups and lists against clicks; the gate for challengers."""

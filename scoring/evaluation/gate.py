@@ -1,14 +1,22 @@
-"""Whether a challenger takes the champion's place: pure arithmetic on what was measured, and words for people.
+"""The gate's rules: whether a challenger becomes the champion.
 
-The challenger is promoted where it is not worse by more than a margin, with confidence: it has seen newer data, so equal is
-good enough, but a point estimate of one day is not enough to call it equal.
+An evaluation has four steps, each in one file; gate_run.py calls them in this order:
+
+1. gate_measures.py measures both models on the same test rows and compares them.
+2. gate_drift.py checks how far scores and data moved.
+3. This file decides, from measures and checks alone: it reads no table.
+4. gate_record.py holds the result, for the report and for the registry.
+
+The challenger is promoted if it is not worse than the champion by more than a margin, with confidence. Equal
+quality is enough, because the challenger has seen newer data. A point estimate of one day is not enough to
+call two models equal.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from conf.types import Gate
@@ -16,12 +24,21 @@ from metrics.bootstrap import Interval
 
 Level = Literal["ok", "warn", "hold"]
 
+# The check of what people decided (gate_run.py). It holds a first model too.
+STANDING = "standing"
+
 _SHORT = {"auc": "AUC", "log_loss": "log loss"}
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One model on the test rows. `calibration` is predicted over observed clicks."""
+    """The figures of one model on the test rows that the gate compares.
+
+    Attributes:
+        auc: area under the ROC curve.
+        log_loss: in nats.
+        calibration: predicted over observed clicks.
+    """
 
     auc: float
     log_loss: float
@@ -29,24 +46,14 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One thing the gate looked at. `setting` names the key that decided, `said` tells people what was found."""
-
-    name: str
-    level: Level
-    said: str
-    value: float | None = None
-    limit: float | None = None
-    setting: str | None = None
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Challenger and champion on the same rows.
 
     Attributes:
-        auc, log_loss: intervals of challenger minus champion; None where too few rows of a class can be resampled.
-        rows, users: what the test split holds; `users` counts rows where the log has no keys.
+        champion: the champion's figures.
+        auc, log_loss: intervals of challenger minus champion; None if too few rows of a class can be
+            resampled.
+        rows, users: size of the test split; `users` counts rows if the log has no keys.
     """
 
     champion: Figures
@@ -57,38 +64,68 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Check:
+    """The result of one check of the gate.
+
+    Attributes:
+        name: of the figure that was checked.
+        level: `hold` prevents the promotion, `warn` is logged.
+        message: the result in words.
+        value, limit: the figure and the limit that it was compared with.
+        setting: configuration key of the limit.
+    """
+
+    name: str
+    level: Level
+    message: str
+    value: float | None = None
+    limit: float | None = None
+    setting: str | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """`promoted`, why in words for people, and every check with its level."""
+    """The gate's decision.
+
+    Attributes:
+        promoted: whether the challenger becomes the champion.
+        reason: in words.
+        checks: all checks, those of the comparison first.
+    """
 
     promoted: bool
     reason: str
     checks: tuple[Check, ...] = ()
 
 
-def judge(
-    gate: Gate, challenger: Figures, compared: Comparison | None, others: Sequence[Check] = ()
+def decide(
+    gate: Gate, challenger: Figures, comparison: Comparison | None, other_checks: Sequence[Check] = ()
 ) -> Verdict:
-    """Promotes unless a check holds the challenger back.
+    """Promotes the challenger unless a check is at level `hold`.
+
+    A first model is promoted whatever quality and drift say, because no other model could serve. Checks that
+    would hold it become warnings. It is not promoted if its AUC is not finite, or if people decided against
+    it.
 
     Args:
-        compared: None where there is no champion yet: a first model is promoted whatever drift says, for want of another;
-            what would have held it is a warning then. Without a finite AUC, or where `others` bar it, it is not.
-        others: checks of drift and of the registry (`reason_against_promotion`).
+        gate: the section `gate` of the configuration.
+        challenger: figures of the challenger.
+        comparison: with the champion; None if there is no champion yet.
+        other_checks: of drift, and of what people decided.
     """
-    own = [*_own(gate, challenger, compared)]
+    checks = list(_quality_checks(gate, challenger, comparison))
     if not math.isfinite(challenger.auc):
-        own.insert(0, Check("auc", "hold", f"the challenger's AUC is {challenger.auc:.4f}", challenger.auc))
-        return _verdict("", [*own, *others])
-    if compared is None:
+        message = f"the challenger's AUC is {challenger.auc:.4f}"
+        checks.insert(0, Check("auc", "hold", message, challenger.auc))
+        return _verdict("", [*checks, *other_checks])
+    if comparison is None:
         lead = f"first model: AUC {challenger.auc:.4f}, no champion to compare with"
-        return _verdict(
-            lead, [each if each.name == "standing" else _as_warning(each) for each in (*own, *others)]
-        )
-    return _verdict("", [*own, *others])
+        return _verdict(lead, [_as_warning(check) for check in (*checks, *other_checks)])
+    return _verdict("", [*checks, *other_checks])
 
 
 def level_of(value: float | None, warn: float | None, hold: float | None) -> tuple[Level, float | None]:
-    """The level of a figure and the limit it is above; without a value, or above neither, it is ok."""
+    """The level of a figure and the limit it is above; `ok` and None if there is no such limit."""
     if value is not None and hold is not None and value > hold:
         return "hold", hold
     if value is not None and warn is not None and value > warn:
@@ -97,92 +134,105 @@ def level_of(value: float | None, warn: float | None, hold: float | None) -> tup
 
 
 def _verdict(lead: str, checks: list[Check]) -> Verdict:
-    """The reason begins with how the models compare, then names whatever else holds the challenger."""
-    held = [each for each in checks if each.level == "hold"]
-    first = [] if lead else [each.said for each in checks if each.name == "auc"][:1]
-    more = [each.said for each in held if each.said not in first]
-    return Verdict(not held, "; ".join([*([lead] if lead else first), *more]), tuple(checks))
+    """The reason begins with `lead`, or else with the check of the AUC; the other checks that hold follow."""
+    first = [] if lead else [check.message for check in checks if check.name == "auc"][:1]
+    holding = [check.message for check in checks if check.level == "hold"]
+    parts = [*([lead] if lead else first), *(message for message in holding if message not in first)]
+    return Verdict(not holding, "; ".join(parts), tuple(checks))
 
 
 def _as_warning(check: Check) -> Check:
-    level: Level = "warn" if check.level == "hold" else check.level
-    return Check(check.name, level, check.said, check.value, check.limit, check.setting)
+    """The check of a first model: at level `warn` instead of `hold`, unless people decided."""
+    return replace(check, level="warn") if check.level == "hold" and check.name != STANDING else check
 
 
-def _own(gate: Gate, challenger: Figures, compared: Comparison | None) -> Iterator[Check]:
-    if compared is not None and math.isfinite(challenger.auc):
-        champion = compared.champion
-        yield _not_worse("auc", challenger.auc, champion.auc, compared.auc, gate.margin)
-        yield _not_worse(
+def _quality_checks(gate: Gate, challenger: Figures, comparison: Comparison | None) -> Iterator[Check]:
+    """The checks of the challenger's quality; without a champion, of its calibration alone."""
+    if comparison is not None and math.isfinite(challenger.auc):
+        champion = comparison.champion
+        yield _margin_check("auc", challenger.auc, champion.auc, comparison.auc, gate.margin)
+        yield _margin_check(
             "log_loss",
             -challenger.log_loss,
             -champion.log_loss,
-            _negated(compared.log_loss),
+            _negated(comparison.log_loss),
             gate.log_loss_margin,
         )
-        yield _enough("rows", compared.rows, gate.min_rows)
-        yield _enough("users", compared.users, gate.min_users)
-    yield _calibrated(gate, challenger, compared.champion if compared else None)
+        yield _minimum_check("rows", comparison.rows, gate.min_rows)
+        yield _minimum_check("users", comparison.users, gate.min_users)
+    yield _calibration_check(gate, challenger, comparison.champion if comparison else None)
 
 
-def _not_worse(
+def _margin_check(
     name: Literal["auc", "log_loss"],
-    ours: float,
-    theirs: float,
-    between: Interval | None,
+    challenger: float,
+    champion: float,
+    gain: Interval | None,
     margin: float | None,
 ) -> Check:
-    """Holds where the interval of the gain begins below -margin. Log loss comes with its sign turned: more is better."""
+    """Holds if the interval of the gain begins below -margin; without a margin it never holds.
+
+    Log loss is passed with its sign changed, so that a larger value is better for both measures.
+    """
     sign = 1 if name == "auc" else -1
     setting = "gate.margin" if name == "auc" else "gate.log_loss_margin"
-    said = f"{_SHORT[name]} {sign * ours:.4f} against the champion's {sign * theirs:.4f} ({sign * (ours - theirs):+.4f}"
-    if between is None:
-        said += "; no interval: too few rows of a class to resample)"
-        return Check(name, "ok" if margin is None else "hold", said, ours - theirs, margin, setting)
-    ends = sorted((sign * between.low, sign * between.high))
-    said += f", {between.confidence:.0%} from {ends[0]:+.4f} to {ends[1]:+.4f})"
+    message = (
+        f"{_SHORT[name]} {sign * challenger:.4f} against the champion's {sign * champion:.4f} "
+        f"({sign * (challenger - champion):+.4f}"
+    )
+    if gain is None:
+        message += "; no interval: too few rows of a class to resample)"
+        level: Level = "ok" if margin is None else "hold"
+        return Check(name, level, message, challenger - champion, margin, setting)
+    low, high = sorted((sign * gain.low, sign * gain.high))
+    message += f", {gain.confidence:.0%} from {low:+.4f} to {high:+.4f})"
     if margin is None:
-        return Check(name, "ok", said, between.low)
-    if between.low >= -margin:
-        return Check(
-            name, "ok", f"{said}: not worse by more than {setting}={margin:g}", between.low, margin, setting
-        )
-    if between.high < -margin:
-        said += f": worse by more than {setting}={margin:g}"
+        return Check(name, "ok", message, gain.low)
+    if gain.low >= -margin:
+        message += f": not worse by more than {setting}={margin:g}"
+        return Check(name, "ok", message, gain.low, margin, setting)
+    if gain.high < -margin:
+        message += f": worse by more than {setting}={margin:g}"
     else:
-        said += f": may be worse by more than {setting}={margin:g}"
-        if between.high - between.low > 2 * margin:
-            said += (
-                f"; the interval is wider than twice the margin, so that an equal model would be kept out as well: test on "
-                f"more days (split.test_days) or raise {setting}"
+        message += f": may be worse by more than {setting}={margin:g}"
+        if gain.high - gain.low > 2 * margin:
+            message += (
+                "; the interval is wider than twice the margin, so that an equal model would be kept out as "
+                f"well: test on more days (split.test_days) or raise {setting}"
             )
-    return Check(name, "hold", said, between.low, margin, setting)
+    return Check(name, "hold", message, gain.low, margin, setting)
 
 
-def _negated(between: Interval | None) -> Interval | None:
-    if between is None:
+def _negated(interval: Interval | None) -> Interval | None:
+    """The interval of the difference with its sign changed."""
+    if interval is None:
         return None
-    return Interval(-between.difference, -between.high, -between.low, between.confidence, between.replicates)
+    return Interval(
+        -interval.difference, -interval.high, -interval.low, interval.confidence, interval.replicates
+    )
 
 
-def _enough(what: str, count: int, least: int) -> Check:
-    if count >= least:
-        return Check(what, "ok", f"{count:,} {what} in the test split", count, least, f"gate.min_{what}")
-    said = f"{count:,} {what} in the test split are too few to decide on (gate.min_{what}={least:,})"
-    return Check(what, "hold", said, count, least, f"gate.min_{what}")
+def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> Check:
+    """Holds if the test split is too small to decide on."""
+    setting = f"gate.min_{name}"
+    if count >= minimum:
+        return Check(name, "ok", f"{count:,} {name} in the test split", count, minimum, setting)
+    message = f"{count:,} {name} in the test split are too few to decide on ({setting}={minimum:,})"
+    return Check(name, "hold", message, count, minimum, setting)
 
 
-def _calibrated(gate: Gate, challenger: Figures, champion: Figures | None) -> Check:
+def _calibration_check(gate: Gate, challenger: Figures, champion: Figures | None) -> Check:
+    """Holds if the ratio is out of range, and only warns if the champion's is further off."""
     low, high, ratio = gate.calibration_low, gate.calibration_high, challenger.calibration
-    said = f"predicted clicks are {ratio:.3f} times the observed ones"
+    message = f"predicted clicks are {ratio:.3f} times the observed ones"
     if low <= ratio <= high:
-        return Check("calibration", "ok", said, ratio)
+        return Check("calibration", "ok", message, ratio)
     limit, setting = (low, "gate.calibration_low") if ratio < low else (high, "gate.calibration_high")
-    said += f", outside of {low:g} to {high:g} ({setting})"
+    message += f", outside of {low:g} to {high:g} ({setting})"
     if champion is not None and _distance(champion.calibration) > _distance(ratio):
-        said += f"; the champion's are {champion.calibration:.3f} times, further off"
-        return Check("calibration", "warn", said, ratio, limit, setting)
-    return Check("calibration", "hold", said, ratio, limit, setting)
+        message += f"; the champion's are {champion.calibration:.3f} times, further off"
+        return Check("calibration", "warn", message, ratio, limit, setting)
+    return Check("calibration", "hold", message, ratio, limit, setting)
 
 
 def _distance(ratio: float) -> float:

@@ -1,6 +1,6 @@
-"""Drift at the gate: how the challenger's scores differ from the champion's, and what the data report says of the test day.
+"""Second step of the gate: checks of drift, of the challenger's scores and of the test day's data.
 
-The data report was published by build_features (etl.quality); nothing of it is computed again.
+The data report was published by build_features (etl.quality). Its figures are read, not computed again.
 """
 
 from __future__ import annotations
@@ -8,110 +8,127 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from etl.quality.report_types import ClickRates, Comparison
+from etl.quality.report_types import ClickRates
+from etl.quality.report_types import Comparison as DataReport
 from metrics.psi import Drift, bin_numbers, drift_of
 from scoring.evaluation.gate import Check, level_of
 from scoring.evaluation.gate_measures import ModelMeasures
 from storage.manifest import is_published, read_manifest
 from storage.run_context import RunContext
 
-_NAMED = 5
+# The facts and messages name this many columns, the ones with most drift.
+_MAX_NAMED = 5
+
+NamedValue = tuple[str, float]
 
 
 def drift_checks(
     context: RunContext, challenger: ModelMeasures, champion: ModelMeasures | None
 ) -> tuple[list[Check], dict[str, Any]]:
-    """The checks of the section `gate.drift`, and the figures behind them for the evaluation's facts."""
+    """The checks of the section `gate.drift`, and their figures for the facts of the evaluation."""
     report = data_report(context)
     exempt = set(context.config.quality.exempt)
     scores = score_drift(challenger, champion) if champion else None
-    columns = sorted(_column_psi(report, exempt), key=lambda each: (-each[1], each[0])) if report else []
-    oov = sorted(
-        ((name, value) for name, value in challenger.oov_shares.items() if name not in exempt),
-        key=lambda each: (-each[1], each[0]),
+    columns = _largest_first(_column_psi(report, exempt)) if report else []
+    oov_shares = _largest_first(
+        (name, value) for name, value in challenger.oov_shares.items() if name not in exempt
     )
-    clicks = report.click_rates if report else None
+    click_rates = report.click_rates if report else None
     checks = [
-        _of_scores(context, scores),
-        _of_columns(context, report, columns),
-        _of_clicks(context, report, clicks),
-        _of_oov(context, oov),
+        _score_check(context, scores),
+        _column_check(context, report, columns),
+        _click_rate_check(context, report, click_rates),
+        _oov_check(context, oov_shares),
     ]
     facts = {
         "score_psi": scores.psi if scores else None,
         "score_psi_noise": scores.noise if scores else None,
-        "feature_psi": dict(columns[:_NAMED]),
-        "click_rate": clicks and {"test": clicks.today, "train": clicks.train},
-        "oov_share": dict(oov[:_NAMED]),
+        "feature_psi": dict(columns[:_MAX_NAMED]),
+        "click_rate": click_rates and {"test": click_rates.today, "train": click_rates.train},
+        "oov_share": dict(oov_shares[:_MAX_NAMED]),
     }
-    return [each for each in checks if each], facts
+    return [check for check in checks if check], facts
 
 
-def data_report(context: RunContext) -> Comparison | None:
-    """What the run date's data report says; None where build_features published none."""
+def data_report(context: RunContext) -> DataReport | None:
+    """The data report of the run date; None if build_features published none."""
     partition = context.lake.quality(context.config.name).partition(context.run_date)
-    return Comparison.from_facts(read_manifest(partition).facts) if is_published(partition) else None
+    return DataReport.from_facts(read_manifest(partition).facts) if is_published(partition) else None
 
 
 def score_drift(challenger: ModelMeasures, champion: ModelMeasures) -> Drift | None:
-    """PSI over about ten bins of equal shares of the champion's probabilities (metrics.psi)."""
-    return drift_of(bin_numbers(champion.measured.score_bins, challenger.measured.score_bins, 0, 0))
+    """PSI over about ten bins that hold equal shares of the champion's probabilities (metrics.psi)."""
+    return drift_of(bin_numbers(champion.quality.score_bins, challenger.quality.score_bins, 0, 0))
 
 
-def _column_psi(report: Comparison, exempt: set[str]) -> Iterator[tuple[str, float]]:
-    """Raw columns whose drift is more than chance."""
+def _largest_first(values: Iterator[NamedValue]) -> list[NamedValue]:
+    """By falling value, ties by name."""
+    return sorted(values, key=lambda item: (-item[1], item[0]))
+
+
+def _column_psi(report: DataReport, exempt: set[str]) -> Iterator[NamedValue]:
+    """Raw columns with a PSI above what chance explains."""
     for column in report.columns:
         if column.name not in exempt and column.psi_above_noise:
             yield column.name, column.psi_above_noise
 
 
-def _check(context: RunContext, name: str, value: float | None, said: str) -> Check:
-    drift = context.config.gate.drift
-    level, limit = level_of(value, getattr(drift, f"{name}_warn"), getattr(drift, f"{name}_hold"))
+def _limit_check(context: RunContext, name: str, value: float | None, message: str) -> Check:
+    """Compares a figure with `gate.drift.<name>_warn` and `gate.drift.<name>_hold`."""
+    limits = context.config.gate.drift
+    level, limit = level_of(value, getattr(limits, f"{name}_warn"), getattr(limits, f"{name}_hold"))
     setting = None if level == "ok" else f"gate.drift.{name}_{level}"
     if limit is not None:
-        said += f" (above {setting}={limit:g})"
-    return Check(name, level, said, value, limit, setting)
+        message += f" (above {setting}={limit:g})"
+    return Check(name, level, message, value, limit, setting)
 
 
-def _of_scores(context: RunContext, scores: Drift | None) -> Check | None:
+def _score_check(context: RunContext, scores: Drift | None) -> Check | None:
+    """Of the challenger's scores against the champion's; None without a champion."""
     if scores is None:
         return None
-    said = f"scores moved by PSI {scores.psi:.3f} from the champion's"
+    message = f"scores moved by PSI {scores.psi:.3f} from the champion's"
     value = scores.psi_above_noise
     if value:
-        said += (
+        message += (
             f", most at {scores.moved}, which {scores.moved_day_share:.1%} of its rows have and "
             f"{scores.moved_train_share:.1%} of the champion's"
         )
-    return _check(context, "score_psi", value, said)
+    return _limit_check(context, "score_psi", value, message)
 
 
-def _of_columns(context: RunContext, report: Comparison | None, columns: list[tuple[str, float]]) -> Check:
+def _column_check(context: RunContext, report: DataReport | None, columns: list[NamedValue]) -> Check:
+    """Of the raw columns of the test day against its train days."""
     if report is None:
-        said = f"there is no data report of {context.run_date}, so drift of the log was not looked at: run build_features"
-        return Check("feature_psi", "warn", said)
+        message = (
+            f"there is no data report of {context.run_date}, so drift of the log was not looked at: "
+            "run build_features"
+        )
+        return Check("feature_psi", "warn", message)
     if not columns:
-        return _check(context, "feature_psi", None, f"no column of {report.day} drifted from its train days")
-    named = ", ".join(f"{name} by PSI {value:.3f}" for name, value in columns[:_NAMED])
-    return _check(
-        context, "feature_psi", columns[0][1], f"columns of {report.day} drifted from its train days: {named}"
-    )
+        message = f"no column of {report.day} drifted from its train days"
+        return _limit_check(context, "feature_psi", None, message)
+    named = ", ".join(f"{name} by PSI {value:.3f}" for name, value in columns[:_MAX_NAMED])
+    message = f"columns of {report.day} drifted from its train days: {named}"
+    return _limit_check(context, "feature_psi", columns[0][1], message)
 
 
-def _of_clicks(context: RunContext, report: Comparison | None, rates: ClickRates | None) -> Check | None:
-    if (
-        report is None or rates is None or context.config.split.by == "leave_last_out"
-    ):  # its splits are made by clicks
+def _click_rate_check(
+    context: RunContext, report: DataReport | None, click_rates: ClickRates | None
+) -> Check | None:
+    """Of the click rate; None for `leave_last_out`, which chooses the rows of its splits by clicks."""
+    if report is None or click_rates is None or context.config.split.by == "leave_last_out":
         return None
-    said = f"{rates.today:.2%} of the test rows are clicks, {rates.train:.2%} of the train rows"
-    return _check(context, "click_rate_change", rates.change, said)
-
-
-def _of_oov(context: RunContext, oov: list[tuple[str, float]]) -> Check | None:
-    if not oov:
-        return None
-    name, value = oov[0]
-    return _check(
-        context, "oov_share", value, f"{value:.2%} of the ids of {name} are unknown to the new vocabulary"
+    message = (
+        f"{click_rates.today:.2%} of the test rows are clicks, {click_rates.train:.2%} of the train rows"
     )
+    return _limit_check(context, "click_rate_change", click_rates.change, message)
+
+
+def _oov_check(context: RunContext, oov_shares: list[NamedValue]) -> Check | None:
+    """Of the feature with the largest share of unknown ids; None without a feature of ids."""
+    if not oov_shares:
+        return None
+    name, value = oov_shares[0]
+    message = f"{value:.2%} of the ids of {name} are unknown to the new vocabulary"
+    return _limit_check(context, "oov_share", value, message)

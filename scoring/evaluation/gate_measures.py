@@ -1,4 +1,7 @@
-"""Models on the same raw test rows, each through its own workflow: quality, resampled by user, and unknown ids."""
+"""First step of the gate: measures of both models on the same raw test rows.
+
+Each model scores the rows as its own workflow encodes them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from etl.workflow.fitted_workflow import load_workflow
 from metrics.bootstrap import Interval, Resample, interval
 from scoring.evaluation.gate import Comparison, Figures
 from scoring.evaluation.group_ranking import measure_groups
-from scoring.evaluation.prediction_quality import UNIT, Measured, measure_predictions
+from scoring.evaluation.prediction_quality import UNIT, PredictionQuality, measure_predictions
 from scoring.inputs.feature_rows import read_split
 from scoring.model.model_info import ModelInfo
 from scoring.spark.score_frames import score_rows
@@ -26,37 +29,48 @@ from storage.run_context import RunContext
 
 @dataclass(frozen=True)
 class ModelMeasures:
-    """One model on the test rows.
+    """Measures of one model on the test rows.
 
     Attributes:
-        oov_shares: feature → share of its ids that its workflow's vocabulary does not know.
-        ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/group_ranking.py); empty without keys.group.
+        version: of the model.
+        workflow_version: of the workflow that encoded the rows.
+        quality: of the predicted probabilities.
+        oov_shares: feature → share of its ids that are not in its workflow's vocabulary.
+        ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/group_ranking.py); empty without
+            keys.group.
     """
 
     version: str
     workflow_version: str
-    measured: Measured
+    quality: PredictionQuality
     oov_shares: Mapping[str, float]
     ranking: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def figures(self) -> Figures:
-        facts = self.measured.facts
+        """The figures that the gate compares."""
+        facts = self.quality.facts
         return Figures(facts["auc"], facts["log_loss"], facts["predicted_over_observed"])
 
     def to_facts(self) -> dict[str, Any]:
+        """JSON values, as the evaluation's facts hold them."""
         return {
             "version": self.version,
             "workflow_version": self.workflow_version,
             "oov_shares": dict(self.oov_shares),
-            **self.measured.facts,
+            **self.quality.facts,
             **({"ranking": dict(self.ranking)} if self.ranking else {}),
         }
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Version → measures, and how many users (rows, for a log without keys) were resampled: 0 for a model alone."""
+    """Measures of several models on the same rows.
+
+    Attributes:
+        models: version → measures.
+        users: number of users (of rows, if the log has no keys) that were resampled; 0 for a single model.
+    """
 
     models: Mapping[str, ModelMeasures]
     users: int
@@ -67,16 +81,16 @@ def measure_models(
 ) -> Measurement:
     """Measures each model on the test rows; two models also in the same resamples of their users.
 
-    Models of one workflow version share their encoded rows.
+    The test rows are encoded once for each workflow version.
 
     Raises:
-        DataError: the models did not see the same raw rows.
+        DataError: the numbers of rows or clicks differ between the models, so the raw rows did.
     """
     gate = context.config.gate
     resample = Resample(gate.replicates, gate.seed) if len(models) > 1 else None
     rows: dict[str, DataFrame] = {}
     oov: dict[str, dict[str, float]] = {}
-    found: dict[str, ModelMeasures] = {}
+    measures: dict[str, ModelMeasures] = {}
     for model in models:
         version = model.spec.workflow_version
         model.require_spec(read_spec(context.lake, version))
@@ -90,41 +104,37 @@ def measure_models(
             predictions = score_rows(
                 rows[version], model.spec, model.request(context.config.score), keep
             ).persist()
-            measured = measure_predictions(predictions, resample)
+            quality = measure_predictions(predictions, resample)
             ranking = measure_groups(predictions, context.config.measure.group_k) if grouped else {}
             predictions.unpersist()
-        found[model.version] = ModelMeasures(model.version, version, measured, oov[version], ranking)
-    counts = {(each.measured.facts["rows"], each.measured.facts["positives"]) for each in found.values()}
+        measures[model.version] = ModelMeasures(model.version, version, quality, oov[version], ranking)
+    counts = {(model.quality.facts["rows"], model.quality.facts["positives"]) for model in measures.values()}
     if len(counts) > 1:
         raise DataError(
             f"champion and challenger were measured on different rows (rows, clicks): {sorted(counts)}",
             f"the raw log changed since build_features ran: run it for {context.run_date} again",
         )
     first = next(iter(rows.values()))
-    return Measurement(found, first.select(UNIT).distinct().count() if resample else 0)
+    return Measurement(measures, first.select(UNIT).distinct().count() if resample else 0)
 
 
-def compare(confidence: float, ours: ModelMeasures, theirs: ModelMeasures, users: int) -> Comparison:
-    """Challenger against champion, with the interval of each difference."""
+def compare(confidence: float, challenger: ModelMeasures, champion: ModelMeasures, users: int) -> Comparison:
+    """Challenger minus champion, with the confidence interval of each difference."""
 
-    def between(name: str) -> Interval | None:
-        mine, other = ours.measured, theirs.measured
+    def difference(name: str) -> Interval | None:
+        ours, theirs = challenger.quality, champion.quality
         return interval(
-            mine.facts[name] - other.facts[name],
-            mine.replicates[name],
-            other.replicates[name],
-            confidence,
+            ours.facts[name] - theirs.facts[name], ours.replicates[name], theirs.replicates[name], confidence
         )
 
-    return Comparison(
-        theirs.figures, between("auc"), between("log_loss"), int(ours.measured.facts["rows"]), users
-    )
+    rows = int(challenger.quality.facts["rows"])
+    return Comparison(champion.figures, difference("auc"), difference("log_loss"), rows, users)
 
 
 def rows_to_judge(
     spark: SparkSession, context: RunContext, dataset: Dataset, workflow_version: str
 ) -> DataFrame:
-    """The test split of the run date as this workflow encodes it: the published features where it made them."""
+    """The test split of the run date encoded by this workflow, or its published features."""
     if workflow_version == dataset.workflow_version:
         return read_split(spark, context.lake, dataset, ["test"])
     workflow = load_workflow(context.lake, workflow_version, context.config.output.broadcast_max_rows)
@@ -132,14 +142,14 @@ def rows_to_judge(
 
 
 def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
-    """Feature of ids → share of its ids that are unknown or rare; of a list of ids, over all its ids. One Spark job."""
+    """Feature of ids → share of its ids that are unknown or rare, over the ids of all rows. One Spark job."""
     if not spec.embedded:
         return {}
     sums = []
     for feature in spec.embedded:
         name = F.col(feature.name)
         if feature.kind == "multi_hot":
-            ids, unknown = F.size(name), F.size(F.filter(name, lambda each: each == F.lit(spec.oov_id)))
+            ids, unknown = F.size(name), F.size(F.filter(name, lambda value: value == F.lit(spec.oov_id)))
             ids, unknown = (
                 F.when(name.isNull(), 0).otherwise(ids),
                 F.when(name.isNull(), 0).otherwise(unknown),
@@ -147,16 +157,16 @@ def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
         else:
             ids, unknown = F.lit(1), F.when(name == spec.oov_id, 1).otherwise(0)
         sums += [F.sum(ids).alias(f"{feature.name}:ids"), F.sum(unknown).alias(f"{feature.name}:oov")]
-    found = rows.agg(*sums).collect()[0]
+    totals = rows.agg(*sums).collect()[0]
     return {
-        each.name: (found[f"{each.name}:oov"] or 0) / (found[f"{each.name}:ids"] or 1)
-        for each in spec.embedded
+        feature.name: (totals[f"{feature.name}:oov"] or 0) / (totals[f"{feature.name}:ids"] or 1)
+        for feature in spec.embedded
     }
 
 
 def _with_unit(rows: DataFrame, spec: FeatureSpec) -> DataFrame:
-    """With the hash of what is resampled: the user, or the row where the log has no keys.
+    """Adds the column UNIT: the hash of the user, or of the row id if the log has no keys.
 
-    A row is named by its place in its day, so rows at one place of several test days are drawn together.
+    A row id counts from 0 in each day, so the rows with one id on several test days are resampled together.
     """
     return rows.withColumn(UNIT, F.xxhash64(USER_KEY if USER_KEY in spec.key_columns else ROW_ID))

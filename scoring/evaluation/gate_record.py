@@ -1,4 +1,4 @@
-"""What evaluate_model writes down: the comparison for the report, and the decision for the registry."""
+"""Last step of the gate: the result, as facts for the report and as the registry's decision."""
 
 from __future__ import annotations
 
@@ -29,81 +29,92 @@ _WORST_FIRST = ("hold", "warn", "ok")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A challenger's evaluation: both models' measures, how they compare, figures of drift, and the verdict."""
+    """The evaluation of a challenger.
 
-    challenger: ModelInfo
-    ours: ModelMeasures
-    theirs: ModelMeasures | None
-    compared: Comparison | None
+    Attributes:
+        info: the challenger's model.json.
+        challenger, champion: measures of both models; no champion is None.
+        comparison: None without a champion.
+        drift: figures of `drift_checks`.
+        verdict: the decision with its checks.
+    """
+
+    info: ModelInfo
+    challenger: ModelMeasures
+    champion: ModelMeasures | None
+    comparison: Comparison | None
     drift: Mapping[str, Any]
     verdict: Verdict
 
     @property
     def champion_after(self) -> str | None:
+        """Version of the champion after this decision."""
         if self.verdict.promoted:
-            return self.ours.version
-        return self.theirs.version if self.theirs else None
+            return self.challenger.version
+        return self.champion.version if self.champion else None
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """Measure → the interval of its difference, where there is one."""
-        found = {"auc": self.compared.auc, "log_loss": self.compared.log_loss} if self.compared else {}
-        return {name: asdict(each) for name, each in found.items() if each is not None}
+        """Measure → the interval of its difference, for measures that have one."""
+        if self.comparison is None:
+            return {}
+        intervals = {"auc": self.comparison.auc, "log_loss": self.comparison.log_loss}
+        return {name: asdict(interval) for name, interval in intervals.items() if interval is not None}
 
     @property
     def checks(self) -> list[dict[str, Any]]:
-        """What the gate looked at, the worst first."""
-        return [
-            _check(each)
-            for each in sorted(self.verdict.checks, key=lambda each: _WORST_FIRST.index(each.level))
-        ]
+        """The checks as JSON values, the worst first."""
+        ordered = sorted(self.verdict.checks, key=lambda check: _WORST_FIRST.index(check.level))
+        return [_check_facts(check) for check in ordered]
 
     def facts(self, context: RunContext, dataset: Dataset) -> dict[str, Any]:
-        """What the evaluation's partition says: JSON values."""
-        resampled = {"by": "user" if context.config.keys else "row"}
+        """The facts of the partition of `evaluations`: JSON values."""
+        resampled_by = "user" if context.config.keys else "row"
         return {
-            "challenger": self.ours.to_facts(),
-            "champion": self.theirs.to_facts() if self.theirs else None,
+            "challenger": self.challenger.to_facts(),
+            "champion": self.champion.to_facts() if self.champion else None,
             "promoted": self.verdict.promoted,
             "reason": self.verdict.reason,
             "margin": context.config.gate.margin,
             "intervals": self.intervals,
-            "resampled": {**resampled, "count": self.compared.users} if self.compared else None,
+            "resampled": {"by": resampled_by, "count": self.comparison.users} if self.comparison else None,
             "checks": self.checks,
             "drift": dict(self.drift),
-            "baselines": self.challenger.description.get("baselines", {}),
+            "baselines": self.info.description.get("baselines", {}),
             "best_auc": best_auc(context, dataset),
         }
 
     def decision(self) -> ChampionDecision:
-        """What the registry keeps: without tables, with all it takes to make the model again."""
+        """The registry's record: headline figures, and the lineage needed to train the model again."""
         return ChampionDecision(
-            self.ours.version,
-            self.theirs.version if self.theirs else None,
+            self.challenger.version,
+            self.champion.version if self.champion else None,
             self.verdict.promoted,
             self.champion_after,
             self.verdict.reason,
             metrics={
-                "challenger": _headline(self.ours),
-                "champion": _headline(self.theirs) if self.theirs else None,
+                "challenger": _headline(self.challenger),
+                "champion": _headline(self.champion) if self.champion else None,
             },
             intervals=self.intervals,
             checks=self.checks,
-            lineage={key: self.challenger.description.get(key) for key in LINEAGE},
+            lineage={key: self.info.description.get(key) for key in LINEAGE},
         )
 
 
 def best_auc(context: RunContext, dataset: Dataset) -> float | None:
-    """The best AUC the test day allows, where the log was generated and says so."""
+    """The AUC of the true probabilities of the test day; None unless the log was generated and names it."""
     days = [member.dt for member in dataset.splits["test"]]
     raw = context.lake.raw.partition(days[0]) if len(days) == 1 else None
     return read_manifest(raw).facts.get("best_auc") if raw and is_published(raw) else None
 
 
 def _headline(measures: ModelMeasures) -> dict[str, Any]:
+    """The figures that the registry keeps of a model."""
     ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
-    return {**{name: measures.measured.facts[name] for name in HEADLINE}, **ranking}
+    return {**{name: measures.quality.facts[name] for name in HEADLINE}, **ranking}
 
 
-def _check(check: Check) -> dict[str, Any]:
-    return asdict(check)
+def _check_facts(check: Check) -> dict[str, Any]:
+    """A check with the keys of the published format, in which the message is `said`."""
+    return {"said" if name == "message" else name: value for name, value in asdict(check).items()}

@@ -1,7 +1,7 @@
-"""How groups of rows are ranked, such as the ads of each display: MAP@k and NDCG@k over any number of groups.
+"""MAP@k and NDCG@k of ranked groups of rows, such as the ads of one display, over any number of groups.
 
-A group's rows meet in one task, which reduces its groups to one row of sums; the driver adds those up as integers, so the
-order of tasks changes nothing.
+All rows of a group are in one task, which reduces its groups to one row of sums. The driver adds those up as
+integers, so the order of the tasks does not change the result.
 """
 
 from __future__ import annotations
@@ -24,27 +24,32 @@ _SUMS_DDL = "groups long, map_units long, ndcg_units long"
 
 
 def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
-    """Ranking of each group of (group_key, label 0/1, probability) rows by falling probability.
+    """Quality of the ranking by falling probability in groups of (group_key, label 0/1, probability) rows.
 
     Returns:
-        k; groups, those with a click, which alone count; map and ndcg, means over them as metrics.ranking says.
+        k; groups, those with a click, which alone count; map and ndcg, means over them as metrics.ranking
+        says.
 
     Raises:
         DataError: no group has a click.
     """
     rows = predictions.select(GROUP_KEY, LABEL, PROBABILITY).repartition(GROUP_KEY)
-    found = rows.mapInArrow(_reducer(k), _SUMS_DDL).collect()
-    groups = sum(each["groups"] for each in found)
+    partials = rows.mapInArrow(_reducer(k), _SUMS_DDL).collect()
+    groups = sum(sums["groups"] for sums in partials)
     if not groups:
         raise DataError(
             "no group of the test split has a click, so there is no ranking to measure",
             "choose a run date whose test days hold clicks, or leave out keys.group",
         )
-    total = {name: sum(each[f"{name}_units"] for each in found) / _UNITS / groups for name in ("map", "ndcg")}
-    return {"k": k, "groups": groups, **total}
+    means = {
+        name: sum(sums[f"{name}_units"] for sums in partials) / _UNITS / groups for name in ("map", "ndcg")
+    }
+    return {"k": k, "groups": groups, **means}
 
 
 def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that reduces the groups of one task, for mapInArrow."""
+
     def reduce(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
         if tables:
@@ -55,7 +60,7 @@ def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordB
 
 
 def reduce_groups(rows: pa.Table, k: int) -> dict[str, int]:
-    """The sums of whole groups: at least one row of group_key, label and probability."""
+    """The sums of whole groups of rows of group_key, label and probability; at least one row."""
     group = rows.column(GROUP_KEY).combine_chunks().dictionary_encode().indices.to_numpy()
     label = rows.column(LABEL).to_numpy()
     score = rows.column(PROBABILITY).to_numpy()

@@ -1,4 +1,4 @@
-"""How good lists are against what users clicked afterwards: hit rate, NDCG, coverage."""
+"""Relevance of top-k lists to what users clicked afterwards: hit rate, NDCG, coverage."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _EXACT = "decimal(18,15)"
 
 @dataclass(frozen=True)
 class Relevance:
-    """Measures of one kind of lists over one group of users.
+    """Relevance of the lists of one group of users.
 
     Attributes:
         users: users with a list and at least one positive.
         hit_rate: share of them with at least one positive in the list; None for no users.
-        ndcg: mean over them of NDCG with binary relevance (Järvelin and Kekäläinen 2002), the ideal list holding
-            min(k, positives) hits; None for no users.
+        ndcg: mean over them of NDCG with binary relevance (Järvelin and Kekäläinen 2002), the ideal list
+            holding min(k, positives) hits; None for no users.
     """
 
     users: int
@@ -31,7 +31,7 @@ class Relevance:
 
 
 def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: int) -> dict[bool, Relevance]:
-    """Relevance of top-k lists, for users in `warm` (True) and all others, the cold ones (False).
+    """Relevance of top-k lists for warm users (True), which are in `warm`, and for cold users (False).
 
     Args:
         lists: (user_key, position from 1, item_key), one row an entry.
@@ -44,7 +44,8 @@ def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: in
         F.count("hit").alias("hits"), F.sum(F.when(F.col("hit") == 1, gain).otherwise(0)).alias("gain")
     )
     ideal = F.element_at(
-        F.array(*(F.lit(each) for each in ideal_gains(k))), F.least("wanted", F.lit(k)).cast("int")
+        F.array(*(F.lit(ideal_gain) for ideal_gain in ideal_gains(k))),
+        F.least("wanted", F.lit(k)).cast("int"),
     )
     wanted = positives.groupBy(USER_KEY).agg(F.count(F.lit(1)).alias("wanted"))
     users = listed.join(wanted, USER_KEY).join(warm.withColumn("warm", F.lit(True)), USER_KEY, "left")
@@ -57,16 +58,16 @@ def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: in
         )
         .collect()
     )
-    nobody = Relevance(0, None, None)
-    found = {
+    no_users = Relevance(0, None, None)
+    by_group = {
         row["warm"]: Relevance(row["users"], row["hit"] / row["users"], float(row["ndcg"]) / row["users"])
         for row in measured
     }
-    return {group: found.get(group, nobody) for group in (True, False)}
+    return {group: by_group.get(group, no_users) for group in (True, False)}
 
 
 def ideal_gains(k: int) -> list[float]:
-    """Discounted gain of a list whose first 1, 2, …, k entries are hits."""
+    """(k,) discounted gains of lists whose first 1, 2, …, k entries are hits."""
     gains, total = [], 0.0
     for position in range(1, k + 1):
         total += 1 / math.log2(position + 1)
@@ -75,6 +76,6 @@ def ideal_gains(k: int) -> list[float]:
 
 
 def coverage(lists: DataFrame, items: int) -> float:
-    """Share of the items that stand in at least one list."""
-    found = lists.agg(F.countDistinct(ITEM_KEY).alias("found")).collect()[0]["found"]
-    return found / items if items else 0.0
+    """Share of the items that are in at least one list; 0 without items."""
+    listed = lists.agg(F.countDistinct(ITEM_KEY).alias("listed")).collect()[0]["listed"]
+    return listed / items if items else 0.0

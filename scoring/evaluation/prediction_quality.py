@@ -1,8 +1,8 @@
-"""How good predictions are: exact AUC, log loss, normalised entropy, calibration, over any number of rows.
+"""Quality of predictions: exact AUC, log loss, normalised entropy and calibration over any number of rows.
 
-Rows are spread over tasks by ranges of their probability; each task reduces its range to one row of sums, and the
-driver adds those up. So nothing that grows with the data reaches the driver, and the AUC is exact all the same: a
-pair of rows in different ranges is decided by the order of the ranges, a pair in one range by its task.
+Spark partitions the rows by ranges of their probability. Each task reduces its range to one row of sums, and
+the driver adds those up, so the driver's memory does not grow with the data. The AUC is exact: the order of
+the ranges decides a pair of rows in different ranges, and a task decides a pair within its range.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from storage.feature_spec import LABEL
 
 UNIT = "resample_unit"
 
-# As far as float32 comes close to 1: a probability of exactly 0 or 1 would make one wrong row's loss infinite.
+# The distance of 1 to the float32 below it. A probability of exactly 0 or 1 would make the loss of one row
+# infinite.
 _EPSILON = 2.0**-24
 
-# Losses and probabilities are added up as multiples of 2⁻³²: integers give one sum, however rows lie in ranges.
+# Losses and probabilities are added up as multiples of 2⁻³²: sums of integers do not depend on the ranges.
 _UNITS = 2**32
 
 _COLUMNS = {
@@ -46,13 +47,14 @@ _PARTIAL_DDL = ", ".join(f"{name} {_DDL.get(kind, 'array<long>')}" for name, kin
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What is known of one model's predictions.
+class PredictionQuality:
+    """Quality of one model's predictions.
 
     Attributes:
-        facts: JSON values: auc; log_loss in nats; normalized_entropy, log loss over that of the click rate (He et al. 2014,
-            section 3); rows; positives; predicted_over_observed, the sum of probabilities over that of clicks; calibration
-            [{low, high, rows, mean_probability, click_rate}] of the bins that hold rows; histogram {edges, counts}.
+        facts: JSON values: auc; log_loss in nats; normalized_entropy, log loss over that of the click rate
+            (He et al. 2014, section 3); rows; positives; predicted_over_observed, the sum of probabilities
+            over that of clicks; calibration [{low, high, rows, mean_probability, click_rate}] of the bins
+            that hold rows; histogram {edges, counts}.
         score_bins: rows by bin of their probability (metrics.histogram), about 16 bins an octave.
         replicates: auc and log_loss of each replicate of the bootstrap, in order; empty without one.
     """
@@ -62,10 +64,15 @@ class Measured:
     replicates: Mapping[str, NDArray[np.float64]]
 
 
-def measure_predictions(predictions: DataFrame, resample: Resample | None = None) -> Measured:
-    """Quality of (label 0/1, probability float32) rows; to resample, also of the unit each belongs to (UNIT, long).
+def measure_predictions(predictions: DataFrame, resample: Resample | None = None) -> PredictionQuality:
+    """Quality of rows of (label 0/1, probability float32).
 
-    The frame is evaluated twice (once to find the ranges): persist it where making it is expensive.
+    The frame is evaluated twice, the first time to find the ranges. Persist it if computing it is expensive.
+
+    Args:
+        predictions: label, probability and, to resample, UNIT (long): the hash of what the row is resampled
+            with.
+        resample: None computes no replicates.
 
     Raises:
         DataError: the rows are all clicks or all non-clicks, or there are none.
@@ -75,23 +82,28 @@ def measure_predictions(predictions: DataFrame, resample: Resample | None = None
     return combine(ranged.mapInArrow(_range_reducer(resample), _PARTIAL_DDL).collect())
 
 
-def combine(partials: Iterable[Row]) -> Measured:
-    """The measures from the sums of all ranges, in whatever order they come."""
-    found = sorted(partials, key=lambda each: each["lowest"])
-    rows, positives = sum(each["rows"] for each in found), sum(each["positives"] for each in found)
+def combine(partials: Iterable[Row]) -> PredictionQuality:
+    """The quality from the sums of all ranges, in any order.
+
+    Raises:
+        DataError: the rows are all clicks or all non-clicks, or there are none.
+    """
+    ranges = sorted(partials, key=lambda sums: sums["lowest"])
+    rows, positives = sum(sums["rows"] for sums in ranges), sum(sums["positives"] for sums in ranges)
     negatives = rows - positives
     if not positives or not negatives:
         raise DataError(
-            f"the test split holds {rows} rows, {positives} of them clicks: quality needs clicks and non-clicks",
+            f"the test split holds {rows} rows, {positives} of them clicks: "
+            "quality needs clicks and non-clicks",
             "choose a run date whose test days hold both, or more test days (split.test_days)",
         )
     doubled, below = 0, 0  # twice the (click, non-click) pairs in the right order, ties counting one half
-    for each in found:
-        doubled += each["doubled_wins"] + 2 * each["positives"] * below
-        below += each["rows"] - each["positives"]
-    rate, loss = positives / rows, sum(each["loss_units"] for each in found) / _UNITS / rows
+    for sums in ranges:
+        doubled += sums["doubled_wins"] + 2 * sums["positives"] * below
+        below += sums["rows"] - sums["positives"]
+    rate, loss = positives / rows, sum(sums["loss_units"] for sums in ranges) / _UNITS / rows
     entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-    predicted = sum(sum(each["bin_probability_units"]) for each in found) / _UNITS
+    predicted = sum(sum(sums["bin_probability_units"]) for sums in ranges) / _UNITS
     facts = {
         "auc": doubled / (2 * positives * negatives),
         "log_loss": loss,
@@ -99,13 +111,13 @@ def combine(partials: Iterable[Row]) -> Measured:
         "rows": rows,
         "positives": positives,
         "predicted_over_observed": predicted / positives,
-        **_bins(found),
+        **_bins(ranges),
     }
     score_bins: Counter[int] = Counter()
-    for each in found:
-        score_bins.update(dict(zip(each["score_keys"], each["score_rows"], strict=True)))
-    replicates = [{name: each[f"replicate_{name}"] for name in SUMS} for each in found]
-    return Measured(facts, score_bins, combine_replicates(replicates, _UNITS))
+    for sums in ranges:
+        score_bins.update(dict(zip(sums["score_keys"], sums["score_rows"], strict=True)))
+    replicates = [{name: sums[f"replicate_{name}"] for name in SUMS} for sums in ranges]
+    return PredictionQuality(facts, score_bins, combine_replicates(replicates, _UNITS))
 
 
 def reduce_rows(
@@ -137,7 +149,9 @@ def reduce_rows(
         "loss_units": int(losses.sum()),
         "bin_rows": np.bincount(bin_, minlength=HISTOGRAM_BINS).tolist(),
         "bin_positives": np.bincount(bin_[click], minlength=HISTOGRAM_BINS).tolist(),
-        "bin_probability_units": [int(probabilities[bin_ == each].sum()) for each in range(HISTOGRAM_BINS)],
+        "bin_probability_units": [
+            int(probabilities[bin_ == number].sum()) for number in range(HISTOGRAM_BINS)
+        ],
         "score_keys": keys.tolist(),
         "score_rows": key_rows.tolist(),
         **{f"replicate_{name}": resampled[name] for name in SUMS},
@@ -145,12 +159,15 @@ def reduce_rows(
 
 
 def _in_units(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Values as multiples of 2⁻³², rounded."""
     return np.rint(values * _UNITS).astype(np.int64)
 
 
 def _range_reducer(
     resample: Resample | None,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that reduces one range, for mapInArrow."""
+
     def reduce_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
         if tables:
@@ -164,11 +181,12 @@ def _range_reducer(
     return reduce_range
 
 
-def _bins(partials: list[Row]) -> dict[str, Any]:
+def _bins(ranges: list[Row]) -> dict[str, Any]:
+    """`calibration` and `histogram` of PredictionQuality.facts."""
     edges = histogram_edges()
     columns = zip(
         *(
-            np.sum([each[name] for each in partials], axis=0)
+            np.sum([sums[name] for sums in ranges], axis=0)
             for name in ("bin_rows", "bin_positives", "bin_probability_units")
         ),
         strict=True,
@@ -176,13 +194,13 @@ def _bins(partials: list[Row]) -> dict[str, Any]:
     counted = [(int(rows), int(positives), int(units) / _UNITS) for rows, positives, units in columns]
     calibration = [
         {
-            "low": edges[place],
-            "high": edges[place + 1],
+            "low": edges[index],
+            "high": edges[index + 1],
             "rows": rows,
             "mean_probability": total / rows,
             "click_rate": positives / rows,
         }
-        for place, (rows, positives, total) in enumerate(counted)
+        for index, (rows, positives, total) in enumerate(counted)
         if rows
     ]
     histogram = {"edges": edges, "counts": [rows for rows, _, _ in counted]}

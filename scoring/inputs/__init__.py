@@ -1,1 +1,1 @@
-"""What scoring reads: requests from driver to workers, and the feature rows of a split."""
+"""Inputs of scoring: requests from the driver to the workers, and the feature rows of a split."""

@@ -1,4 +1,4 @@
-"""Feature rows of one split of a dataset, from its published partitions."""
+"""Feature rows of some splits of a dataset, from its published partitions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def read_split(
     splits: Sequence[Split],
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """The feature rows of some splits: `columns` (all for None), then features_dt (string), the date of the row's partition.
+    """The feature rows of some splits: `columns` (None for all), then features_dt, the partition's date.
 
     Raises:
-        DataError: a partition is missing, was replaced since, or the splits hold none at all.
+        DataError: a partition is missing, was replaced since the dataset was published, or no split has a
+            partition.
     """
     frames = [
         rows_of(spark, partition, manifest, label, columns).withColumn(FEATURES_DT, F.lit(partition.dt))
@@ -35,7 +36,8 @@ def read_split(
     ]
     if not frames:
         raise DataError(
-            f"the dataset of {dataset.run_date} holds no partition for {list(splits)}, only for {sorted(dataset.splits)}",
+            f"the dataset of {dataset.run_date} holds no partition for {list(splits)}, "
+            f"only for {sorted(dataset.splits)}",
             "run build_features for that date, or name other splits",
         )
     return reduce(DataFrame.unionByName, frames)

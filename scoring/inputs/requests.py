@@ -1,6 +1,6 @@
-"""What driver and workers of scoring agree on: column names, requests, and which features a model may be given.
+"""The interface between driver and workers of scoring: column names, requests, and checks of the features.
 
-Knows neither Spark nor torch: a driver that only plans and publishes never loads torch.
+This module imports neither Spark nor torch, so that a driver does not load torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOURCES = "sources"
 PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 
-# What a feature holds for one row: a number, an id, or a list of ids.
+# An encoded value of a feature: a number, an id, or a list of ids.
 Encoded = int | float | tuple[int, ...]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -30,14 +30,14 @@ EmbeddingForm = Literal["stored", "int8"]
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Which model to run and how: paths and numbers only, so that it travels to any process and serves as a cache key.
+    """Which model to run and how. It can be pickled and hashed: it holds paths and numbers only.
 
     Attributes:
         path: the model's folder.
         device: where to run it.
-        step_rows: rows that go through the model at once; None lets the device decide.
+        step_rows: rows that go through the model at once; None chooses by the device.
         precision: of the products of matrices.
-        embeddings: `int8` makes bytes of the embedding rows when the model is loaded.
+        embeddings: `int8` quantizes the embedding tables when the model is loaded.
         kernels: as `score.kernels`.
     """
 
@@ -51,13 +51,14 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class ListRequest:
-    """What a worker needs to make top-k lists.
+    """What a worker needs to compute top-k lists.
 
     Attributes:
+        model: the model that scores.
         item_files: Parquet files of candidate_items, in the order of their manifest.
         context: encoded value of each feature of scope `context`, by name.
-        k: how many items a user gets at most.
-        rules: business rules after ranking; None leaves the ranking as it is.
+        k: largest number of items in a list.
+        rules: business rules that change the ranking; None applies none.
     """
 
     model: ModelRequest
@@ -75,7 +76,7 @@ class RetrievalRequest:
         model: a two-tower model.
         item_files: Parquet files of candidate_items, in the order of their manifest.
         context: encoded value of each feature of scope `context`, by name.
-        n: how many items a user gets at most.
+        n: largest number of items for a user.
     """
 
     model: ModelRequest
@@ -85,12 +86,20 @@ class RetrievalRequest:
 
 
 def require_listable(spec: FeatureSpec) -> None:
-    """Raises ConfigError where a feature belongs to a pair alone: lists are assembled from users, items and context."""
-    require_no_pairs([each.name for each in spec.scoped("pair")])
+    """Checks that top-k lists can be scored with these features, which come from users, items and context.
+
+    Raises:
+        ConfigError: a feature has scope `pair`.
+    """
+    require_no_pairs([feature.name for feature in spec.scoped("pair")])
 
 
 def require_no_pairs(pairs: Sequence[str]) -> None:
-    """Raises ConfigError where there are features of scope `pair`."""
+    """Raises ConfigError if there are features of scope `pair`.
+
+    Args:
+        pairs: their names.
+    """
     if pairs:
         raise ConfigError(
             f"top-k lists cannot be scored with features of scope pair: {list(pairs)}",
@@ -100,12 +109,12 @@ def require_no_pairs(pairs: Sequence[str]) -> None:
 
 
 def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless `values` gives exactly these columns, of which the features of scope `context` are made."""
-    wanted = set(columns)
-    missing, unknown = sorted(wanted - set(values)), sorted(set(values) - wanted)
+    """Raises ConfigError unless `values` has exactly the columns of the features of scope `context`."""
+    expected = set(columns)
+    missing, unknown = sorted(expected - set(values)), sorted(set(values) - expected)
     if missing or unknown:
         raise ConfigError(
-            f"score.context must give a value for each column that features of scope context are made of: missing {missing}, "
-            f"of another scope or unknown {unknown}",
-            "give the raw values that hold for tonight under score.context",
+            "score.context must give a value for each column that features of scope context are made of: "
+            f"missing {missing}, of another scope or unknown {unknown}",
+            "give the raw values of this run under score.context",
         )

@@ -1,1 +1,1 @@
-"""The model that scores: which version serves, how it is loaded, and how many rows go through it at once."""
+"""The model that scores: the champion and its description, the predictor on its device, micro-batches."""

@@ -1,4 +1,4 @@
-"""The model that serves a night, checked against the features of that night; what the scoring jobs begin with."""
+"""The champion of a run date, checked against the features of that date."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
         raise DataError(
             f"champion {version} needs features of workflow {model.spec.workflow_version}, the dataset of "
             f"{context.run_date} was made with {dataset.workflow_version}",
-            f"run build_features --run-date {context.run_date} --set workflow.mode=apply, then build_candidates",
+            f"run build_features --run-date {context.run_date} --set workflow.mode=apply, "
+            "then build_candidates",
         )
     model.require_spec(read_spec(lake, dataset.workflow_version))
     return model, dataset

@@ -11,17 +11,17 @@ from storage.run_context import RunContext
 
 
 def encoded_context(context: RunContext, model: ModelInfo) -> dict[str, Any]:
-    """Tonight's values of the context features, encoded by the model's workflow; a list of ids as a tuple.
+    """The context features: values of score.context, encoded by the model's workflow; lists of ids as tuples.
 
     Raises:
-        ConfigError: score.context does not give exactly the raw columns they are made of.
+        ConfigError: score.context does not name exactly the raw columns of these features.
     """
-    names = [each.name for each in model.spec.scoped("context")]
-    given = context.config.score.context
+    names = [feature.name for feature in model.spec.scoped("context")]
+    raw_values = context.config.score.context
     if not names:
-        require_context([], given)
+        require_context([], raw_values)
         return {}
     workflow = load_local(context.lake, model.spec.workflow_version)
-    require_context(workflow.raw_columns(names), given)
-    encoded = workflow.encode_values(given, names)
+    require_context(workflow.raw_columns(names), raw_values)
+    encoded = workflow.encode_values(raw_values, names)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in encoded.items()}

@@ -1,4 +1,4 @@
-"""How many rows or pairs go through a model at once: a default for the device, halved where its memory does not suffice."""
+"""Micro-batches: the number of rows or pairs that go through a model at once, halved when memory runs out."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from conf.errors import InfrastructureError
 
 log = logging.getLogger("nightrank.scoring")
 
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
-# A step's activations stay in a core's cache: a DLRM scores 1,024 rows at a time up to twice as fast as 131,072.
+# The activations of so many rows fit a core's cache; larger batches are slower.
 _CPU_ROWS = 1_024
 _GPU_LEAST_ROWS, _GPU_MOST_ROWS = 8_192, 1_048_576
-# Share of a GPU's free memory that a step may take: other tasks may be on it, and estimates err.
+# A micro-batch may take 1 / 4 of a GPU's free memory: other tasks may share the GPU, and the size is an
+# estimate.
 _GPU_SHARE = 4
 
-# What torch's CPU allocator says, in a RuntimeError, when the system has no memory for it.
-_CPU_ALLOCATOR = "can't allocate memory"
+# Text of the RuntimeError that torch's CPU allocator raises when memory runs out.
+_CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 
-class Steps:
-    """The number of rows at once, which only ever falls.
+class MicroBatch:
+    """The number of rows that go through a model at once. It is halved when memory runs out and never raised.
 
     Args:
-        rows: to begin with, at least 1.
+        rows: first size, at least 1.
     """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
-    def within_memory(self, work: Callable[[int], Done]) -> Done:
-        """What `work` returns, called with the number of rows at once, again with half of it as often as memory runs out.
+    def within_memory(self, work: Callable[[int], Result]) -> Result:
+        """Returns the result of `work`, which is called again with half the rows while memory runs out.
 
-        Work that was cut short is done anew from its beginning.
+        A repeated call starts from the beginning of its work.
 
         Raises:
             InfrastructureError: memory runs out with one row at once.
@@ -48,20 +49,26 @@ class Steps:
             try:
                 return work(self.rows)
             except RuntimeError as error:
-                if not isinstance(error, torch.OutOfMemoryError) and _CPU_ALLOCATOR not in str(error):
+                if not isinstance(error, torch.OutOfMemoryError) and _CPU_OUT_OF_MEMORY not in str(error):
                     raise
                 if self.rows == 1:
                     raise InfrastructureError(
                         f"the device's memory does not suffice to score one row at once: {error}",
-                        "let fewer tasks share the device (spark.task.resource.gpu.amount, spark.executor.cores), or give "
-                        "it more memory",
+                        "let fewer tasks share the device (spark.task.resource.gpu.amount, "
+                        "spark.executor.cores), or give it more memory",
                     ) from error
                 reason = str(error)
-            self._halve(reason)  # here the error, and what its traceback held on the device, is gone
+            # Outside of the handler, the error and the tensors that its traceback refers to are freed.
+            self._halve(reason)
 
     def over(self, total: int, work: Callable[[slice], None]) -> None:
-        """Calls `work` with consecutive slices of [0, total), each of at most as many rows as fit; a slice whose memory runs
-        out is cut in halves and done anew.
+        """Calls `work` with consecutive slices of [0, total), none of more than `rows` rows.
+
+        If memory runs out for a slice, `work` is called again with half of it, and the other half follows.
+
+        Args:
+            total: number of rows.
+            work: is called with a slice of the rows.
 
         Raises:
             InfrastructureError: as `within_memory`.
@@ -71,6 +78,7 @@ class Steps:
             start = self.within_memory(partial(_step, work, start, total))
 
     def _halve(self, reason: str) -> None:
+        """Halves the size, logs it, and frees cached memory of the GPU."""
         self.rows //= 2
         log.warning("out of memory on the device: %d rows at once from here on (%s)", self.rows, reason)
         if torch.cuda.is_available():
@@ -78,13 +86,14 @@ class Steps:
 
 
 def _step(work: Callable[[slice], None], start: int, total: int, rows: int) -> int:
+    """Works on one slice; returns where the next one starts."""
     stop = min(start + rows, total)
     work(slice(start, stop))
     return stop
 
 
 def default_rows(model: nn.Module, device: torch.device) -> int:
-    """How many rows at once a model starts with: on a CPU what its caches hold, on a GPU what fits a quarter of its free memory."""
+    """The first size: on a CPU what its caches hold, on a GPU what fits a quarter of its free memory."""
     if device.type != "cuda":
         return _CPU_ROWS
     free, _ = torch.cuda.mem_get_info(device)
@@ -92,22 +101,22 @@ def default_rows(model: nn.Module, device: torch.device) -> int:
 
 
 def rows_within(free_bytes: int, bytes_a_row: int) -> int:
-    """The largest power of two of rows that fits, between 8,192 and 1,048,576."""
+    """The largest power of two of rows that fits into `free_bytes`, between 8,192 and 1,048,576."""
     fitting = max(free_bytes // max(bytes_a_row, 1), 1)
     return min(max(1 << (fitting.bit_length() - 1), _GPU_LEAST_ROWS), _GPU_MOST_ROWS)
 
 
 def row_bytes(model: nn.Module) -> int:
-    """About how many bytes a row takes on its way: every layer's input and output in float32, and every table's vectors."""
+    """An estimate of the bytes of one row: inputs and outputs of all layers, and vectors of all tables."""
     return sum(_widths(model)) * 4
 
 
 def _widths(model: nn.Module) -> Iterator[int]:
-    for each in model.modules():
-        if isinstance(each, nn.Linear):
-            yield each.in_features + each.out_features
-        if hasattr(each, "cardinalities"):  # a table
-            vectors, dim = len(cast(Sized, each.cardinalities)), cast(torch.Tensor, each.weight).shape[1]
-            yield (
-                2 * vectors * dim + vectors * vectors
-            )  # looked up and laid side by side, and their dot products
+    """Numbers of each layer for one row."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            yield module.in_features + module.out_features
+        if hasattr(module, "cardinalities"):  # an embedding table
+            vectors, dim = len(cast(Sized, module.cardinalities)), cast(torch.Tensor, module.weight).shape[1]
+            # The vectors, a copy of them side by side, and their dot products.
+            yield 2 * vectors * dim + vectors * vectors

@@ -1,4 +1,4 @@
-"""What a driver knows of a trained model: its model.json, read without loading torch."""
+"""The model.json of a trained model, read without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from storage.feature_spec import FeatureSpec
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A complete model: its folder, version, the spec it was trained on, and its whole model.json."""
+    """A trained model.
+
+    Attributes:
+        path: folder of the model.
+        version: of the model.
+        spec: the features it was trained on.
+        description: its whole model.json.
+    """
 
     path: str
     version: str
@@ -23,7 +30,7 @@ class ModelInfo:
     description: Mapping[str, Any]
 
     def request(self, score: Score) -> ModelRequest:
-        """This model for the workers, run as the config says."""
+        """The request that workers load this model by, with the settings of the section `score`."""
         return ModelRequest(
             self.path,
             score.device,
@@ -34,15 +41,19 @@ class ModelInfo:
         )
 
     def require_spec(self, features: FeatureSpec) -> None:
-        """Raises DataError unless the features come from the workflow version this model was trained on."""
+        """Checks that features have the workflow version that this model was trained on.
+
+        Raises:
+            DataError: they have another version or other features.
+        """
         self.spec.require_same(features, f"model {self.version}", "the features to score")
 
 
 def read_model_info(path: str) -> ModelInfo:
-    """What stands in a model folder's model.json.
+    """Reads a folder's model.json.
 
     Raises:
-        DataError: the folder holds no complete model.
+        DataError: the folder has no model.json, so the model is not complete.
     """
     file = f"{path}/model.json"
     try:

@@ -1,10 +1,9 @@
-"""A loaded model and the device it runs on: the only place where scoring meets torch modules. Knows nothing of Spark."""
+"""A loaded model on its device. Only this module of scoring calls torch modules; it does not use Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from conf.types import MultiHot
 from scoring.inputs.requests import ModelRequest, Precision
-from scoring.model.micro_batch import Steps, default_rows
+from scoring.model.micro_batch import MicroBatch, default_rows
 from storage.feature_spec import FeatureSpec
 from training.checkpoints import load_model
 from training.device.choose_device import choose_device
@@ -27,12 +26,16 @@ _LIST = pa.list_(pa.int32())
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model ready to score.
+    """A model that is ready to score.
 
     Attributes:
-        multi_hot: how lists of ids enter the model.
-        steps: how many rows go through the model at once.
-        precision: of the model's products of matrices; logits are float32.
+        model: in evaluation mode, on the device.
+        spec: the features it was trained on.
+        multi_hot: how lists of ids are padded and pooled.
+        version: of the model.
+        device: where it is.
+        micro_batch: number of rows that go through the model at once.
+        precision: of the matrix products; logits are float32.
     """
 
     model: nn.Module
@@ -40,21 +43,21 @@ class Predictor:
     multi_hot: MultiHot
     version: str
     device: torch.device
-    steps: Steps
+    micro_batch: MicroBatch
     precision: Precision = "fp32"
 
     @torch.inference_mode()
     def probabilities(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Click probability of each row: (P,) float32 on the predictor's device.
 
-        Rows go through the model `steps.rows` at a time, whatever P is, and fewer where memory runs out.
+        Rows go through the model in micro-batches, which get smaller if memory runs out.
 
         Args:
             dense: (P, D) float32, columns in the order of `spec.dense`.
-            categorical: (P, W) int64 ids, as training/models/inputs.py lays them out.
+            categorical: (P, W) int64 ids in the layout of training/models/inputs.py.
 
         Raises:
-            InfrastructureError: the device has no memory for one row.
+            InfrastructureError: the device's memory does not suffice for one row.
         """
         scored = torch.empty(dense.shape[0], dtype=torch.float32, device=self.device)
 
@@ -62,22 +65,25 @@ class Predictor:
             logits = self.logits(dense[rows].to(self.device), categorical[rows].to(self.device))
             scored[rows] = torch.sigmoid(logits)
 
-        self.steps.over(dense.shape[0], score)
+        self.micro_batch.over(dense.shape[0], score)
         return scored
 
     def logits(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """(P,) float32 of rows on the device, all at once."""
+        """(P,) float32 logits of rows on the device, all at once."""
         with mixed_precision(self.precision, self.device):
             return self.model(dense, categorical).float()
 
 
-@lru_cache(maxsize=2)
-def predictor_of_process(request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
-    """The predictor of this process, its model loaded once; the two latest stay (champion and challenger).
+def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
+    """Loads a model onto its device and sets torch's number of CPU threads.
 
     Args:
-        gpu: index of the GPU assigned to the caller.
-        threads: CPU threads torch may use: those of the caller's slot, as its neighbours use theirs.
+        request: the model and how to run it.
+        gpu: index of the GPU assigned to the caller; None for the first.
+        threads: CPU threads torch may use: the CPU cores of the caller's task.
+
+    Raises:
+        ConfigError: the device or the kernels asked for are not available.
     """
     torch.set_num_threads(threads)
     device = choose_device(request.device, gpu, "score.device")
@@ -85,40 +91,47 @@ def predictor_of_process(request: ModelRequest, gpu: int | None, threads: int) -
     if device.type == "cpu":
         keep_freed_memory()
     model = loaded.model.eval()
-    steps = Steps(request.step_rows or default_rows(model, device))
-    return Predictor(model, loaded.spec, loaded.multi_hot, loaded.version, device, steps, request.precision)
+    micro_batch = MicroBatch(request.step_rows or default_rows(model, device))
+    return Predictor(
+        model, loaded.spec, loaded.multi_hot, loaded.version, device, micro_batch, request.precision
+    )
 
 
 def model_inputs(
     columns: Mapping[str, Any], spec: FeatureSpec, multi_hot: MultiHot, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Model inputs on the CPU from named columns, those that are missing filled with zeros.
+    """Model inputs on the CPU from named columns; the inputs of missing columns are zeros.
 
     Args:
-        columns: feature name → Arrow column of length `rows`, or one value for all of them: a number, or a list of ids.
+        columns: feature name → Arrow column of length `rows`, or one value for all rows: a number or a list
+            of ids.
+        spec: the model's features.
+        multi_hot: how lists of ids are padded.
+        rows: number of rows.
 
     Returns:
-        dense (rows, D) float32 in the spec's order, and categorical (rows, W) int64 as training/models/inputs.py lays it out.
+        dense (rows, D) float32 in the spec's order, and categorical (rows, W) int64 in the layout of
+        training/models/inputs.py.
     """
     dense = np.zeros((rows, len(spec.dense)), dtype=np.float32)
     for index, feature in enumerate(spec.dense):
         if feature.name in columns:
             dense[:, index] = _values(columns[feature.name])
-    placed = id_columns(spec, multi_hot)
-    categorical = np.zeros((rows, placed[-1][1].stop if placed else 0), dtype=np.int64)
-    for feature, place in placed:
+    layout = id_columns(spec, multi_hot)
+    categorical = np.zeros((rows, layout[-1][1].stop if layout else 0), dtype=np.int64)
+    for feature, span in layout:
         if feature.name in columns and feature.kind == "multi_hot":
-            categorical[:, place] = pad_lists(_lists(columns[feature.name]), place.stop - place.start)
+            categorical[:, span] = pad_lists(_lists(columns[feature.name]), span.stop - span.start)
         elif feature.name in columns:
-            categorical[:, place.start] = _values(columns[feature.name])
+            categorical[:, span.start] = _values(columns[feature.name])
     return torch.from_numpy(dense), torch.from_numpy(categorical)
 
 
 def _values(column: Any) -> Any:
-    """A scalar column as NumPy; one number as it is."""
+    """A column of numbers as NumPy; a single number unchanged."""
     return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _lists(column: Any) -> pa.ListArray:
-    """A column of lists as one array; one list as an array of it."""
+    """A column of lists as one array; a single list as an array of length 1."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array([column], _LIST)

@@ -1,1 +1,1 @@
-"""Top-k lists, user by user: candidates crossed with a user on the device, the best kept, and how lists change from day to day."""
+"""Top-k lists: scores of (user, item) pairs, ranking, and facts and changes of lists."""

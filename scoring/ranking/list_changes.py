@@ -1,4 +1,4 @@
-"""How the lists of a day differ from those published before, in a few passes over both."""
+"""Differences between the lists of a run and those published before, in a few passes over both."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _EXACT = "decimal(18,15)"
 
 @dataclass(frozen=True)
 class ListChanges:
-    """Lists of today against those of before.
+    """Differences between two sets of lists.
 
     Attributes:
-        users_in_both, users_lost, users_gained: by whether they have a list before and today.
-        churn: mean over the users in both of the share of today's items that were not in the list before; None for no users.
-        jaccard: mean over them of |both| / |either|; None for no users.
+        users_in_both, users_lost, users_gained: users with a list in both sets, only before, and only today.
+        churn: mean over the users in both of the share of today's items that were not in the list before;
+            None for no users.
+        jaccard: mean over them of |intersection| / |union| of both lists; None for no users.
     """
 
     users_in_both: int
@@ -36,22 +37,22 @@ class ListChanges:
 
     @property
     def users_lost_share(self) -> float | None:
-        """Of the users of before; None where there were none."""
+        """Share of the earlier users without a list today; None if there were no users."""
         before = self.users_in_both + self.users_lost
         return self.users_lost / before if before else None
 
 
 def compare_lists(today: DataFrame, before: DataFrame) -> ListChanges:
-    """What changed; positions and scores do not count.
+    """Compares the items of two sets of lists; positions and scores are not compared.
 
     Args:
         today, before: (user_id, item_id), an item at most once a user.
     """
     flagged = [
-        rows.select("user_id", "item_id", F.lit(here).alias("today"), F.lit(1 - here).alias("before"))
-        for rows, here in ((today, 1), (before, 0))
+        rows.select("user_id", "item_id", F.lit(is_today).alias("today"), F.lit(1 - is_today).alias("before"))
+        for rows, is_today in ((today, 1), (before, 0))
     ]
-    # Dealt by user once: both aggregations below find their rows together.
+    # One exchange by user, which both aggregations below use.
     entries = flagged[0].unionByName(flagged[1]).repartition("user_id").groupBy("user_id", "item_id")
     items = entries.agg(F.max("today").alias("today"), F.max("before").alias("before"))
     users = items.groupBy("user_id").agg(
@@ -62,29 +63,29 @@ def compare_lists(today: DataFrame, before: DataFrame) -> ListChanges:
     in_both = (F.col("today") > 0) & (F.col("before") > 0)
     churn = 1 - F.col("both") / F.col("today")
     jaccard = F.col("both") / (F.col("today") + F.col("before") - F.col("both"))
-    found = users.agg(
+    totals = users.agg(
         F.count(F.when(in_both, 1)).alias("both"),
         F.count(F.when(F.col("today") == 0, 1)).alias("lost"),
         F.count(F.when(F.col("before") == 0, 1)).alias("gained"),
         F.sum(F.when(in_both, churn.cast(_EXACT))).alias("churn"),
         F.sum(F.when(in_both, jaccard.cast(_EXACT))).alias("jaccard"),
     ).collect()[0]
-    shared = found["both"]
+    shared = totals["both"]
     return ListChanges(
         shared,
-        found["lost"],
-        found["gained"],
-        float(found["churn"]) / shared if shared else None,
-        float(found["jaccard"]) / shared if shared else None,
+        totals["lost"],
+        totals["gained"],
+        float(totals["churn"]) / shared if shared else None,
+        float(totals["jaccard"]) / shared if shared else None,
     )
 
 
 def cold_entries(lists: DataFrame, clicked: DataFrame) -> int:
-    """How many list entries hold an item that nobody clicked.
+    """The number of list entries whose item nobody clicked.
 
     Args:
         lists: with item_id, one row an entry.
-        clicked: item_key of every click that counts, repeated or not.
+        clicked: item_key, one row a click.
     """
     entries = lists.groupBy(F.col("item_id").alias(ITEM_KEY)).agg(F.count(F.lit(1)).alias("entries"))
     cold = entries.join(clicked.select(ITEM_KEY).distinct(), ITEM_KEY, "left_anti")
@@ -92,7 +93,7 @@ def cold_entries(lists: DataFrame, clicked: DataFrame) -> int:
 
 
 def score_bins(lists: DataFrame) -> Counter[int]:
-    """Entries by bin of their score (metrics.histogram)."""
+    """Number of entries by bin of their score (metrics.histogram)."""
     counted = lists.select("score").mapInArrow(_count_bins, "bin long, entries long")
     return Counter(
         {
@@ -103,6 +104,7 @@ def score_bins(lists: DataFrame) -> Counter[int]:
 
 
 def _count_bins(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Counts the bins of each batch, for mapInArrow."""
     for batch in batches:
         scores = batch.column(0).to_numpy(zero_copy_only=False).astype(np.float64)
         keys, counts = np.unique(bin_keys(scores), return_counts=True)

@@ -1,4 +1,4 @@
-"""Facts of a night's lists, in one pass over them."""
+"""Facts of a run's lists, in one pass over them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HISTOGRAM_BINS = 20
 
 
 def histogram_edges() -> list[float]:
-    """Edges of equal bins over [0, 1]; the last bin holds 1 as well."""
+    """Edges of equal bins over [0, 1]; 1 is in the last bin."""
     return [bin_ / HISTOGRAM_BINS for bin_ in range(HISTOGRAM_BINS + 1)]
 
 
@@ -27,16 +27,17 @@ def summarize_lists(lists: DataFrame, k: int, users: int, items: int) -> dict[st
 
     Args:
         lists: (user_id, position, item_id, score), as of score_lists.
-        users: how many users were asked for, those without a candidate included.
-        items: how many items could be recommended.
+        k: length of a whole list.
+        users: number of users, those without a candidate included.
+        items: number of items that could be recommended.
 
     Returns:
-        rows; k, users, items; users_with_fewer (than k rows, none included); users_without (any row);
-        items_recommended and coverage, its share of the items; score_histogram {edges, counts}.
+        rows; k, users, items; users_with_fewer than k rows, 0 rows included; users_without a row;
+        items_recommended, and coverage, their share of the items; score_histogram {edges, counts}.
     """
     bin_ = histogram_bin(F.col("score"))
-    counts = [F.count(F.when(bin_ == each, 1)).alias(f"bin_{each}") for each in range(HISTOGRAM_BINS)]
-    found = lists.agg(
+    counts = [F.count(F.when(bin_ == number, 1)).alias(f"bin_{number}") for number in range(HISTOGRAM_BINS)]
+    totals = lists.agg(
         F.count(F.lit(1)).alias("rows"),
         F.count(F.when(F.col("position") == 1, 1)).alias("with_any"),
         F.count(F.when(F.col("position") == k, 1)).alias("with_all"),
@@ -44,16 +45,16 @@ def summarize_lists(lists: DataFrame, k: int, users: int, items: int) -> dict[st
         *counts,
     ).collect()[0]
     return {
-        "rows": found["rows"],
+        "rows": totals["rows"],
         "k": k,
         "users": users,
         "items": items,
-        "users_with_fewer": users - found["with_all"],
-        "users_without": users - found["with_any"],
-        "items_recommended": found["items"],
-        "coverage": found["items"] / items if items else 0.0,
+        "users_with_fewer": users - totals["with_all"],
+        "users_without": users - totals["with_any"],
+        "items_recommended": totals["items"],
+        "coverage": totals["items"] / items if items else 0.0,
         "score_histogram": {
             "edges": histogram_edges(),
-            "counts": [found[f"bin_{each}"] for each in range(HISTOGRAM_BINS)],
+            "counts": [totals[f"bin_{number}"] for number in range(HISTOGRAM_BINS)],
         },
     }

@@ -91,7 +91,7 @@ class ItemParts:
             for whole, part in zip(parts, self._compute(self._inputs.part(rows)), strict=True):
                 whole[rows] = part
 
-        predictor.steps.over(self.count, fill)
+        predictor.micro_batch.over(self.count, fill)
         return parts
 
     def _compute(self, inputs: SideInputs) -> Part:
@@ -142,7 +142,7 @@ class PairScorer:
     @torch.inference_mode()
     def user_parts(self, inputs: SideInputs) -> Part:
         """The parts of users: tensors (U, …)."""
-        return self._predictor.steps.within_memory(lambda rows: self._user_parts(inputs, rows))
+        return self._predictor.micro_batch.within_memory(lambda rows: self._user_parts(inputs, rows))
 
     def _user_parts(self, inputs: SideInputs, rows: int) -> Part:
         chunks = [inputs.part(slice(start, start + rows)) for start in range(0, len(inputs.dense), rows)]
@@ -152,7 +152,9 @@ class PairScorer:
     @torch.inference_mode()
     def score_consecutive(self, users: Part, items: slice) -> Tensor:
         """(U, I) probabilities, float32, of users with each of some consecutive items."""
-        return self._predictor.steps.within_memory(lambda rows: self._score_consecutive(users, items, rows))
+        return self._predictor.micro_batch.within_memory(
+            lambda rows: self._score_consecutive(users, items, rows)
+        )
 
     def _score_consecutive(self, users: Part, items: slice, rows: int) -> Tensor:
         num_users, num_items = len(users[0]), items.stop - items.start
@@ -177,7 +179,9 @@ class PairScorer:
             which: (T,) index in `users` of the user of each list.
             items: (T, I) indices of items.
         """
-        return self._predictor.steps.within_memory(lambda rows: self._score_lists(users, which, items, rows))
+        return self._predictor.micro_batch.within_memory(
+            lambda rows: self._score_lists(users, which, items, rows)
+        )
 
     def _score_lists(self, users: Part, which: Tensor, items: Tensor, rows: int) -> Tensor:
         scores = torch.empty(items.shape, dtype=torch.float32, device=items.device)

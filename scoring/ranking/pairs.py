@@ -1,7 +1,8 @@
-"""(user, item) pairs: which ones a batch of users asks for, and the model inputs of both sides.
+"""Pairs of user and item: which pairs a batch of users asks for, and the model inputs of both sides.
 
-Each side of a pair is a matrix in the model's column order that holds the side's own features and zeros in the
-places of the other; the sum of a user's row and an item's row is the pair's input. Adding zero is exact.
+The inputs of a side are matrices in the model's column order. They hold the features of this side, and zeros
+in the columns of the other. The sum of a user's row and an item's row is the input of the pair; adding zero
+is exact.
 """
 
 from __future__ import annotations
@@ -27,54 +28,64 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Side:
-    """Inputs of one side: dense (R, D) float32 and categorical (R, W) int64, zero where the other side's stand."""
+    """The inputs of one side for R users or items.
+
+    Attributes:
+        dense: (R, D) float32, zero in the columns of the other side.
+        categorical: (R, W) int64, zero in the columns of the other side.
+    """
 
     dense: Tensor
     categorical: Tensor
 
     def part(self, rows: slice) -> Side:
+        """Consecutive rows."""
         return Side(self.dense[rows], self.categorical[rows])
 
     def rows(self, index: Tensor) -> Side:
+        """Rows by index."""
         return Side(self.dense.index_select(0, index), self.categorical.index_select(0, index))
 
     def plus(self, other: Side) -> Side:
+        """The sum with another side of the same shape, or of one row."""
         return Side(self.dense + other.dense, self.categorical + other.categorical)
 
     def to(self, device: torch.device) -> Side:
+        """The same on a device."""
         return Side(self.dense.to(device), self.categorical.to(device))
 
 
 def side_of(rows: pa.Table, spec: FeatureSpec, multi_hot: MultiHot, scope: Scope) -> Side:
-    """The features of one scope, from columns named as in the spec, one row an entity."""
-    columns = {each.name: rows.column(each.name) for each in spec.scoped(scope)}
+    """The features of one scope, from a table with a column for each of them and one row a user or item."""
+    columns = {feature.name: rows.column(feature.name) for feature in spec.scoped(scope)}
     return Side(*model_inputs(columns, spec, multi_hot, rows.num_rows))
 
 
 def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: MultiHot) -> Side:
-    """One row with tonight's encoded values of the features of scope `context`.
+    """One row with the encoded values of the features of scope `context`.
 
     Raises:
         ConfigError: a context feature has no value, or a value belongs to no context feature.
     """
-    require_context([each.name for each in spec.scoped("context")], values)
+    require_context([feature.name for feature in spec.scoped("context")], values)
     return Side(*model_inputs(values, spec, multi_hot, 1))
 
 
-# To gather an item's part of the model costs a CPU about half as much as to score it: a list that holds this share of all items
-# is scored with all of them, and what was not asked for is left out.
+# Gathering the part of an item costs a CPU about half as much as scoring it. So a list with at least this
+# share of all items is scored against all items, and the scores of other items are dropped.
 _NEARLY_ALL = 2 / 3
 
 
 @dataclass(frozen=True)
 class Lists:
-    """What some consecutive users of a batch are scored against.
+    """The candidates of some consecutive users of a batch.
 
     Attributes:
-        everyone: (A,) users, by their place among these, who are scored against all items but those excluded.
-        excluded: (user, item), (X,) each: a place in `everyone` and an item index.
+        everyone: (A,) users who are scored against all items except the excluded ones, counted from the first
+            user.
+        excluded: (user, item), both (X,): an index into `everyone` and an item index.
         listed: (L,) users who are scored against a list.
-        lengths: (L,) how long each of these lists is.
+        lengths: (L,) lengths of these lists.
         items: (Σ lengths,) item indices, list after list.
     """
 
@@ -90,9 +101,9 @@ class CandidateLists:
 
     Args:
         users: string, the user's key.
-        candidates: list<int32> a user, item indices without repeats; null asks for every item but `excluded`.
-        excluded: list<int32> a user, read where `candidates` is null; null excludes nothing.
-        num_items: N; indices lie in [0, N).
+        candidates: list<int32> a user: item indices without repeats; null means all items except `excluded`.
+        excluded: list<int32> a user, used if `candidates` is null; null excludes nothing.
+        num_items: N; indices are in [0, N).
     """
 
     def __init__(
@@ -100,46 +111,50 @@ class CandidateLists:
     ) -> None:
         self.users = users
         self._listed, self._excluded, self._num_items = candidates, excluded, num_items
-        self._place = np.zeros(num_items, dtype=np.int64)
+        self._position = np.zeros(num_items, dtype=np.int64)
 
     def most(self) -> Indices:
-        """(U,) how many candidates each user has at most: known before any list is read."""
+        """(U,) an upper bound of each user's number of candidates, without reading the lists."""
         lengths = pc.list_value_length(self._listed).fill_null(self._num_items)
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
     def of(self, users: slice) -> Lists:
-        """The lists of some users, by whichever is less to score: all items, or those asked for.
+        """The lists of some users.
+
+        A user with nearly all items is scored against all of them, which costs less; unwanted scores are
+        dropped.
 
         Raises:
-            DataError: an index lies outside [0, N), or a list holds an item twice; names the user.
+            DataError: an index is outside [0, N), or a list holds an item twice; names the user.
         """
         everyone: list[int] = []
         excluded: list[Indices] = []
         listed: list[int] = []
         items: list[Indices] = []
-        for place, user in enumerate(range(users.start, users.stop)):
+        for index, user in enumerate(range(users.start, users.stop)):
             if self._listed[user].is_valid:
-                asked = self._read(user, self._listed[user], distinct=True)
-                count = len(asked)
+                wanted = self._read(user, self._listed[user], distinct=True)
+                count = len(wanted)
             else:
                 gone = self._read(user, self._excluded[user], distinct=False)
-                asked, count = None, self._num_items - len(gone)
+                wanted, count = None, self._num_items - len(gone)
             if count >= _NEARLY_ALL * self._num_items and count:
-                everyone.append(place)
-                excluded.append(gone if asked is None else self._others(asked))
+                everyone.append(index)
+                excluded.append(gone if wanted is None else self._others(wanted))
             else:
-                listed.append(place)
-                items.append(self._others(gone) if asked is None else asked)
-        by_user = np.repeat(np.arange(len(excluded)), [len(each) for each in excluded])
+                listed.append(index)
+                items.append(self._others(gone) if wanted is None else wanted)
+        by_user = np.repeat(np.arange(len(excluded)), [len(indices) for indices in excluded])
         return Lists(
             np.array(everyone, dtype=np.int64),
             (by_user, _joined(excluded)),
             np.array(listed, dtype=np.int64),
-            np.array([len(each) for each in items], dtype=np.int64),
+            np.array([len(indices) for indices in items], dtype=np.int64),
             _joined(items),
         )
 
     def _read(self, user: int, listed: pa.ListScalar, *, distinct: bool) -> Indices:
+        """The indices of one list, checked."""
         if not listed.is_valid:
             return np.zeros(0, dtype=np.int64)
         indices = listed.values.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -154,29 +169,41 @@ class CandidateLists:
         return indices
 
     def _others(self, items: Indices) -> Indices:
-        """All items but these, ascending."""
+        """All other items, ascending."""
         kept = np.ones(self._num_items, dtype=bool)
         kept[items] = False
         return np.flatnonzero(kept)
 
     def _require_distinct(self, user: int, indices: Indices) -> None:
-        """An item's last place in the list is its only one; a place is read back only where this list wrote it."""
-        places = np.arange(len(indices))
-        self._place[indices] = places
-        if (self._place[indices] != places).any():
+        """Raises DataError if a list holds an item twice.
+
+        Writes each item's position into an array by item index. If an item is repeated, its first position is
+        overwritten.
+        """
+        positions = np.arange(len(indices))
+        self._position[indices] = positions
+        if (self._position[indices] != positions).any():
             raise DataError(
                 f"the candidates of user {self.users[user]} hold an item twice", "run build_candidates again"
             )
 
 
 def _joined(parts: list[Indices]) -> Indices:
+    """The arrays one after the other; an empty array for none."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def blocks(most: Indices, max_places: int, least_users: int, most_users: int) -> Iterator[slice]:
-    """Cuts a batch into runs of consecutive users whose number × longest list is at most `max_places`.
+    """Divides a batch into blocks of consecutive users: number × longest list is at most `max_places`.
 
-    Runs hold `least_users` even so, but for the last, and `most_users` at most: longer lists are cut when they are scored.
+    A block has at least `least_users` users even if it exceeds that, except for the last block, and at most
+    `most_users`. Longer lists are divided when they are scored.
+
+    Args:
+        most: (U,) largest number of candidates of each user.
+        max_places: (user, item) cells of a block.
+        least_users: fewest users of a block.
+        most_users: most users of a block.
     """
     first = 0
     while first < len(most):
@@ -189,13 +216,13 @@ def blocks(most: Indices, max_places: int, least_users: int, most_users: int) ->
 
 @dataclass(frozen=True)
 class Pieces:
-    """Parts of several lists, of equal width; the last one of a list may be partly empty.
+    """Parts of several lists, of equal width. Some cells of the last part of a list may be empty.
 
     Attributes:
-        list: (T,) which list each piece is of.
-        place: (T,) where in its list it stands, in pieces.
-        items: (T, width) item indices; 0 in empty places.
-        filled: (T, width) whether a place holds an item.
+        list: (T,) the list of each part.
+        place: (T,) number of the part within its list.
+        items: (T, width) item indices; 0 in empty cells.
+        filled: (T, width) whether a cell holds an item.
     """
 
     list: Indices
@@ -221,12 +248,12 @@ class Pieces:
 
 
 _PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
-# Empty places are scored in vain: at most this share of those that hold an item.
+# Empty cells are scored without use: at most this share of the cells that hold an item.
 _EMPTY_SHARE = 0.125
 
 
 def piece_width(lengths: Indices) -> int:
-    """The largest power of two, up to 256, that cuts the lists into pieces with at most an eighth more places than items."""
+    """The largest power of two, up to 256, that adds at most an eighth of empty cells to the lists."""
     total = int(lengths.sum())
     for width in _PIECE_WIDTHS:
         if int((-(-lengths // width)).sum()) * width <= (1 + _EMPTY_SHARE) * total:

@@ -1,26 +1,24 @@
-"""Scores batches of users against their candidates and keeps the k best of each: one worker process's part of a night."""
+"""Scores batches of users against their candidates and keeps the k best of each user."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from conf.errors import DataError
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, Encoded, ListRequest
-from scoring.model.predictor import Predictor, predictor_of_process
+from scoring.inputs.requests import CANDIDATES, EXCLUDED, ListRequest
+from scoring.model.predictor import Predictor
+from scoring.ranking.candidate_items import Items, read_items
 from scoring.ranking.pair_scorer import PairScorer
-from scoring.ranking.pairs import CandidateLists, Indices, Lists, Pieces, Side, blocks, context_side, side_of
+from scoring.ranking.pairs import CandidateLists, Indices, Lists, Pieces, blocks, side_of
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from scoring.rules.apply_rules import RANKED, ItemRules, load_rules
-from storage import file_io
-from storage.feature_spec import ITEM_KEY, USER_KEY
+from storage.feature_spec import USER_KEY
 from training.models.factorization import Part
 
 RECOMMENDATIONS = pa.schema(
@@ -36,25 +34,26 @@ RECOMMENDATIONS = pa.schema(
 _FIND_NAN = "look for NaN or infinite features of this user and item, or a diverged model; train again"
 _LEAVE_FP16 = "; float16 ends at 65,504: try --set score.precision=bf16"
 
-# Keys of at least this many (user, item) places are ranked together, however few pairs go through the model at once.
+# At least this many (user, item) cells are ranked together, even if fewer pairs go through the model at once.
 _MIN_PLACES = 131_072
-# So many users at least share a pass over the items, the second number where that computes the items' parts anew.
+# Fewest users that share a pass over the items. The second number applies if a pass computes the items' parts
+# again.
 _LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
-# And at most: what is held of them at once.
+# Most users that share a pass. It bounds the memory for their rankings.
 _MOST_USERS = 1_024
 
 
 @dataclass(frozen=True)
-class Items:
-    """The items on the device: `keys` (N,) strings by item index, `side` with the context features filled in."""
-
-    keys: pa.Array
-    side: Side
-
-
-@dataclass(frozen=True)
 class Recommender:
-    """A predictor and the items, which are scored for one batch of users after the other."""
+    """A predictor and the candidate items on its device.
+
+    Attributes:
+        predictor: the model.
+        items: the candidate items.
+        k: length of the lists.
+        pair_scorer: scores users against the items.
+        rules: business rules; None for none.
+    """
 
     predictor: Predictor
     items: Items
@@ -69,16 +68,17 @@ class Recommender:
         return cls(predictor, items, k, PairScorer(predictor, items.side), rules)
 
     def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The k best candidates of each user: batches of RECOMMENDATIONS in the order of the users, then by position.
+        """The k best candidates of each user: batches of RECOMMENDATIONS by user, then by position.
 
-        Order within a user: score descending, then item key ascending. A user without candidates gets no row.
+        Users keep their order. Order within a user: score descending, then item key ascending. A user without
+        candidates has no row.
 
         Args:
             users: user_key, candidates, excluded and the user features; one row a user.
 
         Raises:
             DataError: a score is NaN, or candidates are out of range or repeated; names the user.
-            InfrastructureError: the device has no memory for one pair.
+            InfrastructureError: the device's memory does not suffice for one pair.
         """
         predictor = self.predictor
         rows = pa.Table.from_batches([users])
@@ -99,16 +99,17 @@ class Recommender:
 
     @property
     def _places(self) -> int:
-        return max(self.predictor.steps.rows, _MIN_PLACES)
+        """Number of (user, item) cells that are ranked together."""
+        return max(self.predictor.micro_batch.rows, _MIN_PLACES)
 
     @property
     def _pool(self) -> int:
-        """How many of a user's best candidates a list is chosen from."""
+        """Number of a user's best candidates from which a list is chosen."""
         whole = self.rules is not None and self.rules.need_whole_rankings
         return len(self.items.keys) if whole else self.k
 
     def _best(self, keys: Tensor, users: pa.Array) -> pa.RecordBatch:
-        """The best `k` of the rankings (U, W) that `_ranked` made."""
+        """The best `k` of the rankings (U, W) that `_ranked` returns."""
         best = keys[:, : self.k].cpu()
         filled = best != NO_CANDIDATE
         score, index = split_keys(best[filled])
@@ -121,10 +122,10 @@ class Recommender:
         scores, index = split_keys(keys)
         items = torch.where(valid, index, 0)
         chosen = rules.choose(items, valid, users.to_pylist(), self.k)
-        filled, picked = chosen.filled, items.gather(1, chosen.places)  # (U, K) each
+        filled, picked = chosen.filled, items.gather(1, chosen.positions)  # (U, K) each
         if rules.boost is None:
-            shown = scores.gather(1, chosen.places)
-        else:  # keys hold what items are ranked by; a list shows the model's score
+            shown = scores.gather(1, chosen.positions)
+        else:  # the keys hold ranking scores; a list has the model's probabilities
             shown = self.pair_scorer.score_lists(
                 parts, torch.arange(len(picked), device=picked.device), picked
             )
@@ -133,9 +134,10 @@ class Recommender:
 
     @torch.inference_mode()
     def _ranked(self, asked: Lists, parts: Part, names: pa.Array) -> Tensor:
-        """(U, W) keys of the best candidates of some users, best first; W is `_pool` at most, NO_CANDIDATE where there are fewer.
+        """(U, W) keys of the best candidates of some users, best first; NO_CANDIDATE after the last one.
 
-        Keys are those of scoring/ranking/top_k.py, which hold what an item is ranked by and its index.
+        W is at most `_pool`. The keys are those of scoring/ranking/top_k.py: they hold ranking score and item
+        index.
         """
         best = torch.full(
             (len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=self.predictor.device
@@ -144,40 +146,40 @@ class Recommender:
             (asked.everyone, self._of_all(asked, parts, names)),
             (asked.listed, self._of_lists(asked, parts, names)),
         ):
-            for each in keys:
+            for more_keys in keys:
                 kept = torch.from_numpy(users).to(best.device)
-                merged = torch.cat([best[kept], top_keys(each, best.shape[1])], dim=1)
+                merged = torch.cat([best[kept], top_keys(more_keys, best.shape[1])], dim=1)
                 best[kept] = top_keys(merged, best.shape[1])
         return best
 
     def _of_all(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
-        """Keys (A, W) of the users that are scored against all items, some items after the other."""
+        """Keys (A, W) of the users that are scored against all items, for some items at a time."""
         if not len(asked.everyone):
             return
         device = self.predictor.device
         every = torch.from_numpy(asked.everyone).to(device)
-        own = tuple(each.index_select(0, every) for each in parts)
+        some_parts = tuple(part.index_select(0, every) for part in parts)
         width = max(self._places // len(every), 1)
         for start in range(0, len(self.items.keys), width):
             items = slice(start, min(start + width, len(self.items.keys)))
             index = torch.arange(items.start, items.stop, device=device)
             candidate = self._not_excluded(asked, items)
             yield self._keys(
-                self.pair_scorer.score_consecutive(own, items), index, candidate, asked.everyone, names
+                self.pair_scorer.score_consecutive(some_parts, items), index, candidate, asked.everyone, names
             )
 
     def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
-        """(A, W) which of some consecutive items are candidates; None where all are."""
+        """(A, W) bool: which of some consecutive items are candidates; None if all are."""
         user, item = asked.excluded
-        here = (item >= items.start) & (item < items.stop)
-        if not here.any():
+        in_range = (item >= items.start) & (item < items.stop)
+        if not in_range.any():
             return None
         kept = np.ones((len(asked.everyone), items.stop - items.start), dtype=bool)
-        kept[user[here], item[here] - items.start] = False
+        kept[user[in_range], item[in_range] - items.start] = False
         return torch.from_numpy(kept).to(self.predictor.device)
 
     def _of_lists(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
-        """Keys (L, W) of the users that have a list, some of its items after the other."""
+        """Keys (L, W) of the users that have a list, for some of its items at a time."""
         device, longest = self.predictor.device, int(asked.lengths.max(initial=0))
         starts = np.cumsum(asked.lengths) - asked.lengths
         width = max(self._places // max(len(asked.listed), 1), 1)
@@ -185,7 +187,7 @@ class Recommender:
             lengths = (asked.lengths - column).clip(0, width)
             pieces = Pieces.of(lengths, starts + column, asked.items)
             which = torch.from_numpy(asked.listed[pieces.list]).to(device)
-            items, filled = (torch.from_numpy(each).to(device) for each in (pieces.items, pieces.filled))
+            items, filled = (torch.from_numpy(array).to(device) for array in (pieces.items, pieces.filled))
             scores = self.pair_scorer.score_lists(parts, which, items)
             keys = self._keys(scores, items, filled, asked.listed[pieces.list], names)
             laid_out = torch.full(
@@ -199,21 +201,25 @@ class Recommender:
     def _keys(
         self, scores: Tensor, items: Tensor, candidate: Tensor | None, users: Indices, names: pa.Array
     ) -> Tensor:
-        """Ranking keys of scores (R, W), whose rows are of these users; NO_CANDIDATE where an item is no candidate.
+        """Ranking keys of scores (R, W); NO_CANDIDATE for items that are not candidates.
 
         Args:
+            scores: probabilities.
             items: (W,) or (R, W) item indices.
-            candidate: (R, W) bool; None where all are.
+            candidate: (R, W) bool; None if all are candidates.
+            users: (R,) user of each row, an index into `names`.
+            names: user keys.
 
         Raises:
             DataError: the score of a candidate is NaN.
         """
         wrong = scores.isnan() if candidate is None else scores.isnan() & candidate
         if wrong.any():
-            row, place = wrong.nonzero()[0].tolist()
-            item = self.items.keys[int(items.expand(scores.shape)[row, place])]
+            row, column = wrong.nonzero()[0].tolist()
+            item = self.items.keys[int(items.expand(scores.shape)[row, column])]
             raise DataError(
-                f"model {self.predictor.version} scores user {names[int(users[row])]} with item {item} as NaN "
+                f"model {self.predictor.version} scores user {names[int(users[row])]} "
+                f"with item {item} as NaN "
                 f"({int(wrong.sum())} of {wrong.numel()} pairs at once)",
                 _FIND_NAN + (_LEAVE_FP16 if self.predictor.precision == "fp16" else ""),
             )
@@ -224,7 +230,7 @@ class Recommender:
     def _rows(
         self, filled: Tensor, score: Tensor, index: Tensor, reasons: pa.Array, users: pa.Array
     ) -> pa.RecordBatch:
-        """RECOMMENDATIONS of the filled (U, K) places, row after row; score, index and reasons are one a filled place."""
+        """RECOMMENDATIONS of the filled cells of (U, K), row after row; other arrays: one value a cell."""
         row, position = filled.nonzero(as_tuple=True)
         return pa.RecordBatch.from_arrays(
             [
@@ -238,34 +244,16 @@ class Recommender:
         )
 
 
-@lru_cache(maxsize=1)
-def recommender_of_process(request: ListRequest, gpu: int | None, threads: int) -> Recommender:
-    """The recommender of this process, made when the first batch asks for it: model and items are read once."""
-    predictor = predictor_of_process(request.model, gpu, threads)
+def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
+    """Reads the items and the tables of the business rules, and puts them on the predictor's device.
+
+    Args:
+        request: what to read.
+        predictor: of `request.model`.
+
+    Raises:
+        ConfigError, DataError: as `read_items` and `load_rules` do.
+    """
     items = read_items(request.item_files, predictor, dict(request.context))
     rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None
     return Recommender.of(predictor, items, request.k, rules)
-
-
-def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:
-    """The candidate items, by index, on the CPU, as the predictor's model takes them.
-
-    Raises:
-        DataError: their indices are not 0, 1, 2, …
-        ConfigError: the context does not fit the spec.
-    """
-    spec, multi_hot = predictor.spec, predictor.multi_hot
-    columns = [ITEM_INDEX, ITEM_KEY, *(each.name for each in spec.scoped("item"))]
-    table = pa.concat_tables(_read_parquet(path, columns) for path in files).combine_chunks()
-    index = table.column(ITEM_INDEX).to_numpy()
-    if not np.array_equal(index, np.arange(len(index))):
-        raise DataError(
-            f"{files[0]}: item_index does not count from 0 in steps of 1", "run build_candidates again"
-        )
-    keys = pa.array(table.column(ITEM_KEY).to_pylist(), pa.string())
-    return Items(keys, side_of(table, spec, multi_hot, "item").plus(context_side(context, spec, multi_hot)))
-
-
-def _read_parquet(path: str, columns: list[str]) -> pa.Table:
-    files, inner = file_io.filesystem(path)
-    return pq.read_table(inner, filesystem=files, columns=columns, partitioning=None)

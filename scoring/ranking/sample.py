@@ -1,4 +1,4 @@
-"""Probabilities of a sample of (user, item) pairs, from the tables that lists are made of."""
+"""Probabilities of a sample of (user, item) pairs, from the tables that lists are computed from."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from numpy.typing import NDArray
 
 from scoring.inputs.requests import ListRequest
 from scoring.model.predictor import Predictor
+from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pairs import side_of
-from scoring.ranking.recommender import read_items
 
 
 def score_sample(
     predictor: Predictor, users: pa.Table, request: ListRequest, items: int
 ) -> NDArray[np.float32]:
-    """(U * min(items, N),) probabilities: of each user with items at equal distances in the order of their index.
+    """(U * min(items, N),) probabilities of each user with some items, whose indices are equally spaced.
 
     Args:
+        predictor: the model.
         users: the features of scope `user`, one row a user.
+        request: names the items and the context.
+        items: number of items for each user.
     """
-    known = read_items(request.item_files, predictor, dict(request.context))
-    count = min(items, len(known.keys))
-    chosen = torch.from_numpy(np.linspace(0, len(known.keys) - 1, count).round().astype(np.int64))
+    all_items = read_items(request.item_files, predictor, dict(request.context))
+    count = min(items, len(all_items.keys))
+    chosen = torch.from_numpy(np.linspace(0, len(all_items.keys) - 1, count).round().astype(np.int64))
     side = side_of(users, predictor.spec, predictor.multi_hot, "user")
     user = torch.arange(users.num_rows).repeat_interleave(count)
-    pairs = side.rows(user).plus(known.side.rows(chosen.repeat(users.num_rows)))
+    pairs = side.rows(user).plus(all_items.side.rows(chosen.repeat(users.num_rows)))
     scored: NDArray[np.float32] = predictor.probabilities(pairs.dense, pairs.categorical).numpy()
     return scored

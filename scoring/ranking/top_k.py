@@ -1,7 +1,7 @@
 """The k best of each row, in a total order: score descending, then item index ascending.
 
-`torch.topk` alone leaves the order of equal scores open. Here score and index become one int64 key, all keys of a row
-are distinct, and so every device and every way of cutting the work gives the same answer.
+`torch.topk` does not define the order of equal scores. Here score and index are combined into one int64 key,
+so all keys of a row are distinct. Devices and batch sizes do not change the result.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Below the key of every score that is not NaN: marks places of a matrix that hold no candidate.
+# Below the key of every score that is not NaN. It marks the cells of a matrix without a candidate.
 NO_CANDIDATE = torch.iinfo(torch.int64).min
 
 _INDEX_BITS = 32
@@ -18,13 +18,13 @@ _MAGNITUDE = 0x7FFF_FFFF
 
 
 def ranking_keys(scores: Tensor, item_index: Tensor) -> Tensor:
-    """int64 keys that order as (score descending, index ascending) does when sorted descending.
+    """int64 keys: sorted descending, they are in the order (score descending, index ascending).
 
-    The bits of an IEEE 754 float order as a signed integer once those of negative numbers are flipped; they fill the
-    upper half, the complement of the index the lower half.
+    The bits of an IEEE 754 float have the order of a signed integer after those of negative numbers are
+    flipped. They are the upper half of a key. The complement of the index is the lower half.
 
     Args:
-        scores: (P,) float32 without NaN; -0.0 counts as 0.0.
+        scores: (P,) float32 without NaN; -0.0 equals 0.0.
         item_index: (P,) integers in [0, 2**32).
     """
     bits = (scores + 0.0).view(torch.int32)
@@ -33,12 +33,12 @@ def ranking_keys(scores: Tensor, item_index: Tensor) -> Tensor:
 
 
 def split_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """(scores float32, item_index int64) of keys made by ranking_keys, any shape."""
+    """(scores float32, item_index int64) of keys of any shape; the inverse of ranking_keys."""
     ordered = (keys >> _INDEX_BITS).to(torch.int32)
     bits = ordered ^ ((ordered >> 31) & _MAGNITUDE)
     return bits.view(torch.float32), _INDEX_MASK - (keys & _INDEX_MASK)
 
 
 def top_keys(keys: Tensor, k: int) -> Tensor:
-    """(U, min(k, W)) highest keys of each row of (U, W), highest first; NO_CANDIDATE where a row has fewer."""
+    """(U, min(k, W)) highest keys of each row of (U, W), highest first; NO_CANDIDATE after the last one."""
     return torch.topk(keys, min(k, keys.shape[1]), dim=1, sorted=True).values

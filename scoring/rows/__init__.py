@@ -1,1 +1,1 @@
-"""Probabilities of feature rows: which task reads which, how they are read, scored and written."""
+"""Probabilities of feature rows: file splits of tasks, reading, scoring, writing."""

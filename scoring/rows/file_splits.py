@@ -1,6 +1,6 @@
-"""Which rows a task of score_rows reads: row groups of a split, by its manifests, cut where a task would get too many.
+"""The rows that each task of score_rows reads: whole row groups of a split, or parts of large ones.
 
-Paths and numbers travel to the workers, rows do not. The cutting is arithmetic alone.
+The driver sends paths and numbers to the workers, not rows. The division is pure arithmetic.
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from conf.types import Split
 from storage.dataset import Dataset, split_partitions
 from storage.paths import Lake
 
-# A task's end is moved to that of a row group within this share of a task's rows: a group cut in two is decoded twice.
+# The end of a task is moved to the end of a row group within this share of a task's rows, because two tasks
+# would both decode a divided row group.
 _MOVED_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group as its manifest names it: `rows` rows, number `index` of `count` in the file; `dt` is its partition's date."""
+    """A row group as its manifest describes it.
+
+    Attributes:
+        path: of the file.
+        index, count: number of the row group in the file, and of the file's row groups.
+        rows: of the row group.
+        dt: date of the partition.
+    """
 
     path: str
     index: int
@@ -40,11 +48,12 @@ class Piece:
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return self.stop - self.start
 
 
 def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
-    """The row groups of a split that hold rows, by date, in the order of the manifests.
+    """The row groups of a split that are not empty, by date, in the order of the manifests.
 
     Raises:
         DataError: a partition is missing, was replaced since, or the dataset has none for this split.
@@ -52,7 +61,8 @@ def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
     partitions = split_partitions(lake, dataset, split)
     if not partitions:
         raise DataError(
-            f"the dataset of {dataset.run_date} holds no partition for {split}, only for {sorted(dataset.splits)}",
+            f"the dataset of {dataset.run_date} holds no partition for {split}, "
+            f"only for {sorted(dataset.splits)}",
             "run build_features for that date, or name another split in score.rows_split",
         )
     return [
@@ -64,15 +74,20 @@ def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
     ]
 
 
-def deal(groups: Sequence[RowGroup], slots: int, most_rows: int) -> list[tuple[Piece, ...]]:
-    """The pieces of each task: every row in one piece, in order; tasks of about equal size, as many as `slots` at least.
+def divide_rows(groups: Sequence[RowGroup], slots: int, max_rows: int) -> list[tuple[Piece, ...]]:
+    """The pieces of each task: every row is in one piece, in order. Tasks have about equal numbers of rows.
 
-    A task has `most_rows` rows at most, but where its end is moved to that of a row group: then an eighth more. Without
-    rows there is one task without a piece.
+    A task has at most `max_rows` rows, or an eighth more if its end was moved to the end of a row group.
+    Without rows there is one task without a piece.
+
+    Args:
+        groups: in order.
+        slots: smallest number of tasks, unless there are fewer rows.
+        max_rows: of a task.
     """
-    ends = list(accumulate(each.rows for each in groups))
+    ends = list(accumulate(group.rows for group in groups))
     total = ends[-1] if ends else 0
-    tasks = min(max(slots, -(-total // most_rows)), max(total, 1))
+    tasks = min(max(slots, -(-total // max_rows)), max(total, 1))
     cuts = sorted(
         {0, total, *(_moved(total * task // tasks, ends, total / tasks) for task in range(1, tasks))}
     )
@@ -80,14 +95,14 @@ def deal(groups: Sequence[RowGroup], slots: int, most_rows: int) -> list[tuple[P
 
 
 def _moved(cut: int, ends: Sequence[int], task_rows: float) -> int:
-    """The nearest end of a row group, if it is near."""
+    """The nearest end of a row group, if it is within _MOVED_SHARE; else the cut itself."""
     at = bisect_left(ends, cut)
     nearest = min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(end - cut))
     return nearest if abs(nearest - cut) <= task_rows * _MOVED_SHARE / 2 else cut
 
 
 def _between(groups: Sequence[RowGroup], ends: Sequence[int], first: int, last: int) -> tuple[Piece, ...]:
-    """Rows [first, last) of all groups laid end to end."""
+    """Rows [first, last), counted over all row groups."""
     pieces = []
     at = bisect_left(ends, first + 1)
     while at < len(groups) and ends[at] - groups[at].rows < last:

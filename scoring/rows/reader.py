@@ -1,4 +1,4 @@
-"""Reads the feature rows of a task from Parquet, a batch at a time, held against the manifest and the spec."""
+"""Reads the feature rows of a task from Parquet in batches, and checks them against manifest and spec."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ def read_piece(
 ) -> Iterator[pa.RecordBatch]:
     """The columns `keep` and the features of a piece, in the order of its rows.
 
-    Memory holds the bytes of one row group's columns, as the file has them, and one batch of `batch_rows` rows.
+    Memory holds the encoded columns of one row group, and one batch of `batch_rows` rows.
 
     Args:
-        threads: CPU threads the caller may use; with one, columns are decoded in the caller's.
+        piece: rows of a row group.
+        spec: the features to read.
+        keep: further columns to read.
+        batch_rows: largest number of rows of a batch.
+        threads: CPU threads the caller may use; with one, columns are decoded in the caller's thread.
 
     Raises:
-        DataError: the file is missing or damaged, has other row groups than its manifest says, lacks a column, or has
-            one of another type, with nulls, or with ids outside their cardinality. A null list is an empty one.
+        DataError: the file is missing or damaged, or its row groups differ from the manifest. Or a column is
+            missing, has another type, nulls, or ids outside its cardinality. A null list is an empty list.
         InfrastructureError: the file could not be read.
     """
     group = piece.group
-    names = [*keep, *(each.name for each in spec.features)]
+    names = [*keep, *(feature.name for feature in spec.features)]
     files, inner = file_io.filesystem(group.path)
     done = 0
     try:
@@ -65,35 +69,41 @@ def read_piece(
 
 
 def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches, each read in a thread of its own while its receiver works on the one before."""
+    """The batches; a thread reads the next one while the caller works on the current one."""
     with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, batches, None)
-        while (batch := coming.result()) is not None:
-            coming = reader.submit(next, batches, None)
+        next_batch = reader.submit(next, batches, None)
+        while (batch := next_batch.result()) is not None:
+            next_batch = reader.submit(next, batches, None)
             yield batch
 
 
 def _check_footer(parquet: pq.ParquetFile, group: RowGroup, spec: FeatureSpec, keep: Sequence[str]) -> None:
+    """Checks row groups against the manifest, and columns against the spec."""
     footer, schema = parquet.metadata, parquet.schema_arrow
     if footer.num_row_groups != group.count or footer.row_group(group.index).num_rows != group.rows:
-        held = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+        group_rows = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
         raise DataError(
-            f"{group.path} has row groups of {held} rows; its manifest says {group.count} row groups, of {group.rows} "
-            f"rows in number {group.index}",
+            f"{group.path} has row groups of {group_rows} rows; "
+            f"its manifest says {group.count} row groups, of {group.rows} rows in number {group.index}",
             _REBUILD,
         )
-    missing = [name for name in (*keep, *(each.name for each in spec.features)) if name not in schema.names]
+    names = [*keep, *(feature.name for feature in spec.features)]
+    missing = [name for name in names if name not in schema.names]
     if missing:
         raise DataError(f"{group.path} lacks the columns {missing}", _REBUILD)
     for feature in spec.features:
-        found = schema.field(feature.name).type
-        listed = feature.kind == "multi_hot" and pa.types.is_list(found) and found.value_type == pa.int32()
-        if not listed and str(found) != _TYPES.get(feature.dtype):
-            raise DataError(f"{group.path}: column {feature.name} is {found}, not {feature.dtype}", _REBUILD)
+        kind = schema.field(feature.name).type
+        is_id_list = feature.kind == "multi_hot" and pa.types.is_list(kind) and kind.value_type == pa.int32()
+        if not is_id_list and str(kind) != _TYPES.get(feature.dtype):
+            raise DataError(f"{group.path}: column {feature.name} is {kind}, not {feature.dtype}", _REBUILD)
 
 
 def _check_values(path: str, feature: Feature, column: pa.Array) -> None:
-    """In a stacked table an id out of range would be a row of another column: nothing else would notice."""
+    """Checks nulls and ids.
+
+    Features share embedding tables, so a lookup of an id out of range would return the row of another
+    feature.
+    """
     values = column.flatten() if feature.kind == "multi_hot" else column
     if values.null_count:
         raise DataError(f"{path}: column {feature.name} holds {values.null_count} nulls", _REBUILD)
@@ -101,7 +111,7 @@ def _check_values(path: str, feature: Feature, column: pa.Array) -> None:
         return
     ids = values.to_numpy()
     cardinality = int(feature.cardinality or 0)
-    if int(ids.view(np.uint32).max()) >= cardinality:  # a negative one is huge without its sign
+    if int(ids.view(np.uint32).max()) >= cardinality:  # as uint32, a negative id is above every cardinality
         raise DataError(
             f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
             "run build_features again: features and workflow version do not belong together",

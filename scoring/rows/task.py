@@ -1,4 +1,4 @@
-"""One task of score_rows: reads its pieces of the split, scores them, and writes one Parquet file of the table `scores`."""
+"""One task of score_rows: reads its rows, scores them, and writes one Parquet file of the table `scores`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from storage.feature_spec import ROW_ID
 
 SCORES = pa.schema([(ROW_ID, pa.int64()), (FEATURES_DT, pa.string()), (PROBABILITY, pa.float32())])
 
-# Rows read at a time: a batch costs some 0.3 ms whatever its size, and two of them lie in memory.
+# Bounds of the rows of a batch: a batch has a fixed cost, and two batches are in memory.
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 8_192, 131_072
 
 
 def score_pieces(predictor: Predictor, pieces: Sequence[Piece], threads: int) -> Iterator[pa.RecordBatch]:
-    """Batches of SCORES, a row for each of the pieces' rows, in their order.
+    """Batches of SCORES: a row for each row of the pieces, in their order.
 
     Raises:
-        DataError: as `read_piece`; or a probability is NaN, and names the row.
+        DataError: as `read_piece` does, or a probability is NaN; names the row.
     """
-    batch_rows = min(max(predictor.steps.rows, _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
+    batch_rows = min(max(predictor.micro_batch.rows, _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
     read = (
         _dated(batch, piece.group.dt)
         for piece in pieces
@@ -40,9 +40,16 @@ def score_pieces(predictor: Predictor, pieces: Sequence[Piece], threads: int) ->
 
 
 def write_scores(predictor: Predictor, pieces: Sequence[Piece], folder: str, threads: int) -> str:
-    """Scores the pieces into one file of one row group, in a folder of `scores`; publishes nothing.
+    """Writes the scores of the pieces to a new file with one row group, and returns its name.
 
-    Returns its name, which is new in each call: a task that is tried again, or runs twice, disturbs nobody.
+    Nothing is published. Each call writes another file, so a task that is repeated or runs twice overwrites
+    nothing.
+
+    Args:
+        predictor: the model.
+        pieces: rows to score.
+        folder: of a partition of `scores`.
+        threads: CPU threads for reading.
 
     Raises:
         DataError: as `score_pieces`.
@@ -56,7 +63,7 @@ def write_scores(predictor: Predictor, pieces: Sequence[Piece], folder: str, thr
         if file_io.is_local(path):
             files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
         with files.open_output_stream(inner) as sink:
-            # Dictionaries of numbers that hardly repeat would cost two thirds of the writing.
+            # Dictionary encoding of numbers that hardly repeat would take most of the writing time.
             pq.write_table(
                 scored,
                 sink,
@@ -72,6 +79,6 @@ def write_scores(predictor: Predictor, pieces: Sequence[Piece], folder: str, thr
 
 
 def _dated(batch: pa.RecordBatch, dt: str) -> pa.RecordBatch:
-    """With the column FEATURES_DT."""
+    """Adds the column FEATURES_DT."""
     columns = [*batch.columns, pa.repeat(pa.scalar(dt), batch.num_rows)]
     return pa.RecordBatch.from_arrays(columns, [*batch.schema.names, FEATURES_DT])

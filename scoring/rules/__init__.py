@@ -1,5 +1,5 @@
-"""Business rules after ranking, one a file: boost, maximum per category, exploration. Pure functions on matrices.
+"""Business rules that change a ranking, one a file: boost, maximum per category, exploration. Pure functions.
 
-Notation: U users, W the longest candidate list of a block, N items, k places of a list. A user's candidates stand in a row of
-(U, W) from the best ranking key down, places without a candidate last.
+Notation: U users, W length of the longest candidate list, N items, k length of a recommended list. A row of
+(U, W) has a user's candidates by falling ranking key; cells without a candidate come last.
 """

@@ -1,4 +1,4 @@
-"""All rules together: from a whole ranking to the places that make the list, and why each is there."""
+"""Applies all rules: chooses the positions of a ranking that form the list, with a reason for each."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ _FIRST, _LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True)
 class Chosen:
-    """Lists of one block.
+    """Lists of some users.
 
     Attributes:
-        places: (U, min(k, W)) int64, places in the ranking, in list order; where `filled` is false they mean nothing.
+        positions: (U, min(k, W)) int64 positions in the ranking, in list order; undefined if `filled` is
+            false.
         filled: (U, min(k, W)) bool; a row is filled from the left.
-        reasons: (U, min(k, W)) int64, places in ItemRules.reasons.
+        reasons: (U, min(k, W)) int64 indices into ItemRules.reasons.
     """
 
-    places: Tensor
+    positions: Tensor
     filled: Tensor
     reasons: Tensor
 
 
 @dataclass(frozen=True)
 class ItemRules:
-    """The rules with the attributes of the items on the device.
+    """The rules with the attributes of the items, on the device.
 
     Attributes:
-        boost: None boosts nothing.
-        boost_reason: (N,) int64, the reason of an item that is ranked.
-        categories: (N,) int64 codes; None caps nothing.
-        most: items a category may have in a list.
-        explore: how many of the k places are drawn.
-        item_hashes: (N,) int64; empty where nothing is drawn.
+        boost: None for no boost.
+        boost_reason: (N,) int64 code of the reason of an item that is ranked.
+        categories: (N,) int64 codes; None for no maximum per category.
+        most: largest number of items of a category in a list.
+        explore: number of the k positions that are drawn at random.
+        item_hashes: (N,) int64; empty if `explore` is 0.
         salt: of the users' hashes.
-        reasons: the text of each reason code.
+        reasons: text by reason code.
     """
 
     boost: Boosted | None
@@ -63,72 +64,80 @@ class ItemRules:
 
     @property
     def need_whole_rankings(self) -> bool:
-        """Whether a list may hold an item that is not among the k best; a boost alone only changes which these are."""
+        """Whether a list may hold an item below the k best ranking keys; with a boost alone it may not."""
         return self.categories is not None or self.explore > 0
 
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:
-        """What items are ranked by, float32 of any shape."""
+        """The ranking scores of items: float32 in the shape of `scores`, which are probabilities."""
         return scores if self.boost is None else self.boost.keys(scores, items)
 
     def choose(self, items: Tensor, valid: Tensor, users: Sequence[str], k: int) -> Chosen:
-        """The list of each user.
+        """Chooses the list of each user.
 
-        The first k − explore places go to the best items that the maximum per category allows. The others go to the rest
-        in the order of the draw, as far as the maximum, counted over the whole list, allows.
+        The first k − explore positions get the best items that the maximum per category allows. The others
+        get the remaining items in a random order, as far as the maximum, counted over the whole list, allows.
 
         Args:
             items: (U, W) int64 item indices, best first.
-            valid: (U, W) bool, false where there is no candidate.
+            valid: (U, W) bool, false in cells without a candidate.
             users: U keys.
+            k: length of the lists.
         """
         allowed = self._allowed(items, valid)
         if not self.explore:
-            places, filled = _first(allowed, k)
-            return Chosen(places, filled, self.boost_reason[items.gather(1, places)])
+            positions, filled = _first(allowed, k)
+            return Chosen(positions, filled, self.boost_reason[items.gather(1, positions)])
         ranked = allowed & (allowed.cumsum(1) <= k - self.explore)  # (U, W)
         hashes = text_hashes(users, self.salt).to(items.device)
         drawn = draw_keys(hashes, self.item_hashes[items])
-        # Ranked ones first and in their order, so that they count towards the maximum; then the draw; then no candidates.
-        walk = torch.arange(items.shape[1], device=items.device) + _FIRST  # (W,)
+        # Ranked items come first, in their order, so that they count towards the maximum. Then come drawn
+        # items, then empty cells.
+        in_order = torch.arange(items.shape[1], device=items.device) + _FIRST  # (W,)
         order = torch.sort(
-            torch.where(ranked, walk, torch.where(valid, drawn, _LAST)), dim=1, stable=True
+            torch.where(ranked, in_order, torch.where(valid, drawn, _LAST)), dim=1, stable=True
         ).indices
-        again = self._allowed(items.gather(1, order), valid.gather(1, order))
-        places, filled = _first(again, k)
-        places = order.gather(1, places)
-        reasons = self.boost_reason[items.gather(1, places)]
-        return Chosen(places, filled, torch.where(ranked.gather(1, places), reasons, _EXPLORE_CODE))
+        allowed = self._allowed(items.gather(1, order), valid.gather(1, order))
+        positions, filled = _first(allowed, k)
+        positions = order.gather(1, positions)
+        reasons = self.boost_reason[items.gather(1, positions)]
+        return Chosen(positions, filled, torch.where(ranked.gather(1, positions), reasons, _EXPLORE_CODE))
 
     def _allowed(self, items: Tensor, valid: Tensor) -> Tensor:
+        """(U, W) candidates within the maximum of their category."""
         if self.categories is None:
             return valid
-        # Places without a candidate come last, so they take no room from one.
+        # Cells without a candidate come last, so they do not count before a candidate.
         return valid & within_maximum(self.categories[items], self.most)
 
 
 def _first(allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(places, filled), (U, min(k, W)) each: the first allowed places of each row, in order."""
+    """(positions, filled), both (U, min(k, W)): the first allowed positions of each row, in order."""
     users, width = allowed.shape
     nth = allowed.cumsum(1)  # (U, W) from 1
-    user, place = (allowed & (nth <= k)).nonzero(as_tuple=True)
-    places = torch.zeros((users, min(k, width)), dtype=torch.int64, device=allowed.device)
-    filled = torch.zeros_like(places, dtype=torch.bool)
-    cell = (user, nth[user, place] - 1)
-    places[cell], filled[cell] = place, True
-    return places, filled
+    user, position = (allowed & (nth <= k)).nonzero(as_tuple=True)
+    positions = torch.zeros((users, min(k, width)), dtype=torch.int64, device=allowed.device)
+    filled = torch.zeros_like(positions, dtype=torch.bool)
+    cell = (user, nth[user, position] - 1)
+    positions[cell], filled[cell] = position, True
+    return positions, filled
 
 
 def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> ItemRules:
-    """The rules for these items, by index.
+    """Reads the tables of the rules.
+
+    Args:
+        request: the rules.
+        items: keys by item index.
+        device: of the result.
 
     Raises:
-        ConfigError, DataError: as read_attribute and align do; or a boosted value that no item has.
+        ConfigError, DataError: as read_attribute and align do.
     """
     reasons, boost = [RANKED, EXPLORE], None
     boost_reason = torch.full((len(items),), _RANKED_CODE)
     if request.boost is not None:
-        boost, boost_reason, named = _boost(request.boost, items)
-        reasons += named
+        boost, boost_reason, boost_reasons = _boost(request.boost, items)
+        reasons += boost_reasons
     cap, categories = request.cap, None
     if cap is not None:
         attribute = align(cap.table, read_attribute(cap.table), items)
@@ -147,19 +156,18 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
 
 
 def _boost(request: BoostRequest, items: pa.Array) -> tuple[Boosted, Tensor, list[str]]:
+    """The boost, the (N,) code of the reason of each item, and the texts of further reason codes."""
     attribute: ItemAttribute = align(request.table, read_attribute(request.table), items)
     neutral = 1.0 if request.by == "factor" else 0.0
-    amounts, reasons = list[float](), list[int]()
-    named = list[str]()
-    given = dict(request.values)
+    amounts, codes_of_values, texts = list[float](), list[int](), list[str]()
+    configured = dict(request.values)
     for value in attribute.values:
-        amount = given.get(value, neutral)
+        amount = configured.get(value, neutral)
         amounts.append(amount)
-        reasons.append(_RANKED_CODE if amount == neutral else _EXPLORE_CODE + 1 + len(named))
+        codes_of_values.append(_RANKED_CODE if amount == neutral else _EXPLORE_CODE + 1 + len(texts))
         if amount != neutral:
-            named.append(f"boost:{value}")
-    codes = torch.from_numpy(
-        attribute.codes
-    )  # NO_VALUE, -1, finds the last place: that of items without a value
+            texts.append(f"boost:{value}")
+    # NO_VALUE is -1, the index of the last entry: that of items without a value.
+    codes = torch.from_numpy(attribute.codes)
     by_value = torch.tensor([*amounts, neutral], dtype=torch.float64)
-    return Boosted(by_value[codes], request.by), torch.tensor([*reasons, _RANKED_CODE])[codes], named
+    return Boosted(by_value[codes], request.by), torch.tensor([*codes_of_values, _RANKED_CODE])[codes], texts

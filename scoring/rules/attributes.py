@@ -1,4 +1,4 @@
-"""Attributes of items from a table that the configuration names, as codes in the order of the candidate items."""
+"""Attributes of items from a table of the configuration, as codes in the order of the candidate items."""
 
 from __future__ import annotations
 
@@ -23,18 +23,23 @@ NO_VALUE = -1
 
 @dataclass(frozen=True)
 class ItemAttribute:
-    """`codes` (N,) int64 by item index, places in `values`; NO_VALUE where an item has none."""
+    """The values of an attribute.
+
+    Attributes:
+        codes: (N,) int64 by item index, indices into `values`; NO_VALUE for an item without a value.
+        values: the distinct values.
+    """
 
     codes: NDArray[np.int64]
     values: list[str]
 
 
 def read_attribute(table: AttributeTable) -> pa.Table:
-    """(key string, value string) of every row with both, whatever the types in the file.
+    """(key string, value string) of every row that has both; other types are cast.
 
     Raises:
-        ConfigError: the table is not there, or lacks a column.
-        DataError: a file cannot be read, or an item stands in it twice.
+        ConfigError: there is no such file, or it lacks a column.
+        DataError: a file cannot be read, or an item has several rows.
     """
     parts = [_columns(table, path) for path in files_of(table)]
     rows = pa.concat_tables(parts).drop_null().combine_chunks()
@@ -42,82 +47,98 @@ def read_attribute(table: AttributeTable) -> pa.Table:
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
         raise DataError(
-            f"{table.path}: {table.key} is not unique, {len(repeated)} items stand in it several times, such as "
-            f"{repeated[0].as_py()!r}",
+            f"{table.path}: {table.key} is not unique, {len(repeated)} items have several rows, "
+            f"such as {repeated[0].as_py()!r}",
             "keep one row an item",
         )
     return rows
 
 
 def align(table: AttributeTable, rows: pa.Table, items: pa.Array) -> ItemAttribute:
-    """The attribute of each of `items` (N keys).
+    """The attribute of the items.
+
+    Args:
+        table: for the message.
+        rows: of read_attribute.
+        items: (N,) keys.
 
     Raises:
         DataError: none of the items has a value, so the table has other keys.
     """
-    places = pc.index_in(items, value_set=rows.column("key").combine_chunks())
+    row_of_item = pc.index_in(items, value_set=rows.column("key").combine_chunks())
     encoded = rows.column("value").combine_chunks().dictionary_encode()
-    codes = encoded.indices.take(places).fill_null(NO_VALUE).to_numpy(zero_copy_only=False).astype(np.int64)
+    codes = (
+        encoded.indices.take(row_of_item).fill_null(NO_VALUE).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
     if len(items) and not (codes != NO_VALUE).any():
+        example = rows.column("key")[0].as_py() if rows.num_rows else "none"
         raise DataError(
-            f"{table.path}: none of the {len(items)} candidate items, such as {items[0].as_py()!r}, has a value of "
-            f"{table.column}; keys there are like {rows.column('key')[0].as_py() if rows.num_rows else 'none'!r}",
-            f"see that {table.key} holds the item ids of the log",
+            f"{table.path}: none of the {len(items)} candidate items, such as {items[0].as_py()!r}, "
+            f"has a value of {table.column}; keys there are like {example!r}",
+            f"check that {table.key} holds the item ids of the log",
         )
-    return ItemAttribute(codes, [str(each) for each in encoded.dictionary.to_pylist()])
+    return ItemAttribute(codes, [str(value) for value in encoded.dictionary.to_pylist()])
 
 
 def digest_of_table(rows: pa.Table) -> str:
-    """Digest of the content, whatever the order of its rows."""
+    """Digest of the rows, independent of their order."""
     ordered = rows.sort_by("key")
     return digest_of([ordered.column("key").to_pylist(), ordered.column("value").to_pylist()])
 
 
 def files_of(table: AttributeTable) -> list[str]:
-    """The files of a table; ConfigError where there is none."""
+    """The files of a table.
+
+    Raises:
+        ConfigError: there is none.
+    """
     source, inner = file_io.filesystem(table.path)
     info = source.get_file_info(inner)
     if info.type == fs.FileType.File:
         return [inner]
-    found = [each.path for each in file_io.list_files(table.path) if each.is_file and not _hidden(each.path)]
-    if not found:
+    entries = file_io.list_files(table.path)
+    paths = [entry.path for entry in entries if entry.is_file and not _hidden(entry.path)]
+    if not paths:
         raise ConfigError(f"score.rules.attributes: there is no file at {table.path}", "correct the path")
-    return found
+    return paths
 
 
 def _hidden(path: str) -> bool:
+    """Whether Spark ignores a file of this name."""
     return path.rsplit("/", 1)[1].startswith((".", "_"))
 
 
 def _columns(table: AttributeTable, path: str) -> pa.Table:
+    """(key string, value string) of one file, nulls included."""
     source = file_io.filesystem(table.path)[0]
-    wanted = [table.key, table.column]
+    names = [table.key, table.column]
     try:
         if table.format == "parquet":
             with source.open_input_file(path) as opened:
                 file = pq.ParquetFile(opened)
                 _require_columns(table, file.schema_arrow.names)
-                found = file.read(columns=list(dict.fromkeys(wanted)))
-        else:  # an id such as 007 stays what it is only as text
+                rows = file.read(columns=list(dict.fromkeys(names)))
+        else:  # as text, because an id such as 007 would become 7 as a number
             strings = pa_csv.ConvertOptions(
-                column_types={name: pa.string() for name in wanted}, strings_can_be_null=True
+                column_types={name: pa.string() for name in names}, strings_can_be_null=True
             )
             with source.open_input_stream(path) as opened:
-                found = pa_csv.read_csv(opened, convert_options=strings)
-            _require_columns(table, found.column_names)
+                rows = pa_csv.read_csv(opened, convert_options=strings)
+            _require_columns(table, rows.column_names)
     except pa.ArrowInvalid as error:
         raise DataError(
             f"{path} cannot be read as {table.format}: {error}", "correct the file or its `format`"
         ) from error
     return pa.table(
         {
-            "key": found.column(table.key).cast(pa.string()),
-            "value": found.column(table.column).cast(pa.string()),
+            "key": rows.column(table.key).cast(pa.string()),
+            "value": rows.column(table.column).cast(pa.string()),
         }
     )
 
 
 def _require_columns(table: AttributeTable, names: list[str]) -> None:
+    """Raises ConfigError if the key or the column is missing."""
     missing = [name for name in (table.key, table.column) if name not in names]
     if missing:
         raise ConfigError(

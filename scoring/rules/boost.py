@@ -1,4 +1,4 @@
-"""Boost: the ranking key of items with some value of an attribute moves; the published score does not."""
+"""Boost: changes the ranking score of items with some value of an attribute. Published scores stay."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Boosted:
-    """`amounts` (N,) float64 by item index, the factor or log-odds of each item; 1 or 0 where it is not boosted."""
+    """The boost of each item.
+
+    Attributes:
+        amounts: (N,) float64 by item index: factor or log-odds; 1 or 0 for items without a boost.
+        by: what `amounts` are.
+    """
 
     amounts: Tensor
     by: Literal["factor", "log_odds"]
 
     def keys(self, scores: Tensor, items: Tensor) -> Tensor:
-        """What items are ranked by: float32 of the shape of `scores` (probabilities) and `items` (indices).
+        """Ranking scores: float32 in the shape of `scores` (probabilities) and `items` (indices).
 
-        By factor, p × f. By log-odds, the probability whose log-odds are x more: p·eˣ / (1 − p + p·eˣ), which leaves
-        the keys of items with x = 0 as they are. Computed in float64.
+        With a factor f, the score is p × f. With log-odds x, it is the probability whose log-odds are x more:
+        p·eˣ / (1 − p + p·eˣ). Items with x = 0 keep their score. Computed in float64.
         """
         amounts, probability = self.amounts[items], scores.double()
         if self.by == "factor":

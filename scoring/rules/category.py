@@ -1,4 +1,4 @@
-"""Maximum per category: the greedy walk down a ranking that passes over an item whose category is full."""
+"""Maximum per category: goes down a ranking and skips an item if its category is full."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from scoring.rules.attributes import NO_VALUE
 
 
 def within_maximum(categories: Tensor, most: int) -> Tensor:
-    """(U, W) bool: whether the item at each place is among the first `most` of its category in its row.
+    """(U, W) bool: whether an item is among the first `most` of its category in its row.
 
-    A walk that takes from the left whatever its category still has room for takes exactly these: whether it takes an item
-    depends on the earlier ones of the same category alone. Items of category NO_VALUE are always taken.
+    This equals a greedy choice from the left, because an item depends only on earlier items of its category.
+    Items of category NO_VALUE are always true.
 
     Args:
-        categories: (U, W) int64, in the order of the walk.
+        categories: (U, W) int64 codes in the order of the ranking.
+        most: largest number of items of a category.
     """
-    grouped, order = torch.sort(categories, dim=1, stable=True)  # (U, W) each: categories together, walk kept
-    places = torch.arange(categories.shape[1], device=categories.device).expand_as(grouped)
+    grouped, order = torch.sort(categories, dim=1, stable=True)  # both (U, W), stable within a category
+    positions = torch.arange(categories.shape[1], device=categories.device).expand_as(grouped)
     begins = torch.ones_like(grouped, dtype=torch.bool)
     begins[:, 1:] = grouped[:, 1:] != grouped[:, :-1]
-    first = torch.where(begins, places, 0).cummax(dim=1).values  # where the category of each place begins
-    earlier = torch.empty_like(grouped).scatter_(1, order, places - first)
+    first = torch.where(begins, positions, 0).cummax(dim=1).values  # (U, W) first position of the category
+    earlier = torch.empty_like(grouped).scatter_(1, order, positions - first)
     return (earlier < most) | (categories == NO_VALUE)

@@ -1,4 +1,4 @@
-"""Exploration: the order in which candidates are drawn, a hash of salt, user and item."""
+"""Exploration: candidates in a random order, which is a hash of salt, user and item."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ def text_hashes(texts: Iterable[str], salt: str = "") -> Tensor:
     start = blake2b(salt.encode() + b"\0", digest_size=8)
     digests = []
     for text in texts:
-        each = start.copy()
-        each.update(text.encode())
-        digests.append(each.digest())
+        digest = start.copy()
+        digest.update(text.encode())
+        digests.append(digest.digest())
     return torch.from_numpy(np.frombuffer(b"".join(digests), dtype="<i8").copy())
 
 
 def draw_keys(users: Tensor, items: Tensor) -> Tensor:
-    """(U, W) int64 in [-2**62, 2**62), evenly spread: the upper 63 bits of the finaliser of SplitMix64 (Steele, Lea and Flood 2014, section 3).
+    """(U, W) int64, uniform in [-2**62, 2**62): the upper 63 bits of SplitMix64's finaliser.
+
+    See G. Steele, D. Lea and C. Flood 2014, section 3.
 
     Args:
         users: (U,) hashes of users with the salt.
@@ -38,4 +40,5 @@ def draw_keys(users: Tensor, items: Tensor) -> Tensor:
 
 
 def _logical_shift(values: Tensor, by: int) -> Tensor:
+    """Shifts int64 to the right as unsigned numbers."""
     return (values >> by) & ((1 << (64 - by)) - 1)

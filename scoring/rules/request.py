@@ -1,4 +1,4 @@
-"""What a worker needs to know of the rules: paths and numbers only, so that it travels to any process and serves as a cache key."""
+"""The request for business rules: paths and numbers only, so that it can be pickled and hashed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from conf.types import ListRules
 
 @dataclass(frozen=True)
 class AttributeTable:
-    """Where the values of an attribute of items stand."""
+    """A table with an attribute of items.
+
+    Attributes:
+        path: of a file or a folder of files.
+        format: of the files.
+        key: column of the item id.
+        column: column of the attribute.
+    """
 
     path: str
     format: Literal["parquet", "csv"]
@@ -22,7 +29,13 @@ class AttributeTable:
 
 @dataclass(frozen=True)
 class BoostRequest:
-    """`values`: attribute value → factor or log-odds."""
+    """A boost.
+
+    Attributes:
+        table: of the attribute.
+        by: what the numbers of `values` are.
+        values: pairs of attribute value and factor or log-odds.
+    """
 
     table: AttributeTable
     by: Literal["factor", "log_odds"]
@@ -31,7 +44,7 @@ class BoostRequest:
 
 @dataclass(frozen=True)
 class CapRequest:
-    """At most `most` items of a list with the same value."""
+    """A maximum per category: at most `most` items of a list have the same value of the attribute."""
 
     table: AttributeTable
     most: int
@@ -39,11 +52,13 @@ class CapRequest:
 
 @dataclass(frozen=True)
 class RulesRequest:
-    """The rules of one night.
+    """The rules of one run.
 
     Attributes:
-        explore: how many of the k places go to drawn items.
-        salt: what the draw depends on beside user and item.
+        boost: None for no boost.
+        cap: None for no maximum per category.
+        explore: number of the k positions that get items drawn at random.
+        salt: seed and date of the draw.
     """
 
     boost: BoostRequest | None
@@ -55,30 +70,33 @@ class RulesRequest:
 def rules_request(
     rules: ListRules | None, k: int, run_date: str, folders: Mapping[str, str]
 ) -> RulesRequest | None:
-    """The rules of a configuration; None where there are none.
+    """The request for the rules of a configuration; None without rules.
 
     Args:
-        folders: what stands for `{name}` in a path.
+        rules: the section `score.rules`.
+        k: length of the lists.
+        run_date: replaces `{date}` in a path.
+        folders: name → replacement of `{name}` in a path.
     """
     if rules is None:
         return None
     tables = {}
-    for name, each in rules.attributes.items():
-        path = each.path
-        for word, value in {**folders, "date": run_date}.items():
-            path = path.replace(f"{{{word}}}", value)
-        tables[name] = AttributeTable(path, each.format, each.key, each.column)
+    for name, table in rules.attributes.items():
+        path = table.path
+        for placeholder, value in {**folders, "date": run_date}.items():
+            path = path.replace(f"{{{placeholder}}}", value)
+        tables[name] = AttributeTable(path, table.format, table.key, table.column)
     boost, cap, exploration = rules.boost, rules.max_per_category, rules.exploration
     return RulesRequest(
         BoostRequest(tables[boost.attribute], boost.by, tuple(sorted(boost.values.items())))
         if boost
         else None,
         CapRequest(tables[cap.attribute], cap.max) if cap else None,
-        places_to_explore(exploration.share, k) if exploration else 0,
+        positions_to_explore(exploration.share, k) if exploration else 0,
         f"{exploration.seed}|{run_date}" if exploration else "",
     )
 
 
-def places_to_explore(share: float, k: int) -> int:
-    """ceil(share × k), where a share such as 0.1 means the decimal that was written: 3 of 30 and not 4."""
+def positions_to_explore(share: float, k: int) -> int:
+    """ceil(share × k) of the share as the decimal that was written: 0.1 of 30 is 3, and not 4."""
     return math.ceil(round(share * k, 9))

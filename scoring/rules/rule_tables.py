@@ -1,4 +1,4 @@
-"""The business rules of a night, checked against their tables before any worker starts."""
+"""The business rules of a run, checked against their tables before a worker starts."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from storage.run_context import RunContext
 log = logging.getLogger("nightrank")
 
 
-def ruled_by(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]]:
-    """The request for the workers and the digest of the tables it reads; (None, nothing) without rules.
+def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]]:
+    """The request for the workers, and the digest of the tables that it names; (None, {}) without rules.
 
     Raises:
         ConfigError, DataError: as read_attribute does.
     """
     config = context.config
-    made = rules_request(
+    request = rules_request(
         config.score.rules, config.score.k, context.run_date, {"lake": config.lake, "data": config.data}
     )
-    if made is None:
+    if request is None:
         return None, {}
     digests = {}
-    for rule in (made.boost, made.cap):
+    for rule in (request.boost, request.cap):
         if rule is not None:
-            digests[f"{rule.table.path}:{rule.table.column}"] = _digest(rule.table, made)
-    return made, {"rules": digest_of(digests)} if digests else {}
+            digests[f"{rule.table.path}:{rule.table.column}"] = _digest(rule.table, request)
+    return request, {"rules": digest_of(digests)} if digests else {}
 
 
-def _digest(table: AttributeTable, made: RulesRequest) -> str:
+def _digest(table: AttributeTable, request: RulesRequest) -> str:
+    """Digest of a table; logs a warning for boosted values that no item has."""
     rows = read_attribute(table)
-    if made.boost is not None and made.boost.table == table:
+    if request.boost is not None and request.boost.table == table:
         known = set(rows.column("value").to_pylist())
-        idle = [value for value, _ in made.boost.values if value not in known]
-        if idle:
-            log.warning("score.rules.boost: no item of %s has %s=%s", table.path, table.column, idle)
+        unknown = [value for value, _ in request.boost.values if value not in known]
+        if unknown:
+            log.warning("score.rules.boost: no item of %s has %s=%s", table.path, table.column, unknown)
     return digest_of_table(rows)

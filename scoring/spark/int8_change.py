@@ -1,7 +1,7 @@
-"""How far int8 embeddings move probabilities: the same sample scored with a model as it is stored and with bytes for its rows.
+"""How far int8 embeddings change probabilities: a sample scored with the stored model and with int8 tables.
 
-Both are computed on the CPU of one task, one model after the other, so that nothing but the rounding differs and the
-device need not hold the model as it is stored.
+Both are computed on the CPU of one task, one model after the other. So only the rounding differs, and the
+device does not have to hold the stored model.
 """
 
 from __future__ import annotations
@@ -37,86 +37,91 @@ def sample_of(groups: Sequence[RowGroup]) -> tuple[Piece, ...]:
 
 
 def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelRequest) -> dict[str, Any]:
-    """Of feature rows; the facts of `change`."""
+    """The change for feature rows; see `_facts`."""
 
     def compare(_: int) -> Iterator[pa.RecordBatch]:
         from scoring.rows.task import score_pieces  # torch: in the workers alone
 
         def score(predictor: Any) -> Iterable[Any]:
-            return (each.column(PROBABILITY) for each in score_pieces(predictor, pieces, _threads()))
+            return (batch.column(PROBABILITY) for batch in score_pieces(predictor, pieces, _threads()))
 
-        yield change(model, score)
+        yield compare_forms(model, score)
 
     return _facts(run_tasks(spark, 1, compare, _SCHEMA, SCORING_IMPORTS))
 
 
 def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> dict[str, Any]:
-    """Of pairs: SAMPLE_USERS of the users, each with SAMPLE_ITEMS items at equal distances; the facts of `change`.
+    """The change for pairs of SAMPLE_USERS users with SAMPLE_ITEMS equally spaced items; see `_facts`.
 
     Args:
         users: user_key and the features of scope `user`.
+        spec: the model's features.
+        request: names the model, the items and the context.
     """
-    names = [USER_KEY, *(each.name for each in spec.scoped("user"))]
+    names = [USER_KEY, *(feature.name for feature in spec.scoped("user"))]
     chosen = users.select(*names).orderBy(USER_KEY).limit(SAMPLE_USERS)
 
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from scoring.ranking.sample import score_sample  # torch: in the workers alone
+        from scoring.ranking.sample import score_sample  # torch: only in the workers
 
-        held = [batch for batch in batches if batch.num_rows]
-        if held:
-            rows = pa.Table.from_batches(held)
-            yield change(
+        filled = [batch for batch in batches if batch.num_rows]
+        if filled:
+            rows = pa.Table.from_batches(filled)
+            yield compare_forms(
                 request.model, lambda predictor: [score_sample(predictor, rows, request, SAMPLE_ITEMS)]
             )
 
     return _facts(map_batches(chosen.coalesce(1), compare, _SCHEMA, SCORING_IMPORTS))
 
 
-def change(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.RecordBatch:
-    """One row: how many probabilities were compared, their largest and mean absolute change, and bytes of both models.
+def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.RecordBatch:
+    """One row: number of probabilities, their largest and mean absolute change, and bytes of both models.
 
     Args:
-        score: gives the probabilities of the sample, arrays of them, by a predictor.
+        model: the model to compare.
+        score: returns arrays of the sample's probabilities by a predictor.
     """
     import numpy as np
 
-    from scoring.model.predictor import predictor_of_process
+    from scoring.model.predictor import load_predictor
 
-    found, size = {}, {}
+    probabilities, model_bytes = {}, {}
     for form in ("stored", "int8"):
         request = replace(model, device="cpu", embeddings=form, kernels="auto")
-        # Not through the cache: what the tasks of this process score with stays in it.
-        predictor = predictor_of_process.__wrapped__(request, None, _threads())
-        parts = [np.asarray(each, dtype=np.float64) for each in score(predictor)]
-        found[form] = np.concatenate(parts) if parts else np.zeros(0)
-        size[form] = sum(each.numel() * each.element_size() for each in predictor.model.state_dict().values())
-        del predictor
-    moved = np.abs(found["int8"] - found["stored"])
+        # Loaded outside of the process's WorkerModels, so that no model of another task is dropped from them.
+        predictor = load_predictor(request, None, _threads())
+        parts = [np.asarray(part, dtype=np.float64) for part in score(predictor)]
+        probabilities[form] = np.concatenate(parts) if parts else np.zeros(0)
+        tensors = predictor.model.state_dict().values()
+        model_bytes[form] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        del predictor, tensors
+    change = np.abs(probabilities["int8"] - probabilities["stored"])
     row = {
-        "compared": len(moved),
-        "largest": float(moved.max(initial=0.0)),
-        "mean": float(moved.mean()) if len(moved) else 0.0,
-        "stored_bytes": size["stored"],
-        "int8_bytes": size["int8"],
+        "compared": len(change),
+        "largest": float(change.max(initial=0.0)),
+        "mean": float(change.mean()) if len(change) else 0.0,
+        "stored_bytes": model_bytes["stored"],
+        "int8_bytes": model_bytes["int8"],
     }
     return pa.RecordBatch.from_pylist([row])
 
 
-def _facts(made: DataFrame) -> dict[str, Any]:
-    """`compared`, `largest_change`, `mean_change`, `stored_bytes` and `int8_bytes`; none where there was nothing to score."""
-    rows = made.collect()
+def _facts(comparison: DataFrame) -> dict[str, Any]:
+    """compared, largest_change, mean_change, stored_bytes, int8_bytes; compared=0 alone for no sample."""
+    rows = comparison.collect()
     if not rows:
         return {"compared": 0}
-    found = rows[0].asDict()
+    row = rows[0].asDict()
     return {
-        "compared": found["compared"],
-        "largest_change": found["largest"],
-        "mean_change": found["mean"],
-        "stored_bytes": found["stored_bytes"],
-        "int8_bytes": found["int8_bytes"],
+        "compared": row["compared"],
+        "largest_change": row["largest"],
+        "mean_change": row["mean"],
+        "stored_bytes": row["stored_bytes"],
+        "int8_bytes": row["int8_bytes"],
     }
 
 
 def _threads() -> int:
+    """CPU threads of the running task."""
     task = TaskContext.get()
     return task.cpus() if task else 1

@@ -1,7 +1,8 @@
-"""Scoring in Spark: users stream through as Arrow batches and leave as top-k lists, rows get a probability.
+"""Scoring in Spark: top-k lists of users, and probabilities of rows.
 
-Rows of published partitions are read and written by the workers themselves (`score_split`), those of a frame pass through
-(`score_rows`). Model and items are loaded once a Python worker process; the user × item table never exists in Spark.
+Workers read and write the rows of published partitions themselves (`score_split`). The rows of a frame go
+through Spark as Arrow batches (`score_rows`). A Python worker process loads model and items once. Spark never
+holds a table of user × item.
 """
 
 from __future__ import annotations
@@ -33,66 +34,74 @@ LISTS = T.StructType(
 
 
 def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> DataFrame:
-    """The k best candidates of each user: (user_id, position from 1, item_id, score, reason), order of users kept.
+    """The k best candidates of each user: (user_id, position from 1, item_id, score, reason).
 
-    Score is the click probability; within a user it descends, ties by item id, and the reason is "ranked". With rules
-    in the request the order is theirs, and the reason also "boost:<value>" or "explore". A user without candidates gets no row.
+    Users keep their order. Score is the click probability. Within a user it descends, ties by item id, and
+    the reason is "ranked". Business rules in the request may change the order, and then the reason may be
+    "boost:<value>" or "explore". A user without candidates has no row.
 
     Args:
-        users: user_key, the features of scope `user`, candidates and excluded (array<int>: item indices; null
-            candidates stand for every item but `excluded`).
-        spec: the model's; features of scope `pair` must not be in it (contract.require_listable).
+        users: user_key, the features of scope `user`, candidates and excluded (array<int> of item indices;
+            null candidates mean all items except `excluded`).
+        spec: the model's features, none of scope `pair` (requests.require_listable).
+        request: the model, the items, k and the rules.
 
     Raises (in the workers, when the frame is evaluated):
         DataError: a score is NaN, or candidates are out of range or repeated; names the user.
-        ConfigError: the device asked for is not there, or a context value is missing.
+        ConfigError: the requested device does not exist, or a context value is missing.
     """
-    columns = [USER_KEY, *(each.name for each in spec.scoped("user")), CANDIDATES, EXCLUDED]
+    columns = [USER_KEY, *(feature.name for feature in spec.scoped("user")), CANDIDATES, EXCLUDED]
     return map_batches(users.select(*columns), _list_maker(request), LISTS, SCORING_IMPORTS)
 
 
 def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Sequence[str]) -> DataFrame:
-    """Every feature row with its click probability: the columns `keep`, then `probability` (float32), row for row.
+    """The columns `keep` of every row, then its click probability (float32).
 
     Raises (in the workers, when the frame is evaluated):
         DataError: a probability is NaN; names the row by its kept columns.
-        ConfigError: the device asked for is not there.
+        ConfigError: the requested device does not exist.
     """
-    names = [each.name for each in spec.features]
-    wanted = rows.select(*keep, *(name for name in names if name not in keep))
+    names = [feature.name for feature in spec.features]
+    inputs = rows.select(*keep, *(name for name in names if name not in keep))
     schema = T.StructType([*(rows.schema[name] for name in keep), T.StructField(PROBABILITY, T.FloatType())])
-    return map_batches(wanted, _row_scorer(model, tuple(keep)), schema, SCORING_IMPORTS)
+    return map_batches(inputs, _row_scorer(model, tuple(keep)), schema, SCORING_IMPORTS)
 
 
 def score_split(
     spark: SparkSession, tasks: Sequence[tuple[Piece, ...]], model: ModelRequest, folder: str
 ) -> list[str]:
-    """Writes a probability for every row of the tasks' pieces: a Parquet file of `scores` each, whose names it returns.
+    """Writes the probabilities of the tasks' rows and returns the names of their Parquet files, one a task.
 
-    Paths travel to the workers, rows do not. Nothing is published; files of attempts that failed stay, unnamed.
+    The driver sends paths to the workers, not rows. Nothing is published. Files of failed attempts stay, but
+    no manifest names them.
 
     Raises (in the workers):
-        DataError: a file is not what its manifest says, or a probability is NaN.
-        ConfigError: the device asked for is not there.
+        DataError: a file differs from its manifest, or a probability is NaN.
+        ConfigError: the requested device does not exist.
         InfrastructureError: a file could not be read or written.
     """
     scored = tuple(tasks)
 
     def score(index: int) -> str:
-        from scoring.model.predictor import predictor_of_process
-        from scoring.rows.task import write_scores  # torch: in the workers alone
+        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.rows.task import write_scores
 
         gpu, threads = task_slot()
-        return write_scores(predictor_of_process(model, gpu, threads), scored[index], folder, threads)
+        return write_scores(
+            models_of_process().predictor(model, gpu, threads), scored[index], folder, threads
+        )
 
     return collect_results(spark, len(tasks), score, SCORING_IMPORTS)
 
 
 def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.ranking.recommender import recommender_of_process  # torch: in the workers alone
+    """The function that computes the lists of batches of users, for mapInArrow."""
 
-        recommender = recommender_of_process(request, *task_slot())
+    def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.ranking.recommender import load_recommender
+
+        recommender = models_of_process().latest(load_recommender, request, *task_slot())
         for batch in batches:
             yield from recommender.recommend(batch)
 
@@ -100,11 +109,13 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
 
 
 def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    def score(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.predictor import predictor_of_process
-        from scoring.rows.batch import score_batch  # torch: in the workers alone
+    """The function that scores batches of rows, for mapInArrow."""
 
-        predictor = predictor_of_process(model, *task_slot())
+    def score(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.rows.batch import score_batch
+
+        predictor = models_of_process().predictor(model, *task_slot())
         for batch in batches:
             yield score_batch(predictor, batch, keep)
 

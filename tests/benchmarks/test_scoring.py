@@ -31,7 +31,7 @@ from benchmarks.scoring_contenders import (
 from benchmarks.scoring_scaling import growth
 from benchmarks.scoring_topk import pair_files, probability, scored_pairs, window
 from benchmarks.scoring_world import Data, make_data, make_items, make_model, make_spec, read_inputs
-from scoring.model.predictor import predictor_of_process
+from scoring.model.predictor import load_predictor
 from storage.feature_spec import FeatureSpec
 from training.models.factorization import Side
 
@@ -64,7 +64,7 @@ def expected(folder: Path, spec: FeatureSpec, data: Data, items: str) -> pd.Data
     """user_key, item_index, item_id and probability of all pairs, by the model without Spark."""
     request = request_of(make_model(folder, "dlrm", spec))
     assert request is not None
-    probabilities = predictor_of_process(request, None, 1).probabilities(*read_inputs(data.joined, spec))
+    probabilities = load_predictor(request, None, 1).probabilities(*read_inputs(data.joined, spec))
     rows = pd.concat(pd.read_parquet(path, columns=["user_key", "item_index"]) for path in data.joined_files)
     rows = rows.assign(probability=probabilities.numpy())
     return rows.assign(item_id=[f"i{index:07d}" for index in rows.item_index])

@@ -1,4 +1,4 @@
-"""A PostgreSQL on loopback: that of the machine where it has one, else the binaries of a locked environment."""
+"""A PostgreSQL server on loopback, from the machine's binaries or those of a locked environment."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _NOBODY = 65534  # PostgreSQL refuses to run as root
 
 @dataclass(frozen=True)
 class Server:
+    """Address and credentials of a server."""
+
     url: str
     user: str
     password: str
@@ -45,7 +47,7 @@ def postgres() -> Iterator[Server]:
         for path in scratch.rglob("*") if options else []:
             os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
         start = [binaries / "initdb", "-D", data, "-U", "lists", "--pwfile", scratch / "password"]
-        made = subprocess.run(
+        initdb = subprocess.run(
             [*map(str, start), "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--no-sync"],
             cwd=scratch,
             capture_output=True,
@@ -53,8 +55,8 @@ def postgres() -> Iterator[Server]:
             check=False,
             **options,
         )
-        if made.returncode:
-            raise Unavailable(f"initdb of {binaries} failed: {made.stderr.strip()[-500:]}")
+        if initdb.returncode:
+            raise Unavailable(f"initdb of {binaries} failed: {initdb.stderr.strip()[-500:]}")
         port = free_port()
         command = [str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-F"]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
@@ -83,8 +85,8 @@ def _binaries(scratch: Path) -> Path:
 
 
 def _major(path: Path) -> int:
-    found = re.search(r"/(\d+)/bin/", str(path))
-    return int(found[1]) if found else 0
+    version = re.search(r"/(\d+)/bin/", str(path))
+    return int(version[1]) if version else 0
 
 
 def _as_nobody(scratch: Path) -> dict[str, Any]:

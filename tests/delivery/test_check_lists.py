@@ -15,28 +15,31 @@ from conf.errors import DataError
 from jobs.check_lists import check_lists
 from storage.manifest import MANIFEST_NAME, read_manifest
 from storage.run_context import RunContext
-from tests.delivery.conftest import Nights
-from tests.scoring.lake import RUN_DATE, make_config
+from tests.delivery.conftest import PublishedRuns
+from tests.scoring.scoring_lake import RUN_DATE, make_config
 
 
 @pytest.fixture
-def job(nights: Nights, tmp_path: Path) -> RunContext:
-    """A night of its own: the lake is a copy."""
-    shutil.copytree(nights.lake.root, tmp_path / "lake")
+def job(runs: PublishedRuns, tmp_path: Path) -> RunContext:
+    """The context of a job on a copy of the lake."""
+    shutil.copytree(runs.lake.root, tmp_path / "lake")
     return RunContext("check_lists", make_config(tmp_path / "lake"), RUN_DATE)
 
 
 def first_file(job: RunContext) -> Path:
+    """The first file of the published lists."""
     partition = job.lake.recommendations.partition(RUN_DATE)
     return Path(partition.file(read_manifest(partition).files[0].path))
 
 
 def cut(job: RunContext) -> None:
+    """Damages a file."""
     path = first_file(job)
     path.write_bytes(path.read_bytes()[:-7])
 
 
 def remove(job: RunContext) -> None:
+    """Deletes a file."""
     first_file(job).unlink()
 
 
@@ -49,30 +52,33 @@ def drop_a_row(job: RunContext) -> None:
 
 
 def promote_another(job: RunContext) -> None:
+    """Makes another model the champion."""
     path = Path(job.lake.models("toy")) / f"promotions/dt={RUN_DATE}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "champion_after": "m2"}))
 
 
 def other_candidates(job: RunContext) -> None:
+    """Changes the digest of the candidates in the manifest of the lists."""
     rewrite(job, lambda values: values["inputs"].update(candidates="0" * 16))
 
 
 def rewrite(job: RunContext, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes the manifest of the lists."""
     path = Path(job.lake.recommendations.partition(RUN_DATE).file(MANIFEST_NAME))
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
 
 
-def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, nights: Nights) -> None:
+def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, runs: PublishedRuns) -> None:
     result = check_lists(job)
-    assert result.rows_out == len(nights.lists)
+    assert result.rows_out == len(runs.lists)
     assert result.facts["model_version"] == "m1"
-    assert result.facts["users"] == nights.lists.user_id.nunique()
+    assert result.facts["users"] == runs.lists.user_id.nunique()
 
 
 @pytest.mark.parametrize(
-    "harm, said",
+    "harm, message",
     [
         (cut, "bytes and has"),
         (remove, "and is gone"),
@@ -82,10 +88,10 @@ def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, nights
     ],
 )
 def test_what_is_wrong_with_published_lists_is_named(
-    job: RunContext, harm: Callable[[RunContext], None], said: str
+    job: RunContext, harm: Callable[[RunContext], None], message: str
 ) -> None:
     harm(job)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         check_lists(job)
 
 

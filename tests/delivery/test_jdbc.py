@@ -1,4 +1,4 @@
-"""Lists in a real PostgreSQL: what is served equals what was published, before, during and after a delivery that is killed."""
+"""Lists in a real PostgreSQL: the served rows before, during and after deliveries, also killed ones."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from scoring.delivery.secrets import Credentials
 from storage.manifest import read_manifest
 from storage.publish import read_published
 from tests.conftest import ROOT
-from tests.delivery.conftest import Nights
+from tests.delivery.conftest import PublishedRuns
 from tests.delivery.postgres import Server
-from tests.scoring.lake import RUN_DATE
+from tests.scoring.scoring_lake import RUN_DATE
 
 VALUES = ["user_id", "position", "item_id", "score", "reason", "model_version"]
 
@@ -60,6 +60,7 @@ def sink(
 
 @pytest.fixture
 def client(spark: SparkSession, sink: JdbcSink, database: Server) -> Iterator[Connection]:
+    """A connection of the test itself."""
     with connect(spark, sink, Credentials(database.user, database.password)) as connection:
         yield connection
 
@@ -72,9 +73,10 @@ def other_client(spark: SparkSession, sink: JdbcSink, database: Server) -> Itera
 
 
 @pytest.fixture(scope="module")
-def published(nights: Nights) -> PublishedLists:
-    partition = nights.lake.recommendations.partition(RUN_DATE)
-    return PublishedLists(read_published(nights.spark, partition), read_manifest(partition))
+def published(runs: PublishedRuns) -> PublishedLists:
+    """The published lists of RUN_DATE."""
+    partition = runs.lake.recommendations.partition(RUN_DATE)
+    return PublishedLists(read_published(runs.spark, partition), read_manifest(partition))
 
 
 def changed(published: PublishedLists, rows: Any, dt: str = RUN_DATE) -> PublishedLists:
@@ -85,6 +87,7 @@ def changed(published: PublishedLists, rows: Any, dt: str = RUN_DATE) -> Publish
 
 
 def served(client: Connection, sink: JdbcSink, dt: str = RUN_DATE) -> list[tuple[str | None, ...]]:
+    """The rows of a date in the served table."""
     return client.rows(
         f"SELECT {', '.join(VALUES)} FROM {sink.table} WHERE dt = CAST(? AS date) ORDER BY user_id, position",
         [dt],
@@ -92,6 +95,7 @@ def served(client: Connection, sink: JdbcSink, dt: str = RUN_DATE) -> list[tuple
 
 
 def expected(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+    """The rows of the lists as PostgreSQL returns them."""
     ordered = rows.sort_values(["user_id", "position"])[VALUES]
     return exact([tuple(row) for row in ordered.itertuples(index=False)])
 
@@ -103,30 +107,31 @@ def exact(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     ]
 
 
-def stagings(client: Connection, sink: JdbcSink) -> list[str]:
-    found = client.rows(
+def staging_tables(client: Connection, sink: JdbcSink) -> list[str]:
+    """Names of the staging tables of a sink."""
+    actual = client.rows(
         "SELECT tablename FROM pg_tables WHERE tablename LIKE ?", [f"{sink.table.split('.')[1]}_st_%"]
     )
-    return [str(name) for (name,) in found]
+    return [str(name) for (name,) in actual]
 
 
 def test_what_is_served_equals_what_was_published(
-    nights: Nights, published: PublishedLists, sink: JdbcSink, client: Connection
+    runs: PublishedRuns, published: PublishedLists, sink: JdbcSink, client: Connection
 ) -> None:
     first = jdbc.deliver(sink, published)
-    assert exact(served(client, sink)) == expected(nights.lists)
-    assert (first.rows, first.written, first.deleted) == (len(nights.lists), len(nights.lists), 0)
+    assert exact(served(client, sink)) == expected(runs.lists)
+    assert (first.rows, first.written, first.deleted) == (len(runs.lists), len(runs.lists), 0)
     assert {"explore", "boost:s1"} < {row[4] for row in served(client, sink)}
     again = jdbc.deliver(sink, published)  # equal rows are not written a second time
-    assert (again.rows, again.written, again.deleted) == (len(nights.lists), 0, 0)
-    assert stagings(client, sink) == []
+    assert (again.rows, again.written, again.deleted) == (len(runs.lists), 0, 0)
+    assert staging_tables(client, sink) == []
 
 
 def test_changed_rows_are_updated_and_stale_ones_deleted(
-    nights: Nights, published: PublishedLists, sink: JdbcSink, client: Connection
+    runs: PublishedRuns, published: PublishedLists, sink: JdbcSink, client: Connection
 ) -> None:
     jdbc.deliver(sink, published)
-    gone, fewer = nights.lists.user_id.iloc[0], nights.lists.user_id.iloc[-1]
+    gone, fewer = runs.lists.user_id.iloc[0], runs.lists.user_id.iloc[-1]
     rows = published.rows.where(
         (F.col("user_id") != gone) & ~((F.col("user_id") == fewer) & (F.col("position") > 2))
     )
@@ -136,7 +141,7 @@ def test_changed_rows_are_updated_and_stale_ones_deleted(
     frame = lists.rows.toPandas()
     assert exact(served(client, sink)) == expected(frame)
     assert done.written == (frame.position == 1).sum() == 36
-    assert done.deleted == len(nights.lists) - len(frame) == 5 + 3
+    assert done.deleted == len(runs.lists) - len(frame) == 5 + 3
 
 
 def test_only_the_newest_dates_are_kept(
@@ -173,7 +178,7 @@ def test_a_failure_at_any_step_leaves_the_served_rows(
     with pytest.raises(KeyboardInterrupt):
         jdbc.deliver(sink, changed(published, rows))
     assert served(client, sink) == before
-    assert stagings(client, sink) == []
+    assert staging_tables(client, sink) == []
 
 
 def test_rows_that_were_staged_twice_are_not_served(
@@ -191,7 +196,7 @@ def test_rows_that_were_staged_twice_are_not_served(
 
 @pytest.mark.timeout(600)
 def test_a_killed_delivery_changes_nothing_and_the_next_one_is_whole(
-    nights: Nights,
+    runs: PublishedRuns,
     published: PublishedLists,
     sink: JdbcSink,
     client: Connection,
@@ -202,41 +207,43 @@ def test_a_killed_delivery_changes_nothing_and_the_next_one_is_whole(
     one = changed(published, published.rows.where(F.col("position") == 1))
     jdbc.deliver(sink, one)
     before = served(client, sink)
-    config = write_config(nights, sink, tmp_path)
+    config = write_config(runs, sink, tmp_path)
     with other_client.transaction():
         other_client.execute(f"LOCK TABLE {sink.table} IN SHARE ROW EXCLUSIVE MODE")
         job = start(config, tmp_path / "job.log")
         try:
             wait_for(lambda: waiting(client), job, tmp_path / "job.log")
-            assert len(stagings(client, sink)) == 1
+            assert len(staging_tables(client, sink)) == 1
         finally:
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
     assert served(client, sink) == before
-    said = (tmp_path / "job.log").read_text()
+    message = (tmp_path / "job.log").read_text()
     again = start(config, tmp_path / "again.log")
     assert again.wait(240) == 0, (tmp_path / "again.log").read_text()[-3000:]
-    assert exact(served(client, sink)) == expected(nights.lists)
-    said += (tmp_path / "again.log").read_text()
-    closing = json.loads(said.splitlines()[-1])
-    assert closing["sinks"][0]["written"] == len(nights.lists) - len(before)
-    assert os.environ["LISTS_PASSWORD"] not in said
-    # What the killed one staged is young, so that it may be at work for all the others know; a day later it goes.
-    (left,) = stagings(client, sink)
+    assert exact(served(client, sink)) == expected(runs.lists)
+    message += (tmp_path / "again.log").read_text()
+    closing = json.loads(message.splitlines()[-1])
+    assert closing["sinks"][0]["written"] == len(runs.lists) - len(before)
+    assert os.environ["LISTS_PASSWORD"] not in message
+    # A young staging table may be in use, so a later delivery drops it only after a day.
+    (left,) = staging_tables(client, sink)
     aged = left.replace(left.split("_st_")[1][:8], "20200101")
     client.execute(f"ALTER TABLE {left} RENAME TO {aged}")
     jdbc.deliver(sink, published)
-    assert stagings(client, sink) == []
+    assert staging_tables(client, sink) == []
 
 
-def write_config(nights: Nights, sink: JdbcSink, folder: Path) -> Path:
-    values = nights.config_of(deliver={"sinks": [sink.model_dump(mode="json")]}).model_dump(mode="json")
+def write_config(runs: PublishedRuns, sink: JdbcSink, folder: Path) -> Path:
+    """Writes a configuration file with the sink."""
+    values = runs.config_of(deliver={"sinks": [sink.model_dump(mode="json")]}).model_dump(mode="json")
     path = folder / "config.yaml"
     path.write_text(json.dumps(values))
     return path
 
 
 def start(config: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Starts a delivery in a process."""
     submit = Path(sys.executable).parent / "spark-submit"
     command = [str(submit), "--properties-file", "conf/spark/local.conf", "jobs/deliver_recommendations.py"]
     with log.open("wb") as output:
@@ -250,13 +257,15 @@ def start(config: Path, log: Path) -> subprocess.Popen[bytes]:
 
 
 def waiting(client: Connection) -> bool:
-    found = client.rows(
+    """Whether a session waits for a lock."""
+    actual = client.rows(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'LOCK TABLE%'"
     )
-    return found != [("0",)]
+    return actual != [("0",)]
 
 
 def wait_for(condition: Callable[[], bool], job: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits for a condition while the job runs."""
     end = time.monotonic() + 240
     while not condition():
         assert job.poll() is None, log.read_text()[-3000:]
@@ -290,11 +299,11 @@ def test_what_postgresql_refuses_says_what_to_correct(
         jdbc.deliver(no_jar, published)
 
 
-@pytest.mark.parametrize("user, said", [("a\0b", r"U\+0000|22021"), ("incompressible", "SQLSTATE 54000")])
+@pytest.mark.parametrize("user, message", [("a\0b", r"U\+0000|22021"), ("incompressible", "SQLSTATE 54000")])
 def test_a_value_that_postgresql_cannot_hold_is_bad_data(
-    published: PublishedLists, sink: JdbcSink, client: Connection, user: str, said: str
+    published: PublishedLists, sink: JdbcSink, client: Connection, user: str, message: str
 ) -> None:
-    """A NUL fails while rows are staged, a key too long for the index in the transaction. A retry helps neither."""
+    """A NUL fails in staging, a key too long for the index in the transaction. A retry does not help."""
     if user == "incompressible":  # PostgreSQL compresses repetitions before it measures a key
         user = "".join(sha256(str(place).encode()).hexdigest() for place in range(200))
     jdbc.deliver(sink, published)
@@ -302,11 +311,11 @@ def test_a_value_that_postgresql_cannot_hold_is_bad_data(
     first = published.rows.agg(F.min("user_id")).first()
     assert first is not None
     other = F.when(F.col("user_id") == first[0], F.lit(user)).otherwise(F.col("user_id"))
-    with pytest.raises(DataError, match=said) as refused:
+    with pytest.raises(DataError, match=message) as refused:
         jdbc.deliver(sink, changed(published, published.rows.withColumn("user_id", other)))
     assert "a retry will not help" in refused.value.remedy
     assert served(client, sink) == before
-    assert stagings(client, sink) == []
+    assert staging_tables(client, sink) == []
 
 
 def test_the_password_may_stand_in_a_file(

@@ -1,4 +1,4 @@
-"""JSON lines by user: every user once, every entry once, in files that a manifest names; and the whole job."""
+"""The sink of JSON lines: every user and entry once, files named by a manifest; and the whole job."""
 
 from __future__ import annotations
 
@@ -20,41 +20,45 @@ from scoring.delivery.published_lists import PublishedLists
 from storage.manifest import read_manifest
 from storage.paths import Partition
 from storage.publish import read_published
-from tests.delivery.conftest import Nights
-from tests.scoring.lake import RUN_DATE
+from tests.delivery.conftest import PublishedRuns
+from tests.scoring.scoring_lake import RUN_DATE
 
 
-def published(nights: Nights) -> PublishedLists:
-    partition = nights.lake.recommendations.partition(RUN_DATE)
-    return PublishedLists(read_published(nights.spark, partition), read_manifest(partition))
+def published(runs: PublishedRuns) -> PublishedLists:
+    """The published lists of RUN_DATE."""
+    partition = runs.lake.recommendations.partition(RUN_DATE)
+    return PublishedLists(read_published(runs.spark, partition), read_manifest(partition))
 
 
 def sink_to(folder: Path, **settings: Any) -> JsonLinesSink:
+    """A sink below a folder."""
     return JsonLinesSink.model_validate(
         {"kind": "json_lines", "name": "files", "path": str(folder), **settings}
     )
 
 
 def partition_of(sink: JsonLinesSink) -> Partition:
+    """The partition of RUN_DATE."""
     return Partition(sink.name, RUN_DATE, f"{sink.path}/dt={RUN_DATE}")
 
 
 def read_lines(sink: JsonLinesSink) -> list[dict[str, Any]]:
     """Of the files that the manifest names, in its order."""
     partition = partition_of(sink)
-    found = []
+    actual = []
     for entry in read_manifest(partition).files:
         data = Path(partition.file(entry.path)).read_bytes()
         text = gzip.decompress(data) if entry.path.endswith(".gz") else data
         lines = text.decode("utf-8").splitlines()
         assert len(lines) == entry.rows
-        found += [json.loads(line) for line in lines]
-    return found
+        actual += [json.loads(line) for line in lines]
+    return actual
 
 
 def expected(lists: pd.DataFrame) -> list[dict[str, Any]]:
-    made = []
-    for user, own in lists.sort_values(["user_id", "position"]).groupby("user_id"):
+    """The lines of these lists."""
+    expected_lines = []
+    for user, user_rows in lists.sort_values(["user_id", "position"]).groupby("user_id"):
         items = [
             {
                 "item_id": row.item_id,
@@ -62,47 +66,47 @@ def expected(lists: pd.DataFrame) -> list[dict[str, Any]]:
                 "score": np.float32(row.score),
                 "reason": row.reason,
             }
-            for row in own.itertuples()
+            for row in user_rows.itertuples()
         ]
-        made.append({"user_id": user, "date": RUN_DATE, "items": items})
-    return made
+        expected_lines.append({"user_id": user, "date": RUN_DATE, "items": items})
+    return expected_lines
 
 
 @pytest.mark.parametrize("compression, users_per_file, files", [("gzip", 10, 4), ("none", 1000, 1)])
 def test_lines_equal_the_published_lists(
-    nights: Nights, tmp_path: Path, compression: str, users_per_file: int, files: int
+    runs: PublishedRuns, tmp_path: Path, compression: str, users_per_file: int, files: int
 ) -> None:
     sink = sink_to(tmp_path, compression=compression, users_per_file=users_per_file)
-    done = json_lines.deliver(sink, published(nights), 24.0)
+    done = json_lines.deliver(sink, published(runs), 24.0)
     lines = read_lines(sink)
     for line in lines:
         assert list(line) == ["user_id", "date", "items"]
         for item in line["items"]:
             assert list(item) == ["item_id", "position", "score", "reason"]
             item["score"] = np.float32(item["score"])
-    assert lines == expected(nights.lists)
-    assert done.rows == len(nights.lists)
+    assert lines == expected(runs.lists)
+    assert done.rows == len(runs.lists)
     manifest = read_manifest(partition_of(sink))
     assert 1 <= len(manifest.files) <= files
-    assert (manifest.rows, manifest.rows_in) == (37, len(nights.lists))
+    assert (manifest.rows, manifest.rows_in) == (37, len(runs.lists))
 
 
 def test_what_is_there_and_whole_is_left_alone_and_what_changed_is_replaced(
-    nights: Nights, tmp_path: Path
+    runs: PublishedRuns, tmp_path: Path
 ) -> None:
     sink = sink_to(tmp_path)
-    json_lines.deliver(sink, published(nights), 24.0)
+    json_lines.deliver(sink, published(runs), 24.0)
     first = read_manifest(partition_of(sink))
-    json_lines.deliver(sink, published(nights), 24.0)
+    json_lines.deliver(sink, published(runs), 24.0)
     assert read_manifest(partition_of(sink)) == first
     Path(partition_of(sink).file(first.files[0].path)).unlink()
-    json_lines.deliver(sink, published(nights), 24.0)
+    json_lines.deliver(sink, published(runs), 24.0)
     assert read_manifest(partition_of(sink)).files[0].path != first.files[0].path
     assert len(read_lines(sink)) == 37
 
 
-def test_lost_users_are_noticed_before_the_manifest_is_replaced(nights: Nights, tmp_path: Path) -> None:
-    sink, lists = sink_to(tmp_path), published(nights)
+def test_lost_users_are_noticed_before_the_manifest_is_replaced(runs: PublishedRuns, tmp_path: Path) -> None:
+    sink, lists = sink_to(tmp_path), published(runs)
     json_lines.deliver(sink, lists, 24.0)
     before = read_manifest(partition_of(sink))
     fewer = PublishedLists(lists.rows.where(F.col("user_id") != "u001"), lists.manifest)
@@ -112,24 +116,24 @@ def test_lost_users_are_noticed_before_the_manifest_is_replaced(nights: Nights, 
     assert read_manifest(partition_of(sink)) == before
 
 
-def test_the_job_delivers_to_every_sink_and_records_it(nights: Nights, tmp_path: Path) -> None:
+def test_the_job_delivers_to_every_sink_and_records_it(runs: PublishedRuns, tmp_path: Path) -> None:
     sinks = [{"kind": "json_lines", "name": name, "path": str(tmp_path / name)} for name in ("a", "b")]
-    result = deliver_recommendations(nights.job(RUN_DATE, deliver={"sinks": sinks}))
-    manifest = read_manifest(nights.lake.deliveries.partition(RUN_DATE))
-    assert manifest.inputs["recommendations"] == published(nights).manifest.digest
-    assert [each["name"] for each in manifest.facts["sinks"]] == ["a", "b"]
-    assert {each["rows"] for each in manifest.facts["sinks"]} == {len(nights.lists)} == {result.rows_out}
+    result = deliver_recommendations(runs.job(RUN_DATE, deliver={"sinks": sinks}))
+    manifest = read_manifest(runs.lake.deliveries.partition(RUN_DATE))
+    assert manifest.inputs["recommendations"] == published(runs).manifest.digest
+    assert [sink["name"] for sink in manifest.facts["sinks"]] == ["a", "b"]
+    assert {sink["rows"] for sink in manifest.facts["sinks"]} == {len(runs.lists)} == {result.rows_out}
     assert manifest.facts["users"] == 37
     for sink in sinks:
         assert len(read_lines(JsonLinesSink.model_validate(sink))) == 37
 
 
-def test_without_sinks_or_lists_there_is_nothing_to_deliver(nights: Nights, tmp_path: Path) -> None:
+def test_without_sinks_or_lists_there_is_nothing_to_deliver(runs: PublishedRuns, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"deliver\.sinks is empty"):
-        deliver_recommendations(nights.job(RUN_DATE))
+        deliver_recommendations(runs.job(RUN_DATE))
     sinks = [{"kind": "json_lines", "name": "a", "path": str(tmp_path)}]
     with pytest.raises(DataError, match="recommendations has no published partition dt=2026-02-01"):
-        deliver_recommendations(nights.job("2026-02-01", deliver={"sinks": sinks}))
+        deliver_recommendations(runs.job("2026-02-01", deliver={"sinks": sinks}))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,7 +148,7 @@ JDBC = {
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, message",
     [
         ({"url": "jdbc:postgresql://db/app?user=a&password=hidden-word"}, "holds a user or a password"),
         ({"url": "jdbc:postgresql://a:hidden-word@db/app"}, "holds a user or a password"),
@@ -158,8 +162,8 @@ JDBC = {
         ({"port": 5432}, "Extra inputs"),
     ],
 )
-def test_a_sink_that_cannot_be_meant_is_refused(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_sink_that_cannot_be_meant_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Deliver.model_validate({"sinks": [{**JDBC, **changed}]})
 
 
@@ -170,17 +174,18 @@ def test_a_password_in_a_url_is_not_repeated_by_the_error(tmp_path: Path, url: s
     from conf.load import load_config
 
     (tmp_path / "c.yaml").write_text(
-        f"extends: {Path('conf/datasets/generated.yaml').resolve()}\ndeliver: {json.dumps({'sinks': [{**JDBC, 'url': url}]})}\n"
+        f"extends: {Path('conf/datasets/generated.yaml').resolve()}\n"
+        f"deliver: {json.dumps({'sinks': [{**JDBC, 'url': url}]})}\n"
     )
     with pytest.raises(ConfigError, match="deliver: the url of a sink holds a user or a password") as refused:
         load_config(str(tmp_path / "c.yaml"))
     assert "hidden-word" not in str(refused.value)
 
 
-def test_sinks_have_names_of_their_own(nights: Nights) -> None:
-    assert isinstance(nights.config_of(deliver={"sinks": [JDBC]}), Config)
+def test_sinks_have_names_of_their_own(runs: PublishedRuns) -> None:
+    assert isinstance(runs.config_of(deliver={"sinks": [JDBC]}), Config)
     with pytest.raises(ValueError, match=r"sinks share the names \['app'\]"):
-        nights.config_of(deliver={"sinks": [JDBC, JDBC]})
+        runs.config_of(deliver={"sinks": [JDBC, JDBC]})
 
 
 @pytest.mark.parametrize(

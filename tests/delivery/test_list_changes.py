@@ -15,15 +15,16 @@ from conf.load import load_config
 from conf.types import Stop
 from jobs.score_daily import score_daily
 from metrics.psi import bin_numbers, drift_of
-from scoring.delivery.publish_limits import beyond, last_published
+from scoring.delivery.publish_limits import find_excesses, last_published
 from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
-from tests.delivery.conftest import Nights, score_section
-from tests.scoring.lake import DAY_AFTER, DAYS, RUN_DATE, feature_rows
+from tests.delivery.conftest import PublishedRuns, score_section
+from tests.scoring.scoring_lake import DAY_AFTER, DAYS, RUN_DATE, feature_rows
 
 
 def draw_lists(seed: int, users: list[str], k: int = 6) -> pd.DataFrame:
+    """Random lists of these users."""
     draw = np.random.default_rng(seed)
     rows = []
     for user in users:
@@ -39,15 +40,15 @@ def test_changes_equal_sets_of_python(spark: SparkSession) -> None:
     before = pd.concat([before[~before.user_id.isin(users[20:25])], today[same]], ignore_index=True)
     sets = [rows.groupby("user_id").item_id.agg(set).to_dict() for rows in (today, before)]
     both = sorted(set(sets[0]) & set(sets[1]))
-    found = compare_lists(spark.createDataFrame(today), spark.createDataFrame(before))
-    assert (found.users_in_both, found.users_lost, found.users_gained) == (len(both), 5, 9) == (46, 5, 9)
+    actual = compare_lists(spark.createDataFrame(today), spark.createDataFrame(before))
+    assert (actual.users_in_both, actual.users_lost, actual.users_gained) == (len(both), 5, 9) == (46, 5, 9)
     churn = np.mean([len(sets[0][user] - sets[1][user]) / len(sets[0][user]) for user in both])
     jaccard = np.mean(
         [len(sets[0][user] & sets[1][user]) / len(sets[0][user] | sets[1][user]) for user in both]
     )
-    assert found.churn == pytest.approx(churn, abs=1e-12)
-    assert found.jaccard == pytest.approx(jaccard, abs=1e-12)
-    assert found.users_lost_share == 5 / 51
+    assert actual.churn == pytest.approx(churn, abs=1e-12)
+    assert actual.jaccard == pytest.approx(jaccard, abs=1e-12)
+    assert actual.users_lost_share == 5 / 51
     clicked = [f"i{item:02d}" for item in range(0, 30, 2)] * 2
     cold = cold_entries(
         spark.createDataFrame(today), spark.createDataFrame([(item,) for item in clicked], "item_key string")
@@ -65,38 +66,38 @@ def test_equal_lists_did_not_change_and_strangers_share_nothing(spark: SparkSess
     assert (apart.churn, apart.jaccard, apart.users_in_both, apart.users_lost_share) == (None, None, 0, 1.0)
 
 
-def test_the_first_lists_have_nothing_to_be_held_against(nights: Nights) -> None:
-    facts = read_manifest(nights.lake.list_changes.partition(RUN_DATE)).facts
+def test_the_first_lists_have_nothing_to_be_held_against(runs: PublishedRuns) -> None:
+    facts = read_manifest(runs.lake.list_changes.partition(RUN_DATE)).facts
     assert (facts["before"], facts["held_back"]) == (None, False)
-    lists = nights.lists
-    train = pd.concat([feature_rows(nights.world, day).to_pandas() for day in range(2)])
+    lists = runs.lists
+    train = pd.concat([feature_rows(runs.reference, day).to_pandas() for day in range(2)])
     clicked = set(train[train.label == 1].item_key)
     assert facts["cold_share"] == pytest.approx((~lists.item_id.isin(clicked)).mean())
     assert facts["coverage"] == lists.item_id.nunique() / 23
 
 
-def test_lists_past_a_limit_are_held_back_and_the_report_says_why(nights: Nights) -> None:
-    lake = nights.lake
+def test_lists_past_a_limit_are_held_back_and_the_report_says_why(runs: PublishedRuns) -> None:
+    lake = runs.lake
     partition, changes = lake.recommendations.partition(DAY_AFTER), lake.list_changes.partition(DAY_AFTER)
     strict = score_section(stop={"max_churn": 0.0, "min_coverage": 1.0, "max_cold_share": 1.0})
     with pytest.raises(DataError) as stopped:
-        score_daily(nights.job(DAY_AFTER, score=strict))
-    said = str(stopped.value)
+        score_daily(runs.job(DAY_AFTER, score=strict))
+    message = str(stopped.value)
     facts = read_manifest(changes).facts
-    assert f"churn={facts['churn']:.4g} is above score.stop.max_churn=0" in said
-    assert f"coverage={facts['coverage']:.4g} is below score.stop.min_coverage=1" in said
-    assert f"the lists of {RUN_DATE} stay the last good ones" in said
-    assert "--set score.stop.max_churn=null --set score.stop.min_coverage=null" in said
+    assert f"churn={facts['churn']:.4g} is above score.stop.max_churn=0" in message
+    assert f"coverage={facts['coverage']:.4g} is below score.stop.min_coverage=1" in message
+    assert f"the lists of {RUN_DATE} stay the last good ones" in message
+    assert "--set score.stop.max_churn=null --set score.stop.min_coverage=null" in message
     assert not is_published(partition)
     assert facts["held_back"] is True
-    assert [each["figure"] for each in facts["excesses"]] == ["churn", "coverage"]
+    assert [excess["figure"] for excess in facts["excesses"]] == ["churn", "coverage"]
 
     # What the remedy says lets them pass; the figures are those of both published tables.
-    result = score_daily(nights.job(DAY_AFTER, score=score_section(stop={"max_cold_share": 1.0})))
+    result = score_daily(runs.job(DAY_AFTER, score=score_section(stop={"max_cold_share": 1.0})))
     facts = read_manifest(changes).facts
-    today, before = nights.rows(partition), nights.lists
+    today, before = runs.rows(partition), runs.lists
     sets = [rows.groupby("user_id").item_id.agg(set) for rows in (today, before)]
-    churn = np.mean([len(own - sets[1][user]) / len(own) for user, own in sets[0].items()])
+    churn = np.mean([len(user_rows - sets[1][user]) / len(user_rows) for user, user_rows in sets[0].items()])
     assert facts["churn"] == pytest.approx(churn, abs=1e-12) == result.facts["churn"]
     assert 0 < churn < 1
     assert facts["before"] == RUN_DATE
@@ -109,26 +110,26 @@ def test_lists_past_a_limit_are_held_back_and_the_report_says_why(nights: Nights
     # A rerun that is held back leaves the lists of that date as they were.
     digest = read_manifest(partition).digest
     with pytest.raises(DataError, match="held back"):
-        score_daily(nights.job(DAY_AFTER, score=strict))
+        score_daily(runs.job(DAY_AFTER, score=strict))
     assert read_manifest(partition).digest == digest
     assert read_manifest(changes).facts["held_back"] is True
 
 
 def _bins(lists: pd.DataFrame) -> Counter[int]:
     """Keys of bins by Python's own frexp: 16 parts of every power of two."""
-    found: Counter[int] = Counter()
+    actual: Counter[int] = Counter()
     for score in lists.score:
         mantissa, exponent = np.frexp(float(score))
-        found[(int(exponent) + 1074) * 16 + int((mantissa - 0.5) * 32)] += 1
-    return found
+        actual[(int(exponent) + 1074) * 16 + int((mantissa - 0.5) * 32)] += 1
+    return actual
 
 
-def test_the_day_before_is_the_last_one_published(nights: Nights) -> None:
-    found = last_published(nights.lake, "2026-03-01")
-    assert found is not None
-    assert found.dt >= RUN_DATE
-    assert last_published(nights.lake, RUN_DATE) is None
-    assert last_published(Lake(f"{nights.lake.root}/nowhere"), DAYS[0]) is None
+def test_the_day_before_is_the_last_one_published(runs: PublishedRuns) -> None:
+    actual = last_published(runs.lake, "2026-03-01")
+    assert actual is not None
+    assert actual.dt >= RUN_DATE
+    assert last_published(runs.lake, RUN_DATE) is None
+    assert last_published(Lake(f"{runs.lake.root}/nowhere"), DAYS[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -151,12 +152,12 @@ def test_the_day_before_is_the_last_one_published(nights: Nights) -> None:
 def test_a_limit_is_passed_only_beyond_it(
     stop: dict[str, float], changes: dict[str, Any], settings: list[str]
 ) -> None:
-    assert [each.setting for each in beyond(Stop.model_validate(stop), changes)] == settings
+    assert [excess.setting for excess in find_excesses(Stop.model_validate(stop), changes)] == settings
 
 
 def test_a_limit_can_be_lifted_on_the_command_line() -> None:
-    given = ["score.stop.max_churn=0.5", "score.stop.max_churn=null"]
-    limits = [load_config("conf/datasets/generated.yaml", given[:n]).score.stop.max_churn for n in (1, 2)]
+    overrides = ["score.stop.max_churn=0.5", "score.stop.max_churn=null"]
+    limits = [load_config("conf/datasets/generated.yaml", overrides[:n]).score.stop.max_churn for n in (1, 2)]
     assert limits == [0.5, None]
     with pytest.raises(ConfigError, match=r"unknown key score\.stop\.max_chrun"):
         load_config("conf/datasets/generated.yaml", ["score.stop.max_chrun=0.5"])

@@ -1,4 +1,4 @@
-"""What show.py tells of a user, against the tables it reads; and what it says where there is no list."""
+"""The output of show.py for a user against the tables it reads, and its errors for users without a list."""
 
 from __future__ import annotations
 
@@ -20,53 +20,58 @@ from storage.manifest import read_manifest
 from storage.paths import Lake
 from storage.publish import publish_facts
 from tests.conftest import ROOT
-from tests.delivery.conftest import Nights
-from tests.scoring.lake import DAYS, RUN_DATE, WORKFLOW, feature_rows
-from tests.scoring.world import SPEC
+from tests.delivery.conftest import PublishedRuns
+from tests.scoring.reference_scores import SPEC
+from tests.scoring.scoring_lake import DAYS, RUN_DATE, WORKFLOW, feature_rows
 
 
 @pytest.fixture
-def config(nights: Nights, tmp_path: Path) -> Path:
+def config(runs: PublishedRuns, tmp_path: Path) -> Path:
+    """A configuration file of the lake."""
     path = tmp_path / "config.yaml"
-    path.write_text(json.dumps(nights.config_of().model_dump(mode="json")))
+    path.write_text(json.dumps(runs.config_of().model_dump(mode="json")))
     return path
 
 
-def test_the_list_and_its_features_are_those_of_the_tables(nights: Nights) -> None:
-    lists, world = nights.lists, nights.world
+def test_the_list_and_its_features_are_those_of_the_tables(runs: PublishedRuns) -> None:
+    lists, reference = runs.lists, runs.reference
     user = "u004"
-    found = find(nights.lake, RUN_DATE, user)
-    own = lists[lists.user_id == user].sort_values("position")
+    actual = find(runs.lake, RUN_DATE, user)
+    user_rows = lists[lists.user_id == user].sort_values("position")
     columns = ["position", "item_id", "score", "reason"]
-    assert pd.DataFrame(found.entries)[columns].to_numpy().tolist() == own[columns].to_numpy().tolist()
-    of_user = world.users.set_index("user_key").loc[user]
-    assert found.user_features == {
-        each.name: pytest.approx(of_user[each.name]) for each in SPEC.scoped("user")
+    assert pd.DataFrame(actual.entries)[columns].to_numpy().tolist() == user_rows[columns].to_numpy().tolist()
+    of_user = reference.users.set_index("user_key").loc[user]
+    assert actual.user_features == {
+        feature.name: pytest.approx(of_user[feature.name]) for feature in SPEC.scoped("user")
     }
-    items = world.items.set_index("item_key")
-    assert found.item_features == {
-        item: {each.name: pytest.approx(items.loc[item, each.name]) for each in SPEC.scoped("item")}
-        for item in own.item_id
+    items = reference.items.set_index("item_key")
+    assert actual.item_features == {
+        item: {feature.name: pytest.approx(items.loc[item, feature.name]) for feature in SPEC.scoped("item")}
+        for item in user_rows.item_id
     }
-    rows = pd.concat([feature_rows(world, day).to_pandas() for day in range(len(DAYS))])
+    rows = pd.concat([feature_rows(reference, day).to_pandas() for day in range(len(DAYS))])
     seen = rows[rows.user_key == user].groupby("item_key").label.agg(["sum", "count"])
-    assert found.history is not None
-    assert found.history.items == {
+    assert actual.history is not None
+    assert actual.history.items == {
         item: (int(row["sum"]), int(row["count"])) for item, row in seen.iterrows()
     }
 
 
-def test_the_page_names_model_workflow_scores_and_reasons(nights: Nights, config: Path, capsys: Any) -> None:
+def test_the_page_names_model_workflow_scores_and_reasons(
+    runs: PublishedRuns, config: Path, capsys: Any
+) -> None:
     code = show.main(["--config", str(config), "--date", RUN_DATE, "--user", "u004"])
     printed = capsys.readouterr().out
     assert code == 0
-    facts = read_manifest(nights.lake.recommendations.partition(RUN_DATE)).facts
+    facts = read_manifest(runs.lake.recommendations.partition(RUN_DATE)).facts
     assert f"model m1, workflow {WORKFLOW}, scored {facts['scored_at']}" in printed
-    own = nights.lists[nights.lists.user_id == "u004"]
-    for row in own.itertuples():
+    user_rows = runs.lists[runs.lists.user_id == "u004"]
+    for row in user_rows.itertuples():
         assert f"{row.position}  {row.item_id}  {row.score:.6f}  {row.reason}" in printed
     closing = json.loads(printed.splitlines()[-1])
-    assert [each["item_id"] for each in closing["list"]] == own.sort_values("position").item_id.tolist()
+    assert [entry["item_id"] for entry in closing["list"]] == user_rows.sort_values(
+        "position"
+    ).item_id.tolist()
     assert (closing["user"], closing["model_version"]) == ("u004", "m1")
 
 
@@ -82,22 +87,22 @@ def test_ids_are_shown_as_the_values_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "user, date, said",
+    "user, date, message",
     [
         ("nobody", RUN_DATE, "user 'nobody' is unknown on 2026-01-05: users/w1 has 37 other users"),
         ("u004", "2026-02-01", "recommendations has no published partition dt=2026-02-01"),
     ],
 )
 def test_no_list_is_an_error_that_says_why(
-    config: Path, capsys: Any, user: str, date: str, said: str
+    config: Path, capsys: Any, user: str, date: str, message: str
 ) -> None:
     assert show.main(["--config", str(config), "--date", date, "--user", user]) == 3
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_user_without_candidates_is_told_from_an_unknown_one(nights: Nights, tmp_path: Path) -> None:
-    """The lists of the user are taken out of a copy of the lake's small files; the candidates say what was left."""
-    lake = copied(nights, tmp_path)
+def test_a_user_without_candidates_is_told_from_an_unknown_one(runs: PublishedRuns, tmp_path: Path) -> None:
+    """The user's list is removed from a copy of the lake; the candidates still have the user."""
+    lake = copied(runs, tmp_path)
     drop_rows(lake, "recommendations", "user_id", "u004")
     with pytest.raises(DataError, match=r"'u004' has no list on 2026-01-05, but \d+ candidates"):
         find(lake, RUN_DATE, "u004")
@@ -114,7 +119,7 @@ def test_a_user_without_candidates_is_told_from_an_unknown_one(nights: Nights, t
         find(lake, RUN_DATE, "u004")
 
 
-def test_lists_that_were_held_back_point_to_the_last_good_ones(nights: Nights, tmp_path: Path) -> None:
+def test_lists_that_were_held_back_point_to_the_last_good_ones(runs: PublishedRuns, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     excesses = [{"figure": "churn", "setting": "max_churn", "value": 0.9, "limit": 0.5}]
     facts = {"held_back": True, "before": "2026-01-04", "excesses": excesses}
@@ -134,20 +139,22 @@ def test_it_starts_no_spark(config: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["user"] == "u004"
 
 
-def test_the_page_stands_without_history(nights: Nights) -> None:
-    found = find(nights.lake, RUN_DATE, "u004")
-    without = type(found)(**{**vars(found), "history": None})
+def test_the_page_stands_without_history(runs: PublishedRuns) -> None:
+    actual = find(runs.lake, RUN_DATE, "u004")
+    without = type(actual)(**{**vars(actual), "history": None})
     assert "the dataset of that date is not there" in page(without, {})
 
 
-def copied(nights: Nights, folder: Path) -> Lake:
+def copied(runs: PublishedRuns, folder: Path) -> Lake:
+    """A copy of the lake."""
     import shutil
 
-    shutil.copytree(nights.lake.root, folder / "lake")
+    shutil.copytree(runs.lake.root, folder / "lake")
     return Lake(str(folder / "lake"))
 
 
 def drop_rows(lake: Lake, table: str, column: str, value: str) -> None:
+    """Deletes the rows of a table that have this value."""
     partition = getattr(lake, table).partition(RUN_DATE)
     assert file_io.exists(partition.path)
     for entry in read_manifest(partition).files:

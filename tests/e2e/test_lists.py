@@ -1,4 +1,4 @@
-"""Lists of ids from a raw log to recommendations, job after job: Wide & Deep with FTRL on wishes, tags and banners."""
+"""Lists of ids from a raw log to recommendations, job after job, with a Wide & Deep model trained by FTRL."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ CONFIG: dict[str, Any] = {
 
 
 def write_log(path: Path) -> None:
-    """Clicks where an item has a tag that its user wishes for; some users wish for nothing and some items have no tag."""
+    """Users click items with a tag among their wishes; some users have no wishes and some items no tags."""
     draw = random.Random(5)
     wishes = {f"u{n:02d}": draw.sample(TAGS, n % 4) for n in range(60)}
     tags = {f"i{n:02d}": draw.sample(TAGS, n % 3) for n in range(30)}
@@ -92,9 +92,12 @@ def write_log(path: Path) -> None:
 
 
 def rows(partition: Partition) -> list[dict[str, Any]]:
+    """The rows of a published partition."""
     files = data_files(partition, read_manifest(partition))
-    found: list[dict[str, Any]] = pa.concat_tables(pq.ParquetFile(path).read() for path in files).to_pylist()
-    return found
+    table_rows: list[dict[str, Any]] = pa.concat_tables(
+        pq.ParquetFile(path).read() for path in files
+    ).to_pylist()
+    return table_rows
 
 
 @pytest.mark.parametrize("engine", ["arrow", "sql"])
@@ -115,7 +118,7 @@ def test_lists_travel_from_the_raw_log_to_the_scores(
     record_run(job.lake, config.name, RUN_DATE, description["version"])
     test = description["metrics"]["test"]
     assert test["auc"] > 0.75
-    # Rows are shuffled by the version, and so by the names of folders: that alone moves the difference from 0.049 to 0.061.
+    # The model version seeds the shuffle and depends on folder names, so the difference varies between runs.
     assert description["baselines"]["logistic_regression"]["test"]["auc"] < test["auc"] - 0.03
     judged = evaluate_model(job).facts
     assert judged["challenger_auc"] == pytest.approx(test["auc"], abs=1e-6)
@@ -123,7 +126,7 @@ def test_lists_travel_from_the_raw_log_to_the_scores(
     score_daily(job)
 
     spec = plan.spec
-    assert [each.name for each in spec.embedded] == ["item", "wishes", "tags", "banners"]
+    assert [feature.name for feature in spec.embedded] == ["item", "wishes", "tags", "banners"]
     encoded = load_local(job.lake, spec.workflow_version).encode_values({"banners": BANNERS}, ["banners"])
     assert len(encoded["banners"]) == 2
     loaded = load_model(plan.model_path, torch.device("cpu"))
@@ -146,8 +149,8 @@ def test_lists_travel_from_the_raw_log_to_the_scores(
     assert len(lists) == 60 * 4
     logits = np.array([expected[user, item] for user, item in zip(lists.user_id, lists.item_id, strict=True)])
     np.testing.assert_allclose(lists.score, 1 / (1 + np.exp(-logits)), atol=1e-5)
-    for user, own in lists.groupby("user_id"):
+    for user, user_rows in lists.groupby("user_id"):
         best = sorted((logit for (key, _), logit in expected.items() if key == user), reverse=True)[:4]
         np.testing.assert_allclose(
-            own.sort_values("position").score, 1 / (1 + np.exp(-np.array(best))), atol=1e-5
+            user_rows.sort_values("position").score, 1 / (1 + np.exp(-np.array(best))), atol=1e-5
         )

@@ -1,6 +1,7 @@
-"""Nights on real samples, which licences keep out of the project: lists and probabilities against NumPy and pandas alone.
+"""Runs on real samples, which are not part of the project: lists and probabilities against NumPy and pandas.
 
-The oracle reads weights, published feature rows and the raw log, and knows nothing of how jobs score: every user meets every film.
+The expected lists are computed from the weights, the published feature rows and the raw log, for every user
+and film.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from storage.dataset import read_dataset
 from storage.feature_spec import FeatureSpec
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
-from tests.e2e.test_nights import ROOT, night_in_process, rows
+from tests.e2e.test_runs import ROOT, rows, run_stages
 from tests.etl import oracle
 from training.checkpoints import load_model
 from training.registry.versions import champion_as_of
@@ -29,7 +30,7 @@ MOVIELENS, CRITEO = "1998-04-23", "2014-05-14"
 
 
 class NumpyDLRM:
-    """The champion of a night, from the equations of Naumov et al. 2019, many rows at once, in float64."""
+    """The champion of a run, from the equations of Naumov et al. 2019, many rows at once, in float64."""
 
     def __init__(self, lake: Lake, name: str, run_date: str) -> None:
         version = champion_as_of(lake, name, run_date)
@@ -37,14 +38,14 @@ class NumpyDLRM:
         self.version = version
         self.spec: FeatureSpec = loaded.spec
         self._state = {
-            key: each.numpy().astype(np.float64) for key, each in loaded.model.state_dict().items()
+            key: tensor.numpy().astype(np.float64) for key, tensor in loaded.model.state_dict().items()
         }
         self._first = np.cumsum([0, *self.spec.cardinalities])
         self._means: dict[tuple[int, tuple[int, ...]], NDArray[np.float64]] = {}
 
     def probabilities(self, frame: pd.DataFrame) -> NDArray[np.float64]:
         """(P,) of rows with the spec's feature columns."""
-        dense = frame[[each.name for each in self.spec.dense]].to_numpy(np.float64)
+        dense = frame[[feature.name for feature in self.spec.dense]].to_numpy(np.float64)
         vectors = np.stack([self._mlp("bottom", dense), *self._embedded(frame)], axis=1)  # (P, F, E)
         dots = np.einsum("pie,pje->pij", vectors, vectors)
         below = np.tril_indices(vectors.shape[1], -1)
@@ -53,14 +54,14 @@ class NumpyDLRM:
         return 1 / (1 + np.exp(-logits))
 
     def _embedded(self, frame: pd.DataFrame) -> list[NDArray[np.float64]]:
-        table, found = self._state["embedding.weight"], []
+        table, vectors = self._state["embedding.weight"], []
         for place, feature in enumerate(self.spec.embedded):
             column, first = frame[feature.name], self._first[place]
             if feature.kind == "multi_hot":
-                found.append(np.stack([self._mean(first, tuple(ids)) for ids in column]))
+                vectors.append(np.stack([self._mean(first, tuple(ids)) for ids in column]))
             else:
-                found.append(table[first + column.to_numpy()])
-        return found
+                vectors.append(table[first + column.to_numpy()])
+        return vectors
 
     def _mean(self, first: int, ids: tuple[int, ...]) -> NDArray[np.float64]:
         """(E,) of the values of one row; films share few combinations of genres."""
@@ -88,7 +89,7 @@ def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSessi
         "train.epochs=1",
         "negatives.per_positive=1",
     ]
-    night_in_process(compiling, MOVIELENS, overrides, "conf/datasets/movielens.yaml")
+    run_stages(compiling, MOVIELENS, overrides, "conf/datasets/movielens.yaml")
     lists = rows(lake.recommendations.partition(MOVIELENS))
     measured = read_manifest(lake.measures.partition(MOVIELENS)).facts
     assert measured["against"] == "test_split"
@@ -116,15 +117,15 @@ def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSessi
             **{name: [value] * len(items) for name, value in user.items() if name not in items}
         )
         scores = pd.Series(model.probabilities(pairs), index=items["item_key"])
-        own = by_user[user["user_key"]]
-        assert list(own["position"]) == list(range(1, 11))
-        np.testing.assert_allclose(own["score"], scores[own["item_id"]], atol=1e-5)
+        user_rows = by_user[user["user_key"]]
+        assert list(user_rows["position"]) == list(range(1, 11))
+        np.testing.assert_allclose(user_rows["score"], scores[user_rows["item_id"]], atol=1e-5)
         # A user's latest liked film is the test; films that they rated before are not offered again.
         test = liked.sort_values("at", kind="stable")["item"].tail(1)
         best = scores.drop(rated.get(user["user_key"], [])).nlargest(10)
-        assert not set(own["item_id"]) & set(rated.get(user["user_key"], []))
-        np.testing.assert_allclose(own["score"], best, atol=1e-5)
-        hits += len(set(own["item_id"]) & set(test))
+        assert not set(user_rows["item_id"]) & set(rated.get(user["user_key"], []))
+        np.testing.assert_allclose(user_rows["score"], best, atol=1e-5)
+        hits += len(set(user_rows["item_id"]) & set(test))
     assert measured["hit_rate"] * measured["users"] == pytest.approx(hits, abs=0.5)
     assert set(lists["model_version"]) == {model.version}
     features = lake.features(workflow).partition(MOVIELENS)
@@ -135,7 +136,7 @@ def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSessi
 
 
 def _assert_held_out_films_are_drawn(drawn: pd.DataFrame, log: pd.DataFrame) -> None:
-    """For train rows and with one draw a positive, as often as chance says: one in the number of films in train.
+    """Checks how often held-out films are drawn: with one draw a positive, one in the number of train films.
 
     Args:
         drawn: user_key, item_key.
@@ -157,13 +158,16 @@ def _assert_held_out_films_are_drawn(drawn: pd.DataFrame, log: pd.DataFrame) -> 
 def test_criteo_rows_have_the_probability_numpy_gives_them(compiling: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     overrides = [f"lake={lake.root}", f"data={DATA / 'criteo_kaggle_sample'}", "train.epochs=1"]
-    night_in_process(compiling, CRITEO, overrides, "conf/datasets/criteo.yaml")
+    run_stages(compiling, CRITEO, overrides, "conf/datasets/criteo.yaml")
     scores = rows(lake.scores.partition(CRITEO)).set_index("row_id")["probability"].sort_index()
     assert list(scores.index) == list(range(1799, 1999))  # the last tenth of 1,999 rows
     model = NumpyDLRM(lake, "criteo", CRITEO)
     dataset = read_dataset(lake, CRITEO)
     features = pd.concat(
-        [rows(lake.features(dataset.workflow_version).partition(each.dt)) for each in dataset.splits["test"]]
+        [
+            rows(lake.features(dataset.workflow_version).partition(member.dt))
+            for member in dataset.splits["test"]
+        ]
     )
     features = features.set_index("row_id").loc[scores.index]
     np.testing.assert_allclose(scores, model.probabilities(features), atol=1e-5)

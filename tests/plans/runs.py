@@ -15,18 +15,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.deliver_recommendations import deliver_recommendations
 from jobs.evaluate_model import evaluate_model
 from jobs.measure_recommendations import measure_recommendations
 from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
+from scoring.model import context_features
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.plans import examples
-from tests.scoring.lake import DAY_AFTER, RUN_DATE, EncodedContext, make_config, make_lake
-from tests.scoring.world import make_world
+from tests.scoring.reference_scores import make_reference
+from tests.scoring.scoring_lake import DAY_AFTER, RUN_DATE, EncodedContext, make_config, publish_lake
 from training.registry import mlflow_mirror
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
@@ -177,8 +177,8 @@ LISTED = [
 def _scoring(spark: SparkSession, folder: Path) -> None:
     """The gate for a first model and a challenger, candidates of all items and of several sources, lists of two nights, their delivery
     to files, scores of rows, what lists are worth."""
-    (folder / "world").mkdir()
-    config = make_lake(folder / "lake", make_world(folder / "world"))
+    (folder / "reference").mkdir()
+    config = publish_lake(folder / "lake", make_reference(folder / "reference"))
     popular = make_config(
         folder / "lake",
         candidates={"sources": LISTED, "max": 12, "active_days": 3, "exclude_clicked": ["train"]},
@@ -188,7 +188,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
         for body, given, run_date in (
             (evaluate_model, config, RUN_DATE),
             (evaluate_model, config, DAY_AFTER),

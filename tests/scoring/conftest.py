@@ -1,12 +1,13 @@
-"""The hand-made world of the scoring tests."""
+"""Fixtures that all tests of scoring share."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.scoring.world import World, make_world
+from tests.scoring.reference_scores import ReferenceScores, make_reference
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp("world"))
+def reference(tmp_path_factory: pytest.TempPathFactory) -> ReferenceScores:
+    """37 users, 23 items, a model, and NumPy's probability of each pair."""
+    return make_reference(tmp_path_factory.mktemp("reference"))

@@ -1,4 +1,4 @@
-"""The scoring jobs over a hand-made lake: what they publish, what they decide, and how they refuse."""
+"""The scoring jobs on a small lake: published tables, decisions and errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pyspark.sql import DataFrame, SparkSession
 import metrics
 from conf.errors import ConfigError, DataError, raised_in
 from conf.types import Config
-from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
 from jobs.measure_recommendations import measure_recommendations
 from jobs.score_daily import score_daily
 from jobs.score_rows import score_rows
 from scoring.evaluation import gate_measures
+from scoring.model import context_features
 from scoring.spark import int8_change
 from storage import file_io
 from storage.dataset import Dataset, publish_dataset, read_dataset
@@ -35,7 +35,8 @@ from storage.job_summary import JobSummary
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
-from tests.scoring.lake import (
+from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
+from tests.scoring.scoring_lake import (
     DAY_AFTER,
     DAYS,
     RUN_DATE,
@@ -43,10 +44,9 @@ from tests.scoring.lake import (
     EncodedContext,
     feature_rows,
     make_config,
-    make_lake,
     next_day,
+    publish_lake,
 )
-from tests.scoring.world import CONTEXT, SPEC, World, write_model
 from training.registry import mlflow_mirror
 from training.registry.champion_history import read_decisions
 from training.registry.overrides import OverrideRequest, pin, release, roll_back
@@ -54,42 +54,53 @@ from training.registry.versions import champion_as_of, record_run
 
 
 @dataclass
-class Night:
+class ScoredRun:
+    """A lake after the scoring jobs of RUN_DATE, and their job summaries by name."""
+
     config: Config
     lake: Lake
     results: dict[str, JobSummary]
 
 
 def read_rows(partition: Partition) -> pd.DataFrame:
+    """The rows of a published partition."""
     files = data_files(partition, read_manifest(partition))
     return pa.concat_tables(pq.read_table(path, partitioning=None) for path in files).to_pandas()
 
 
 def job_of(spark: SparkSession, config: Config, run_date: str = RUN_DATE) -> RunContext:
+    """The context of a job."""
     return RunContext("test", config, run_date, _spark=spark)
 
 
 @pytest.fixture(scope="module")
-def quiet() -> Iterator[None]:
+def without_workflow() -> Iterator[None]:
+    """Replaces the workflow and MLflow, which the lake does not have."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
         yield
 
 
 @pytest.fixture(scope="module")
-def night(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory, quiet: None) -> Night:
+def scored_run(
+    spark: SparkSession,
+    reference: ReferenceScores,
+    tmp_path_factory: pytest.TempPathFactory,
+    without_workflow: None,
+) -> ScoredRun:
     """All five jobs of RUN_DATE, in order."""
-    config = make_lake(tmp_path_factory.mktemp("lake"), world)
+    config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
     job = job_of(spark, config)
     bodies = (evaluate_model, build_candidates, score_daily, score_rows, measure_recommendations)
-    return Night(config, job.lake, {body.__name__: body(job) for body in bodies})
+    return ScoredRun(config, job.lake, {body.__name__: body(job) for body in bodies})
 
 
 @pytest.fixture(scope="module")
-def log(world: World) -> pd.DataFrame:
-    days = [feature_rows(world, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
+def log(reference: ReferenceScores) -> pd.DataFrame:
+    """The feature rows of all days."""
+    days = [feature_rows(reference, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
     return pd.concat(days, ignore_index=True)
 
 
@@ -98,56 +109,64 @@ def clicked_before(log: pd.DataFrame, user: str) -> set[str]:
     return set(log[(log.user_key == user) & (log.label == 1) & (log.dt < RUN_DATE)].item_key)
 
 
-def users_tested(night: Night) -> int:
+def users_tested(scored_run: ScoredRun) -> int:
     """How many users the test day has."""
-    version = read_dataset(night.lake, RUN_DATE).workflow_version
-    return int(read_rows(night.lake.features(version).partition(RUN_DATE)).user_key.nunique())
+    version = read_dataset(scored_run.lake, RUN_DATE).workflow_version
+    return int(read_rows(scored_run.lake.features(version).partition(RUN_DATE)).user_key.nunique())
 
 
-def probabilities_of(world: World, rows: pd.DataFrame) -> np.ndarray:
+def probabilities_of(reference: ReferenceScores, rows: pd.DataFrame) -> np.ndarray:
     """(P,) what NumPy says of the rows' users and items."""
-    users = pd.Index(world.users.user_key).get_indexer(pd.Index(rows.user_key))
-    items = pd.Index(world.items.item_key).get_indexer(pd.Index(rows.item_key))
-    return world.probabilities[users, items]
+    users = pd.Index(reference.users.user_key).get_indexer(pd.Index(rows.user_key))
+    items = pd.Index(reference.items.item_key).get_indexer(pd.Index(rows.item_key))
+    return reference.probabilities[users, items]
 
 
-def test_recommendations_equal_pandas(night: Night, world: World, log: pd.DataFrame) -> None:
+def test_recommendations_equal_pandas(
+    scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame
+) -> None:
     left = {
         user: [
-            index for index, item in enumerate(world.items.item_key) if item not in clicked_before(log, user)
+            index
+            for index, item in enumerate(reference.items.item_key)
+            if item not in clicked_before(log, user)
         ]
-        for user in world.users.user_key
+        for user in reference.users.user_key
     }
-    expected = world.expected(5, left)
-    found = read_rows(night.lake.recommendations.partition(RUN_DATE))
+    expected = reference.expected(5, left)
+    actual = read_rows(scored_run.lake.recommendations.partition(RUN_DATE))
     columns = ["user_id", "position", "item_id"]
     assert (
-        found[columns].to_numpy().tolist()
+        actual[columns].to_numpy().tolist()
         == expected[["user_key", "position", "item_key"]].to_numpy().tolist()
     )
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
-    assert set(found.model_version) == {"m1"}
-    assert set(found.workflow_version) == {WORKFLOW}
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
+    assert set(actual.model_version) == {"m1"}
+    assert set(actual.workflow_version) == {WORKFLOW}
 
 
-def test_manifest_of_recommendations_describes_them(night: Night, world: World) -> None:
-    manifest = read_manifest(night.lake.recommendations.partition(RUN_DATE))
-    found = read_rows(night.lake.recommendations.partition(RUN_DATE))
+def test_manifest_of_recommendations_describes_them(
+    scored_run: ScoredRun, reference: ReferenceScores
+) -> None:
+    manifest = read_manifest(scored_run.lake.recommendations.partition(RUN_DATE))
+    actual = read_rows(scored_run.lake.recommendations.partition(RUN_DATE))
     facts = manifest.facts
-    assert [name for name, _ in manifest.schema] == list(found.columns)
+    assert [name for name, _ in manifest.schema] == list(actual.columns)
     assert (facts["k"], facts["users"], facts["items"], facts["precision"]) == (5, 37, 23, "fp32")
-    assert facts["items_recommended"] == found.item_id.nunique()
-    assert sum(facts["score_histogram"]["counts"]) == len(found) == night.results["score_daily"].rows_out
-    assert facts["users_with_fewer"] == 37 - (found.position == 5).sum()
+    assert facts["items_recommended"] == actual.item_id.nunique()
+    assert (
+        sum(facts["score_histogram"]["counts"]) == len(actual) == scored_run.results["score_daily"].rows_out
+    )
+    assert facts["users_with_fewer"] == 37 - (actual.position == 5).sum()
 
 
 def test_candidates_number_the_items_and_name_every_user(
-    night: Night, world: World, log: pd.DataFrame
+    scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
-    items = read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
-    pd.testing.assert_frame_equal(items, world.items[items.columns])
-    candidates = read_rows(night.lake.candidates(WORKFLOW).partition(RUN_DATE))
-    assert sorted(candidates.user_key) == world.users.user_key.tolist()
+    items = read_rows(scored_run.lake.candidate_items(WORKFLOW).partition(RUN_DATE))
+    pd.testing.assert_frame_equal(items, reference.items[items.columns])
+    candidates = read_rows(scored_run.lake.candidates(WORKFLOW).partition(RUN_DATE))
+    assert sorted(candidates.user_key) == reference.users.user_key.tolist()
     assert candidates.candidates.isna().all()
     for user, excluded in zip(candidates.user_key, candidates.excluded, strict=True):
         assert {items.item_key[index] for index in ([] if excluded is None else excluded)} == clicked_before(
@@ -155,53 +174,55 @@ def test_candidates_number_the_items_and_name_every_user(
         )
 
 
-def test_first_model_is_promoted_and_measured_exactly(night: Night, world: World, log: pd.DataFrame) -> None:
-    facts = read_manifest(night.lake.evaluations.partition(RUN_DATE)).facts
+def test_first_model_is_promoted_and_measured_exactly(
+    scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame
+) -> None:
+    facts = read_manifest(scored_run.lake.evaluations.partition(RUN_DATE)).facts
     test = log[log.dt == RUN_DATE]
-    probability = probabilities_of(world, test).astype(np.float32)
+    probability = probabilities_of(reference, test).astype(np.float32)
     challenger = facts["challenger"]
     assert challenger["auc"] == pytest.approx(metrics.auc(test.label, probability), abs=1e-6)
     assert challenger["log_loss"] == pytest.approx(metrics.log_loss(test.label, probability), abs=1e-6)
     assert (challenger["rows"], challenger["positives"]) == (len(test), int(test.label.sum()))
     assert (facts["promoted"], facts["champion"], facts["best_auc"]) == (True, None, None)
     assert facts["baselines"] == {"logistic_regression": {"test": {"auc": 0.5}}}
-    assert champion_as_of(night.lake, "toy", RUN_DATE) == "m1"
-    assert champion_as_of(night.lake, "toy", RUN_DATE, before=True) is None
+    assert champion_as_of(scored_run.lake, "toy", RUN_DATE) == "m1"
+    assert champion_as_of(scored_run.lake, "toy", RUN_DATE, before=True) is None
 
 
-def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, night: Night) -> None:
-    result = evaluate_model(job_of(spark, night.config, DAY_AFTER))
-    facts = read_manifest(night.lake.evaluations.partition(DAY_AFTER)).facts
+def test_a_worse_challenger_leaves_the_champion(spark: SparkSession, scored_run: ScoredRun) -> None:
+    result = evaluate_model(job_of(spark, scored_run.config, DAY_AFTER))
+    facts = read_manifest(scored_run.lake.evaluations.partition(DAY_AFTER)).facts
     assert facts["challenger"]["auc"] == pytest.approx(1 - facts["champion"]["auc"], abs=1e-9)
     assert (facts["champion"]["version"], facts["challenger"]["version"]) == ("m1", "m2")
     assert facts["promoted"] is result.facts["promoted"] is False
-    assert champion_as_of(night.lake, "toy", DAY_AFTER) == "m1"
+    assert champion_as_of(scored_run.lake, "toy", DAY_AFTER) == "m1"
     between = facts["intervals"]["auc"]
     assert between["low"] < between["difference"] < between["high"] < -0.1
     assert facts["challenger"]["auc"] - facts["champion"]["auc"] == between["difference"]
-    assert facts["resampled"] == {"by": "user", "count": users_tested(night)}
+    assert facts["resampled"] == {"by": "user", "count": users_tested(scored_run)}
     assert "worse by more than gate.margin=0.002" in facts["reason"]
-    levels = {each["name"]: each["level"] for each in facts["checks"]}
+    levels = {check["name"]: check["level"] for check in facts["checks"]}
     expected = {"auc": "hold", "log_loss": "ok", "rows": "ok", "users": "ok", "oov_share": "ok"}
     assert expected.items() <= levels.items()
     assert levels["feature_psi"] == "warn"  # this lake has no data report
     assert set(levels) == {*expected, "feature_psi", "calibration", "score_psi"}
-    decision = read_decisions(night.lake, "toy", DAY_AFTER)[-1][1]
+    decision = read_decisions(scored_run.lake, "toy", DAY_AFTER)[-1][1]
     assert (decision["intervals"], decision["checks"]) == (facts["intervals"], facts["checks"])
     assert decision["lineage"]["workflow_version"] == WORKFLOW
 
 
-def test_unknown_ids_are_counted_as_they_are(night: Night, log: pd.DataFrame) -> None:
-    shares = read_manifest(night.lake.evaluations.partition(RUN_DATE)).facts["challenger"]["oov_shares"]
+def test_unknown_ids_are_counted_as_they_are(scored_run: ScoredRun, log: pd.DataFrame) -> None:
+    shares = read_manifest(scored_run.lake.evaluations.partition(RUN_DATE)).facts["challenger"]["oov_shares"]
     test = log[log.dt == RUN_DATE]
-    assert shares == {each.name: (test[each.name] == OOV_ID).mean() for each in SPEC.categorical}
+    assert shares == {feature.name: (test[feature.name] == OOV_ID).mean() for feature in SPEC.categorical}
     assert shares["who"] > 0
 
 
 def test_what_people_decided_holds_at_the_gate(
-    spark: SparkSession, fresh: Config, world: World, tmp_path: Path
+    spark: SparkSession, fresh: Config, reference: ReferenceScores, tmp_path: Path
 ) -> None:
-    """m3 equals m1, so the gate would promote it; a pin keeps it out, and so does a rollback of what it was trained from."""
+    """m3 equals m1, so the gate would promote it; a pin or a rollback of its parent prevents this."""
     lake = Lake(fresh.lake)
     evaluate_model(job_of(spark, fresh))
     write_model(Path(lake.models("toy")) / "m3", version="m3")
@@ -222,35 +243,38 @@ def test_what_people_decided_holds_at_the_gate(
     assert "m3 was withdrawn (rollback of 2026-01-06 by ada: sale day)" in reason
 
 
-def test_rows_of_the_test_split_have_their_probability(night: Night, world: World, log: pd.DataFrame) -> None:
-    found = read_rows(night.lake.scores.partition(RUN_DATE)).sort_values("row_id")
+def test_rows_of_the_test_split_have_their_probability(
+    scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame
+) -> None:
+    actual = read_rows(scored_run.lake.scores.partition(RUN_DATE)).sort_values("row_id")
     test = log[log.dt == RUN_DATE].sort_values("row_id")
-    assert found.row_id.tolist() == test.row_id.tolist()
-    assert set(found.features_dt) == {RUN_DATE}
-    np.testing.assert_allclose(found.probability, probabilities_of(world, test), atol=1e-6)
+    assert actual.row_id.tolist() == test.row_id.tolist()
+    assert set(actual.features_dt) == {RUN_DATE}
+    np.testing.assert_allclose(actual.probability, probabilities_of(reference, test), atol=1e-6)
 
 
 def with_score(config: Config, **changed: Any) -> Config:
+    """The configuration with some settings of `score` replaced."""
     return config.model_copy(update={"score": config.score.model_copy(update=changed)})
 
 
 def test_scores_of_rows_are_published_by_their_manifests(
-    spark: SparkSession, fresh: Config, world: World, log: pd.DataFrame
+    spark: SparkSession, fresh: Config, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
-    """A split of two days; a rerun gives the same digest; a file that lost rows stops the job and leaves what was there."""
+    """A split of two days: a rerun has the same digest; a file without some rows stops the job."""
     evaluate_model(job_of(spark, fresh))
     config = with_score(fresh, rows_split="train")
     result = score_rows(job_of(spark, config))
     scores = Lake(config.lake).scores.partition(RUN_DATE)
     manifest = read_manifest(scores)
-    found = read_rows(scores).merge(
+    actual = read_rows(scores).merge(
         log, left_on=["features_dt", "row_id"], right_on=["dt", "row_id"], validate="one_to_one"
     )
     train = log[log.dt < DAYS[2]]
-    assert len(found) == len(train) == result.rows_in == result.rows_out == manifest.rows
-    np.testing.assert_allclose(found.probability, probabilities_of(world, found), atol=1e-6)
+    assert len(actual) == len(train) == result.rows_in == result.rows_out == manifest.rows
+    np.testing.assert_allclose(actual.probability, probabilities_of(reference, actual), atol=1e-6)
     assert manifest.schema == (("row_id", "int64"), ("features_dt", "string"), ("probability", "float"))
-    assert max(each.rows for each in manifest.files) <= 60 * 9 // 8 + 1  # output.row_group_rows
+    assert max(file.rows for file in manifest.files) <= 60 * 9 // 8 + 1  # output.row_group_rows
     assert "int8" not in manifest.facts
     score_rows(job_of(spark, config))
     again = read_manifest(scores)
@@ -269,35 +293,39 @@ def test_scores_of_rows_are_published_by_their_manifests(
 def test_a_split_without_partitions_is_named(spark: SparkSession, fresh: Config) -> None:
     evaluate_model(job_of(spark, fresh))
     dataset = read_dataset(Lake(fresh.lake), RUN_DATE)
-    splits = {name: found for name, found in dataset.splits.items() if name != "validation"}
+    splits = {name: actual for name, actual in dataset.splits.items() if name != "validation"}
     publish_dataset(Lake(fresh.lake), replace(dataset, splits=splits, mode="apply"), "")
     with pytest.raises(DataError, match=r"holds no partition for validation, only for \['test', 'train'\]"):
         score_rows(job_of(spark, with_score(fresh, rows_split="validation")))
 
 
 def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
-    spark: SparkSession, fresh: Config, world: World, log: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    fresh: Config,
+    reference: ReferenceScores,
+    log: pd.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A DLRM; the reference are probabilities of the same job without int8, for all rows and for all pairs."""
+    """A DLRM against the same jobs without int8, for all rows and for all pairs."""
     lake = Lake(fresh.lake)
     shutil.rmtree(f"{lake.models('toy')}/m1")  # a whole model is never replaced
     write_model(Path(lake.models("toy")) / "m1", "dlrm")
     evaluate_model(job_of(spark, fresh))
     build_candidates(job_of(spark, fresh))
     config = with_score(fresh, k=23)
-    found: dict[str, dict[str, pd.DataFrame]] = {}
+    actual: dict[str, dict[str, pd.DataFrame]] = {}
     results: dict[str, JobSummary] = {}
     keys = {"scores": ["row_id"], "recommendations": ["user_id", "item_id"]}
     monkeypatch.setattr(int8_change, "SAMPLE_ROWS", 100)
     for form in ("stored", "int8"):
         job = job_of(spark, with_score(config, embeddings=form))
         results = {"scores": score_rows(job), "recommendations": score_daily(job)}
-        found[form] = {
+        actual[form] = {
             name: read_rows(getattr(lake, name).partition(RUN_DATE)).sort_values(by)
             for name, by in keys.items()
         }
     for name, column in (("scores", "probability"), ("recommendations", "score")):
-        stored, int8 = (found[form][name].reset_index(drop=True) for form in ("stored", "int8"))
+        stored, int8 = (actual[form][name].reset_index(drop=True) for form in ("stored", "int8"))
         assert stored[keys[name]].equals(int8[keys[name]])
         moved = (int8[column].astype(float) - stored[column]).abs()
         measured = dict(read_manifest(getattr(lake, name).partition(RUN_DATE)).facts["int8"])
@@ -318,56 +346,56 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
         assert measured["stored_bytes"] - measured["int8_bytes"] == rows * (16 - 8)
 
 
-def test_measures_equal_pandas(night: Night, world: World, log: pd.DataFrame) -> None:
-    facts = read_manifest(night.lake.measures.partition(RUN_DATE)).facts
-    raw = next_day(world)
+def test_measures_equal_pandas(scored_run: ScoredRun, reference: ReferenceScores, log: pd.DataFrame) -> None:
+    facts = read_manifest(scored_run.lake.measures.partition(RUN_DATE)).facts
+    raw = next_day(reference)
     wanted = raw[raw.clicked == 1].groupby("user").item.agg(set).to_dict()
     warm = set(log[log.dt < DAYS[2]].user_key)
     train = log[log.dt < DAYS[2]]
     clicks = train[train.label == 1].item_key.value_counts()
-    ranking = sorted(world.items.item_key, key=lambda key: (-clicks.get(key, 0), key))
+    ranking = sorted(reference.items.item_key, key=lambda key: (-clicks.get(key, 0), key))
     lists = (
-        read_rows(night.lake.recommendations.partition(RUN_DATE))
+        read_rows(scored_run.lake.recommendations.partition(RUN_DATE))
         .groupby("user_id")
         .item_id.agg(list)
         .to_dict()
     )
     popular = {
         user: [key for key in ranking if key not in clicked_before(log, user)][:5]
-        for user in world.users.user_key
+        for user in reference.users.user_key
     }
 
-    def ndcg(own: list[str], hits: set[str]) -> float:
-        gain = sum(1 / math.log2(place + 1) for place, key in enumerate(own, 1) if key in hits)
+    def ndcg(user_rows: list[str], hits: set[str]) -> float:
+        gain = sum(1 / math.log2(place + 1) for place, key in enumerate(user_rows, 1) if key in hits)
         return gain / sum(1 / math.log2(place + 1) for place in range(1, min(5, len(hits)) + 1))
 
     users = [user for user in wanted if user in lists and user in warm]
     cold = [user for user in wanted if user in lists and user not in warm]
     assert facts["users"] == len(users) > 20
-    for name, own in (("", lists), ("popular", popular)):
+    for name, user_rows in (("", lists), ("popular", popular)):
         measured = facts[name] if name else facts
-        hit_rate = sum(bool(wanted[user] & set(own[user])) for user in users) / len(users)
+        hit_rate = sum(bool(wanted[user] & set(user_rows[user])) for user in users) / len(users)
         assert measured["hit_rate"] == pytest.approx(hit_rate)
         assert measured["ndcg"] == pytest.approx(
-            np.mean([ndcg(own[user], wanted[user]) for user in users]), abs=1e-12
+            np.mean([ndcg(user_rows[user], wanted[user]) for user in users]), abs=1e-12
         )
-        assert measured["coverage"] == len({key for keys in own.values() for key in keys}) / 23
+        assert measured["coverage"] == len({key for keys in user_rows.values() for key in keys}) / 23
     assert facts["lift"] == pytest.approx(facts["hit_rate"] / facts["popular"]["hit_rate"])
     assert facts["cold_users"]["users"] == len(cold) == 3
     assert facts["cold_users"]["hit_rate"] == sum(bool(wanted[user] & set(lists[user])) for user in cold) / 3
     assert facts["against"] == "next_day"
 
 
-def test_a_rerun_gives_the_same_partitions(spark: SparkSession, night: Night) -> None:
+def test_a_rerun_gives_the_same_partitions(spark: SparkSession, scored_run: ScoredRun) -> None:
     partitions = [
-        night.lake.candidates(WORKFLOW).partition(RUN_DATE),
-        night.lake.recommendations.partition(RUN_DATE),
-        night.lake.evaluations.partition(RUN_DATE),
-        night.lake.measures.partition(RUN_DATE),
+        scored_run.lake.candidates(WORKFLOW).partition(RUN_DATE),
+        scored_run.lake.recommendations.partition(RUN_DATE),
+        scored_run.lake.evaluations.partition(RUN_DATE),
+        scored_run.lake.measures.partition(RUN_DATE),
     ]
-    before = [read_manifest(each) for each in partitions]
+    before = [read_manifest(partition) for partition in partitions]
     lists = read_rows(partitions[1])
-    job = job_of(spark, night.config)
+    job = job_of(spark, scored_run.config)
     for body in (evaluate_model, build_candidates, score_daily, measure_recommendations):
         body(job)
     for old, partition in zip(before, partitions, strict=True):
@@ -379,14 +407,18 @@ def test_a_rerun_gives_the_same_partitions(spark: SparkSession, night: Night) ->
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, world: World, quiet: None) -> Config:
+def fresh(tmp_path: Path, reference: ReferenceScores, without_workflow: None) -> Config:
     """A lake in which no scoring job has run yet."""
-    return make_lake(tmp_path / "lake", world)
+    return publish_lake(tmp_path / "lake", reference)
 
 
 @pytest.mark.parametrize("lost_rows", [0, 1])
 def test_models_of_two_workflows_meet_on_the_same_raw_rows(
-    spark: SparkSession, fresh: Config, world: World, monkeypatch: pytest.MonkeyPatch, lost_rows: int
+    spark: SparkSession,
+    fresh: Config,
+    reference: ReferenceScores,
+    monkeypatch: pytest.MonkeyPatch,
+    lost_rows: int,
 ) -> None:
     lake, day = Lake(fresh.lake), DAYS.index(RUN_DATE)
     evaluate_model(job_of(spark, fresh))
@@ -394,7 +426,7 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
     file_io.replace_text(lake.feature_spec("w2"), dumps(other))
     write_model(Path(lake.models("toy")) / "m3", version="m3", spec=other)
     record_run(lake, "toy", DAY_AFTER, "m3")
-    encoded = spark.createDataFrame(feature_rows(world, day).slice(lost_rows).to_pandas())
+    encoded = spark.createDataFrame(feature_rows(reference, day).slice(lost_rows).to_pandas())
     asked = []
 
     def encode_split(*arguments: Any) -> DataFrame:
@@ -434,54 +466,58 @@ def test_scoring_before_candidates_names_the_missing_table(spark: SparkSession, 
         score_daily(job_of(spark, fresh))
 
 
-def test_features_of_another_workflow_are_refused(spark: SparkSession, night: Night, tmp_path: Path) -> None:
-    lake, other = night.lake, "2026-01-09"
+def test_features_of_another_workflow_are_refused(
+    spark: SparkSession, scored_run: ScoredRun, tmp_path: Path
+) -> None:
+    lake, other = scored_run.lake, "2026-01-09"
     dataset = read_dataset(lake, RUN_DATE)
     publish_dataset(lake, Dataset(other, "w2", dataset.splits, "extend"), "")
     with pytest.raises(
         DataError, match=r"features of workflow w1, the dataset of 2026-01-09 was made with w2[\s\S]*apply"
     ):
-        score_daily(job_of(spark, night.config, other))
+        score_daily(job_of(spark, scored_run.config, other))
     changed = replace(SPEC, features=(replace(SPEC.features[0], scope="user"), *SPEC.features[1:]))
     file_io.replace_text(lake.feature_spec(WORKFLOW), dumps(changed))
     try:
         with pytest.raises(DataError, match=r"different features: Feature\(name='price'"):
-            score_rows(job_of(spark, night.config))
+            score_rows(job_of(spark, scored_run.config))
     finally:
         file_io.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
 
 
 @pytest.mark.parametrize("context, named", [({}, "device"), ({**CONTEXT, "price": 1}, "price")])
 def test_context_must_be_complete(
-    spark: SparkSession, night: Night, context: dict[str, float], named: str
+    spark: SparkSession, scored_run: ScoredRun, context: dict[str, float], named: str
 ) -> None:
-    config = night.config.model_copy(
-        update={"score": night.config.score.model_copy(update={"context": context})}
+    config = scored_run.config.model_copy(
+        update={"score": scored_run.config.score.model_copy(update={"context": context})}
     )
     with pytest.raises(ConfigError, match=named):
         score_daily(job_of(spark, config))
 
 
-def test_stale_candidates_are_refused(spark: SparkSession, night: Night) -> None:
-    partition = night.lake.candidates(WORKFLOW).partition(RUN_DATE)
+def test_stale_candidates_are_refused(spark: SparkSession, scored_run: ScoredRun) -> None:
+    partition = scored_run.lake.candidates(WORKFLOW).partition(RUN_DATE)
     manifest = file_io.read_json(partition.file("_MANIFEST.json"))
     stale = {**manifest, "inputs": {**manifest["inputs"], "users": "older"}}
     file_io.replace_json(partition.file("_MANIFEST.json"), stale)
     try:
         with pytest.raises(DataError, match=r"built from users older[\s\S]*run build_candidates"):
-            score_daily(job_of(spark, night.config))
+            score_daily(job_of(spark, scored_run.config))
     finally:
         file_io.replace_json(partition.file("_MANIFEST.json"), manifest)
 
 
-def test_measuring_needs_the_day_after(spark: SparkSession, night: Night) -> None:
-    (Path(night.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv").rename(Path(night.config.lake) / "aside")
+def test_measuring_needs_the_day_after(spark: SparkSession, scored_run: ScoredRun) -> None:
+    (Path(scored_run.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv").rename(
+        Path(scored_run.config.lake) / "aside"
+    )
     try:
         with pytest.raises(DataError, match=r"no raw file at .*2026-01-06"):
-            measure_recommendations(job_of(spark, night.config))
+            measure_recommendations(job_of(spark, scored_run.config))
     finally:
-        (Path(night.config.lake) / "aside").rename(
-            Path(night.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
+        (Path(scored_run.config.lake) / "aside").rename(
+            Path(scored_run.lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
         )
 
 

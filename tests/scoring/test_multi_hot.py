@@ -14,10 +14,10 @@ import torch
 
 from conf.types import ModelConfig
 from scoring.inputs.requests import ListRequest, ModelRequest
-from scoring.model.predictor import model_inputs, predictor_of_process
-from scoring.ranking.recommender import recommender_of_process
+from scoring.model.predictor import load_predictor, model_inputs
 from scoring.rows.batch import inputs_by_column, score_batch
 from storage.feature_spec import Feature, FeatureSpec
+from tests.scoring.reference_scores import make_recommender
 from training.checkpoints import save_model
 from training.models import build_model
 
@@ -85,7 +85,7 @@ def probability(state: dict[str, np.ndarray], user: dict[str, Any], item: dict[s
     column = state["embedding.weight"][:, 0]
     logit = float(state["bias"]) + column[user["who"]] + state["weights"][0] * item["price"]
     for start, ids in ((12, item["tags"][:2]), (12 + 9, user["history"][:4]), (12 + 9 + 20, [3, 5])):
-        logit += np.mean([column[start + each] for each in ids]) if ids else 0.0
+        logit += np.mean([column[start + index] for index in ids]) if ids else 0.0
     return 1 / (1 + np.exp(-logit))
 
 
@@ -95,8 +95,8 @@ def probabilities(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, np.nda
     folder = tmp_path_factory.mktemp("model")
     state = write_model(folder)
     users, items = tables()
-    found = [[probability(state, user, item) for item in items.to_pylist()] for user in users.to_pylist()]
-    return str(folder), np.array(found)
+    actual = [[probability(state, user, item) for item in items.to_pylist()] for user in users.to_pylist()]
+    return str(folder), np.array(actual)
 
 
 def test_top_lists_equal_numpy(probabilities: tuple[str, np.ndarray], tmp_path: Path) -> None:
@@ -106,20 +106,20 @@ def test_top_lists_equal_numpy(probabilities: tuple[str, np.ndarray], tmp_path: 
     pq.write_table(items.slice(3), tmp_path / "b.parquet")
     files = (str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet"))
     request = ListRequest(ModelRequest(path, "cpu", 5), files, CONTEXT, ITEMS)
-    recommender = recommender_of_process(request, None, 1)
-    found = [
+    recommender = make_recommender(request)
+    actual = [
         row
         for batch in users.to_batches(max_chunksize=4)
-        for made in recommender.recommend(batch)
-        for row in made.to_pylist()
+        for lists in recommender.recommend(batch)
+        for row in lists.to_pylist()
     ]
-    assert len(found) == USERS * ITEMS
-    for row in found:
+    assert len(actual) == USERS * ITEMS
+    for row in actual:
         score = expected[int(row["user_id"][1:]), int(row["item_id"][1:])]
         assert row["score"] == pytest.approx(score, abs=1e-6)
     for user in range(USERS):
-        own = [int(row["item_id"][1:]) for row in found if row["user_id"] == f"u{user:02d}"]
-        assert own == np.argsort(-expected[user], kind="stable").tolist()
+        user_rows = [int(row["item_id"][1:]) for row in actual if row["user_id"] == f"u{user:02d}"]
+        assert user_rows == np.argsort(-expected[user], kind="stable").tolist()
     assert expected.std() > 0.05
 
 
@@ -132,7 +132,7 @@ def test_rows_equal_numpy(probabilities: tuple[str, np.ndarray]) -> None:
     pairs["campaigns"] = pa.array([[3, 5, 4]] * len(user), LIST)
     pairs["row_id"] = pa.array(range(len(user)))
     batch = pa.RecordBatch.from_pydict(pairs)
-    predictor = predictor_of_process(ModelRequest(path, "cpu", 10), None, 1)
+    predictor = load_predictor(ModelRequest(path, "cpu", 10), None, 1)
     for part, rows in ((batch, expected.ravel()), (batch.slice(20, 30), expected.ravel()[20:50])):
         scored = score_batch(predictor, part, ["row_id"])
         np.testing.assert_allclose(scored.column("probability").to_numpy(), rows, atol=1e-6)
@@ -146,14 +146,14 @@ def test_inputs_by_column_are_the_models_inputs(probabilities: tuple[str, np.nda
     rows = pa.table({**{name: pairs.column(name) for name in ("who", "history")},
                      **{name: items.column(name) for name in ("tags", "price")},
                      "campaigns": pa.array([[3, 5, 4], None, [], [1], [2, 2], [5], [4]], LIST)})  # fmt: skip
-    columns = {each.name: rows.column(each.name) for each in SPEC.features}
-    predictor = predictor_of_process(ModelRequest(path, "cpu", 10), None, 1)
-    found = inputs_by_column(columns, SPEC, predictor.multi_hot, ITEMS)
+    columns = {feature.name: rows.column(feature.name) for feature in SPEC.features}
+    predictor = load_predictor(ModelRequest(path, "cpu", 10), None, 1)
+    actual = inputs_by_column(columns, SPEC, predictor.multi_hot, ITEMS)
     expected = model_inputs(columns, SPEC, predictor.multi_hot, ITEMS)
-    assert [each.dtype for each in found] == [torch.float32, torch.int32]
-    for mine, other in zip(found, expected, strict=True):
+    assert [tensor.dtype for tensor in actual] == [torch.float32, torch.int32]
+    for mine, other in zip(actual, expected, strict=True):
         assert torch.equal(mine.to(other.dtype), other)
-    assert torch.equal(predictor.probabilities(*found), predictor.probabilities(*expected))
+    assert torch.equal(predictor.probabilities(*actual), predictor.probabilities(*expected))
 
 
 def test_another_context_list_gives_other_scores(
@@ -165,7 +165,7 @@ def test_another_context_list_gives_other_scores(
     request = ListRequest(ModelRequest(path, "cpu", None), (str(tmp_path / "a.parquet"),), CONTEXT, 1)
     changed = replace(request, context=(("campaigns", ()),))
     scores = [
-        next(recommender_of_process(each, None, 1).recommend(users.to_batches()[0])).column("score")[0]
-        for each in (request, changed)
+        next(make_recommender(list_request).recommend(users.to_batches()[0])).column("score")[0]
+        for list_request in (request, changed)
     ]
     assert abs(scores[0].as_py() - scores[1].as_py()) > 1e-3

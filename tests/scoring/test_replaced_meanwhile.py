@@ -1,4 +1,4 @@
-"""Tables that another job replaces between a job's look at their manifests and its reading: it reads what it looked at."""
+"""Tables replaced by another job between reading their manifest and their rows: the old rows are read."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ from jobs.measure_recommendations import measure_recommendations
 from jobs.score_daily import score_daily
 from scoring.inputs import feature_rows
 from scoring.inputs.feature_rows import read_split
+from scoring.model import context_features
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.paths import Partition
 from storage.publish import publish, read_published
 from storage.run_context import RunContext
-from tests.scoring.lake import RUN_DATE, WORKFLOW, EncodedContext, make_lake
-from tests.scoring.world import World
+from tests.scoring.reference_scores import ReferenceScores
+from tests.scoring.scoring_lake import RUN_DATE, WORKFLOW, EncodedContext, publish_lake
 from training.registry import mlflow_mirror
 from training.registry.versions import ChampionDecision, record_decision
 
 
 @pytest.fixture
-def job(spark: SparkSession, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
-    """The night of RUN_DATE up to its candidates."""
+def job(
+    spark: SparkSession, reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunContext:
+    """The run of RUN_DATE up to its candidates."""
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-    monkeypatch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
-    made = RunContext("test", make_lake(tmp_path, world), RUN_DATE, _spark=spark)
-    record_decision(made.lake, "toy", RUN_DATE, ChampionDecision("m1", None, True, "m1", "the first"))
-    build_candidates(made)
-    return made
+    monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
+    run = RunContext("test", publish_lake(tmp_path, reference), RUN_DATE, _spark=spark)
+    record_decision(run.lake, "toy", RUN_DATE, ChampionDecision("m1", None, True, "m1", "the first"))
+    build_candidates(run)
+    return run
 
 
 def replace(spark: SparkSession, partition: Partition, rows: int = 5) -> None:
@@ -51,42 +54,42 @@ def followed(patch: pytest.MonkeyPatch, module: Any, name: str, then: Callable[[
     original = getattr(module, name)
 
     def call(*arguments: Any, **named: Any) -> Any:
-        found = original(*arguments, **named)
+        actual = original(*arguments, **named)
         then()
-        return found
+        return actual
 
     patch.setattr(module, name, call)
 
 
 def test_lists_are_made_of_the_tables_that_were_checked(
-    job: RunContext, world: World, monkeypatch: pytest.MonkeyPatch
+    job: RunContext, reference: ReferenceScores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = job.lake.users(WORKFLOW).partition(RUN_DATE)
     candidates = job.lake.candidates(WORKFLOW).partition(RUN_DATE)
     checked = {"users": read_manifest(users).digest, "candidates": read_manifest(candidates).digest}
 
-    def another_night() -> None:
+    def another_run() -> None:
         for partition in (users, candidates):
             replace(job.spark, partition)
 
-    followed(monkeypatch, score_daily_job, "encoded_context", another_night)
+    followed(monkeypatch, score_daily_job, "encoded_context", another_run)
     score_daily(job)
     lists = job.lake.recommendations.partition(RUN_DATE)
     manifest = read_manifest(lists)
     assert {name: manifest.inputs[name] for name in checked} == checked
-    found = {row["user_id"] for row in read_published(job.spark, lists).select("user_id").collect()}
-    assert found == set(world.users.user_key)
+    actual = {row["user_id"] for row in read_published(job.spark, lists).select("user_id").collect()}
+    assert actual == set(reference.users.user_key)
 
 
 def test_candidates_are_made_of_the_users_that_were_looked_at(
-    job: RunContext, world: World, monkeypatch: pytest.MonkeyPatch
+    job: RunContext, reference: ReferenceScores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = job.lake.users(WORKFLOW).partition(RUN_DATE)
     looked_at = read_manifest(users).digest
-    followed(monkeypatch, build_candidates_job, "read_beside", lambda: replace(job.spark, users))
+    followed(monkeypatch, build_candidates_job, "read_candidate_tables", lambda: replace(job.spark, users))
     build_candidates(job)
     manifest = read_manifest(job.lake.candidates(WORKFLOW).partition(RUN_DATE))
-    assert (manifest.inputs["users"], manifest.rows) == (looked_at, len(world.users))
+    assert (manifest.inputs["users"], manifest.rows) == (looked_at, len(reference.users))
 
 
 def test_rows_of_a_split_are_those_that_the_dataset_was_held_against(

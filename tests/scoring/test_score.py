@@ -12,24 +12,26 @@ from pyspark.sql import functions as F
 from conf.errors import DataError, raised_in
 from scoring.ranking.list_summary import summarize_lists
 from scoring.spark.score_frames import score_lists, score_rows
-from tests.scoring.world import CONTEXT, SPEC, World
+from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores
 
 K = 5
 
 
 def users_frame(
-    spark: SparkSession, world: World, candidates: list[list[int] | None] | None = None
+    spark: SparkSession, reference: ReferenceScores, candidates: list[list[int] | None] | None = None
 ) -> DataFrame:
-    listed = candidates or [None] * len(world.users)
+    """A frame of users with candidates."""
+    listed = candidates or [None] * len(reference.users)
     rows = [
         (key, int(who), float(age), items, None)
-        for (key, who, age), items in zip(world.users.itertuples(index=False), listed, strict=True)
+        for (key, who, age), items in zip(reference.users.itertuples(index=False), listed, strict=True)
     ]
     schema = "user_key string, who int, age float, candidates array<int>, excluded array<int>"
     return spark.createDataFrame(rows, schema)
 
 
 def sorted_lists(lists: DataFrame) -> pd.DataFrame:
+    """Lists by user and position."""
     return lists.orderBy("user_id", "position").toPandas()
 
 
@@ -44,70 +46,78 @@ def arrow_rows(spark: SparkSession) -> object:
 
 @pytest.mark.parametrize("partitions, batch_rows", [(1, 10_000), (3, 4), (7, 1)])
 def test_lists_do_not_depend_on_partitions_or_batches(
-    spark: SparkSession, world: World, arrow_rows: object, partitions: int, batch_rows: int
+    spark: SparkSession, reference: ReferenceScores, arrow_rows: object, partitions: int, batch_rows: int
 ) -> None:
     arrow_rows(batch_rows)  # type: ignore[operator]
-    users = users_frame(spark, world).repartition(partitions, F.xxhash64("user_key"))
-    found = sorted_lists(score_lists(users, SPEC, world.request))
-    expected = world.expected(K)
-    assert found[["user_id", "position", "item_id"]].to_numpy().tolist() == (
+    users = users_frame(spark, reference).repartition(partitions, F.xxhash64("user_key"))
+    actual = sorted_lists(score_lists(users, SPEC, reference.request))
+    expected = reference.expected(K)
+    assert actual[["user_id", "position", "item_id"]].to_numpy().tolist() == (
         expected[["user_key", "position", "item_key"]].to_numpy().tolist()
     )
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
-    assert found.dtypes.astype(str).tolist() == ["object", "int32", "object", "float32", "object"]
-    assert set(found.reason) == {"ranked"}
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
+    assert actual.dtypes.astype(str).tolist() == ["object", "int32", "object", "float32", "object"]
+    assert set(actual.reason) == {"ranked"}
 
 
-def test_users_without_candidates_have_no_rows_and_are_counted(spark: SparkSession, world: World) -> None:
+def test_users_without_candidates_have_no_rows_and_are_counted(
+    spark: SparkSession, reference: ReferenceScores
+) -> None:
     candidates: list[list[int] | None] = [[], [7], [3, 4, 5], *([None] * 34)]
-    lists = score_lists(users_frame(spark, world, candidates), SPEC, world.request)
-    facts = summarize_lists(lists, K, users=len(world.users), items=len(world.items))
-    found = sorted_lists(lists)
-    assert facts["rows"] == len(found) == 0 + 1 + 3 + 34 * K
+    lists = score_lists(users_frame(spark, reference, candidates), SPEC, reference.request)
+    facts = summarize_lists(lists, K, users=len(reference.users), items=len(reference.items))
+    actual = sorted_lists(lists)
+    assert facts["rows"] == len(actual) == 0 + 1 + 3 + 34 * K
     assert (facts["users"], facts["users_without"], facts["users_with_fewer"]) == (37, 1, 3)
-    assert facts["items_recommended"] == found.item_id.nunique()
-    assert facts["coverage"] == found.item_id.nunique() / 23
-    counts, _ = np.histogram(found.score.astype(float), bins=facts["score_histogram"]["edges"])
+    assert facts["items_recommended"] == actual.item_id.nunique()
+    assert facts["coverage"] == actual.item_id.nunique() / 23
+    counts, _ = np.histogram(actual.score.astype(float), bins=facts["score_histogram"]["edges"])
     assert facts["score_histogram"]["counts"] == counts.tolist()
 
 
-def test_nan_comes_back_as_a_data_error_that_names_user_and_item(spark: SparkSession, world: World) -> None:
-    users = users_frame(spark, world).withColumn(
+def test_nan_comes_back_as_a_data_error_that_names_user_and_item(
+    spark: SparkSession, reference: ReferenceScores
+) -> None:
+    users = users_frame(spark, reference).withColumn(
         "age", F.when(F.col("user_key") == "u007", float("nan")).otherwise(F.col("age")).cast("float")
     )
     with pytest.raises(PySparkException) as caught:
-        score_lists(users, SPEC, world.request).collect()
+        score_lists(users, SPEC, reference.request).collect()
     raised = raised_in(str(caught.value))
     assert isinstance(raised, DataError)
     assert "user u007 with item i000 as NaN" in raised.problem
     assert raised.remedy.startswith("look for NaN")
 
 
-def pairs_frame(spark: SparkSession, world: World) -> DataFrame:
-    pairs = world.users.merge(world.items, how="cross").assign(**CONTEXT).reset_index(names="row_id")
+def pairs_frame(spark: SparkSession, reference: ReferenceScores) -> DataFrame:
+    """A frame of all pairs of user and item."""
+    pairs = reference.users.merge(reference.items, how="cross").assign(**CONTEXT).reset_index(names="row_id")
     return spark.createDataFrame(pairs).select(
         "row_id",
-        *(F.col(each.name).cast("int" if each.kind == "categorical" else "float") for each in SPEC.features),
+        *(
+            F.col(feature.name).cast("int" if feature.kind == "categorical" else "float")
+            for feature in SPEC.features
+        ),
     )
 
 
 @pytest.mark.parametrize("partitions, batch_rows", [(1, 10_000), (4, 17)])
 def test_rows_have_the_probability_numpy_gives_them(
-    spark: SparkSession, world: World, arrow_rows: object, partitions: int, batch_rows: int
+    spark: SparkSession, reference: ReferenceScores, arrow_rows: object, partitions: int, batch_rows: int
 ) -> None:
     arrow_rows(batch_rows)  # type: ignore[operator]
-    rows = pairs_frame(spark, world).repartition(partitions)
-    found = score_rows(rows, SPEC, world.request.model, ["row_id"]).toPandas().sort_values("row_id")
-    assert found.row_id.tolist() == list(range(37 * 23))
-    np.testing.assert_allclose(found.probability, world.probabilities.ravel(), atol=1e-6)
+    rows = pairs_frame(spark, reference).repartition(partitions)
+    actual = score_rows(rows, SPEC, reference.request.model, ["row_id"]).toPandas().sort_values("row_id")
+    assert actual.row_id.tolist() == list(range(37 * 23))
+    np.testing.assert_allclose(actual.probability, reference.probabilities.ravel(), atol=1e-6)
 
 
-def test_a_nan_row_is_named_by_what_is_kept_of_it(spark: SparkSession, world: World) -> None:
-    rows = pairs_frame(spark, world).withColumn(
+def test_a_nan_row_is_named_by_what_is_kept_of_it(spark: SparkSession, reference: ReferenceScores) -> None:
+    rows = pairs_frame(spark, reference).withColumn(
         "price", F.when(F.col("row_id") == 77, float("nan")).otherwise(0.0).cast("float")
     )
     with pytest.raises(PySparkException) as caught:
-        score_rows(rows, SPEC, world.request.model, ["row_id"]).collect()
+        score_rows(rows, SPEC, reference.request.model, ["row_id"]).collect()
     raised = raised_in(str(caught.value))
     assert isinstance(raised, DataError)
     assert "{'row_id': 77}" in raised.problem

@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from conf.errors import ConfigError
 from conf.types import Score, Split, Train
 from scoring.inputs.requests import ModelRequest
-from scoring.model.predictor import predictor_of_process
+from scoring.model.predictor import load_predictor
 from storage.paths import Lake
 from tests.processes import ROOT
-from tests.scoring.world import SPEC, write_model
+from tests.scoring.reference_scores import SPEC, write_model
 from tests.training.feature_tables import Rows, make_config, make_spec, publish_all, random_rows
 from training import kernels
 from training.embeddings.table import tables_of
@@ -194,7 +194,7 @@ def test_scoring_uses_kernels_as_configured(tmp_path: Path, calls: list[str]) ->
     for wanted in ("torch", "auto", "triton"):
         calls.clear()
         request = ModelRequest(path, "cpu", 8, kernels=wanted)
-        predictor = predictor_of_process.__wrapped__(request, None, 1)
+        predictor = load_predictor(request, None, 1)
         outcome[wanted] = predictor.probabilities(dense, categorical)
         assert set(calls) == (set() if wanted == "torch" else {"look_up", "interact"}), wanted
     torch.testing.assert_close(outcome["auto"], outcome["torch"])
@@ -204,7 +204,7 @@ def test_scoring_uses_kernels_as_configured(tmp_path: Path, calls: list[str]) ->
 def test_tables_as_bytes_follow_the_choice_too(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", "dlrm")
     request = ModelRequest(path, "cpu", 8, embeddings="int8", kernels="torch")
-    tables = tables_of(predictor_of_process.__wrapped__(request, None, 1).model)
+    tables = tables_of(load_predictor(request, None, 1).model)
     assert [table.may_use_kernels for table in tables.values()] == [False]
     with pytest.raises(ConfigError, match=r"score\.kernels=triton"):
-        predictor_of_process.__wrapped__(ModelRequest(path, "cpu", 8, kernels="triton"), None, 1)
+        load_predictor(ModelRequest(path, "cpu", 8, kernels="triton"), None, 1)

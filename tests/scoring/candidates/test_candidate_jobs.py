@@ -1,4 +1,4 @@
-"""Candidates of several sources with filters, from the tables of a hand-made lake to lists and their recall, job by job."""
+"""Candidates of several sources with filters on a small lake, job by job: tables, lists and recall."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.types import Config, Label, Negatives
-from jobs import score_daily as score_daily_job
 from jobs.build_candidates import build_candidates
 from jobs.evaluate_model import evaluate_model
 from jobs.measure_recommendations import measure_recommendations
 from jobs.score_daily import score_daily
+from scoring.model import context_features
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
-from tests.scoring.lake import (
+from tests.scoring.reference_scores import ReferenceScores, write_model
+from tests.scoring.scoring_lake import (
     DAYS,
     RUN_DATE,
     WORKFLOW,
     EncodedContext,
     feature_rows,
     make_config,
-    make_lake,
     next_day,
+    publish_lake,
 )
-from tests.scoring.world import World, write_model
 from training.registry import mlflow_mirror
 from training.registry.versions import record_run
 
@@ -48,6 +48,7 @@ COUNTRIES = ["at", "be", "ch"]
 
 
 def table(name: str, columns: dict[str, str], **more: Any) -> dict[str, Any]:
+    """A table of the section `candidates`."""
     typed = [{"name": column, "type": kind} for column, kind in columns.items()]
     return {
         "path": f"{{lake}}/tables/{name}.csv",
@@ -90,9 +91,9 @@ SECTION: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def attributes(world: World) -> pd.DataFrame:
+def attributes(reference: ReferenceScores) -> pd.DataFrame:
     """Country and age of all users but the last."""
-    users = world.users.user_key[:-1]
+    users = reference.users.user_key[:-1]
     rows = {
         "user": users,
         "country": [COUNTRIES[n % 3] for n in range(36)],
@@ -107,6 +108,7 @@ STOCK_ROWS = pd.DataFrame({"item": ["i003", "i020", "elsewhere"]})
 
 
 def write_tables(lake: str, attributes: pd.DataFrame, **replaced: pd.DataFrame) -> None:
+    """Writes the tables that the configuration names."""
     folder = Path(lake) / "tables"
     folder.mkdir(exist_ok=True)
     tables = {"users": attributes, "denied": DENIED_ROWS, "adult": ADULT_ROWS, "stock": STOCK_ROWS}
@@ -115,72 +117,80 @@ def write_tables(lake: str, attributes: pd.DataFrame, **replaced: pd.DataFrame) 
 
 
 def read_rows(partition: Partition) -> pd.DataFrame:
+    """The rows of a published partition."""
     files = data_files(partition, read_manifest(partition))
     return pa.concat_tables(pq.read_table(path, partitioning=None) for path in files).to_pandas()
 
 
 @pytest.fixture(scope="module")
-def quiet() -> Iterator[None]:
+def without_workflow() -> Iterator[None]:
+    """Replaces the workflow and MLflow, which the lake does not have."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
         yield
 
 
 @dataclass
-class Night:
+class CandidateRun:
+    """A lake after the jobs of RUN_DATE that use candidates, and their facts by name."""
+
     spark: SparkSession
     lake: Lake
     facts: dict[str, Any]
 
     def job(self, **candidates: Any) -> RunContext:
+        """The context of a job with some settings of `candidates` replaced."""
         config = make_config(Path(self.lake.root), candidates={**SECTION, **candidates})
         return RunContext("test", config, RUN_DATE, _spark=self.spark)
 
     def candidates(self) -> dict[str, tuple[list[str], list[int]]]:
-        """user → item keys, source of each."""
+        """User → item keys, and the source of each item."""
         keys = read_rows(self.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
-        found = read_rows(self.lake.candidates(WORKFLOW).partition(RUN_DATE))
-        assert found.excluded.isna().all()
+        actual = read_rows(self.lake.candidates(WORKFLOW).partition(RUN_DATE))
+        assert actual.excluded.isna().all()
         return {
-            user: ([keys[index] for index in own], list(sources))
-            for user, own, sources in zip(found.user_key, found.candidates, found.sources, strict=True)
+            user: ([keys[index] for index in user_rows], list(sources))
+            for user, user_rows, sources in zip(
+                actual.user_key, actual.candidates, actual.sources, strict=True
+            )
         }
 
 
 @pytest.fixture(scope="module")
-def night(
+def candidate_run(
     spark: SparkSession,
-    world: World,
+    reference: ReferenceScores,
     attributes: pd.DataFrame,
     tmp_path_factory: pytest.TempPathFactory,
-    quiet: None,
-) -> Night:
+    without_workflow: None,
+) -> CandidateRun:
     """All jobs of RUN_DATE that candidates go through."""
-    config: Config = make_lake(tmp_path_factory.mktemp("lake"), world)
+    config: Config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
     lake = Lake(config.lake)
     write_tables(config.lake, attributes)
     write_model(Path(lake.models("toy-retriever")) / "t1", "two_tower", version="t1")
     record_run(lake, "toy-retriever", RUN_DATE, "t1")
-    made = Night(spark, lake, {})
-    job = made.job()
+    run = CandidateRun(spark, lake, {})
+    job = run.job()
     bodies = (evaluate_model, build_candidates, score_daily, measure_recommendations)
-    made.facts.update({body.__name__: body(job) for body in bodies})
-    return made
+    run.facts.update({body.__name__: body(job) for body in bodies})
+    return run
 
 
 @pytest.fixture(scope="module")
-def log(world: World) -> pd.DataFrame:
-    days = [feature_rows(world, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
+def log(reference: ReferenceScores) -> pd.DataFrame:
+    """The feature rows of all days."""
+    days = [feature_rows(reference, day).to_pandas().assign(dt=dt) for day, dt in enumerate(DAYS)]
     return pd.concat(days, ignore_index=True)
 
 
 def barred(log: pd.DataFrame, attributes: pd.DataFrame, user: str) -> dict[str, set[str]]:
     """What each filter bars a user from, by the words of the configuration."""
     clicks = log[(log.user_key == user) & (log.label == 1) & (log.dt < RUN_DATE)]
-    own = attributes[attributes.user == user]
-    country, age = (own.country.iloc[0], own.age.iloc[0]) if len(own) else (None, -1)
+    user_rows = attributes[attributes.user == user]
+    country, age = (user_rows.country.iloc[0], user_rows.age.iloc[0]) if len(user_rows) else (None, -1)
     return {
         "clicked": set(clicks.item_key),
         "not_allowed by country": set(DENIED_ROWS[DENIED_ROWS.country == country]["item"]),
@@ -189,82 +199,86 @@ def barred(log: pd.DataFrame, attributes: pd.DataFrame, user: str) -> dict[str, 
 
 
 def test_only_items_in_stock_and_seen_lately_are_numbered(
-    night: Night, world: World, log: pd.DataFrame
+    candidate_run: CandidateRun, reference: ReferenceScores, log: pd.DataFrame
 ) -> None:
-    partition = night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)
+    partition = candidate_run.lake.candidate_items(WORKFLOW).partition(RUN_DATE)
     seen = set(log[log.dt < RUN_DATE].item_key)
     items = read_rows(partition)
-    assert items.item_key.tolist() == sorted((seen & set(world.items.item_key)) - set(STOCK_ROWS["item"]))
+    assert items.item_key.tolist() == sorted((seen & set(reference.items.item_key)) - set(STOCK_ROWS["item"]))
     assert items.item_index.tolist() == list(range(len(items)))
     manifest = read_manifest(partition)
     assert manifest.dropped == {"out_of_stock": 2, "inactive": 23 - len(seen | {"i003", "i020"})}
     assert manifest.rows + sum(manifest.dropped.values()) == manifest.rows_in == 23
-    assert night.facts["build_candidates"].dropped == manifest.dropped
+    assert candidate_run.facts["build_candidates"].dropped == manifest.dropped
 
 
 def test_nobody_is_offered_what_a_filter_bars_and_all_of_it_is_counted(
-    night: Night, world: World, log: pd.DataFrame, attributes: pd.DataFrame
+    candidate_run: CandidateRun, reference: ReferenceScores, log: pd.DataFrame, attributes: pd.DataFrame
 ) -> None:
-    items = set(read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key)
+    items = set(read_rows(candidate_run.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key)
     candidates, counts = (
-        night.candidates(),
+        candidate_run.candidates(),
         {"clicked": 0, "not_allowed by country": 0, "not_allowed by age": 0},
     )
-    assert sorted(candidates) == world.users.user_key.tolist()
+    assert sorted(candidates) == reference.users.user_key.tolist()
     for user, (keys, _) in candidates.items():
-        gone = {name: found & items for name, found in barred(log, attributes, user).items()}
-        counts = {name: counts[name] + len(found) for name, found in gone.items()}
+        gone = {name: actual & items for name, actual in barred(log, attributes, user).items()}
+        counts = {name: counts[name] + len(actual) for name, actual in gone.items()}
         assert set(keys) <= items - set().union(*gone.values())
         assert len(set(keys)) == len(keys) <= 12
-    facts = read_manifest(night.lake.candidates(WORKFLOW).partition(RUN_DATE)).facts
+    facts = read_manifest(candidate_run.lake.candidates(WORKFLOW).partition(RUN_DATE)).facts
     assert facts == {"sources": NAMES, "excluded": counts}
     assert min(counts.values()) > 0
 
 
-def test_every_source_gives_its_share_and_no_more(night: Night) -> None:
-    given = [sources for _, sources in night.candidates().values()]
-    assert all(sources == sorted(sources) for sources in given)
+def test_every_source_gives_its_share_and_no_more(candidate_run: CandidateRun) -> None:
+    lists_of_sources = [sources for _, sources in candidate_run.candidates().values()]
+    assert all(sources == sorted(sources) for sources in lists_of_sources)
     for number, source in enumerate(SOURCES):
-        assert 0 < max(sources.count(number) for sources in given) <= source["n"]  # type: ignore[operator]
+        assert 0 < max(sources.count(number) for sources in lists_of_sources) <= source["n"]  # type: ignore[operator]
 
 
-def test_lists_hold_candidates_alone(night: Night) -> None:
-    lists = read_rows(night.lake.recommendations.partition(RUN_DATE)).groupby("user_id").item_id.agg(set)
-    candidates = night.candidates()
+def test_lists_hold_candidates_alone(candidate_run: CandidateRun) -> None:
+    lists = (
+        read_rows(candidate_run.lake.recommendations.partition(RUN_DATE)).groupby("user_id").item_id.agg(set)
+    )
+    candidates = candidate_run.candidates()
     for user, (keys, _) in candidates.items():
         assert len(lists.get(user, set())) == min(5, len(keys))
         assert lists.get(user, set()) <= set(keys)
 
 
-def test_recall_of_the_candidates_equals_pandas(night: Night, world: World, log: pd.DataFrame) -> None:
-    raw = next_day(world)
+def test_recall_of_the_candidates_equals_pandas(
+    candidate_run: CandidateRun, reference: ReferenceScores, log: pd.DataFrame
+) -> None:
+    raw = next_day(reference)
     wanted = raw[raw.clicked == 1].groupby("user")["item"].agg(set).to_dict()
     warm = set(log[log.dt < DAYS[2]].user_key)
-    candidates = night.candidates()
-    measured = read_manifest(night.lake.measures.partition(RUN_DATE)).facts["candidates"]
-    assert measured == night.facts["measure_recommendations"].facts["candidates"]
-    for found, users in ((measured, warm), (measured["cold_users"], set(candidates) - warm)):
+    candidates = candidate_run.candidates()
+    measured = read_manifest(candidate_run.lake.measures.partition(RUN_DATE)).facts["candidates"]
+    assert measured == candidate_run.facts["measure_recommendations"].facts["candidates"]
+    for actual, users in ((measured, warm), (measured["cold_users"], set(candidates) - warm)):
         asked = sorted(user for user in wanted if user in candidates and user in users)
         parts = dict.fromkeys(NAMES, 0.0)
         for user in asked:
             for key, source in zip(*candidates[user], strict=True):
                 parts[NAMES[source]] += (key in wanted[user]) / len(wanted[user]) / len(asked)
-        assert found["users"] == len(asked) > 0
-        assert found["by_source"] == pytest.approx(parts, abs=1e-12)
-        assert found["recall"] == pytest.approx(sum(parts.values()), abs=1e-12)
+        assert actual["users"] == len(asked) > 0
+        assert actual["by_source"] == pytest.approx(parts, abs=1e-12)
+        assert actual["recall"] == pytest.approx(sum(parts.values()), abs=1e-12)
     assert measured["recall"] > 0.1
 
 
 def test_a_rerun_gives_the_same_candidates_and_another_table_others(
-    night: Night, attributes: pd.DataFrame
+    candidate_run: CandidateRun, attributes: pd.DataFrame
 ) -> None:
-    partition = night.lake.candidates(WORKFLOW).partition(RUN_DATE)
-    before, lists = read_manifest(partition), night.candidates()
-    build_candidates(night.job())
+    partition = candidate_run.lake.candidates(WORKFLOW).partition(RUN_DATE)
+    before, lists = read_manifest(partition), candidate_run.candidates()
+    build_candidates(candidate_run.job())
     assert read_manifest(partition).digest == before.digest
-    assert night.candidates() == lists
-    write_tables(night.lake.root, attributes, denied=DENIED_ROWS[:2])
-    build_candidates(night.job())
+    assert candidate_run.candidates() == lists
+    write_tables(candidate_run.lake.root, attributes, denied=DENIED_ROWS[:2])
+    build_candidates(candidate_run.job())
     assert read_manifest(partition).digest != before.digest
 
 
@@ -281,27 +295,35 @@ def test_a_rerun_gives_the_same_candidates_and_another_table_others(
     ids=["none", "ratings", "choices", "unclicked", "all"],
 )
 def test_repeats_say_which_rows_keep_an_item_from_a_user(
-    night: Night, log: pd.DataFrame, candidates: dict[str, Any], sections: dict[str, Any], rule: Any
+    candidate_run: CandidateRun,
+    log: pd.DataFrame,
+    candidates: dict[str, Any],
+    sections: dict[str, Any],
+    rule: Any,
 ) -> None:
     """Of train and validation; an item of a test row stays a candidate, however it is labelled."""
     section = {"sources": [{"source": "all_items"}], "exclude_clicked": ["train", "validation"], **candidates}
-    config = make_config(Path(night.lake.root), candidates=section)
+    config = make_config(Path(candidate_run.lake.root), candidates=section)
     changed = {"negatives": sections.get("negatives") and Negatives(**sections["negatives"])}
     if "label" in sections:
         changed["log"] = config.log.model_copy(update={"label": Label(**sections["label"])})
-    build_candidates(RunContext("test", config.model_copy(update=changed), RUN_DATE, _spark=night.spark))
-    keys = read_rows(night.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
-    found = read_rows(night.lake.candidates(WORKFLOW).partition(RUN_DATE)).set_index("user_key").excluded
+    build_candidates(
+        RunContext("test", config.model_copy(update=changed), RUN_DATE, _spark=candidate_run.spark)
+    )
+    keys = read_rows(candidate_run.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
+    actual = (
+        read_rows(candidate_run.lake.candidates(WORKFLOW).partition(RUN_DATE)).set_index("user_key").excluded
+    )
     past = log[log.dt < RUN_DATE]
     gone = past[rule(past)].groupby("user_key").item_key.agg(set)
-    for user, excluded in found.items():
+    for user, excluded in actual.items():
         assert {keys[index] for index in (() if excluded is None else excluded)} == gone.get(
             user, set()
         ) & set(keys)
 
 
 @pytest.mark.parametrize(
-    "replaced, said",
+    "replaced, message",
     [
         ({"denied": DENIED_ROWS.rename(columns={"country": "land"})}, r"denied\.csv[\s\S]*country"),
         ({"denied": DENIED_ROWS.iloc[[0, 0]]}, r"denied\.csv: 2 rows hold 1 .*item, country.*'i001'"),
@@ -319,41 +341,41 @@ def test_repeats_say_which_rows_keep_an_item_from_a_user(
     ],
 )
 def test_a_bad_table_is_named_with_its_column_and_value(
-    night: Night, attributes: pd.DataFrame, replaced: dict[str, pd.DataFrame], said: str
+    candidate_run: CandidateRun, attributes: pd.DataFrame, replaced: dict[str, pd.DataFrame], message: str
 ) -> None:
-    write_tables(night.lake.root, attributes, **replaced)
+    write_tables(candidate_run.lake.root, attributes, **replaced)
     try:
-        with pytest.raises(DataError, match=said):
-            build_candidates(night.job())
+        with pytest.raises(DataError, match=message):
+            build_candidates(candidate_run.job())
     finally:
-        write_tables(night.lake.root, attributes)
+        write_tables(candidate_run.lake.root, attributes)
 
 
-def test_a_missing_table_is_named_with_its_key(night: Night) -> None:
-    path = Path(night.lake.root) / "tables/stock.csv"
+def test_a_missing_table_is_named_with_its_key(candidate_run: CandidateRun) -> None:
+    path = Path(candidate_run.lake.root) / "tables/stock.csv"
     path.rename(path.with_suffix(".aside"))
     try:
         with pytest.raises(
             DataError, match=r"no raw file at .*stock\.csv \(from candidates\.filters\.1\.path\)"
         ):
-            build_candidates(night.job())
+            build_candidates(candidate_run.job())
     finally:
         path.with_suffix(".aside").rename(path)
 
 
-def test_a_segment_must_be_a_column_of_users(night: Night) -> None:
+def test_a_segment_must_be_a_column_of_users(candidate_run: CandidateRun) -> None:
     sources = [{"source": "popular", "segment": "shoe_size"}]
     with pytest.raises(ConfigError, match=r"segment='shoe_size' is neither a feature .*'who'.*'country'"):
-        build_candidates(night.job(sources=sources))
+        build_candidates(candidate_run.job(sources=sources))
 
 
-def test_retrieving_before_a_retriever_was_trained_names_the_job(night: Night) -> None:
-    runs = Path(night.lake.models("toy-retriever")) / "runs"
+def test_retrieving_before_a_retriever_was_trained_names_the_job(candidate_run: CandidateRun) -> None:
+    runs = Path(candidate_run.lake.models("toy-retriever")) / "runs"
     (runs / f"dt={RUN_DATE}.json").rename(runs / "aside")
     try:
         with pytest.raises(
             DataError, match=r"toy-retriever has no model for features of workflow w1[\s\S]*train_retriever"
         ):
-            build_candidates(night.job())
+            build_candidates(candidate_run.job())
     finally:
         (runs / "aside").rename(runs / f"dt={RUN_DATE}.json")

@@ -1,4 +1,4 @@
-"""Candidates against pandas: popularity with ties, segments, co-visitation, exclusions user by user, quotas, active items."""
+"""Candidates against pandas: popularity, segments, co-visitation, exclusions, quotas, active items."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
 from conf.types import Candidates, Covisitation
-from scoring.candidates.build import Tables, make_candidates
+from scoring.candidates.build import SourceTables, make_candidates
 from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.covisitation import covisited_items, latest_items, similarities
-from scoring.candidates.filters import Exclusions, Rule, exclude
+from scoring.candidates.filters import AttributeFilter, Exclusions, exclude
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.popular import popular_in_segment, popularity
 from scoring.candidates.quotas import unite
@@ -34,7 +34,7 @@ Frames = tuple[DataFrame, DataFrame, DataFrame]
 
 @pytest.fixture(scope="module")
 def log() -> pd.DataFrame:
-    """Few clicks on many items, so that counts tie; u00 clicked almost everything, u11 nothing; one item is unknown."""
+    """Few clicks on many items, so that counts tie. u00 clicked almost all, u11 none; one item is unknown."""
     draw = np.random.default_rng(4)
     rows = pd.DataFrame(
         {
@@ -61,40 +61,45 @@ def tables(spark: SparkSession, log: pd.DataFrame) -> Frames:
 
 
 def nothing_excluded(users: DataFrame) -> Exclusions:
+    """Exclusions without an item."""
     return Exclusions(users.selectExpr("user_key", "cast(null as array<int>) as excluded"))
 
 
 def excluding(tables: Frames, clicked: bool) -> Exclusions:
+    """Exclusions of all users, with clicked items or without."""
     users, items, rows = tables
     return exclude(users, items, clicked_items(rows, items) if clicked else None, [])
 
 
 def lists_of(frame: DataFrame) -> dict[str, list[int]]:
-    found = {row.user_key: row.candidates for row in frame.collect()}
-    assert sorted(found) == USERS
-    return found
+    """User → candidates."""
+    actual = {row.user_key: row.candidates for row in frame.collect()}
+    assert sorted(actual) == USERS
+    return actual
 
 
 def clicked_by(log: pd.DataFrame, user: str) -> set[int]:
+    """Indices of the items that a user clicked."""
     clicks = log[(log.label == 1) & (log.user_key == user)]
     return {ITEMS.index(key) for key in clicks.item_key if key in ITEMS}
 
 
 def ranking(log: pd.DataFrame) -> list[int]:
+    """Item indices by popularity."""
     counts = log[log.label == 1].item_key.value_counts()
     return sorted(range(len(ITEMS)), key=lambda index: (-counts.get(ITEMS[index], 0), index))
 
 
 def test_items_are_numbered_in_the_order_of_their_key(tables: Frames) -> None:
-    found = {row.item_key: row.item_index for row in tables[1].collect()}
-    assert found == {key: index for index, key in enumerate(ITEMS)}
+    actual = {row.item_key: row.item_index for row in tables[1].collect()}
+    assert actual == {key: index for index, key in enumerate(ITEMS)}
     assert tables[1].columns == ["item_index", "item_key", "price"]
 
 
 def test_popularity_counts_clicks_and_keeps_items_without_any(tables: Frames, log: pd.DataFrame) -> None:
-    found = {row.item_index: row.clicks for row in popularity(tables[2], tables[1]).collect()}
+    actual = {row.item_index: row.clicks for row in popularity(tables[2], tables[1]).collect()}
     counts = log[log.label == 1].item_key.value_counts()
-    assert found == {index: counts.get(key, 0) for index, key in enumerate(ITEMS)}
+    assert actual == {index: counts.get(key, 0) for index, key in enumerate(ITEMS)}
 
 
 @pytest.mark.parametrize("days", [None, 2])
@@ -105,12 +110,12 @@ def test_popular_lists_equal_pandas(
 ) -> None:
     source = {"source": "popular", "n": n, "window_days": days}
     config = Candidates.model_validate({"sources": [source]})
-    made = make_candidates(
-        config, Tables(excluding(tables, clicked), tables[1], tables[2], RUN_DATE)
+    candidate_rows = make_candidates(
+        config, SourceTables(excluding(tables, clicked), tables[1], tables[2], RUN_DATE)
     ).collect()
     order = ranking(log if days is None else log[log.features_dt >= DAYS[-2]])
-    assert sorted(row.user_key for row in made) == USERS
-    for row in made:
+    assert sorted(row.user_key for row in candidate_rows) == USERS
+    for row in candidate_rows:
         gone = clicked_by(log, row.user_key) if clicked else set()
         assert row.candidates == [index for index in order if index not in gone][:n]
         assert row.sources == [0] * len(row.candidates)
@@ -123,12 +128,12 @@ def test_popular_items_of_a_segment_are_those_its_users_clicked(
 ) -> None:
     _, items, rows = tables
     segments = spark.createDataFrame(list(SEGMENTS.items()), "user_key string, segment string")
-    found = lists_of(popular_in_segment(excluding(tables, True), rows, items, segments, n))
+    actual = lists_of(popular_in_segment(excluding(tables, True), rows, items, segments, n))
     clicks = log[(log.label == 1) & log.item_key.isin(ITEMS)].assign(segment=log.user_key.map(SEGMENTS))
     for user in USERS:
         counts = clicks[clicks.segment == SEGMENTS[user]].item_key.value_counts()
         order = sorted((ITEMS.index(key) for key in counts.index), key=lambda i: (-counts[ITEMS[i]], i))
-        assert found[user] == [index for index in order if index not in clicked_by(log, user)][:n]
+        assert actual[user] == [index for index in order if index not in clicked_by(log, user)][:n]
 
 
 def covisited(
@@ -138,13 +143,13 @@ def covisited(
     clicks = log[(log.label == 1) & log.item_key.isin(ITEMS)]
     latest = clicks.groupby(["user_key", "item_key"]).features_dt.max().reset_index()
     latest["item"] = latest.item_key.map(ITEMS.index)
-    own: dict[str, list[int]] = {}
+    user_rows: dict[str, list[int]] = {}
     for user, rows in latest.groupby("user_key"):
         ordered = rows.sort_values(["features_dt", "item"], ascending=[False, True])
-        own[str(user)] = ordered["item"].tolist()[: config.clicks_per_user]
+        user_rows[str(user)] = ordered["item"].tolist()[: config.clicks_per_user]
     norm: dict[int, int] = defaultdict(int)
     shared: dict[tuple[int, int], int] = defaultdict(int)
-    for items in own.values():
+    for items in user_rows.values():
         weight = 2**24 // len(items)
         for item in items:
             norm[item] += weight
@@ -158,7 +163,7 @@ def covisited(
     for (a, b), value in similar.items():
         near[a].append((-value, b))
     scores: dict[str, dict[int, int]] = {}
-    for user, items in own.items():
+    for user, items in user_rows.items():
         scores[user] = defaultdict(int)
         for item in items:
             for value, other in sorted(near[item])[: config.neighbours]:
@@ -172,20 +177,22 @@ def test_covisited_lists_equal_loops_over_pairs(
     tables: Frames, log: pd.DataFrame, n: int, neighbours: int, clicks: int, clicked: bool
 ) -> None:
     config = Covisitation(source="covisitation", n=n, neighbours=neighbours, clicks_per_user=clicks)
-    found = lists_of(covisited_items(config, excluding(tables, clicked), tables[2], tables[1]))
+    actual = lists_of(covisited_items(config, excluding(tables, clicked), tables[2], tables[1]))
     scores, _ = covisited(log, config)
     for user in USERS:
-        own = scores.get(user, {})
+        user_rows = scores.get(user, {})
         gone = clicked_by(log, user) if clicked else set()
-        order = sorted((item for item in own if item not in gone), key=lambda item: (-own[item], item))
-        assert found[user] == order[:n]
-    assert (clicks == 1) == (not any(found.values()))
+        order = sorted(
+            (item for item in user_rows if item not in gone), key=lambda item: (-user_rows[item], item)
+        )
+        assert actual[user] == order[:n]
+    assert (clicks == 1) == (not any(actual.values()))
 
 
 def test_similarity_is_the_cosine_of_columns_whose_rows_have_unit_length(
     tables: Frames, log: pd.DataFrame
 ) -> None:
-    found = {
+    actual = {
         (row.item_index, row.other): row.similarity / 2**30
         for row in similarities(latest_items(tables[2], tables[1], 50)).collect()
     }
@@ -195,9 +202,9 @@ def test_similarity_is_the_cosine_of_columns_whose_rows_have_unit_length(
     lengths = np.linalg.norm(unit, axis=0)
     cosine = (unit.T @ unit) / np.outer(lengths, lengths).clip(1e-12)
     expected = {(a, b): cosine[a, b] for a in range(15) for b in range(15) if a != b and cosine[a, b] > 0}
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for pair, value in expected.items():
-        assert found[pair] == pytest.approx(value, abs=1e-6)
+        assert actual[pair] == pytest.approx(value, abs=1e-6)
 
 
 def test_an_active_user_makes_no_more_pairs_than_the_cap_allows(spark: SparkSession, tables: Frames) -> None:
@@ -209,7 +216,7 @@ def test_an_active_user_makes_no_more_pairs_than_the_cap_allows(spark: SparkSess
 
 def test_sources_are_united_in_order_each_with_its_share(spark: SparkSession, tables: Frames) -> None:
     draw = np.random.default_rng(8)
-    given: list[dict[str, list[int]]] = [
+    lists_by_source: list[dict[str, list[int]]] = [
         {
             user: draw.permutation(15)[: draw.integers(0, 6)].tolist()
             for user in USERS[:-1]
@@ -218,28 +225,31 @@ def test_sources_are_united_in_order_each_with_its_share(spark: SparkSession, ta
         for _ in range(3)
     ]
     frames = [
-        spark.createDataFrame(list(each.items()), "user_key string, candidates array<int>") for each in given
+        spark.createDataFrame(list(candidates.items()), "user_key string, candidates array<int>")
+        for candidates in lists_by_source
     ]
     for most in (None, 7, 1):
-        made = {row.user_key: row for row in unite(tables[0], frames, most).collect()}
-        assert sorted(made) == USERS
+        candidate_rows = {row.user_key: row for row in unite(tables[0], frames, most).collect()}
+        assert sorted(candidate_rows) == USERS
         for user in USERS:
             places: dict[int, int] = {}
-            for number, each in enumerate(given):
-                for item in each.get(user, []):
+            for number, candidates in enumerate(lists_by_source):
+                for item in candidates.get(user, []):
                     places.setdefault(item, number)
-            assert made[user].candidates == list(places)[:most]
-            assert made[user].sources == list(places.values())[:most]
-            assert made[user].excluded is None
-    assert made["u11"].candidates == made["u11"].sources == []
+            assert candidate_rows[user].candidates == list(places)[:most]
+            assert candidate_rows[user].sources == list(places.values())[:most]
+            assert candidate_rows[user].excluded is None
+    assert candidate_rows["u11"].candidates == candidate_rows["u11"].sources == []
 
 
 def test_users_without_clicks_fall_back_to_what_is_popular(tables: Frames, log: pd.DataFrame) -> None:
     config = Candidates.model_validate(
         {"sources": [{"source": "covisitation", "n": 4}, {"source": "popular", "n": 6}], "max": 8}
     )
-    made = make_candidates(config, Tables(excluding(tables, True), tables[1], tables[2], RUN_DATE))
-    rows = {row.user_key: row for row in made.collect()}
+    candidate_rows = make_candidates(
+        config, SourceTables(excluding(tables, True), tables[1], tables[2], RUN_DATE)
+    )
+    rows = {row.user_key: row for row in candidate_rows.collect()}
     assert rows["u11"].candidates == ranking(log)[:6]
     assert rows["u11"].sources == [1] * 6
     assert rows["u00"].candidates == [13, 14]  # all but these were clicked
@@ -248,14 +258,16 @@ def test_users_without_clicks_fall_back_to_what_is_popular(tables: Frames, log: 
 
 
 def test_all_items_is_null_minus_what_was_clicked(tables: Frames, log: pd.DataFrame) -> None:
-    made = make_candidates(
-        Candidates(), Tables(excluding(tables, True), tables[1], tables[2], RUN_DATE)
+    candidate_rows = make_candidates(
+        Candidates(), SourceTables(excluding(tables, True), tables[1], tables[2], RUN_DATE)
     ).collect()
-    assert {row.user_key: row.excluded for row in made} == {
+    assert {row.user_key: row.excluded for row in candidate_rows} == {
         user: sorted(clicked_by(log, user)) or None for user in USERS
     }
-    assert all(row.candidates is None and row.sources is None for row in made)
-    free = make_candidates(Candidates(), Tables(excluding(tables, False), tables[1], tables[2], RUN_DATE))
+    assert all(row.candidates is None and row.sources is None for row in candidate_rows)
+    free = make_candidates(
+        Candidates(), SourceTables(excluding(tables, False), tables[1], tables[2], RUN_DATE)
+    )
     assert all(row.candidates is None and row.excluded is None for row in free.collect())
 
 
@@ -264,13 +276,17 @@ BARRED: dict[str, tuple[list[tuple[str, Any]], str, Callable[[Any, list[Any]], b
     "deny": (
         [("i01", "a"), ("i02", "a"), ("i02", "b"), ("gone", "a")],
         "country",
-        lambda own, said: own in said,
+        lambda user_rows, message: user_rows in message,
     ),
-    "allow": ([("i05", "a"), ("i06", "b"), ("i06", "c")], "country", lambda own, said: own not in said),
+    "allow": (
+        [("i05", "a"), ("i06", "b"), ("i06", "c")],
+        "country",
+        lambda user_rows, message: user_rows not in message,
+    ),
     "at_least": (
         [("i08", 18.0), ("i09", 30.0)],
         "age",
-        lambda own, said: own is None or own < said[0],
+        lambda user_rows, message: user_rows is None or user_rows < message[0],
     ),
 }
 
@@ -286,27 +302,31 @@ def test_items_not_allowed_for_a_user_are_excluded_and_counted(
     rules, types = [], {"deny": "string", "allow": "string", "at_least": "double"}
     for kind in kinds:
         frame = spark.createDataFrame(BARRED[kind][0], f"item_key string, value {types[kind]}")
-        rules.append(Rule(f"not_allowed by {kind}", kind, frame, BARRED[kind][1]))  # type: ignore[arg-type]
-    found = exclude(users, items, clicked_items(rows, items) if clicked else None, rules, attributes)
+        rules.append(AttributeFilter(f"not_allowed by {kind}", kind, frame, BARRED[kind][1]))  # type: ignore[arg-type]
+    actual = exclude(users, items, clicked_items(rows, items) if clicked else None, rules, attributes)
     expected: dict[str, set[int]] = {user: clicked_by(log, user) if clicked else set() for user in USERS}
     counts = {"clicked": sum(map(len, expected.values()))} if clicked else {}
     for kind in kinds:
-        said, attribute, bars = BARRED[kind]
+        message, attribute, bars = BARRED[kind]
         by_item: dict[str, list[Any]] = defaultdict(list)
-        for item, value in said:
+        for item, value in message:
             by_item[item].append(value)
         counts[f"not_allowed by {kind}"] = 0
         for user in USERS:
-            own = AGES.get(user) if attribute == "age" else SEGMENTS[user] if user in USERS[:10] else None
+            user_rows = (
+                AGES.get(user) if attribute == "age" else SEGMENTS[user] if user in USERS[:10] else None
+            )
             gone = {
-                ITEMS.index(item) for item, values in by_item.items() if item in ITEMS and bars(own, values)
+                ITEMS.index(item)
+                for item, values in by_item.items()
+                if item in ITEMS and bars(user_rows, values)
             }
             counts[f"not_allowed by {kind}"] += len(gone)
             expected[user] |= gone
-    lists = {row.user_key: row.excluded for row in found.users.collect()}
+    lists = {row.user_key: row.excluded for row in actual.users.collect()}
     assert lists == {user: sorted(gone) or None for user, gone in expected.items()}
-    assert found.counts == counts
-    assert found.most == max(map(len, expected.values()))
+    assert actual.counts == counts
+    assert actual.most == max(map(len, expected.values()))
 
 
 def test_items_out_of_stock_or_not_seen_lately_are_left_out_and_counted(
@@ -333,7 +353,7 @@ def test_days_are_those_of_events_where_rows_have_a_time(spark: SparkSession) ->
     rows = spark.createDataFrame([(time, RUN_DATE) for time in times], "event_time long, features_dt string")
     assert [row.event_time for row in within(rows, 1, RUN_DATE).collect()] == times[3:5]
     assert [row.event_time for row in within(rows, 2, RUN_DATE).collect()] == times[1:5]
-    dated = spark.createDataFrame([(each,) for each in [*DAYS, "2026-01-07"]], "features_dt string")
+    dated = spark.createDataFrame([(value,) for value in [*DAYS, "2026-01-07"]], "features_dt string")
     assert [row.features_dt for row in within(dated, 2, RUN_DATE).collect()] == DAYS[-2:]
 
 
@@ -348,17 +368,17 @@ def test_a_log_without_clicks_gives_empty_lists_but_for_popular_items(
     segments = spark.createDataFrame(list(SEGMENTS.items()), "user_key string, segment string")
     assert not any(lists_of(popular_in_segment(free, shown, items, segments, 5)).values())
     popular = Candidates.model_validate({"sources": [{"source": "popular", "n": 2}]})
-    made = make_candidates(popular, Tables(free, items, shown, RUN_DATE)).collect()
-    assert {tuple(row.candidates) for row in made} == {(0, 1)}
+    candidate_rows = make_candidates(popular, SourceTables(free, items, shown, RUN_DATE)).collect()
+    assert {tuple(row.candidates) for row in candidate_rows} == {(0, 1)}
 
 
 def test_observed_items_are_those_of_every_row(tables: Frames, log: pd.DataFrame) -> None:
     users, items, rows = tables
-    found = exclude(users, items, observed_items(rows, items), [], known_as="observed")
+    actual = exclude(users, items, observed_items(rows, items), [], known_as="observed")
     rated = log[log.item_key.isin(ITEMS)].groupby("user_key").item_key.agg(set)
     expected = {user: sorted(map(ITEMS.index, rated.get(user, ()))) or None for user in USERS}
-    assert {row.user_key: row.excluded for row in found.users.collect()} == expected
-    assert found.counts == {"observed": rated.map(len).sum()}
+    assert {row.user_key: row.excluded for row in actual.users.collect()} == expected
+    assert actual.counts == {"observed": rated.map(len).sum()}
 
 
 def test_a_user_who_clicked_everything_and_a_catalogue_of_one_item(
@@ -370,8 +390,11 @@ def test_a_user_who_clicked_everything_and_a_catalogue_of_one_item(
     clicked = exclude(users, items, clicked_items(rows, items), [])
     sources = [{"source": "covisitation"}, {"source": "popular"}]
     config = Candidates.model_validate({"sources": sources})
-    made = {
-        row.user_key: row for row in make_candidates(config, Tables(clicked, items, rows, RUN_DATE)).collect()
+    candidate_rows = {
+        row.user_key: row
+        for row in make_candidates(config, SourceTables(clicked, items, rows, RUN_DATE)).collect()
     }
-    assert made["u00"].candidates == []
-    assert all(made[user].candidates == [0] and made[user].sources == [1] for user in USERS[1:])
+    assert candidate_rows["u00"].candidates == []
+    assert all(
+        candidate_rows[user].candidates == [0] and candidate_rows[user].sources == [1] for user in USERS[1:]
+    )

@@ -17,17 +17,18 @@ SOURCES = ["covisitation", "popular", "retrieval"]
 
 
 def draw_positives(draw: np.random.Generator) -> dict[str, set[str]]:
-    """Up to four a user, none for some; items nobody can be offered among them, and a user without candidates."""
-    found = {
+    """Up to four positives a user, or none; some items are unknown, and one user has no candidates."""
+    actual = {
         user: {str(key) for key in draw.choice([*ITEMS, "gone"], draw.integers(0, 5), replace=False)}
         for user in [*USERS, "stranger"]
     }
-    return {user: wanted for user, wanted in found.items() if wanted}
+    return {user: wanted for user, wanted in actual.items() if wanted}
 
 
 def measured(
     spark: SparkSession, rows: list[tuple[Any, ...]], positives: dict[str, set[str]], sources: list[str]
 ) -> dict[bool, Recall]:
+    """The recall of some lists, measured by Spark."""
     items = spark.createDataFrame(list(enumerate(ITEMS)), "item_index int, item_key string")
     clicks = [(user, item) for user, wanted in positives.items() for item in wanted]
     wanted = spark.createDataFrame(clicks, "user_key string, item_key string")
@@ -45,8 +46,11 @@ def test_recall_of_lists_is_the_mean_share_of_positives_and_adds_up_over_sources
     for user in USERS:
         chosen = draw.permutation(12)[: draw.integers(0, 9)].tolist()
         lists[user] = list(zip(chosen, sorted(draw.integers(0, 3, len(chosen)).tolist()), strict=True))
-    rows = [(user, [i for i, _ in own], None, [s for _, s in own]) for user, own in lists.items()]
-    found = measured(spark, rows, positives, SOURCES)
+    rows = [
+        (user, [i for i, _ in user_rows], None, [s for _, s in user_rows])
+        for user, user_rows in lists.items()
+    ]
+    actual = measured(spark, rows, positives, SOURCES)
     for group, users in ((True, USERS[:14]), (False, USERS[14:])):
         asked = [user for user in users if user in positives]
         shares: dict[str, list[float]] = {name: [] for name in SOURCES}
@@ -54,11 +58,11 @@ def test_recall_of_lists_is_the_mean_share_of_positives_and_adds_up_over_sources
             for number, name in enumerate(SOURCES):
                 hits = [i for i, source in lists[user] if source == number and ITEMS[i] in positives[user]]
                 shares[name].append(len(hits) / len(positives[user]))
-        recall = found[group]
+        recall = actual[group]
         assert recall.users == len(asked) > 2
         assert recall.positives == sum(len(positives[user]) for user in asked)
         assert recall.by_source == pytest.approx(
-            {name: np.mean(each) for name, each in shares.items()}, abs=1e-12
+            {name: np.mean(share) for name, share in shares.items()}, abs=1e-12
         )
         assert recall.recall == pytest.approx(sum(recall.by_source.values()), abs=1e-12)
         assert 0 < (recall.recall or 0) < 1
@@ -70,16 +74,16 @@ def test_of_all_items_only_what_is_excluded_or_unknown_is_missed(spark: SparkSes
     positives = draw_positives(draw)
     excluded = {user: sorted(draw.permutation(12)[: draw.integers(0, 6)].tolist()) for user in USERS}
     rows = [(user, None, excluded[user] or None, None) for user in USERS]
-    found = measured(spark, rows, positives, ["all_items"])[True]
+    actual = measured(spark, rows, positives, ["all_items"])[True]
     asked = [user for user in USERS[:14] if user in positives]
     shares = [
         len({key for key in positives[user] if key in ITEMS and ITEMS.index(key) not in excluded[user]})
         / len(positives[user])
         for user in asked
     ]
-    assert found.recall == pytest.approx(np.mean(shares), abs=1e-12)
-    assert found.by_source == {}
-    assert found.mean_candidates == pytest.approx(np.mean([12 - len(excluded[user]) for user in asked]))
+    assert actual.recall == pytest.approx(np.mean(shares), abs=1e-12)
+    assert actual.by_source == {}
+    assert actual.mean_candidates == pytest.approx(np.mean([12 - len(excluded[user]) for user in asked]))
 
 
 def test_without_a_user_to_ask_recall_is_unknown(spark: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""Retrieval by vectors against NumPy: every user meets every item, whatever the blocks, the exclusions and the ties."""
+"""Retrieval by vectors against NumPy, for several block sizes, with exclusions and ties."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.types import MultiHot
 from scoring.candidates.retrieval import RetrievalRequest, retrieved_items
-from scoring.candidates.vectors import Retriever, retriever_of_process
+from scoring.candidates.vectors import Retriever, load_retriever
 from scoring.inputs.requests import ModelRequest
-from scoring.model.predictor import Predictor
+from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side
-from tests.scoring.world import CONTEXT, SPEC, World, write_model
+from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
 from tests.training.numpy_models import Network
 from training.checkpoints import load_model
 
@@ -34,7 +34,7 @@ def whole_numbers(rows: int, seed: int) -> torch.Tensor:
 
 def retriever(users: torch.Tensor, items: torch.Tensor, n: int, places: int) -> Retriever:
     """One whose users' vectors are looked up by their feature `who`."""
-    who = [each.name for each in SPEC.embedded].index("who")
+    who = [feature.name for feature in SPEC.embedded].index("who")
     towers: Any = SimpleNamespace(user_vectors=lambda dense, ids: users[ids[:, who]])
     predictor = Predictor(torch.nn.Identity(), SPEC, MultiHot(), "m1", torch.device("cpu"), 64)
     context = context_side(CONTEXT, SPEC, MultiHot())
@@ -42,6 +42,7 @@ def retriever(users: torch.Tensor, items: torch.Tensor, n: int, places: int) -> 
 
 
 def batch(excluded: list[list[int] | None]) -> pa.RecordBatch:
+    """Users with these excluded items."""
     frame = {
         "user_key": pa.array([f"u{index}" for index in range(len(excluded))]),
         "who": pa.array(range(len(excluded)), pa.int32()),
@@ -61,22 +62,22 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
         for _ in range(300)
     ]
     excluded[7] = list(range(61))
-    found = retriever(users, items, n, places).retrieve(batch(excluded))
-    assert found.column("user_key").to_pylist() == [f"u{index}" for index in range(300)]
+    actual = retriever(users, items, n, places).retrieve(batch(excluded))
+    assert actual.column("user_key").to_pylist() == [f"u{index}" for index in range(300)]
     products = users.numpy() @ items.numpy().T
-    for user, listed in enumerate(found.column("candidates").to_pylist()):
+    for user, listed in enumerate(actual.column("candidates").to_pylist()):
         order = np.lexsort((np.arange(61), -products[user]))
         assert listed == [item for item in order.tolist() if item not in (excluded[user] or [])][:n]
 
 
 def test_a_batch_without_users_is_a_batch_without_rows() -> None:
-    found = retriever(whole_numbers(1, 1), whole_numbers(3, 2), 2, 10).retrieve(batch([None]).slice(0, 0))
-    assert (found.num_rows, found.schema.names) == (0, ["user_key", "candidates"])
+    actual = retriever(whole_numbers(1, 1), whole_numbers(3, 2), 2, 10).retrieve(batch([None]).slice(0, 0))
+    assert (actual.num_rows, actual.schema.names) == (0, ["user_key", "candidates"])
 
 
 def test_without_items_every_list_is_empty() -> None:
-    found = retriever(whole_numbers(2, 1), whole_numbers(0, 2), 3, 10).retrieve(batch([None, []]))
-    assert found.column("candidates").to_pylist() == [[], []]
+    actual = retriever(whole_numbers(2, 1), whole_numbers(0, 2), 3, 10).retrieve(batch([None, []]))
+    assert actual.column("candidates").to_pylist() == [[], []]
 
 
 def test_what_cannot_be_ranked_or_excluded_names_the_user() -> None:
@@ -89,49 +90,53 @@ def test_what_cannot_be_ranked_or_excluded_names_the_user() -> None:
 
 
 def test_spark_retrieves_what_numpy_finds_with_the_written_weights(
-    spark: SparkSession, world: World, tmp_path: Path
+    spark: SparkSession, reference: ReferenceScores, tmp_path: Path
 ) -> None:
     path = write_model(tmp_path / "towers", "two_tower", version="t1")
     n, draw = 9, np.random.default_rng(5)
     excluded = {
-        user: sorted(draw.permutation(23)[: draw.integers(0, 20)].tolist()) for user in world.users.user_key
+        user: sorted(draw.permutation(23)[: draw.integers(0, 20)].tolist())
+        for user in reference.users.user_key
     }
     request = RetrievalRequest(
-        ModelRequest(path, "cpu", 16), world.request.item_files, tuple(CONTEXT.items()), n
+        ModelRequest(path, "cpu", 16), reference.request.item_files, tuple(CONTEXT.items()), n
     )
-    rows: list[Any] = world.users[["user_key", *FEATURES]].to_dict("records")
+    rows: list[Any] = reference.users[["user_key", *FEATURES]].to_dict("records")
     rows = [{**row, "excluded": excluded[row["user_key"]]} for row in rows]
     schema = "user_key string, who int, age float, excluded array<int>"
     users = spark.createDataFrame(rows, schema)
-    found = {row.user_key: row.candidates for row in retrieved_items(users, FEATURES, request).collect()}
+    actual = {row.user_key: row.candidates for row in retrieved_items(users, FEATURES, request).collect()}
 
     state = {
         name: value.numpy().astype(np.float64)
         for name, value in load_model(path, torch.device("cpu")).model.state_dict().items()
     }
-    scopes = [each.scope for each in SPEC.dense], [each.scope for each in SPEC.embedded]
+    scopes = [feature.scope for feature in SPEC.dense], [feature.scope for feature in SPEC.embedded]
     network = Network(state, SPEC.cardinalities, "mean", {}, scopes)
 
     def vectors(tower: str, rows: pd.DataFrame) -> np.ndarray:
         known = [
-            {**{each.name: 0 for each in SPEC.features}, **CONTEXT, **row} for row in rows.to_dict("records")
+            {**{feature.name: 0 for feature in SPEC.features}, **CONTEXT, **row}
+            for row in rows.to_dict("records")
         ]
-        dense = [np.array([row[each.name] for each in SPEC.dense], np.float64) for row in known]
-        ids = [[[int(row[each.name])] for each in SPEC.embedded] for row in known]
-        return np.array([network.tower(tower, *each) for each in zip(dense, ids, strict=True)])
+        dense = [np.array([row[feature.name] for feature in SPEC.dense], np.float64) for row in known]
+        ids = [[[int(row[feature.name])] for feature in SPEC.embedded] for row in known]
+        return np.array([network.tower(tower, *feature) for feature in zip(dense, ids, strict=True)])
 
-    products = vectors("user", world.users) @ vectors("item", world.items).T
+    products = vectors("user", reference.users) @ vectors("item", reference.items).T
     assert products.std() > 0.01
-    assert sorted(found) == sorted(world.users.user_key)
-    for user, own in zip(world.users.user_key, products, strict=True):
+    assert sorted(actual) == sorted(reference.users.user_key)
+    for user, user_rows in zip(reference.users.user_key, products, strict=True):
         allowed = [item for item in range(23) if item not in excluded[user]]
-        best = sorted((own[item] for item in allowed), reverse=True)[:n]
-        assert len(set(found[user])) == len(found[user]) == len(best)
-        assert set(found[user]) <= set(allowed)
-        np.testing.assert_allclose([own[item] for item in found[user]], best, atol=1e-5)
+        best = sorted((user_rows[item] for item in allowed), reverse=True)[:n]
+        assert len(set(actual[user])) == len(actual[user]) == len(best)
+        assert set(actual[user]) <= set(allowed)
+        np.testing.assert_allclose([user_rows[item] for item in actual[user]], best, atol=1e-5)
 
 
-def test_a_model_without_towers_is_refused(world: World) -> None:
-    request = RetrievalRequest(world.request.model, world.request.item_files, tuple(CONTEXT.items()), 5)
+def test_a_model_without_towers_is_refused(reference: ReferenceScores) -> None:
+    request = RetrievalRequest(
+        reference.request.model, reference.request.item_files, tuple(CONTEXT.items()), 5
+    )
     with pytest.raises(ConfigError, match=r"m1 is a LinearPart, which has no vectors"):
-        retriever_of_process(request, None, 1)
+        load_retriever(request, load_predictor(request.model, None, 1))

@@ -1,4 +1,4 @@
-"""The bootstrap against a naive loop that repeats rows, against theory, and against itself cut in other ranges."""
+"""The bootstrap against a naive loop that repeats rows, against theory, and with other ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from pyspark.sql import functions as F
 
 import metrics
 from metrics.bootstrap import Resample, draw_weights, interval
-from scoring.evaluation.prediction_quality import UNIT, Measured, combine, measure_predictions, reduce_rows
+from scoring.evaluation.prediction_quality import (
+    UNIT,
+    PredictionQuality,
+    combine,
+    measure_predictions,
+    reduce_rows,
+)
 
 RESAMPLE = Resample(25, seed=3)
 
@@ -36,11 +42,12 @@ def measured(
     units: NDArray[np.int64],
     resample: Resample = RESAMPLE,
     cuts: tuple[float, ...] = (),
-) -> Measured:
+) -> PredictionQuality:
+    """The quality of rows divided into ranges."""
     place = np.searchsorted(cuts, probability, side="right")
     ranges = [
-        reduce_rows(label[place == each], probability[place == each], units[place == each], resample)
-        for each in np.unique(place)[::-1]
+        reduce_rows(label[place == number], probability[place == number], units[place == number], resample)
+        for number in np.unique(place)[::-1]
     ]
     return combine(ranges)  # type: ignore[arg-type]
 
@@ -53,13 +60,13 @@ def weights_of(units: NDArray[np.int64], resample: Resample) -> NDArray[np.uint8
 def test_each_replicate_equals_measures_of_repeated_rows() -> None:
     """The oracle does what the words say: it repeats each row as often as its user was drawn."""
     label, probability, units = rows_of_users()
-    found = measured(label, probability, units)
+    actual = measured(label, probability, units)
     for replicate, weight in enumerate(weights_of(units, RESAMPLE)):
         again = np.repeat(np.arange(len(label)), weight)
         expected = metrics.auc(label[again], probability[again])
-        assert found.replicates["auc"][replicate] == pytest.approx(expected, abs=1e-12)
+        assert actual.replicates["auc"][replicate] == pytest.approx(expected, abs=1e-12)
         expected = metrics.log_loss(label[again], probability[again])
-        assert found.replicates["log_loss"][replicate] == pytest.approx(expected, abs=1e-8)
+        assert actual.replicates["log_loss"][replicate] == pytest.approx(expected, abs=1e-8)
 
 
 @pytest.mark.parametrize("cuts", [(0.1,), (0.01, 0.02, 0.03, 0.5), tuple(np.linspace(0, 1, 97))])
@@ -103,10 +110,10 @@ def test_a_replicate_without_clicks_has_no_auc_and_is_left_out() -> None:
     label[30] = 1.0
     units = np.arange(40, dtype=np.int64)
     drawn = weights_of(units, Resample(200))[:, 30]
-    found = measured(label, probability, units, Resample(200)).replicates
-    np.testing.assert_array_equal(np.isnan(found["auc"]), drawn == 0)
-    assert np.isfinite(found["log_loss"]).all()
-    assert interval(0.0, found["auc"], found["auc"] - 0.1, 0.95) is None  # more than a third is undefined
+    actual = measured(label, probability, units, Resample(200)).replicates
+    np.testing.assert_array_equal(np.isnan(actual["auc"]), drawn == 0)
+    assert np.isfinite(actual["log_loss"]).all()
+    assert interval(0.0, actual["auc"], actual["auc"] - 0.1, 0.95) is None  # more than a third is undefined
     some = np.where(np.arange(200) < 10, np.nan, 0.7)
     kept = interval(0.1, some, np.full(200, 0.6), 0.95)
     assert kept is not None
@@ -116,7 +123,8 @@ def test_a_replicate_without_clicks_has_no_auc_and_is_left_out() -> None:
 def test_the_interval_holds_the_true_difference_about_as_often_as_it_says() -> None:
     """Two scores of one normal signal: of 200 samples, 90% intervals hold the true difference in about 180.
 
-    AUC of N(d, 1) against N(0, 1) is Φ(d / √2). Users have effects of their own, so rows of a user are not independent.
+    AUC of N(d, 1) against N(0, 1) is Φ(d / √2). Users have effects of their own, so rows of a user are not
+    independent.
     """
     draw, held, trials, users, rows = np.random.default_rng(4), 0, 200, 80, 640
 
@@ -134,9 +142,9 @@ def test_the_interval_holds_the_true_difference_about_as_often_as_it_says() -> N
         aucs, points = [], []
         for score in (ours, theirs):
             probability = (1 / (1 + np.exp(-score))).astype(np.float32)
-            found = measured(label, probability, hashed, resample)
-            aucs.append(found.replicates["auc"])
-            points.append(found.facts["auc"])
+            actual = measured(label, probability, hashed, resample)
+            aucs.append(actual.replicates["auc"])
+            points.append(actual.facts["auc"])
         between = interval(points[0] - points[1], aucs[0], aucs[1], 0.9)
         assert between is not None
         held += between.low <= true <= between.high
@@ -159,10 +167,10 @@ def test_through_spark(spark: SparkSession) -> None:
     label, probability, units = rows_of_users(1_500)
     rows = [(float(a), float(b), int(c)) for a, b, c in zip(label, probability, units, strict=True)]
     frame = spark.createDataFrame(rows, f"label float, probability float, {UNIT} long").repartition(5)
-    found, expected = measure_predictions(frame, RESAMPLE), measured(label, probability, units)
+    actual, expected = measure_predictions(frame, RESAMPLE), measured(label, probability, units)
     for name in ("auc", "log_loss"):
-        np.testing.assert_array_equal(found.replicates[name], expected.replicates[name])
-    assert found.facts == expected.facts
+        np.testing.assert_array_equal(actual.replicates[name], expected.replicates[name])
+    assert actual.facts == expected.facts
     without = measure_predictions(frame.drop(UNIT).withColumn("more", F.lit(1)))
     assert without.facts == expected.facts
     assert not len(without.replicates["auc"])

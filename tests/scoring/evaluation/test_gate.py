@@ -8,7 +8,7 @@ import pytest
 
 from conf.types import Gate
 from metrics.bootstrap import Interval
-from scoring.evaluation.gate import Check, Comparison, Figures, Verdict, judge, level_of
+from scoring.evaluation.gate import Check, Comparison, Figures, Verdict, decide, level_of
 
 GOOD = Figures(0.7612, 0.4, 1.02)
 CHAMPION = Figures(0.7590, 0.41, 0.98)
@@ -24,29 +24,31 @@ def verdict(
     loss: tuple[float, float] = (-0.02, 0.0),
     rows: int = 60_000,
     users: int = 4_000,
-    others: tuple[Check, ...] = (),
+    other_checks: tuple[Check, ...] = (),
 ) -> Verdict:
+    """The verdict on a challenger with this interval of the AUC."""
     auc = Interval(challenger.auc - champion.auc, low, high, 0.95, 1000)
     log_loss = Interval(challenger.log_loss - champion.log_loss, *loss, 0.95, 1000)
-    compared = Comparison(champion, auc, log_loss, rows, users)
-    return judge(Gate(**(gate or {})), challenger, compared, others)
+    comparison = Comparison(champion, auc, log_loss, rows, users)
+    return decide(Gate(**(gate or {})), challenger, comparison, other_checks)
 
 
-def levels(found: Verdict) -> dict[str, str]:
-    return {each.name: each.level for each in found.checks}
+def levels(decision: Verdict) -> dict[str, str]:
+    """Check → level."""
+    return {check.name: check.level for check in decision.checks}
 
 
 def test_the_reason_has_both_figures_and_the_interval() -> None:
-    found = verdict(0.0008, 0.0035)
-    assert found.promoted
-    assert found.reason == (
+    decision = verdict(0.0008, 0.0035)
+    assert decision.promoted
+    assert decision.reason == (
         "AUC 0.7612 against the champion's 0.7590 (+0.0022, 95% from +0.0008 to +0.0035): "
         "not worse by more than gate.margin=0.002"
     )
 
 
 @pytest.mark.parametrize(
-    "low, high, promoted, said",
+    "low, high, promoted, message",
     [
         (-0.002, 0.001, True, "not worse by more than"),
         (-0.0021, 0.001, False, "may be worse by more than gate.margin=0.002"),
@@ -55,11 +57,13 @@ def test_the_reason_has_both_figures_and_the_interval() -> None:
         (-0.004, 0.004, False, "test on more days (split.test_days) or raise gate.margin"),
     ],
 )
-def test_the_interval_decides_and_not_the_point(low: float, high: float, promoted: bool, said: str) -> None:
-    found = verdict(low, high)
-    assert found.promoted is promoted
-    assert said in found.reason
-    assert ("equal model" in found.reason) == (not promoted and high - low > 0.004 and high >= -0.002)
+def test_the_interval_decides_and_not_the_point(
+    low: float, high: float, promoted: bool, message: str
+) -> None:
+    decision = verdict(low, high)
+    assert decision.promoted is promoted
+    assert message in decision.reason
+    assert ("equal model" in decision.reason) == (not promoted and high - low > 0.004 and high >= -0.002)
 
 
 def test_an_identical_model_passes_a_margin_of_zero() -> None:
@@ -69,11 +73,11 @@ def test_an_identical_model_passes_a_margin_of_zero() -> None:
 def test_log_loss_decides_only_where_it_has_a_margin() -> None:
     worse = (0.001, 0.02)
     assert verdict(0.0, 0.01, loss=worse).promoted
-    found = verdict(0.0, 0.01, loss=worse, gate={"log_loss_margin": 0.01})
-    assert not found.promoted
+    decision = verdict(0.0, 0.01, loss=worse, gate={"log_loss_margin": 0.01})
+    assert not decision.promoted
     assert (
         "log loss 0.4000 against the champion's 0.4100 (-0.0100, 95% from +0.0010 to +0.0200): may be worse"
-        in (found.reason)
+        in (decision.reason)
     )
     assert verdict(0.0, 0.01, loss=worse, gate={"log_loss_margin": 0.02}).promoted
 
@@ -82,13 +86,13 @@ def test_log_loss_decides_only_where_it_has_a_margin() -> None:
     "few, name", [({"rows": 999}, "gate.min_rows=1,000"), ({"users": 49}, "gate.min_users=50")]
 )
 def test_few_rows_or_users_decide_nothing(few: dict[str, int], name: str) -> None:
-    found = verdict(0.01, 0.02, **few)  # type: ignore[arg-type]
-    assert not found.promoted
-    assert f"too few to decide on ({name})" in found.reason
+    decision = verdict(0.01, 0.02, **few)  # type: ignore[arg-type]
+    assert not decision.promoted
+    assert f"too few to decide on ({name})" in decision.reason
 
 
 @pytest.mark.parametrize(
-    "ours, theirs, level",
+    "challenger_ratio, champion_ratio, level",
     [
         (1.25, 1.0, "ok"),
         (0.8, 1.0, "ok"),
@@ -99,44 +103,51 @@ def test_few_rows_or_users_decide_nothing(few: dict[str, int], name: str) -> Non
     ],
 )
 def test_calibration_stays_in_its_band_unless_the_champion_is_further_off(
-    ours: float, theirs: float, level: str
+    challenger_ratio: float, champion_ratio: float, level: str
 ) -> None:
-    found = verdict(0.0, 0.01, challenger=Figures(0.7612, 0.4, ours), champion=Figures(0.7590, 0.41, theirs))
-    assert levels(found)["calibration"] == level
-    assert found.promoted is (level != "hold")
-    assert (f"predicted clicks are {ours:.3f} times the observed ones" in found.reason) is (level == "hold")
+    decision = verdict(
+        0.0,
+        0.01,
+        challenger=Figures(0.7612, 0.4, challenger_ratio),
+        champion=Figures(0.7590, 0.41, champion_ratio),
+    )
+    assert levels(decision)["calibration"] == level
+    assert decision.promoted is (level != "hold")
+    assert (f"predicted clicks are {challenger_ratio:.3f} times the observed ones" in decision.reason) is (
+        level == "hold"
+    )
 
 
 def test_without_an_interval_nothing_is_promoted() -> None:
-    compared = Comparison(CHAMPION, None, None, 60_000, 4_000)
-    found = judge(Gate(), GOOD, compared)
-    assert not found.promoted
-    assert "no interval: too few rows of a class to resample" in found.reason
+    comparison = Comparison(CHAMPION, None, None, 60_000, 4_000)
+    decision = decide(Gate(), GOOD, comparison)
+    assert not decision.promoted
+    assert "no interval: too few rows of a class to resample" in decision.reason
 
 
 def test_drift_that_holds_is_named_after_the_comparison() -> None:
     drift = Check("score_psi", "hold", "scores moved by PSI 0.700", 0.7, 0.5, "gate.drift.score_psi_hold")
-    found = verdict(0.0, 0.01, others=(drift, Check("oov_share", "warn", "new ids", 0.6)))
-    assert not found.promoted
-    assert found.reason.endswith("not worse by more than gate.margin=0.002; scores moved by PSI 0.700")
+    decision = verdict(0.0, 0.01, other_checks=(drift, Check("oov_share", "warn", "new ids", 0.6)))
+    assert not decision.promoted
+    assert decision.reason.endswith("not worse by more than gate.margin=0.002; scores moved by PSI 0.700")
 
 
 def test_a_first_model_is_promoted_whatever_drift_says_but_not_against_people() -> None:
     drift = Check("feature_psi", "hold", "C1 moved", 0.9)
-    found = judge(Gate(), Figures(0.61, 0.5, 3.0), None, [drift])
-    assert found.promoted
-    assert found.reason == "first model: AUC 0.6100, no champion to compare with"
-    assert levels(found) == {"calibration": "warn", "feature_psi": "warn"}
-    found = judge(Gate(), GOOD, None, [Check("standing", "hold", "it was withdrawn")])
-    assert not found.promoted
-    assert found.reason.endswith("; it was withdrawn")
+    decision = decide(Gate(), Figures(0.61, 0.5, 3.0), None, [drift])
+    assert decision.promoted
+    assert decision.reason == "first model: AUC 0.6100, no champion to compare with"
+    assert levels(decision) == {"calibration": "warn", "feature_psi": "warn"}
+    decision = decide(Gate(), GOOD, None, [Check("standing", "hold", "it was withdrawn")])
+    assert not decision.promoted
+    assert decision.reason.endswith("; it was withdrawn")
 
 
-@pytest.mark.parametrize("compared", [None, Comparison(CHAMPION, None, None, 60_000, 4_000)])
-def test_a_model_without_an_auc_never_serves(compared: Comparison | None) -> None:
-    found = judge(Gate(), Figures(float("nan"), float("nan"), 1.0), compared)
-    assert not found.promoted
-    assert "the challenger's AUC is nan" in found.reason
+@pytest.mark.parametrize("comparison", [None, Comparison(CHAMPION, None, None, 60_000, 4_000)])
+def test_a_model_without_an_auc_never_serves(comparison: Comparison | None) -> None:
+    decision = decide(Gate(), Figures(float("nan"), float("nan"), 1.0), comparison)
+    assert not decision.promoted
+    assert "the challenger's AUC is nan" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -155,7 +166,7 @@ def test_levels(value: float | None, expected: tuple[str, float | None]) -> None
 
 
 @pytest.mark.parametrize(
-    "values, said",
+    "values, message",
     [
         (
             {"drift": {"score_psi_warn": 0.3, "score_psi_hold": 0.2}},
@@ -165,6 +176,6 @@ def test_levels(value: float | None, expected: tuple[str, float | None]) -> None
         ({"replicates": 10}, "replicates"),
     ],
 )
-def test_limits_that_contradict_themselves_are_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_limits_that_contradict_themselves_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Gate(**values)

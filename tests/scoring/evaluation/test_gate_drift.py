@@ -1,4 +1,4 @@
-"""Drift at the gate: read from the data report as it was published, and from both models' scores on the same rows."""
+"""The gate's checks of drift, from a published data report and from the scores of two models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from etl.quality.report_types import ColumnReport, Comparison, PieceRows
 from metrics.histogram import bin_keys
 from scoring.evaluation.gate_drift import drift_checks, score_drift
 from scoring.evaluation.gate_measures import ModelMeasures
-from scoring.evaluation.prediction_quality import Measured
+from scoring.evaluation.prediction_quality import PredictionQuality
 from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.reporting.report_lake import RUN_DATE, publish_facts
-from tests.scoring.lake import make_config
+from tests.scoring.scoring_lake import make_config
 
 
 def column(name: str, psi: float | None, noise: float = 0.01) -> ColumnReport:
+    """The report of a raw column."""
     return ColumnReport(name, "string", 0, 100, 0, 700, 5, 9, 1, psi, noise, None, (), (), None, None, None)
 
 
@@ -45,24 +46,31 @@ REPORT = Comparison(
 
 
 def measures(probability: np.ndarray, oov: dict[str, float] | None = None) -> ModelMeasures:
+    """Measures of a model with these scores."""
     bins = Counter(bin_keys(probability.astype(np.float64)).tolist())
-    return ModelMeasures("m", "w", Measured({}, bins, {}), oov or {})
+    return ModelMeasures("m", "w", PredictionQuality({}, bins, {}), oov or {})
 
 
 def job_of(folder: Path, drift: dict[str, Any] | None = None, exempt: list[str] | None = None) -> RunContext:
+    """The context of evaluate_model with these limits."""
     config = make_config(folder, gate={"drift": drift or {}}, quality={"exempt": exempt or []})
     return RunContext("evaluate_model", config, RUN_DATE)
 
 
 def publish(config: Config, report: Comparison) -> None:
+    """Publishes a data report."""
     facts = {**report.to_facts(), "findings": []}
     publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), facts)
 
 
-def found(
+def checks_of(
     job: RunContext, ours: ModelMeasures, theirs: ModelMeasures | None = None
 ) -> dict[str, tuple[str, str, str | None]]:
-    return {each.name: (each.level, each.said, each.setting) for each in drift_checks(job, ours, theirs)[0]}
+    """Check → level, message and setting."""
+    return {
+        check.name: (check.level, check.message, check.setting)
+        for check in drift_checks(job, ours, theirs)[0]
+    }
 
 
 SCORES = np.random.default_rng(1).beta(2, 6, 20_000).astype(np.float32)
@@ -79,13 +87,16 @@ def test_scores_of_one_distribution_do_not_drift_and_shifted_ones_do() -> None:
 
 
 def test_the_psi_of_scores_is_that_of_the_champions_tenths() -> None:
-    """Against NumPy: both histograms over the quantiles of the champion's scores, to within the width of a bin.
+    """Against NumPy: both histograms over the quantiles of the champion's scores, up to the width of a bin.
 
     Scores stay in the champion's range: what lies outside of it has a bin of its own.
     """
     ours = np.clip(SCORES * 1.4, SCORES.min(), SCORES.max())
     edges = np.quantile(SCORES, np.linspace(0, 1, 11))
-    e, a = (np.histogram(np.clip(each, edges[0], edges[-1]), edges)[0] / len(each) for each in (SCORES, ours))
+    e, a = (
+        np.histogram(np.clip(scores, edges[0], edges[-1]), edges)[0] / len(scores)
+        for scores in (SCORES, ours)
+    )
     expected = float(((a - e) * np.log(a / e)).sum())
     drift = score_drift(measures(ours), measures(SCORES))
     assert drift is not None
@@ -96,7 +107,7 @@ def test_limits_warn_or_hold_and_name_their_key(tmp_path: Path) -> None:
     ours, theirs = measures(np.clip(SCORES * 1.8, 0, 1), {"who": 0.6, "what": 0.1}), measures(SCORES)
     job = job_of(tmp_path, {"feature_psi_hold": 0.6, "click_rate_change_warn": 0.4, "score_psi_hold": 0.3})
     publish(job.config, REPORT)
-    checks = found(job, ours, theirs)
+    checks = checks_of(job, ours, theirs)
     assert checks["feature_psi"] == (
         "hold",
         f"columns of {RUN_DATE} drifted from its train days: more by PSI 0.700, moved by PSI 0.400 "
@@ -105,7 +116,8 @@ def test_limits_warn_or_hold_and_name_their_key(tmp_path: Path) -> None:
     )
     assert checks["click_rate_change"] == (
         "warn",
-        "15.00% of the test rows are clicks, 30.00% of the train rows (above gate.drift.click_rate_change_warn=0.4)",
+        "15.00% of the test rows are clicks, 30.00% of the train rows "
+        "(above gate.drift.click_rate_change_warn=0.4)",
         "gate.drift.click_rate_change_warn",
     )
     assert checks["score_psi"][0] == "hold"
@@ -119,7 +131,7 @@ def test_limits_warn_or_hold_and_name_their_key(tmp_path: Path) -> None:
 def test_exempt_columns_and_chance_do_not_count(tmp_path: Path) -> None:
     job = job_of(tmp_path, exempt=["who"])
     publish(job.config, replace(REPORT, columns=(column("who", 0.7), column("small", 0.9, noise=1.0))))
-    checks = found(job, measures(SCORES, {"who": 0.9, "what": 0.1}), measures(SCORES))
+    checks = checks_of(job, measures(SCORES, {"who": 0.9, "what": 0.1}), measures(SCORES))
     assert {name: level for name, (level, _, _) in checks.items()} == {
         "score_psi": "ok",
         "feature_psi": "ok",
@@ -130,7 +142,7 @@ def test_exempt_columns_and_chance_do_not_count(tmp_path: Path) -> None:
 
 
 def test_without_a_report_or_a_champion_it_is_said_what_was_not_looked_at(tmp_path: Path) -> None:
-    checks = found(job_of(tmp_path), measures(SCORES))
+    checks = checks_of(job_of(tmp_path), measures(SCORES))
     assert set(checks) == {"feature_psi"}
     assert checks["feature_psi"][0] == "warn"
     assert f"there is no data report of {RUN_DATE}" in checks["feature_psi"][1]

@@ -22,38 +22,41 @@ def predictions(rows: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_ranges(label: np.ndarray, probability: np.ndarray, cuts: list[float]) -> list[dict[str, Any]]:
+    """The sums of the rows in ranges between these cuts."""
     place = np.searchsorted(cuts, probability, side="right")
-    return [reduce_rows(label[place == each], probability[place == each]) for each in np.unique(place)[::-1]]
+    return [
+        reduce_rows(label[place == number], probability[place == number]) for number in np.unique(place)[::-1]
+    ]
 
 
 def test_measures_equal_those_of_training() -> None:
     label, probability = predictions()
-    found = combine(in_ranges(label, probability, [])).facts  # type: ignore[arg-type]
-    assert found["auc"] == pytest.approx(metrics.auc(label, probability), abs=1e-12)
-    assert found["log_loss"] == pytest.approx(metrics.log_loss(label, probability), abs=1e-9)
-    assert found["normalized_entropy"] == pytest.approx(
+    actual = combine(in_ranges(label, probability, [])).facts  # type: ignore[arg-type]
+    assert actual["auc"] == pytest.approx(metrics.auc(label, probability), abs=1e-12)
+    assert actual["log_loss"] == pytest.approx(metrics.log_loss(label, probability), abs=1e-9)
+    assert actual["normalized_entropy"] == pytest.approx(
         metrics.normalized_entropy(label, probability), abs=1e-9
     )
-    assert (found["rows"], found["positives"]) == (len(label), int(label.sum()))
+    assert (actual["rows"], actual["positives"]) == (len(label), int(label.sum()))
     expected = probability.astype(float).sum() / label.sum()
-    assert found["predicted_over_observed"] == pytest.approx(expected, abs=1e-6)
+    assert actual["predicted_over_observed"] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("cuts", [[0.5], [0.01, 0.02, 0.03, 0.9], list(np.linspace(0, 1, 97))])
 def test_ranges_do_not_change_a_digit(cuts: list[float]) -> None:
     label, probability = predictions()
-    cut, whole = (combine(in_ranges(label, probability, each)) for each in (cuts, []))  # type: ignore[arg-type]
+    cut, whole = (combine(in_ranges(label, probability, value)) for value in (cuts, []))  # type: ignore[arg-type]
     assert (cut.facts, cut.score_bins) == (whole.facts, whole.score_bins)
 
 
 def test_calibration_and_histogram_describe_the_same_bins() -> None:
     label, probability = predictions()
-    found = combine(in_ranges(label, probability, [0.3])).facts  # type: ignore[arg-type]
+    actual = combine(in_ranges(label, probability, [0.3])).facts  # type: ignore[arg-type]
     counts, edges = np.histogram(probability.astype(float), bins=20, range=(0, 1))
-    assert found["histogram"]["counts"] == counts.tolist()
-    np.testing.assert_allclose(found["histogram"]["edges"], edges)
-    assert sum(each["rows"] for each in found["calibration"]) == len(label)
-    second = next(each for each in found["calibration"] if each["low"] == 0.05)
+    assert actual["histogram"]["counts"] == counts.tolist()
+    np.testing.assert_allclose(actual["histogram"]["edges"], edges)
+    assert sum(bin_["rows"] for bin_ in actual["calibration"]) == len(label)
+    second = next(bin_ for bin_ in actual["calibration"] if bin_["low"] == 0.05)
     inside = np.minimum((probability.astype(float) * 20).astype(int), 19) == 1
     assert second["click_rate"] == pytest.approx(label[inside].mean())
     assert second["mean_probability"] == pytest.approx(probability[inside].mean(), abs=1e-6)

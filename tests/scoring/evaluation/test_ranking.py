@@ -24,11 +24,11 @@ def test_groups_spread_over_tasks_measure_the_same(spark: SparkSession) -> None:
     group, label, probability = predictions()
     rows = list(zip(group.tolist(), label.tolist(), probability.tolist(), strict=True))
     frame = spark.createDataFrame(rows, "group_key string, label float, probability float").repartition(7)
-    found = measure_groups(frame, 3)
-    assert found["k"] == 3
-    assert found["groups"] == len(set(group[label == 1]))
-    assert found["map"] == pytest.approx(map_at_k(label, probability, group, 3), abs=1e-9)
-    assert found["ndcg"] == pytest.approx(ndcg_at_k(label, probability, group, 3), abs=1e-9)
+    actual = measure_groups(frame, 3)
+    assert actual["k"] == 3
+    assert actual["groups"] == len(set(group[label == 1]))
+    assert actual["map"] == pytest.approx(map_at_k(label, probability, group, 3), abs=1e-9)
+    assert actual["ndcg"] == pytest.approx(ndcg_at_k(label, probability, group, 3), abs=1e-9)
 
 
 def test_no_click_is_an_error(spark: SparkSession) -> None:

@@ -24,12 +24,14 @@ def test_measures_equal_plain_python(spark: SparkSession) -> None:
         for index in range(5, 25)
     }
     warm = {f"u{index}" for index in range(0, 25, 2)} | {"never seen again"}
-    lists = [(user, place, item) for user, own in listed.items() for place, item in enumerate(own, 1)]
-    clicks = [(user, item) for user, own in wanted.items() for item in sorted(own)]
+    lists = [
+        (user, place, item) for user, user_rows in listed.items() for place, item in enumerate(user_rows, 1)
+    ]
+    clicks = [(user, item) for user, user_rows in wanted.items() for item in sorted(user_rows)]
     lists_frame = spark.createDataFrame(lists, "user_key string, position int, item_key string").repartition(
         3
     )
-    found = measure_lists(
+    actual = measure_lists(
         lists_frame,
         spark.createDataFrame(clicks, "user_key string, item_key string"),
         spark.createDataFrame([(user,) for user in sorted(warm)], "user_key string"),
@@ -43,15 +45,15 @@ def test_measures_equal_plain_python(spark: SparkSession) -> None:
             / sum(1 / math.log2(place + 1) for place in range(1, min(K, len(wanted[user])) + 1))
             for user in users
         ]
-        assert found[group].users == len(users) > 0
-        assert found[group].hit_rate == sum(map(any, hits.values())) / len(users)
-        assert found[group].ndcg == pytest.approx(np.mean(ndcg), abs=1e-12)
+        assert actual[group].users == len(users) > 0
+        assert actual[group].hit_rate == sum(map(any, hits.values())) / len(users)
+        assert actual[group].ndcg == pytest.approx(np.mean(ndcg), abs=1e-12)
     assert coverage(lists_frame, 12) == len({item for _, _, item in lists}) / 12
 
 
 def test_a_group_without_users_has_no_rates(spark: SparkSession) -> None:
     lists = spark.createDataFrame([("a", 1, "x")], "user_key string, position int, item_key string")
     clicks = spark.createDataFrame([("a", "x")], "user_key string, item_key string")
-    found = measure_lists(lists, clicks, spark.createDataFrame([("a",)], "user_key string"), K)
-    assert (found[True].users, found[True].hit_rate, found[True].ndcg) == (1, 1.0, 1.0)
-    assert (found[False].users, found[False].hit_rate, found[False].ndcg) == (0, None, None)
+    actual = measure_lists(lists, clicks, spark.createDataFrame([("a",)], "user_key string"), K)
+    assert (actual[True].users, actual[True].hit_rate, actual[True].ndcg) == (1, 1.0, 1.0)
+    assert (actual[False].users, actual[False].hit_rate, actual[False].ndcg) == (0, None, None)

@@ -1,4 +1,4 @@
-"""Top-k lists of hand-made users and items against NumPy and pandas, without Spark."""
+"""Top-k lists of a few users and items against NumPy and pandas, without Spark."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import torch
 
 from conf.errors import ConfigError, DataError
 from scoring.inputs.requests import ModelRequest
-from scoring.model.micro_batch import Steps
+from scoring.model.micro_batch import MicroBatch
 from scoring.ranking import recommender as module
+from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pairs import blocks
-from scoring.ranking.recommender import Recommender, read_items, recommender_of_process
-from tests.scoring.world import CONTEXT, SPEC, World, write_model
+from scoring.ranking.recommender import Recommender
+from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, make_recommender, write_model
 
 LIST = pa.list_(pa.int32())
 
@@ -27,6 +28,7 @@ def batch_of(
     candidates: list[list[int] | None] | None = None,
     excluded: list[list[int] | None] | None = None,
 ) -> pa.RecordBatch:
+    """A batch of users with candidates and excluded items."""
     table = pa.Table.from_pandas(users, preserve_index=False)
     nothing = [None] * len(users)
     table = table.append_column("candidates", pa.array(candidates or nothing, LIST))
@@ -36,53 +38,56 @@ def batch_of(
 
 
 def lists_of(recommender: Recommender, *batches: pa.RecordBatch) -> pd.DataFrame:
-    found = [each.to_pandas() for batch in batches for each in recommender.recommend(batch)]
+    """The lists of some batches, with the columns of ReferenceScores.expected."""
+    actual = [lists.to_pandas() for batch in batches for lists in recommender.recommend(batch)]
     frame = (
-        pd.concat(found, ignore_index=True)
-        if found
+        pd.concat(actual, ignore_index=True)
+        if actual
         else pd.DataFrame(columns=["user_id", "position", "item_id", "score"])
     )
     return frame.rename(columns={"user_id": "user_key", "item_id": "item_key"})
 
 
-def assert_same_lists(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+def assert_same_lists(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
+    """Checks items and positions for equality, and scores up to rounding."""
     keys = ["user_key", "position", "item_key"]
-    assert found[keys].values.tolist() == expected[keys].values.tolist()
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
+    assert actual[keys].values.tolist() == expected[keys].values.tolist()
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
 
 
 @pytest.fixture
-def recommender(world: World) -> Recommender:
-    return recommender_of_process(world.request, None, 1)
+def recommender(reference: ReferenceScores) -> Recommender:
+    """A recommender of the 5 best items."""
+    return make_recommender(reference.request)
 
 
-def test_every_item_scored_equals_numpy(world: World, recommender: Recommender) -> None:
-    assert_same_lists(lists_of(recommender, batch_of(world.users)), world.expected(5))
+def test_every_item_scored_equals_numpy(reference: ReferenceScores, recommender: Recommender) -> None:
+    assert_same_lists(lists_of(recommender, batch_of(reference.users)), reference.expected(5))
 
 
-def test_ties_go_to_the_lower_item_key(world: World) -> None:
-    everything = recommender_of_process(replace(world.request, k=23), None, 1)
-    found = lists_of(everything, batch_of(world.users))
-    place = {key: list(own.item_key) for key, own in found.groupby("user_key")}
+def test_ties_go_to_the_lower_item_key(reference: ReferenceScores) -> None:
+    everything = make_recommender(replace(reference.request, k=23))
+    actual = lists_of(everything, batch_of(reference.users))
+    place = {key: list(user_rows.item_key) for key, user_rows in actual.groupby("user_key")}
     for keys in place.values():
         first = keys.index("i004")
         assert keys[first : first + 3] == ["i004", "i005", "i011"]
 
 
-def test_candidate_lists_of_none_one_and_many(world: World, recommender: Recommender) -> None:
+def test_candidate_lists_of_none_one_and_many(reference: ReferenceScores, recommender: Recommender) -> None:
     draw = np.random.default_rng(8)
     sizes = [0, 1, 3, 5, 6, 23] * 6 + [0]
     chosen = [sorted(draw.choice(23, size, replace=False).tolist()) for size in sizes]
-    shuffled = [draw.permutation(each).tolist() for each in chosen]  # the order of a list means nothing
-    found = lists_of(recommender, batch_of(world.users, candidates=shuffled))
-    by_user = dict(zip(world.users.user_key, chosen, strict=True))
-    assert_same_lists(found, world.expected(5, by_user))
-    positions = found.groupby("user_key").position.apply(list).to_dict()
-    for key, own in by_user.items():
-        assert positions.get(key, []) == list(range(1, min(5, len(own)) + 1))
+    shuffled = [draw.permutation(indices).tolist() for indices in chosen]  # the order of a list means nothing
+    actual = lists_of(recommender, batch_of(reference.users, candidates=shuffled))
+    by_user = dict(zip(reference.users.user_key, chosen, strict=True))
+    assert_same_lists(actual, reference.expected(5, by_user))
+    positions = actual.groupby("user_key").position.apply(list).to_dict()
+    for key, user_rows in by_user.items():
+        assert positions.get(key, []) == list(range(1, min(5, len(user_rows)) + 1))
 
 
-def test_excluded_items_are_left_out(world: World, recommender: Recommender) -> None:
+def test_excluded_items_are_left_out(reference: ReferenceScores, recommender: Recommender) -> None:
     excluded: list[list[int] | None] = [
         None,
         [],
@@ -92,86 +97,94 @@ def test_excluded_items_are_left_out(world: World, recommender: Recommender) -> 
         list(range(1, 23)),
         *[[0, 22]] * 31,
     ]
-    found = lists_of(recommender, batch_of(world.users, excluded=excluded))
+    actual = lists_of(recommender, batch_of(reference.users, excluded=excluded))
     left = [[item for item in range(23) if item not in (gone or [])] for gone in excluded]
-    assert_same_lists(found, world.expected(5, dict(zip(world.users.user_key, left, strict=True))))
+    assert_same_lists(actual, reference.expected(5, dict(zip(reference.users.user_key, left, strict=True))))
 
 
 @pytest.mark.parametrize("step_rows, places", [(1, 1), (7, 1), (7, 60), (100, 30), (10_000, 10_000)])
 def test_steps_blocks_and_batches_do_not_change_the_lists(
-    world: World, recommender: Recommender, monkeypatch: pytest.MonkeyPatch, step_rows: int, places: int
+    reference: ReferenceScores,
+    recommender: Recommender,
+    monkeypatch: pytest.MonkeyPatch,
+    step_rows: int,
+    places: int,
 ) -> None:
     monkeypatch.setattr(module, "_MIN_PLACES", places)
-    predictor = replace(recommender.predictor, steps=Steps(step_rows))
+    predictor = replace(recommender.predictor, micro_batch=MicroBatch(step_rows))
     stepped = Recommender.of(predictor, recommender.items, recommender.k)
     candidates: list[list[int] | None] = [None, [3], [], [7, 2, 9, 0], None] * 7 + [None, [1]]
-    whole = batch_of(world.users, candidates=candidates)
+    whole = batch_of(reference.users, candidates=candidates)
     pieces = [whole.slice(start, 5) for start in range(0, 37, 5)]
     expected = lists_of(recommender, whole)
-    for found in (lists_of(stepped, whole), lists_of(stepped, *pieces)):
-        assert_same_lists(found, expected)
+    for actual in (lists_of(stepped, whole), lists_of(stepped, *pieces)):
+        assert_same_lists(actual, expected)
 
 
 def test_blocks_hold_every_user_once_within_their_bound() -> None:
     most = np.array([3, 0, 5, 1, 1, 1, 9, 0, 2])
-    made = list(blocks(most, 8, 1, 100))
-    assert [user for block in made for user in range(block.start, block.stop)] == list(range(len(most)))
-    for block in made:
+    user_blocks = list(blocks(most, 8, 1, 100))
+    assert [user for block in user_blocks for user in range(block.start, block.stop)] == list(
+        range(len(most))
+    )
+    for block in user_blocks:
         assert block.stop - block.start == 1 or (block.stop - block.start) * most[block].max() <= 8
     assert [block.stop - block.start for block in blocks(most, 8, 4, 100)] == [4, 4, 1]
     assert [block.stop - block.start for block in blocks(most, 1_000, 1, 2)] == [2, 2, 2, 2, 1]
 
 
-def test_unknown_users_are_scored_by_their_other_features(world: World, recommender: Recommender) -> None:
-    stranger = world.users[world.users.who == 2]
+def test_unknown_users_are_scored_by_their_other_features(
+    reference: ReferenceScores, recommender: Recommender
+) -> None:
+    stranger = reference.users[reference.users.who == 2]
     assert len(stranger) > 1
     assert_same_lists(
         lists_of(recommender, batch_of(stranger.reset_index(drop=True))),
-        world.expected(5).query("user_key in @stranger.user_key"),
+        reference.expected(5).query("user_key in @stranger.user_key"),
     )
 
 
-def test_nan_names_user_and_item(world: World, recommender: Recommender) -> None:
-    users = world.users.copy()
+def test_nan_names_user_and_item(reference: ReferenceScores, recommender: Recommender) -> None:
+    users = reference.users.copy()
     users.loc[20, "age"] = np.nan
     with pytest.raises(DataError, match=r"user u020 with item i000 as NaN"):
         lists_of(recommender, batch_of(users))
 
 
-def test_repeated_candidates_are_refused(world: World, recommender: Recommender) -> None:
+def test_repeated_candidates_are_refused(reference: ReferenceScores, recommender: Recommender) -> None:
     with pytest.raises(DataError, match="candidates of user u001 hold an item twice"):
-        lists_of(recommender, batch_of(world.users[:2], candidates=[[1, 2], [3, 3]]))
+        lists_of(recommender, batch_of(reference.users[:2], candidates=[[1, 2], [3, 3]]))
 
 
 @pytest.mark.parametrize("listed", [[23], [-1]])
 def test_candidates_out_of_range_are_refused(
-    world: World, recommender: Recommender, listed: list[int]
+    reference: ReferenceScores, recommender: Recommender, listed: list[int]
 ) -> None:
     with pytest.raises(DataError, match="candidate indices of user u001"):
-        lists_of(recommender, batch_of(world.users[:2], candidates=[[1], listed]))
+        lists_of(recommender, batch_of(reference.users[:2], candidates=[[1], listed]))
 
 
-def test_items_must_be_counted_from_zero(world: World, recommender: Recommender) -> None:
+def test_items_must_be_counted_from_zero(reference: ReferenceScores, recommender: Recommender) -> None:
     with pytest.raises(DataError, match="item_index does not count from 0"):
-        read_items(world.request.item_files[::-1], recommender.predictor, CONTEXT)
+        read_items(reference.request.item_files[::-1], recommender.predictor, CONTEXT)
 
 
 @pytest.mark.parametrize("context, named", [({"hour": 0.25}, "device"), ({**CONTEXT, "kind": 3}, "kind")])
 def test_context_must_give_exactly_the_context_features(
-    world: World, recommender: Recommender, context: dict[str, float], named: str
+    reference: ReferenceScores, recommender: Recommender, context: dict[str, float], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        read_items(world.request.item_files, recommender.predictor, context)
+        read_items(reference.request.item_files, recommender.predictor, context)
 
 
-def test_dlrm_lists_equal_its_own_forward_pass(world: World, tmp_path: Path) -> None:
+def test_dlrm_lists_equal_its_own_forward_pass(reference: ReferenceScores, tmp_path: Path) -> None:
     path = write_model(tmp_path / "dlrm", architecture="dlrm")
-    request = replace(world.request, model=ModelRequest(path, "cpu", 64))
-    recommender = recommender_of_process(request, None, 1)
-    pairs = world.users.merge(world.items, how="cross").assign(**CONTEXT)
-    dense = torch.tensor(pairs[[each.name for each in SPEC.dense]].to_numpy(np.float32))
-    categorical = torch.tensor(pairs[[each.name for each in SPEC.categorical]].to_numpy(np.int64))
+    request = replace(reference.request, model=ModelRequest(path, "cpu", 64))
+    recommender = make_recommender(request)
+    pairs = reference.users.merge(reference.items, how="cross").assign(**CONTEXT)
+    dense = torch.tensor(pairs[[feature.name for feature in SPEC.dense]].to_numpy(np.float32))
+    categorical = torch.tensor(pairs[[feature.name for feature in SPEC.categorical]].to_numpy(np.int64))
     with torch.inference_mode():
         probabilities = torch.sigmoid(recommender.predictor.model(dense, categorical)).numpy()
-    expected = replace(world, probabilities=probabilities.reshape(37, 23)).expected(5)
-    assert_same_lists(lists_of(recommender, batch_of(world.users)), expected)
+    expected = replace(reference, probabilities=probabilities.reshape(37, 23)).expected(5)
+    assert_same_lists(lists_of(recommender, batch_of(reference.users)), expected)

@@ -1,4 +1,4 @@
-"""Lists of any length, from every architecture, against pandas; and what a worker holds while it makes them."""
+"""Lists of any length from every architecture against pandas, and the memory that a worker needs for them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ from conf.types import ModelConfig
 from scoring.inputs.requests import ListRequest, ModelRequest
 from scoring.ranking import recommender as module
 from scoring.ranking.pair_scorer import JoinedRows, PairScorer, factorization_of
-from scoring.ranking.recommender import Recommender, recommender_of_process
+from scoring.ranking.recommender import Recommender
 from scoring.ranking.top_k import NO_CANDIDATE
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
-from tests.scoring.world import CONTEXT, SPEC, World, make_users, write_model
+from tests.scoring.reference_scores import (
+    CONTEXT,
+    SPEC,
+    ReferenceScores,
+    make_recommender,
+    make_users,
+    write_model,
+)
 from tests.training.architectures import VARIANTS, variant
 from training.checkpoints import save_model
 from training.models import build_model
@@ -38,10 +45,12 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, dense: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
+        """The logits of the whole model."""
         return self.model(dense, categorical)
 
 
 def save(folder: Path, config: ModelConfig) -> str:
+    """Saves a model with random weights and returns its folder."""
     model = build_model(config, SPEC)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -61,37 +70,39 @@ def save(folder: Path, config: ModelConfig) -> str:
 def joined_probabilities(recommender: Recommender, users: pd.DataFrame, items: pd.DataFrame) -> np.ndarray:
     """(U, N) by the model's own pass over rows that pandas joined."""
     pairs = users.merge(items, how="cross").assign(**CONTEXT)
-    dense = torch.tensor(pairs[[each.name for each in SPEC.dense]].to_numpy(np.float32))
-    categorical = torch.tensor(pairs[[each.name for each in SPEC.categorical]].to_numpy(np.int64))
+    dense = torch.tensor(pairs[[feature.name for feature in SPEC.dense]].to_numpy(np.float32))
+    categorical = torch.tensor(pairs[[feature.name for feature in SPEC.categorical]].to_numpy(np.int64))
     logits = recommender.predictor.model(dense, categorical)
     return torch.sigmoid(logits).numpy().reshape(len(users), len(items))
 
 
-def assert_close_lists(found: pd.DataFrame, probabilities: np.ndarray, asked: list[list[int]]) -> None:
+def assert_close_lists(actual: pd.DataFrame, probabilities: np.ndarray, asked: list[list[int]]) -> None:
     """Scores within 1e-5, and items that only scores this close put in another order."""
-    by_user = dict(list(found.groupby("user_key")))
+    by_user = dict(list(actual.groupby("user_key")))
     for user, items in enumerate(asked):
-        own = by_user.pop(f"u{user:03d}", None)
+        user_rows = by_user.pop(f"u{user:03d}", None)
         if not items:
-            assert own is None
+            assert user_rows is None
             continue
-        assert own is not None
-        assert own.position.tolist() == list(range(1, min(K, len(items)) + 1))
-        index = own.item_key.str[1:].astype(int).to_numpy()
+        assert user_rows is not None
+        assert user_rows.position.tolist() == list(range(1, min(K, len(items)) + 1))
+        index = user_rows.item_key.str[1:].astype(int).to_numpy()
         assert len(set(index)) == len(index)
         assert set(index) <= set(items)
-        np.testing.assert_allclose(own.score, probabilities[user, index], atol=1e-5)
+        np.testing.assert_allclose(user_rows.score, probabilities[user, index], atol=1e-5)
         best = np.sort(probabilities[user, items])[::-1][: len(index)]
-        np.testing.assert_allclose(own.score, best, atol=1e-5)
+        np.testing.assert_allclose(user_rows.score, best, atol=1e-5)
     assert not by_user
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_lists_of_every_architecture_equal_joined_rows(world: World, tmp_path: Path, name: str) -> None:
+def test_lists_of_every_architecture_equal_joined_rows(
+    reference: ReferenceScores, tmp_path: Path, name: str
+) -> None:
     path = save(tmp_path / "model", variant(name))
-    request = replace(world.request, model=ModelRequest(path, "cpu", 40), k=K)
-    recommender = recommender_of_process(request, None, 1)
-    probabilities = joined_probabilities(recommender, world.users, world.items)
+    request = replace(reference.request, model=ModelRequest(path, "cpu", 40), k=K)
+    recommender = make_recommender(request)
+    probabilities = joined_probabilities(recommender, reference.users, reference.items)
     draw = np.random.default_rng(4)
     sizes = [0, 1, 3, 9, 20, 23] * 6 + [12]
     candidates: list[list[int] | None] = [draw.permutation(23)[:size].tolist() for size in sizes]
@@ -101,8 +112,8 @@ def test_lists_of_every_architecture_equal_joined_rows(world: World, tmp_path: P
         [item for item in range(23) if item not in (gone or [])] if listed is None else listed
         for listed, gone in zip(candidates, excluded, strict=True)
     ]
-    found = lists_of(recommender, batch_of(world.users, candidates, excluded))
-    assert_close_lists(found, probabilities, asked)
+    actual = lists_of(recommender, batch_of(reference.users, candidates, excluded))
+    assert_close_lists(actual, probabilities, asked)
     assert probabilities.std() > 0.02
 
 
@@ -110,7 +121,7 @@ def test_lists_of_every_architecture_equal_joined_rows(world: World, tmp_path: P
 def crowd(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[ListRequest, pd.DataFrame, pd.DataFrame, np.ndarray]:
-    """100,000 items, of whose features many are equal, 20 users and a logistic regression; NumPy's float32 probabilities."""
+    """100,000 items, many with equal features, 20 users, a logistic regression, and NumPy's probabilities."""
     folder = tmp_path_factory.mktemp("crowd")
     users = make_users(20)
     draw = np.random.default_rng(6)
@@ -128,7 +139,7 @@ def crowd(
     request = ListRequest(
         ModelRequest(write_model(folder / "model"), "cpu", None), (path,), tuple(CONTEXT.items()), 50
     )
-    recommender = recommender_of_process(request, None, 1)
+    recommender = make_recommender(request)
     kinds, place = np.unique(
         items[["what", "kind", "price"]].to_numpy(np.float32), axis=0, return_inverse=True
     )
@@ -138,7 +149,7 @@ def crowd(
 
 def test_lists_of_0_1_and_100_000_with_ties_equal_pandas(crowd: Any) -> None:
     request, users, _, probabilities = crowd
-    recommender = recommender_of_process(request, None, 1)
+    recommender = make_recommender(request)
     draw = np.random.default_rng(9)
     everything = draw.permutation(MANY).tolist()
     half = sorted(draw.choice(MANY, MANY // 2, replace=False).tolist())
@@ -147,32 +158,33 @@ def test_lists_of_0_1_and_100_000_with_ties_equal_pandas(crowd: Any) -> None:
     ] * 12
     gone = draw.choice(MANY, 1_000, replace=False).tolist()
     excluded: list[list[int] | None] = [None] * 5 + [gone] + [None] * 14
-    found = lists_of(recommender, batch_of(users, candidates, excluded))
+    actual = lists_of(recommender, batch_of(users, candidates, excluded))
     for user, listed in enumerate(candidates):
         left = np.arange(MANY) if listed is None else np.sort(np.array(listed, dtype=int))
         if excluded[user]:
             left = np.setdiff1d(left, gone)
-        own = found[found.user_key == f"u{user:03d}"]
+        user_rows = actual[actual.user_key == f"u{user:03d}"]
         frame = pd.DataFrame({"item": left, "score": probabilities[user, left]})
         ranked = frame.sort_values("score", ascending=False, kind="stable").head(50)
-        np.testing.assert_allclose(own.score, ranked.score, atol=1e-6)
-        # Equal features have equal scores: in the order of their keys, each item of a score before those that were cut off.
-        index = own.item_key.str[1:].astype(int).to_numpy()
-        assert (np.diff(index)[np.diff(own.score.to_numpy()) == 0] > 0).all()
+        np.testing.assert_allclose(user_rows.score, ranked.score, atol=1e-6)
+        # Equal features have equal scores: in the order of their keys, each item of a score before those that
+        # were cut off.
+        index = user_rows.item_key.str[1:].astype(int).to_numpy()
+        assert (np.diff(index)[np.diff(user_rows.score.to_numpy()) == 0] > 0).all()
         scores = dict(zip(left, probabilities[user, left], strict=True))
-        assert [scores[each] for each in index] == pytest.approx(ranked.score.tolist(), abs=1e-6)
+        assert [scores[item] for item in index] == pytest.approx(ranked.score.tolist(), abs=1e-6)
         if len(left) > 50:
             last = index[-1]
             equal = left[np.abs(probabilities[user, left] - scores[last]) < 1e-7]
             assert set(equal[equal < last]) <= set(index)
-    assert len(found) == 0 + 1 + 2 + 17 * 50
+    assert len(actual) == 0 + 1 + 2 + 17 * 50
 
 
 def test_what_is_held_grows_neither_with_users_nor_with_candidates(
     crowd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, users, _, _ = crowd
-    recommender = recommender_of_process(request, None, 1)
+    recommender = make_recommender(request)
     held: list[int] = []
     for name in ("score_consecutive", "score_lists"):
         whole = getattr(PairScorer, name)
@@ -194,55 +206,59 @@ def test_what_is_held_grows_neither_with_users_nor_with_candidates(
     assert max(most.values()) <= 20_000 * 1.125
 
 
-def test_a_model_without_a_factorization_is_scored_on_joined_rows(world: World, tmp_path: Path) -> None:
+def test_a_model_without_a_factorization_is_scored_on_joined_rows(
+    reference: ReferenceScores, tmp_path: Path
+) -> None:
     path = save(tmp_path / "model", variant("dlrm"))
-    request = replace(world.request, model=ModelRequest(path, "cpu", 64), k=K)
-    split = recommender_of_process(request, None, 1)
-    users = batch_of(world.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
+    request = replace(reference.request, model=ModelRequest(path, "cpu", 64), k=K)
+    split = make_recommender(request)
+    users = batch_of(reference.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
     expected = lists_of(split, users)
     predictor = replace(split.predictor, model=Whole(split.predictor.model))
     assert isinstance(factorization_of(predictor), JoinedRows)
     whole = Recommender.of(predictor, split.items, K)
-    found = lists_of(whole, users)
-    assert found[["user_key", "position"]].equals(expected[["user_key", "position"]])
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-5)
-    assert (found.item_key == expected.item_key).mean() > 0.95
+    actual = lists_of(whole, users)
+    assert actual[["user_key", "position"]].equals(expected[["user_key", "position"]])
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-5)
+    assert (actual.item_key == expected.item_key).mean() > 0.95
 
 
 @pytest.mark.parametrize("name", ["dlrm", "wide_and_deep", "dcn_v2_parallel"])
 def test_items_that_do_not_fit_in_memory_are_computed_when_they_are_met(
-    world: World, tmp_path: Path, name: str
+    reference: ReferenceScores, tmp_path: Path, name: str
 ) -> None:
     path = save(tmp_path / "model", variant(name))
-    request = replace(world.request, model=ModelRequest(path, "cpu", 64), k=K)
-    kept = recommender_of_process(request, None, 1)
+    request = replace(reference.request, model=ModelRequest(path, "cpu", 64), k=K)
+    kept = make_recommender(request)
     passing = replace(kept, pair_scorer=PairScorer(kept.predictor, kept.items.side, kept_bytes=0))
     assert kept.pair_scorer.keeps_items
     assert not passing.pair_scorer.keeps_items
-    users = batch_of(world.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
-    expected, found = lists_of(kept, users), lists_of(passing, users)
-    np.testing.assert_allclose(found.score, expected.score, atol=1e-6)
-    assert (found.item_key == expected.item_key).mean() > 0.95
+    users = batch_of(reference.users, [None, [3, 9, 1], [], [0]] * 9 + [None])
+    expected, actual = lists_of(kept, users), lists_of(passing, users)
+    np.testing.assert_allclose(actual.score, expected.score, atol=1e-6)
+    assert (actual.item_key == expected.item_key).mean() > 0.95
 
 
 @pytest.mark.parametrize("precision, bound", [("bf16", 2e-2), ("fp16", 2e-3)])
 def test_half_precision_changes_scores_little_and_is_not_ignored(
-    world: World, tmp_path: Path, precision: Any, bound: float
+    reference: ReferenceScores, tmp_path: Path, precision: Any, bound: float
 ) -> None:
     path = save(tmp_path / "model", variant("dlrm"))
-    request = replace(world.request, model=ModelRequest(path, "cpu", 64), k=23)
-    full = lists_of(recommender_of_process(request, None, 1), batch_of(world.users))
+    request = replace(reference.request, model=ModelRequest(path, "cpu", 64), k=23)
+    full = lists_of(make_recommender(request), batch_of(reference.users))
     halved = replace(request, model=replace(request.model, precision=precision))
-    half = lists_of(recommender_of_process(halved, None, 1), batch_of(world.users))
+    half = lists_of(make_recommender(halved), batch_of(reference.users))
     both = full.merge(half, on=["user_key", "item_key"], validate="one_to_one")
     assert len(both) == 37 * 23
     error = (both.score_x - both.score_y).abs().max()
     assert 0 < error < bound
 
 
-def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(world: World) -> None:
-    recommender = recommender_of_process(world.request, None, 1)
-    users = batch_of(world.users, [[], [3], None, *([[1, 2]] * 34)])
+def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(
+    reference: ReferenceScores,
+) -> None:
+    recommender = make_recommender(reference.request)
+    users = batch_of(reference.users, [[], [3], None, *([[1, 2]] * 34)])
     seen: list[torch.Tensor] = []
 
     class Watched(Recommender):

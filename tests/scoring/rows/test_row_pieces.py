@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoring.rows.file_splits import RowGroup, deal
+from scoring.rows.file_splits import RowGroup, divide_rows
 
 
 def groups_of(rows: list[int]) -> list[RowGroup]:
+    """Row groups of these sizes."""
     return [RowGroup(f"f{place}", place % 3, 3, count, "2026-01-01") for place, count in enumerate(rows)]
 
 
@@ -17,7 +18,7 @@ def test_every_row_is_in_one_piece_and_in_order(seed: int) -> None:
     draw = np.random.default_rng(seed)
     groups = groups_of(draw.integers(1, 500, draw.integers(1, 30)).tolist())
     slots, most = int(draw.integers(1, 20)), int(draw.integers(1, 800))
-    tasks = deal(groups, slots, most)
+    tasks = divide_rows(groups, slots, most)
     read = [
         (piece.group.path, row) for task in tasks for piece in task for row in range(piece.start, piece.stop)
     ]
@@ -29,7 +30,7 @@ def test_every_row_is_in_one_piece_and_in_order(seed: int) -> None:
 
 
 def test_equal_row_groups_are_not_cut() -> None:
-    tasks = deal(groups_of([100, 104, 98, 102]), slots=4, most_rows=1000)
+    tasks = divide_rows(groups_of([100, 104, 98, 102]), slots=4, max_rows=1000)
     assert [[(piece.start, piece.stop) for piece in task] for task in tasks] == [
         [(0, 100)],
         [(0, 104)],
@@ -39,7 +40,7 @@ def test_equal_row_groups_are_not_cut() -> None:
 
 
 def test_one_large_row_group_feeds_all_slots() -> None:
-    tasks = deal(groups_of([900]), slots=3, most_rows=1000)
+    tasks = divide_rows(groups_of([900]), slots=3, max_rows=1000)
     assert [[(piece.start, piece.stop) for piece in task] for task in tasks] == [
         [(0, 300)],
         [(300, 600)],
@@ -48,4 +49,4 @@ def test_one_large_row_group_feeds_all_slots() -> None:
 
 
 def test_without_rows_there_is_one_empty_task() -> None:
-    assert deal([], slots=4, most_rows=10) == [()]
+    assert divide_rows([], slots=4, max_rows=10) == [()]

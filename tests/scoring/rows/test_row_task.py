@@ -1,4 +1,4 @@
-"""Feature rows read and scored by a worker itself: NumPy's probabilities, whatever the cuts; files that lie are refused."""
+"""Tasks of score_rows: NumPy's probabilities, however rows are divided; wrong files are refused."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ import pytest
 
 from conf.errors import DataError
 from scoring.inputs.requests import ModelRequest
-from scoring.model.predictor import Predictor, predictor_of_process
+from scoring.model.predictor import Predictor, load_predictor
 from scoring.rows import task as row_task
-from scoring.rows.file_splits import Piece, RowGroup, deal
+from scoring.rows.file_splits import Piece, RowGroup, divide_rows
 from scoring.rows.reader import read_piece
 from scoring.rows.task import score_pieces, write_scores
 from storage.feature_spec import FeatureSpec
 from tests.scoring import test_multi_hot as lists
-from tests.scoring.lake import feature_rows
-from tests.scoring.world import SPEC, World
+from tests.scoring.reference_scores import SPEC, ReferenceScores
+from tests.scoring.scoring_lake import feature_rows
 
 ROWS, GROUP_ROWS = 150, 40
 
 
 @pytest.fixture
-def rows(world: World) -> pa.Table:
-    return feature_rows(world, day=1, rows=ROWS)
+def rows(reference: ReferenceScores) -> pa.Table:
+    """Feature rows of a day."""
+    return feature_rows(reference, day=1, rows=ROWS)
 
 
 @pytest.fixture
-def predictor(world: World) -> Predictor:
-    return predictor_of_process(ModelRequest(world.request.model.path, "cpu", 16), None, 1)
+def predictor(reference: ReferenceScores) -> Predictor:
+    """A predictor with small micro-batches."""
+    return load_predictor(ModelRequest(reference.request.model.path, "cpu", 16), None, 1)
 
 
 def write(path: Path, rows: pa.Table, dt: str = "2026-01-02") -> list[RowGroup]:
@@ -44,16 +46,17 @@ def write(path: Path, rows: pa.Table, dt: str = "2026-01-02") -> list[RowGroup]:
     return [RowGroup(str(path), index, count, footer.row_group(index).num_rows, dt) for index in range(count)]
 
 
-def expected_of(world: World, rows: pa.Table) -> np.ndarray:
+def expected_of(reference: ReferenceScores, rows: pa.Table) -> np.ndarray:
+    """NumPy's probabilities of feature rows."""
     frame: pd.DataFrame = rows.to_pandas()
-    users = pd.Index(world.users.user_key).get_indexer(pd.Index(frame.user_key))
-    items = pd.Index(world.items.item_key).get_indexer(pd.Index(frame.item_key))
-    return world.probabilities[users, items]
+    users = pd.Index(reference.users.user_key).get_indexer(pd.Index(frame.user_key))
+    items = pd.Index(reference.items.item_key).get_indexer(pd.Index(frame.item_key))
+    return reference.probabilities[users, items]
 
 
 @pytest.mark.parametrize("slots, batch_rows", [(1, 1000), (7, 1000), (4, 3), (150, 1)])
 def test_probabilities_do_not_depend_on_tasks_and_batches(
-    world: World,
+    reference: ReferenceScores,
     rows: pa.Table,
     predictor: Predictor,
     tmp_path: Path,
@@ -64,12 +67,12 @@ def test_probabilities_do_not_depend_on_tasks_and_batches(
     monkeypatch.setattr(row_task, "_MIN_BATCH_ROWS", batch_rows)
     groups = [*write(tmp_path / "a", rows.slice(0, 90)), *write(tmp_path / "b", rows.slice(90), "2026-01-03")]
     folder = tmp_path / "scores"
-    tasks = deal(groups, slots, most_rows=10_000)
+    tasks = divide_rows(groups, slots, max_rows=10_000)
     files = [folder / write_scores(predictor, task, str(folder), 1) for task in tasks]
-    found = pa.concat_tables(pq.read_table(path) for path in files).to_pandas()
-    assert found.row_id.tolist() == rows.column("row_id").to_pylist()
-    assert found.features_dt.tolist() == ["2026-01-02"] * 90 + ["2026-01-03"] * 60
-    np.testing.assert_allclose(found.probability, expected_of(world, rows), atol=1e-6)
+    actual = pa.concat_tables(pq.read_table(path) for path in files).to_pandas()
+    assert actual.row_id.tolist() == rows.column("row_id").to_pylist()
+    assert actual.features_dt.tolist() == ["2026-01-02"] * 90 + ["2026-01-03"] * 60
+    np.testing.assert_allclose(actual.probability, expected_of(reference, rows), atol=1e-6)
     assert sorted(folder.iterdir()) == sorted(files)
     assert {pq.read_metadata(path).num_row_groups for path in files} == {1}
 
@@ -77,8 +80,8 @@ def test_probabilities_do_not_depend_on_tasks_and_batches(
 def test_a_task_that_runs_twice_writes_the_same_rows_to_a_file_of_its_own(
     rows: pa.Table, predictor: Predictor, tmp_path: Path
 ) -> None:
-    """A worker that was killed and the attempt that follows never share a file, and one of them is named in a manifest."""
-    (task,) = deal(write(tmp_path / "rows", rows), 1, 1000)
+    """A repeated task writes another file than the killed one, and a manifest names only one of them."""
+    (task,) = divide_rows(write(tmp_path / "rows", rows), 1, 1000)
     first, second = (write_scores(predictor, task, str(tmp_path / "scores"), 1) for _ in range(2))
     assert first != second
     both = [pq.read_table(tmp_path / "scores" / name) for name in (first, second)]
@@ -94,22 +97,23 @@ def test_lists_of_ids_are_read_from_files(tmp_path: Path) -> None:
     pairs |= {name: items.column(name).take(pa.array(item)) for name in ("tags", "price")}
     pairs["campaigns"] = pa.array([[3, 5, 4]] * len(user), lists.LIST)
     pairs["history"] = pa.array(
-        [None if each == [] else each for each in pairs["history"].to_pylist()], lists.LIST
+        [None if ids == [] else ids for ids in pairs["history"].to_pylist()], lists.LIST
     )
     table = pa.table({"row_id": pa.array(range(len(user))), **pairs})
     groups = write(tmp_path / "rows", table)
-    model = predictor_of_process(ModelRequest(str(tmp_path / "model"), "cpu", 10), None, 1)
-    found = pa.Table.from_batches(
-        batch for task in deal(groups, 3, 100) for batch in score_pieces(model, task, 1)
+    model = load_predictor(ModelRequest(str(tmp_path / "model"), "cpu", 10), None, 1)
+    actual = pa.Table.from_batches(
+        batch for task in divide_rows(groups, 3, 100) for batch in score_pieces(model, task, 1)
     )
     expected = [
         lists.probability(state, who, what) for who in users.to_pylist() for what in items.to_pylist()
     ]
-    np.testing.assert_allclose(found.column("probability").to_numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(actual.column("probability").to_numpy(), expected, atol=1e-6)
 
 
 def read_all(groups: list[RowGroup], spec: FeatureSpec = SPEC) -> int:
-    pieces = [Piece(each, 0, each.rows) for each in groups]
+    """Number of rows that are read."""
+    pieces = [Piece(group, 0, group.rows) for group in groups]
     return sum(batch.num_rows for piece in pieces for batch in read_piece(piece, spec, ["row_id"], 64))
 
 
@@ -143,9 +147,9 @@ DAMAGE: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_rows_that_do_not_fit_the_spec_are_refused(rows: pa.Table, tmp_path: Path, name: str) -> None:
-    damage, said = DAMAGE[name]
+    damage, message = DAMAGE[name]
     assert read_all(write(tmp_path / "whole", rows)) == ROWS
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         read_all(write(tmp_path / "damaged", damage(rows)))
     assert str(tmp_path / "damaged") in caught.value.problem
     assert "build_features" in caught.value.remedy
@@ -174,4 +178,4 @@ def test_a_nan_row_is_named_with_its_date(rows: pa.Table, predictor: Predictor, 
     prices[77] = np.nan
     groups = write(tmp_path / "rows", _set(rows, "price", pa.array(prices)))
     with pytest.raises(DataError, match=r"row \{'row_id': 77, 'features_dt': '2026-01-02'\} as NaN"):
-        list(score_pieces(predictor, [Piece(each, 0, each.rows) for each in groups], 1))
+        list(score_pieces(predictor, [Piece(group, 0, group.rows) for group in groups], 1))

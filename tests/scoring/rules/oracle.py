@@ -1,4 +1,4 @@
-"""Business rules as a person would apply them with a pencil: one user, one list at a time, plain Python."""
+"""Business rules in plain Python, one user and one list at a time: the expected results of the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ _WORD = 2**64
 
 @dataclass(frozen=True)
 class PlainRules:
-    """`values` and `categories`: item → attribute value. `explore` places are drawn with `salt`."""
+    """The rules of a case.
+
+    Attributes:
+        by: `factor` or `log_odds`.
+        boosts: attribute value → amount.
+        values, categories: item → attribute value.
+        most: largest number of items of a category.
+        explore: number of positions that are drawn.
+        salt: of the draw.
+    """
 
     by: str = "factor"
     boosts: Mapping[str, float] | None = None
@@ -27,6 +36,7 @@ class PlainRules:
 
 
 def hash_of(text: str, salt: str = "") -> int:
+    """64 bits of BLAKE2b."""
     return int.from_bytes(blake2b(salt.encode() + b"\0" + text.encode(), digest_size=8).digest(), "little")
 
 
@@ -40,6 +50,7 @@ def draw_of(user: str, item: str, salt: str) -> int:
 
 
 def key_of(rules: PlainRules, item: str, score: float) -> float:
+    """The ranking score of an item."""
     amount = (rules.boosts or {}).get((rules.values or {}).get(item, ""))
     if amount is None:
         return score
@@ -52,8 +63,15 @@ def key_of(rules: PlainRules, item: str, score: float) -> float:
 def list_of(
     rules: PlainRules, user: str, scored: Sequence[tuple[str, float]], k: int
 ) -> list[tuple[str, str]]:
-    """(item, reason) in order. `scored`: (item, probability) of the user's candidates."""
-    ranking = sorted(scored, key=lambda each: (-key_of(rules, *each), each[0]))
+    """The list of a user: (item, reason) in order.
+
+    Args:
+        rules: of the case.
+        user: its key.
+        scored: (item, probability) of the user's candidates.
+        k: length of the list.
+    """
+    ranking = sorted(scored, key=lambda pair: (-key_of(rules, *pair), pair[0]))
     taken: list[tuple[str, str]] = []
     counts: Counter[str] = Counter()
 

@@ -1,4 +1,4 @@
-"""Rules on the device against the plain walk of oracle.py, over drawn rankings; and what each rule promises by itself."""
+"""Business rules against the plain Python of oracle.py over random rankings, and each rule alone."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ import torch
 from conf.errors import ConfigError, DataError
 from conf.types import ListRules
 from scoring.ranking import recommender as module
-from scoring.ranking.recommender import Recommender, recommender_of_process
+from scoring.ranking.recommender import Recommender
 from scoring.rules.attributes import align, digest_of_table, read_attribute
 from scoring.rules.exploration import draw_keys, text_hashes
-from scoring.rules.request import AttributeTable, places_to_explore, rules_request
+from scoring.rules.request import AttributeTable, positions_to_explore, rules_request
 from tests.scoring.ranking.test_recommender import batch_of
+from tests.scoring.reference_scores import ReferenceScores, make_recommender
 from tests.scoring.rules.oracle import PlainRules, draw_of, list_of
-from tests.scoring.world import World
 
 RUN_DATE = "2026-01-05"
 K = 6
 
 
-def write_shelves(folder: Path, world: World) -> dict[str, str]:
+def write_shelves(folder: Path, reference: ReferenceScores) -> dict[str, str]:
     """An attribute of most items: `red` of many, `blue` and `green` of some, none of every seventh."""
     colours = ["red", "red", "blue", "red", "green"]
-    shelves = {item: colours[index % 5] for index, item in enumerate(world.items.item_key) if index % 7 != 3}
+    shelves = {
+        item: colours[index % 5] for index, item in enumerate(reference.items.item_key) if index % 7 != 3
+    }
     rows = pa.table({"sku": list(shelves), "colour": list(shelves.values())})
     pq.write_table(rows, folder / f"shelves-{RUN_DATE}.parquet")
     return shelves
 
 
 def rules_of(folder: Path, **rules: Any) -> ListRules:
+    """Rules with the attribute table of a folder."""
     table = {
         "path": f"{folder}/shelves-{{date}}.parquet",
         "format": "parquet",
@@ -50,24 +53,29 @@ def rules_of(folder: Path, **rules: Any) -> ListRules:
     return ListRules.model_validate({"attributes": {"shelf": table} if used else {}, **rules})
 
 
-def recommender_with(world: World, rules: ListRules, k: int = K) -> Recommender:
+def recommender_with(reference: ReferenceScores, rules: ListRules, k: int = K) -> Recommender:
+    """A recommender with rules."""
     request = rules_request(rules, k, RUN_DATE, {})
-    return recommender_of_process(replace(world.request, k=k, rules=request), None, 1)
+    return make_recommender(replace(reference.request, k=k, rules=request))
 
 
 def lists_of(recommender: Recommender, batch: pa.RecordBatch) -> pd.DataFrame:
-    return pd.concat([each.to_pandas() for each in recommender.recommend(batch)], ignore_index=True)
+    """The lists of a batch."""
+    return pd.concat([lists.to_pandas() for lists in recommender.recommend(batch)], ignore_index=True)
 
 
 def boost(by: str = "factor", **values: float) -> dict[str, Any]:
+    """A boost by colour."""
     return {"boost": {"attribute": "shelf", "by": by, "values": values}}
 
 
 def cap(most: int) -> dict[str, Any]:
+    """A maximum per colour."""
     return {"max_per_category": {"attribute": "shelf", "max": most}}
 
 
 def explore(share: float, seed: int = 3) -> dict[str, Any]:
+    """An exploration."""
     return {"exploration": {"share": share, "seed": seed}}
 
 
@@ -96,28 +104,28 @@ CASES: dict[str, tuple[dict[str, Any], PlainRules]] = {
 @pytest.mark.parametrize("most_users", [1, 1_024], ids=["a user at a time", "all users at once"])
 @pytest.mark.parametrize("name", CASES)
 def test_lists_equal_the_plain_walk(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most_users: int
+    reference: ReferenceScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most_users: int
 ) -> None:
     """Over the whole ranking, for users with 0, 1, few and all items as candidates."""
     monkeypatch.setattr(module, "_LEAST_USERS", 1)
     monkeypatch.setattr(module, "_MOST_USERS", most_users)
-    given, plain = CASES[name]
-    shelves = write_shelves(tmp_path, world)
+    settings, plain = CASES[name]
+    shelves = write_shelves(tmp_path, reference)
     plain = replace(plain, values=shelves, categories=shelves)
     draw = np.random.default_rng(17)
     sizes = [0, 1, 2, 5, 6, 7, 14, 23] * 5
     chosen = [
-        draw.permutation(23)[:size].tolist() for size, _ in zip(sizes, world.users.user_key, strict=False)
+        draw.permutation(23)[:size].tolist() for size, _ in zip(sizes, reference.users.user_key, strict=False)
     ]
-    recommender = recommender_with(world, rules_of(tmp_path, **given))
-    found = lists_of(recommender, batch_of(world.users, candidates=chosen))
-    probabilities = world.probabilities.astype(np.float32)
-    ours = dict(iter(found.groupby("user_id", sort=False)))
+    recommender = recommender_with(reference, rules_of(tmp_path, **settings))
+    actual = lists_of(recommender, batch_of(reference.users, candidates=chosen))
+    probabilities = reference.probabilities.astype(np.float32)
+    ours = dict(iter(actual.groupby("user_id", sort=False)))
     reasons: Counter[str] = Counter()
-    for row, (user, own) in enumerate(zip(world.users.user_key, chosen, strict=True)):
-        scored = [(world.items.item_key[item], float(probabilities[row, item])) for item in own]
+    for row, (user, user_rows) in enumerate(zip(reference.users.user_key, chosen, strict=True)):
+        scored = [(reference.items.item_key[item], float(probabilities[row, item])) for item in user_rows]
         expected = list_of(plain, user, scored, K)
-        got = ours.get(user, found.iloc[:0])
+        got = ours.get(user, actual.iloc[:0])
         assert list(zip(got.item_id, got.reason, strict=True)) == expected, user
         assert got.position.tolist() == list(range(1, len(expected) + 1))
         by_item = dict(scored)
@@ -129,37 +137,40 @@ def test_lists_equal_the_plain_walk(
     assert boosted | drawn | ranked >= set(reasons) >= drawn | ranked  # every kind of reason occurred
 
 
-def test_the_walk_goes_past_any_number_of_full_categories(world: World, tmp_path: Path) -> None:
-    """The best item that is not red may stand last of all; an over-fetched top would miss it."""
-    keys = world.items.item_key.tolist()
-    order = np.argsort(-world.probabilities[0].astype(np.float32), kind="stable")
+def test_the_walk_goes_past_any_number_of_full_categories(reference: ReferenceScores, tmp_path: Path) -> None:
+    """The best item that is not red may be the last of all, below any fixed number of best items."""
+    keys = reference.items.item_key.tolist()
+    order = np.argsort(-reference.probabilities[0].astype(np.float32), kind="stable")
     shelves = {keys[item]: "red" for item in order[:-1]} | {keys[order[-1]]: "blue"}
     pq.write_table(
         pa.table({"sku": list(shelves), "colour": list(shelves.values())}),
         tmp_path / f"shelves-{RUN_DATE}.parquet",
     )
-    found = lists_of(recommender_with(world, rules_of(tmp_path, **cap(1))), batch_of(world.users.iloc[:1]))
-    assert found.item_id.tolist() == [keys[order[0]], keys[order[-1]]]
+    actual = lists_of(
+        recommender_with(reference, rules_of(tmp_path, **cap(1))), batch_of(reference.users.iloc[:1])
+    )
+    assert actual.item_id.tolist() == [keys[order[0]], keys[order[-1]]]
 
 
-def test_boosts_that_change_nothing_leave_list_and_scores(world: World, tmp_path: Path) -> None:
-    write_shelves(tmp_path, world)
-    plain = recommender_of_process(replace(world.request, k=K), None, 1)
-    expected = lists_of(plain, batch_of(world.users))
+def test_boosts_that_change_nothing_leave_list_and_scores(reference: ReferenceScores, tmp_path: Path) -> None:
+    write_shelves(tmp_path, reference)
+    plain = make_recommender(replace(reference.request, k=K))
+    expected = lists_of(plain, batch_of(reference.users))
     for rules in (boost(red=1.0), boost("log_odds", red=0.0), cap(23)):
-        found = lists_of(recommender_with(world, rules_of(tmp_path, **rules)), batch_of(world.users))
-        pd.testing.assert_frame_equal(found, expected)
+        actual = lists_of(recommender_with(reference, rules_of(tmp_path, **rules)), batch_of(reference.users))
+        pd.testing.assert_frame_equal(actual, expected)
     assert set(expected.reason) == {"ranked"}
 
 
-def test_a_draw_is_the_same_again_and_another_on_another_day_or_seed(world: World, tmp_path: Path) -> None:
+def test_a_draw_is_the_same_again_and_another_on_another_day_or_seed(
+    reference: ReferenceScores, tmp_path: Path
+) -> None:
     rules = rules_of(tmp_path, **explore(0.5))
 
     def drawn(run_date: str, rules: ListRules) -> list[tuple[str, str]]:
         request = rules_request(rules, K, run_date, {})
-        recommender_of_process.cache_clear()
-        made = recommender_of_process(replace(world.request, k=K, rules=request), None, 1)
-        rows = lists_of(made, batch_of(world.users))
+        recommender = make_recommender(replace(reference.request, k=K, rules=request))
+        rows = lists_of(recommender, batch_of(reference.users))
         return list(zip(rows.user_id, rows.item_id, strict=True))
 
     first = drawn(RUN_DATE, rules)
@@ -169,7 +180,7 @@ def test_a_draw_is_the_same_again_and_another_on_another_day_or_seed(world: Worl
 
 
 def test_draws_fall_evenly_on_items() -> None:
-    """The first draw of 20,000 users over 10 items; chi-squared with 9 degrees of freedom is above 27.9 once in 1,000."""
+    """First draws of 20,000 users over 10 items; χ² with 9 degrees of freedom exceeds 27.9 once in 1,000."""
     users = [f"u{number}" for number in range(20_000)]
     items = [f"item {number}" for number in range(10)]
     keys = draw_keys(text_hashes(users, "0|d"), text_hashes(items)[None, :].expand(len(users), -1))
@@ -182,13 +193,17 @@ def test_draws_fall_evenly_on_items() -> None:
     "share, k, places", [(0.1, 10, 1), (0.1, 30, 3), (0.11, 10, 2), (1.0, 7, 7), (0.001, 5, 1)]
 )
 def test_a_share_is_rounded_up_as_it_is_written(share: float, k: int, places: int) -> None:
-    assert places_to_explore(share, k) == places
+    assert positions_to_explore(share, k) == places
 
 
-def test_items_repeated_among_candidates_are_an_error_under_rules_too(world: World, tmp_path: Path) -> None:
-    recommender = recommender_with(world, rules_of(tmp_path, **explore(0.5)))
-    batch = batch_of(world.users.iloc[:2], candidates=[[1, 2], [3, 4, 3]])
-    with pytest.raises(DataError, match=f"candidates of user {world.users.user_key[1]} hold an item twice"):
+def test_items_repeated_among_candidates_are_an_error_under_rules_too(
+    reference: ReferenceScores, tmp_path: Path
+) -> None:
+    recommender = recommender_with(reference, rules_of(tmp_path, **explore(0.5)))
+    batch = batch_of(reference.users.iloc[:2], candidates=[[1, 2], [3, 4, 3]])
+    with pytest.raises(
+        DataError, match=f"candidates of user {reference.users.user_key[1]} hold an item twice"
+    ):
         lists_of(recommender, batch)
 
 
@@ -208,8 +223,8 @@ def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
         table = replace(TABLE, path=str(tmp_path / path), format=kind)
         read = read_attribute(table)
         digests.add(digest_of_table(read))
-        found = align(table, read, items)
-        assert [found.values[code] if code >= 0 else None for code in found.codes] == [
+        actual = align(table, read, items)
+        assert [actual.values[code] if code >= 0 else None for code in actual.codes] == [
             "blue",
             None,
             "red",
@@ -219,7 +234,7 @@ def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, table, kind, said",
+    "text, table, kind, message",
     [
         ("sku,colour\n1,red\n1,blue\n", {}, DataError, "sku is not unique, 1 items .* such as '1'"),
         ("id,colour\n1,red\n", {}, ConfigError, r"no columns \['sku'\]; it has \['id', 'colour'\]"),
@@ -229,17 +244,17 @@ def test_attributes_of_csv_and_parquet_are_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_table_is_refused(
-    tmp_path: Path, text: str, table: dict[str, str], kind: type[Exception], said: str
+    tmp_path: Path, text: str, table: dict[str, str], kind: type[Exception], message: str
 ) -> None:
     (tmp_path / "rows.csv").write_text(text)
     path = tmp_path / table.get("path", "rows.csv")
     asked = replace(TABLE, **{**table, "path": str(path)})
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         align(asked, read_attribute(asked), pa.array(["i001"]))
 
 
 @pytest.mark.parametrize(
-    "rules, said",
+    "rules, message",
     [
         ({}, "no rule is given"),
         (boost(red=-1.0), "factors must be above 0"),
@@ -252,9 +267,9 @@ def test_a_wrong_table_is_refused(
         (explore(0.0), "greater than 0"),
     ],
 )
-def test_rules_that_cannot_be_meant_are_refused(rules: dict[str, Any], said: str) -> None:
+def test_rules_that_cannot_be_meant_are_refused(rules: dict[str, Any], message: str) -> None:
     shelf = {"path": "p", "format": "csv", "key": "sku", "column": "colour"}
     uses = any("shelf" in str(rule) for rule in rules.values())
     values = {"attributes": {"shelf": shelf}, **rules} if uses else rules
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         ListRules.model_validate(values)

@@ -1,4 +1,4 @@
-"""A lake made by hand around the world of world.py: features, users, items, a dataset, models, and the day after."""
+"""A small lake for the users and items of reference_scores.py: features, dataset, models, the day after."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from storage.feature_spec import dumps
 from storage.manifest import FileEntry, Manifest, digest_of, replace_manifest
 from storage.paths import Lake, Partition
 from storage.publish import new_attempt
-from tests.scoring.world import CONTEXT, SPEC, World, write_model
+from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
 from training.registry.versions import record_run
 
 DAYS = ["2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 RUN_DATE = DAYS[-1]
 DAY_AFTER = "2026-01-06"
 WORKFLOW = SPEC.workflow_version
-LOG = ["clicked", "user", "item", *(each.name for each in SPEC.features)]
-TEXT_COLUMNS = {"user", "item", *(each.name for each in SPEC.categorical)}
+LOG = ["clicked", "user", "item", *(feature.name for feature in SPEC.features)]
+TEXT_COLUMNS = {"user", "item", *(feature.name for feature in SPEC.categorical)}
 
 
 def make_config(root: Path, **sections: Any) -> Config:
-    """The configuration of the hand-made log; `sections` replaces whole sections."""
+    """The configuration of this lake; `sections` replaces whole sections."""
     values = {
         "name": "toy",
         "lake": str(root),
@@ -43,15 +43,15 @@ def make_config(root: Path, **sections: Any) -> Config:
         },
         "keys": {"user": "user", "item": "item"},
         "features": [
-            {"columns": [each.name for each in SPEC.dense], "kind": "dense", "ops": ["normalize"]},
+            {"columns": [feature.name for feature in SPEC.dense], "kind": "dense", "ops": ["normalize"]},
             {
-                "columns": [each.name for each in SPEC.categorical],
+                "columns": [feature.name for feature in SPEC.categorical],
                 "kind": "categorical",
                 "ops": ["categorify"],
             },
         ],
         "scopes": {
-            scope: [each.name for each in SPEC.scoped(scope)] for scope in ("user", "item", "context")
+            scope: [feature.name for feature in SPEC.scoped(scope)] for scope in ("user", "item", "context")
         },
         "split": {"by": "day", "train_days": 2},
         "output": {"row_group_rows": 60},
@@ -64,17 +64,19 @@ def make_config(root: Path, **sections: Any) -> Config:
 
 
 class EncodedContext:
-    """Stands for a workflow: context values of the hand-made log are encoded already."""
+    """Replaces a workflow: the context values of this lake are encoded already."""
 
     def raw_columns(self, features: list[str]) -> list[str]:
+        """The features themselves."""
         return features
 
     def encode_values(self, raw: dict[str, Any], features: list[str]) -> dict[str, Any]:
+        """The raw values."""
         return {name: raw[name] for name in features}
 
 
 def write_table(partition: Partition, rows: pa.Table) -> Manifest:
-    """Publishes rows as two files, split in the middle."""
+    """Publishes rows as two files of equal size."""
     attempt = new_attempt(partition)
     Path(partition.file(attempt)).mkdir(parents=True)
     half, entries = rows.num_rows // 2, []
@@ -90,17 +92,21 @@ def write_table(partition: Partition, rows: pa.Table) -> Manifest:
     return manifest
 
 
-def feature_rows(world: World, day: int, rows: int = 150) -> pa.Table:
-    """Impressions of one day, clicked as the model says; the last three users appear on the last day alone."""
+def feature_rows(reference: ReferenceScores, day: int, rows: int = 150) -> pa.Table:
+    """Impressions of one day, clicked as the model says. The last three users appear only on the last day."""
     draw = np.random.default_rng(100 + day)
-    users = len(world.users) if day == len(DAYS) - 1 else len(world.users) - 3
-    user, item = draw.integers(0, users, rows), draw.integers(0, len(world.items), rows)
+    users = len(reference.users) if day == len(DAYS) - 1 else len(reference.users) - 3
+    user, item = draw.integers(0, users, rows), draw.integers(0, len(reference.items), rows)
     frame = pd.concat(
-        [world.users.iloc[user].reset_index(drop=True), world.items.iloc[item].reset_index(drop=True)], axis=1
+        [
+            reference.users.iloc[user].reset_index(drop=True),
+            reference.items.iloc[item].reset_index(drop=True),
+        ],
+        axis=1,
     ).assign(
         **CONTEXT,
         row_id=np.arange(rows),
-        label=(draw.random(rows) < world.probabilities[user, item]).astype(np.float32),
+        label=(draw.random(rows) < reference.probabilities[user, item]).astype(np.float32),
     )
     types = [
         ("row_id", pa.int64()),
@@ -108,25 +114,27 @@ def feature_rows(world: World, day: int, rows: int = 150) -> pa.Table:
         ("item_key", pa.string()),
         ("label", pa.float32()),
     ]
-    features = [(each.name, pa.float32() if each.kind == "dense" else pa.int32()) for each in SPEC.features]
+    features = [
+        (feature.name, pa.float32() if feature.kind == "dense" else pa.int32()) for feature in SPEC.features
+    ]
     schema = pa.schema([*types, *features])
     return pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
 
 
-def next_day(world: World) -> pd.DataFrame:
-    """What is clicked on the day after: (clicked, user, item), a user nobody knows among them."""
+def next_day(reference: ReferenceScores) -> pd.DataFrame:
+    """Rows of the day after: (clicked, user, item); one user is unknown."""
     draw = np.random.default_rng(55)
     user, item = draw.integers(0, 37, 200), draw.integers(0, 23, 200)
-    clicked = (draw.random(200) < world.probabilities[user, item]).astype(int)
-    users, items = world.users.user_key.to_numpy(), world.items.item_key.to_numpy()
+    clicked = (draw.random(200) < reference.probabilities[user, item]).astype(int)
+    users, items = reference.users.user_key.to_numpy(), reference.items.item_key.to_numpy()
     rows = pd.DataFrame({"clicked": clicked, "user": users[user], "item": items[item]})
     return pd.concat(
         [rows, pd.DataFrame({"clicked": [1], "user": ["stranger"], "item": ["i001"]})], ignore_index=True
     )
 
 
-def make_lake(root: Path, world: World) -> Config:
-    """Everything that build_features and train_model leave behind for RUN_DATE, and the raw log of the day after.
+def publish_lake(root: Path, reference: ReferenceScores) -> Config:
+    """Publishes the tables of build_features and train_model for RUN_DATE, and the raw log of the day after.
 
     Models: `m1` draws the clicks of the log and is the challenger of RUN_DATE; `m2` contradicts it and is the
     challenger of DAY_AFTER, whose dataset is the same.
@@ -135,13 +143,13 @@ def make_lake(root: Path, world: World) -> Config:
     lake = Lake(config.lake)
     file_io.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
     features = [
-        write_table(lake.features(WORKFLOW).partition(dt), feature_rows(world, day))
+        write_table(lake.features(WORKFLOW).partition(dt), feature_rows(reference, day))
         for day, dt in enumerate(DAYS)
     ]
     members = [Member(dt, manifest.digest, None) for dt, manifest in zip(DAYS, features, strict=True)]
     splits = {"train": tuple(members[:2]), "validation": (members[2],), "test": (members[3],)}
-    users = pa.Table.from_pandas(world.users, preserve_index=False)
-    items = pa.Table.from_pandas(world.items.drop(columns="item_index"), preserve_index=False)
+    users = pa.Table.from_pandas(reference.users, preserve_index=False)
+    items = pa.Table.from_pandas(reference.items.drop(columns="item_index"), preserve_index=False)
     for run_date in (RUN_DATE, DAY_AFTER):
         publish_dataset(lake, Dataset(run_date, WORKFLOW, splits, "fit"), "")
         write_table(lake.users(WORKFLOW).partition(run_date), users)
@@ -151,6 +159,6 @@ def make_lake(root: Path, world: World) -> Config:
         record_run(lake, "toy", dt, version)
     raw = Path(lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
     raw.parent.mkdir(parents=True)
-    lines = next_day(world).assign(**{each.name: 1.0 for each in SPEC.features})
+    lines = next_day(reference).assign(**{feature.name: 1.0 for feature in SPEC.features})
     lines[LOG].to_csv(raw, sep="\t", header=False, index=False)
     return config

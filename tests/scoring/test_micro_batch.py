@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from conf.errors import InfrastructureError
-from scoring.model.micro_batch import Steps, default_rows, row_bytes, rows_within
+from scoring.model.micro_batch import MicroBatch, default_rows, row_bytes, rows_within
 from scoring.ranking.pair_scorer import kept_limit
-from scoring.ranking.recommender import Recommender, recommender_of_process
+from scoring.ranking.recommender import Recommender
 from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of
-from tests.scoring.world import World
+from tests.scoring.reference_scores import ReferenceScores, make_recommender
 
 
 class Cramped(nn.Module):
-    """A model on a device that has memory for `most` rows at once; counts the rows it scored. It has no split."""
+    """A model on a device with memory for `most` rows at once. It counts rows and has no factorization."""
 
     def __init__(self, model: nn.Module, most: int, message: str = "out of memory") -> None:
         super().__init__()
@@ -27,6 +27,7 @@ class Cramped(nn.Module):
         self.largest = 0
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
+        """The logits, or an error for too many rows."""
         if len(dense) > self.most:
             raise torch.OutOfMemoryError(self.message)
         self.scored += len(dense)
@@ -43,14 +44,14 @@ def test_every_row_is_done_once_whatever_fits(total: int) -> None:
             raise torch.OutOfMemoryError("no")
         done.extend(range(rows.start, rows.stop))
 
-    steps = Steps(50)
-    steps.over(total, work)
+    micro_batch = MicroBatch(50)
+    micro_batch.over(total, work)
     assert done == list(range(total))
-    assert steps.rows == (50 if total <= 3 else 3)
+    assert micro_batch.rows == (50 if total <= 3 else 3)
 
 
 def test_each_halving_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    steps = Steps(8)
+    micro_batch = MicroBatch(8)
 
     def work(rows: int) -> str:
         if rows > 2:
@@ -58,9 +59,9 @@ def test_each_halving_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         return "done"
 
     with caplog.at_level(logging.WARNING, "nightrank.scoring"):
-        assert steps.within_memory(work) == "done"
-        assert steps.within_memory(work) == "done"
-    assert [each.getMessage() for each in caplog.records] == [
+        assert micro_batch.within_memory(work) == "done"
+        assert micro_batch.within_memory(work) == "done"
+    assert [record.getMessage() for record in caplog.records] == [
         f"out of memory on the device: {rows} rows at once from here on (tried to allocate 20 MiB)"
         for rows in (4, 2)
     ]
@@ -71,25 +72,25 @@ def test_one_row_that_does_not_fit_is_an_infrastructure_error() -> None:
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
     with pytest.raises(InfrastructureError, match=r"one row at once: tried to allocate 20 GiB"):
-        Steps(8).within_memory(work)
+        MicroBatch(8).within_memory(work)
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     def work(rows: int) -> None:
         raise RuntimeError("shapes do not match")
 
-    steps = Steps(8)
+    micro_batch = MicroBatch(8)
     with pytest.raises(RuntimeError, match="shapes"):
-        steps.within_memory(work)
-    assert steps.rows == 8
+        micro_batch.within_memory(work)
+    assert micro_batch.rows == 8
 
 
 def test_the_cpu_allocator_counts_as_a_lack_of_memory() -> None:
     def work(rows: int) -> Tensor:
         return torch.empty(2**58 if rows > 2 else rows, dtype=torch.uint8)
 
-    steps = Steps(8)
-    assert steps.within_memory(work).shape == (2,)
+    micro_batch = MicroBatch(8)
+    assert micro_batch.within_memory(work).shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -107,41 +108,42 @@ def test_a_gpu_starts_with_what_fits_a_quarter_of_its_free_memory(monkeypatch: p
     assert kept_limit(torch.device("cuda", 0)) == 2**29
 
 
-def test_bytes_of_a_row_count_layers_and_vectors(world: World) -> None:
-    model = recommender_of_process(world.request, None, 1).predictor.model
+def test_bytes_of_a_row_count_layers_and_vectors(reference: ReferenceScores) -> None:
+    model = make_recommender(reference.request).predictor.model
     assert row_bytes(model) == 4 * (2 * 4 * 1 + 4 * 4)  # a linear model: four features, one number each
     assert row_bytes(nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 1))) == 4 * (10 + 6 + 6 + 1)
 
 
 def cramped(recommender: Recommender, most: int, rows: int) -> tuple[Recommender, Cramped]:
+    """The recommender on a device with memory for `most` rows, and its model."""
     model = Cramped(recommender.predictor.model, most)
-    predictor = replace(recommender.predictor, model=model, steps=Steps(rows))
+    predictor = replace(recommender.predictor, model=model, micro_batch=MicroBatch(rows))
     return Recommender.of(predictor, recommender.items, recommender.k), model
 
 
 @pytest.mark.parametrize("most", [1, 6, 50])
-def test_lists_stay_the_same_when_memory_runs_out(world: World, most: int) -> None:
-    recommender = recommender_of_process(world.request, None, 1)
+def test_lists_stay_the_same_when_memory_runs_out(reference: ReferenceScores, most: int) -> None:
+    recommender = make_recommender(reference.request)
     candidates: list[list[int] | None] = [None, [3], [], [7, 2, 9, 0], None] * 7 + [None, [1]]
-    users = batch_of(world.users, candidates=candidates)
+    users = batch_of(reference.users, candidates=candidates)
     squeezed, model = cramped(recommender, most, 400)
     assert_same_lists(lists_of(squeezed, users), lists_of(recommender, users))
-    assert squeezed.predictor.steps.rows <= most
+    assert squeezed.predictor.micro_batch.rows <= most
     assert model.largest <= most
 
 
-def test_probabilities_of_rows_stay_the_same_when_memory_runs_out(world: World) -> None:
-    predictor = recommender_of_process(world.request, None, 1).predictor
+def test_probabilities_of_rows_stay_the_same_when_memory_runs_out(reference: ReferenceScores) -> None:
+    predictor = make_recommender(reference.request).predictor
     model = Cramped(predictor.model, 10)
     draw = torch.Generator().manual_seed(1)
     dense = torch.randn(95, len(predictor.spec.dense), generator=draw)
     categorical = torch.randint(0, 6, (95, len(predictor.spec.categorical)), generator=draw)
-    found = replace(predictor, model=model, steps=Steps(64)).probabilities(dense, categorical)
-    torch.testing.assert_close(found, predictor.probabilities(dense, categorical), atol=1e-6, rtol=0)
+    actual = replace(predictor, model=model, micro_batch=MicroBatch(64)).probabilities(dense, categorical)
+    torch.testing.assert_close(actual, predictor.probabilities(dense, categorical), atol=1e-6, rtol=0)
     assert (model.scored, model.largest) == (95, 8)
 
 
-def test_no_memory_for_one_pair_ends_with_an_infrastructure_error(world: World) -> None:
-    squeezed, _ = cramped(recommender_of_process(world.request, None, 1), 0, 16)
+def test_no_memory_for_one_pair_ends_with_an_infrastructure_error(reference: ReferenceScores) -> None:
+    squeezed, _ = cramped(make_recommender(reference.request), 0, 16)
     with pytest.raises(InfrastructureError, match="one row at once: out of memory"):
-        lists_of(squeezed, batch_of(world.users))
+        lists_of(squeezed, batch_of(reference.users))

@@ -1,5 +1,7 @@
-"""Whole nights, on real Horovod ranks, nothing stubbed: the first as its users run it, by nightly's spark-submit processes; the
-second by the same plan of stages in the session of the tests.
+"""Two whole runs on real Horovod ranks, without stubs.
+
+The first run is that of the job nightly, in spark-submit processes. The second has the same stages in the
+session of the tests.
 """
 
 from __future__ import annotations
@@ -49,12 +51,12 @@ SMALL_LOG = [
     "train.baselines=[]",
     "gate.margin=0.1",  # of 4,000 test rows no interval is narrower
 ]
-# What the second night trains is worse than the first night's model, and more than the gate lets pass.
+# The model of the second run is worse than that of the first, by more than the gate accepts.
 DESTRUCTIVE = ["train.learning_rate=0.3", "gate.margin=0.003"]
 
 
-def run(*words: str, timeout_s: int = 500) -> dict[str, Any]:
-    """Runs a job of ours and returns its closing JSON line; fails with what it printed unless it ends in 0."""
+def run_process(*words: str, timeout_s: int = 500) -> dict[str, Any]:
+    """Runs a job in a process and returns its job summary; fails with its output if the job fails."""
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     ended = subprocess.run(
         words,
@@ -70,20 +72,21 @@ def run(*words: str, timeout_s: int = 500) -> dict[str, Any]:
     return closing
 
 
-def night(run_date: str, overrides: list[str]) -> dict[str, Any]:
+def run_nightly(run_date: str, overrides: list[str]) -> dict[str, Any]:
+    """Runs nightly in a process, with retraining."""
     command = [sys.executable, "jobs/nightly.py", "--config", CONFIG, "--run-date", run_date, "--retrain"]
-    return run(*command, *settings(overrides))
+    return run_process(*command, *settings(overrides))
 
 
-def in_process(
+def run_stage(
     spark: SparkSession, body: Callable[[RunContext], JobSummary], run_date: str, overrides: list[str]
 ) -> None:
-    """A stage of no night's, which needs no process of its own."""
+    """Runs one stage in the session of this process."""
     body(RunContext(body.__name__, load_config(str(ROOT / CONFIG), overrides), run_date, _spark=spark))
 
 
-def night_in_process(spark: SparkSession, run_date: str, overrides: list[str], config: str = CONFIG) -> None:
-    """The stages of a night with retraining, as nightly would take them, in the session of this process."""
+def run_stages(spark: SparkSession, run_date: str, overrides: list[str], config: str = CONFIG) -> None:
+    """Runs the stages of a run with retraining in the session of this process, in the order of nightly."""
     planned = Night(load_config(str(ROOT / config), overrides), run_date, retrain=True)
     for steps in (planned.preparing, planned.serving):
         for step in steps():
@@ -93,6 +96,7 @@ def night_in_process(spark: SparkSession, run_date: str, overrides: list[str], c
 
 
 def settings(overrides: list[str]) -> list[str]:
+    """Overrides as arguments of a job."""
     return [word for override in overrides for word in ("--set", override)]
 
 
@@ -103,27 +107,28 @@ def rows(partition: Partition) -> pd.DataFrame:
 
 
 def vocabulary(lake: Lake, version: str) -> dict[tuple[str, str], int]:
+    """(column, value) → id of a workflow version."""
     table = rows(Partition("workflow", "", f"{lake.workflow(version)}/vocabulary"))
     return dict(zip(zip(table["column"], table["value"], strict=True), table["id"], strict=True))
 
 
 @pytest.fixture(scope="module")
-def nights(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
-    """A lake after two nights with retraining on a small generated log; the second night's training is destructive."""
-    folder = tmp_path_factory.mktemp("nights")
+def two_runs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
+    """A lake after two runs with retraining on a small generated log; the second training is destructive."""
+    folder = tmp_path_factory.mktemp("runs")
     lake = Lake(str(folder / "lake"))
     sink = f"{{kind: json_lines, name: files, path: {folder}/files, users_per_file: 100}}"
     overrides = [*SMALL_LOG, f"lake={lake.root}", f"deliver.sinks=[{sink}]"]
-    in_process(spark, generate_clicks, "2026-01-01", overrides)
-    night(FIRST, overrides)
+    run_stage(spark, generate_clicks, "2026-01-01", overrides)
+    run_nightly(FIRST, overrides)
     overrides = [*overrides, *DESTRUCTIVE]
-    night_in_process(spark, SECOND, overrides)
+    run_stages(spark, SECOND, overrides)
     return lake, overrides
 
 
 @pytest.mark.timeout(600)
-def test_every_user_gets_a_full_sorted_list(nights: tuple[Lake, list[str]]) -> None:
-    lake, _ = nights
+def test_every_user_gets_a_full_sorted_list(two_runs: tuple[Lake, list[str]]) -> None:
+    lake, _ = two_runs
     champion = champion_as_of(lake, "generated", SECOND)
     lists = rows(lake.recommendations.partition(SECOND))
     dataset = read_dataset(lake, SECOND)
@@ -139,10 +144,10 @@ def test_every_user_gets_a_full_sorted_list(nights: tuple[Lake, list[str]]) -> N
 
 
 @pytest.mark.timeout(600)
-def test_lists_are_compared_delivered_and_shown(nights: tuple[Lake, list[str]]) -> None:
-    lake, overrides = nights
+def test_lists_are_compared_delivered_and_shown(two_runs: tuple[Lake, list[str]]) -> None:
+    lake, overrides = two_runs
     before, lists = (rows(lake.recommendations.partition(run_date)) for run_date in (FIRST, SECOND))
-    sets = [found.groupby("user_id")["item_id"].agg(set) for found in (before, lists)]
+    sets = [run_lists.groupby("user_id")["item_id"].agg(set) for run_lists in (before, lists)]
     changes = read_manifest(lake.list_changes.partition(SECOND)).facts
     both = sets[1].index.intersection(sets[0].index)
     churn = sum(len(sets[1][user] - sets[0][user]) / len(sets[1][user]) for user in both) / len(both)
@@ -160,27 +165,27 @@ def test_lists_are_compared_delivered_and_shown(nights: tuple[Lake, list[str]]) 
     shown = subprocess.run(
         [*command, *settings(overrides)], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert [each["item_id"] for each in json.loads(shown.splitlines()[-1])["list"]] == delivered[user]
+    assert [entry["item_id"] for entry in json.loads(shown.splitlines()[-1])["list"]] == delivered[user]
     version = read_dataset(lake, SECOND).workflow_version
     items = rows(lake.items(version).partition(SECOND)).set_index("item_key")
     names = {(column, place): value for (column, value), place in vocabulary(lake, version).items()}
     spec = read_spec(lake, version)
-    known = [each.name for each in spec.scoped("item") if each.kind == "categorical"]
-    told = 0
+    known = [feature.name for feature in spec.scoped("item") if feature.kind == "categorical"]
+    checked = 0
     for item in delivered[user]:
         for feature in known:
             value = names.get((feature, items.loc[item, feature]))
             if value is not None:
                 assert f"{feature}={value}" in shown
-                told += 1
-    assert told > 0
+                checked += 1
+    assert checked > 0
 
 
-def test_the_second_night_extends_the_first(nights: tuple[Lake, list[str]]) -> None:
-    lake, _ = nights
+def test_the_second_run_extends_the_first(two_runs: tuple[Lake, list[str]]) -> None:
+    lake, _ = two_runs
     first = read_dataset(lake, FIRST)
     assert first.mode == "fit"
-    # The night's lists have the champion's features; what its training extended is the challenger's.
+    # The lists have the champion's features; the training extended the workflow of the challenger.
     challenger = read_description(model_path(lake, "generated", challenger_of(lake, "generated", SECOND)))
     extended = challenger["workflow_version"]
     assert read_dataset(lake, SECOND).workflow_version == first.workflow_version != extended
@@ -192,8 +197,8 @@ def test_the_second_night_extends_the_first(nights: tuple[Lake, list[str]]) -> N
     assert all(a <= b for a, b in zip(old_sizes, new_sizes, strict=True))
 
 
-def test_every_raw_row_is_a_feature_row_or_quarantined(nights: tuple[Lake, list[str]]) -> None:
-    lake, _ = nights
+def test_every_raw_row_is_a_feature_row_or_quarantined(two_runs: tuple[Lake, list[str]]) -> None:
+    lake, _ = two_runs
     version = read_dataset(lake, SECOND).workflow_version
     for day in read_dataset(lake, SECOND).days:
         good, bad = rows(lake.features(version).partition(day)), rows(lake.quarantine.partition(day))
@@ -202,22 +207,22 @@ def test_every_raw_row_is_a_feature_row_or_quarantined(nights: tuple[Lake, list[
 
 
 @pytest.mark.timeout(600)
-def test_training_again_changes_nothing(spark: SparkSession, nights: tuple[Lake, list[str]]) -> None:
-    """Of a night's other stages tests/airflow say so."""
-    lake, overrides = nights
+def test_training_again_changes_nothing(spark: SparkSession, two_runs: tuple[Lake, list[str]]) -> None:
+    """For the other stages of a run, tests/airflow check this."""
+    lake, overrides = two_runs
     challenger, champion = challenger_of(lake, "generated", SECOND), champion_as_of(lake, "generated", SECOND)
     evaluated = read_manifest(lake.evaluations.partition(SECOND)).digest
-    in_process(spark, build_features, SECOND, [*overrides, "workflow.mode=retrain"])
-    in_process(spark, train_model, SECOND, overrides)
+    run_stage(spark, build_features, SECOND, [*overrides, "workflow.mode=retrain"])
+    run_stage(spark, train_model, SECOND, overrides)
     assert challenger_of(lake, "generated", SECOND) == challenger
     assert champion_as_of(lake, "generated", SECOND) == champion
     assert read_manifest(lake.evaluations.partition(SECOND)).digest == evaluated
 
 
 def test_a_destructive_training_is_kept_out_and_the_champion_serves_on(
-    nights: tuple[Lake, list[str]],
+    two_runs: tuple[Lake, list[str]],
 ) -> None:
-    lake, overrides = nights
+    lake, overrides = two_runs
     champion = champion_as_of(lake, "generated", FIRST)
     facts = read_manifest(lake.evaluations.partition(SECOND)).facts
     assert facts["challenger"]["auc"] < facts["champion"]["auc"]
@@ -226,4 +231,4 @@ def test_a_destructive_training_is_kept_out_and_the_champion_serves_on(
     assert champion_as_of(lake, "generated", SECOND) == champion
     assert set(rows(lake.recommendations.partition(SECOND))["model_version"]) == {champion}
     words = [sys.executable, "jobs/champion.py", "--config", CONFIG, "--run-date", SECOND]
-    assert run(*words, *settings(overrides))["champion"] == champion
+    assert run_process(*words, *settings(overrides))["champion"] == champion

@@ -1,4 +1,4 @@
-"""A small world to score: a hand-made model folder, users, items, and NumPy's opinion of every probability."""
+"""Users, items and a small model to score them with, and the same probabilities computed by NumPy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import torch
 
 from conf.types import ModelConfig
 from scoring.inputs.requests import ListRequest, ModelRequest
+from scoring.model.predictor import load_predictor
+from scoring.ranking.recommender import Recommender, load_recommender
 from storage.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature, FeatureSpec
 from training.checkpoints import save_model
 from training.models import build_model
 from training.registry.model_json import read_description
 
-# Scopes interleave, so that a wrong column order cannot pass; `who` knows fewer users than there are.
+# Scopes interleave, so that a wrong column order fails. There are more users than ids of `who`.
 SPEC = FeatureSpec(
     features=(
         Feature("price", "dense", "float32", "item"),
@@ -36,8 +38,14 @@ CONTEXT = {"hour": 0.25, "device": 4}
 
 
 @dataclass(frozen=True)
-class World:
-    """`users` and `items` are pandas frames of keys and features; `probabilities` (U, N) is NumPy's own computation."""
+class ReferenceScores:
+    """Users, items, the request to score them, and every probability as NumPy computes it.
+
+    Attributes:
+        request: for the 5 best items of a user, by the model on the CPU.
+        users, items: keys and features; items in the order of their index.
+        probabilities: (U, N).
+    """
 
     request: ListRequest
     users: pd.DataFrame
@@ -49,7 +57,7 @@ class World:
         pairs = self.users[["user_key"]].merge(self.items[["item_index", "item_key"]], how="cross")
         pairs["score"] = self.probabilities.ravel().astype(np.float32)
         if candidates is not None:
-            allowed = {(user, item) for user, found in candidates.items() for item in found}
+            allowed = {(user, item) for user, actual in candidates.items() for item in actual}
             kept = [pair in allowed for pair in zip(pairs.user_key, pairs.item_index, strict=True)]
             pairs = pairs[kept]
         ranked = pairs.sort_values(["user_key", "score", "item_key"], ascending=[True, False, True])
@@ -88,7 +96,7 @@ def write_model(
 
 
 def logistic_probabilities(model_path: str, users: pd.DataFrame, items: pd.DataFrame) -> np.ndarray:
-    """(U, N) probabilities of the hand-made logistic regression, in NumPy from the written weights."""
+    """(U, N) probabilities of the logistic regression, by NumPy from the saved weights."""
     from safetensors.numpy import load_file
 
     weights: dict[str, np.ndarray] = {}
@@ -96,10 +104,12 @@ def logistic_probabilities(model_path: str, users: pd.DataFrame, items: pd.DataF
         weights |= load_file(f"{model_path}/{name}")
     cardinalities = SPEC.cardinalities
     start = dict(
-        zip((each.name for each in SPEC.categorical), np.cumsum([0, *cardinalities[:-1]]), strict=True)
+        zip((feature.name for feature in SPEC.categorical), np.cumsum([0, *cardinalities[:-1]]), strict=True)
     )
     column = weights["embedding.weight"][:, 0].astype(np.float64)
-    dense = dict(zip((each.name for each in SPEC.dense), weights["weights"].astype(np.float64), strict=True))
+    dense = dict(
+        zip((feature.name for feature in SPEC.dense), weights["weights"].astype(np.float64), strict=True)
+    )
     of_user = column[start["who"] + users.who] + dense["age"] * users.age.to_numpy(np.float64)
     of_item = (
         column[start["what"] + items.what]
@@ -142,7 +152,12 @@ def make_items(count: int = 23) -> pd.DataFrame:
     return items.astype({"what": np.int32, "kind": np.int32, "price": np.float32})
 
 
-def make_world(folder: Path) -> World:
+def make_recommender(request: ListRequest) -> Recommender:
+    """A recommender on the CPU with one thread, loaded anew in each call."""
+    return load_recommender(request, load_predictor(request.model, None, 1))
+
+
+def make_reference(folder: Path) -> ReferenceScores:
     """37 users, 23 items in two files and a logistic regression with weights from a seed."""
     model = write_model(folder / "model")
     users, items = make_users(), make_items()
@@ -152,4 +167,4 @@ def make_world(folder: Path) -> World:
         pq.write_table(pa.Table.from_pandas(part, preserve_index=False), path)
         files.append(path)
     request = ListRequest(ModelRequest(model, "cpu", None), tuple(files), tuple(CONTEXT.items()), 5)
-    return World(request, users, items, logistic_probabilities(model, users, items))
+    return ReferenceScores(request, users, items, logistic_probabilities(model, users, items))
