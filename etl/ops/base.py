@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.types import FeatureGroup, OperatorEntry
+from etl.ops.parameters import Parameters
 from etl.ops.tables import LocalTables, Tables
 from storage.feature_spec import FLOAT32_MAX
 
@@ -147,9 +148,8 @@ class Step:
     taken: tuple[Type, ...] = ()
 
 
-@dataclass(frozen=True)
-class Operator(ABC):
-    """Parameters of an operator.
+class Operator(Parameters, ABC):
+    """An operator: its parameters, and what it does with columns.
 
     Attributes:
         needs: the statistics of the training rows that `fit` asks for.
@@ -159,7 +159,6 @@ class Operator(ABC):
         of_all_rows: whether `facts` wants the statistics of all rows.
     """
 
-    name: ClassVar[str]
     needs: ClassVar[Need] = "nothing"
     takes: ClassVar[tuple[Type, ...]] = NUMBERS
     makes_ids: ClassVar[bool] = False
@@ -201,7 +200,7 @@ class Operator(ABC):
         return {}
 
     @abstractmethod
-    def fit(self, step: Step, found: Statistics) -> Fitted:
+    def fit(self, step: Step, statistics: Statistics) -> Fitted:
         """The frozen step."""
 
     def require_types(self, columns: Mapping[str, Type]) -> None:
@@ -218,12 +217,12 @@ class Operator(ABC):
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
         """The entry of `features.ops` that names this operator with these parameters."""
-        given = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.default is MISSING or getattr(self, f.name) != f.default
+        parameters = {
+            name: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            if field.is_required() or getattr(self, name) != field.default
         }
-        return {self.name: given} if given else self.name
+        return {self.name: parameters} if parameters else self.name
 
 
 def bounded_column(value: Column) -> Column:
@@ -235,16 +234,6 @@ def bounded_column(value: Column) -> Column:
 def bounded_array(numbers: Any) -> Any:
     """(n,) float64 NumPy array moved into float32's range."""
     return np.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX)
-
-
-def require_float32(operator: str, **parameters: float | str | None) -> None:
-    """Raises ConfigError where a number that becomes a feature is beyond float32's range."""
-    for name, value in parameters.items():
-        if isinstance(value, int | float) and not abs(value) <= FLOAT32_MAX:
-            raise ConfigError(
-                f"{operator} {name}={value} is beyond float32's range, which features have",
-                "use a number within ±3.4e38",
-            )
 
 
 def as_doubles(values: pa.Array) -> Any:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field, field_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type, as_doubles
 from etl.ops.tables import LocalTables
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
@@ -44,7 +44,6 @@ class FittedBucketize(RowWise):
         return cls(tuple(inputs), tuple(outputs), tuple(state["boundaries"]))
 
 
-@dataclass(frozen=True)
 class Bucketize(Operator):
     """The id of the range a number falls into; `boundaries` ascend, each belongs to the range above it.
 
@@ -61,19 +60,21 @@ class Bucketize(Operator):
 
     name: ClassVar[str] = "bucketize"
     makes_ids: ClassVar[bool] = True
-    boundaries: tuple[float, ...]
+    boundaries: tuple[float, ...] = Field(
+        min_length=1,
+        strict=False,
+        description="Limits between the ranges, in ascending order. A limit belongs to the range above it.",
+    )
 
-    def __post_init__(self) -> None:
-        bounds = [float(each) for each in self.boundaries]
-        if not bounds or any(a >= b for a, b in pairwise(bounds)):
-            raise ConfigError(
-                f"bucketize boundaries={self.boundaries} must ascend, and be at least one",
-                "write bucketize: {boundaries: [0, 1, 10]}",
-            )
-        object.__setattr__(self, "boundaries", tuple(bounds))
+    @field_validator("boundaries")
+    @classmethod
+    def _ascend(cls, boundaries: tuple[float, ...]) -> tuple[float, ...]:
+        if any(lower >= upper for lower, upper in pairwise(boundaries)):
+            raise ValueError("the limits must ascend, as in bucketize: {boundaries: [0, 1, 10]}")
+        return boundaries
 
     def gives(self, taken: Type) -> Type:
         return "int"
 
-    def fit(self, step: Step, found: Statistics) -> FittedBucketize:
+    def fit(self, step: Step, statistics: Statistics) -> FittedBucketize:
         return FittedBucketize(step.inputs, step.outputs, self.boundaries)

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, model_validator
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, InfrastructureError
 from etl.ops.base import LISTS, Fitted, Need, Operator, Statistics, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
+from etl.ops.parameters import Count, Values
 from etl.ops.tables import LocalTables, Tables
 from etl.raw.value_text import SEPARATOR, over_elements, text_array, text_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS, OOV_ID
@@ -93,22 +95,12 @@ class FittedCategorify(Fitted):
         return found
 
 
-@dataclass(frozen=True)
 class Categorify(Operator):
     """Values to ids: null to NULL_ID, values of the vocabulary to ids from 3 on, all others to OOV_ID.
 
     The vocabulary holds the values seen at least `min_count` times in training, at most `max_size` of them. Ids follow
     by descending count, ties by value (its UTF-8 bytes); an extension counts on and appends, and no value ever changes
     its id. Numbers are their decimal texts. Lists are encoded element by element.
-
-    Parameters:
-        min_count: frequency from which a value gets an id; or column → frequency.
-        max_size: most values that get one.
-        oov_buckets: over how many ids, from OOV_ID on, all others are spread by hash; the vocabulary begins behind.
-        share: name of one vocabulary for all columns of the group, counted together.
-        values: a given vocabulary, in the order of its ids; nothing is counted or extended then.
-        max_age_days: a value not seen for longer, at the last day counted, reads as unknown until it comes back; its
-            id stays reserved for it.
 
     | in   | out (min_count=2; training rows a a b b b c) | out, oov_buckets=4 |
     |------|----------------------------------------------|--------------------|
@@ -123,35 +115,48 @@ class Categorify(Operator):
     needs: ClassVar[Need] = "counts"
     takes: ClassVar[tuple[Type, ...]] = ("int", "string", "ints", "strings")
     makes_ids: ClassVar[bool] = True
-    min_count: int | Mapping[str, int] = 1
-    max_size: int | None = None
-    oov_buckets: int = 1
-    share: str | None = None
-    values: tuple[str, ...] | None = None
-    max_age_days: int | None = None
+    min_count: Count | Mapping[str, Count] = Field(
+        default=1,
+        description="How often a value must occur in the training rows to get an id of its own. A mapping gives each "
+        "vocabulary a frequency, by the name of its column or by `share`.",
+    )
+    max_size: Count | None = Field(
+        default=None,
+        description="Largest number of values that get an id, the most frequent ones. Null: no limit.",
+    )
+    oov_buckets: Count = Field(
+        default=1,
+        description="Number of ids, from OOV_ID on, over which all other values are spread by a hash. The ids of the "
+        "vocabulary follow them.",
+    )
+    share: str | None = Field(
+        default=None,
+        description="Name of one vocabulary that all columns of the group share and that is counted over all of them. "
+        "Null: each column has a vocabulary of its own name.",
+    )
+    values: Values | None = Field(
+        default=None,
+        description="The complete vocabulary, in the order of its ids. Nothing is counted or extended then. Null: the "
+        "vocabulary is counted in the training rows.",
+    )
+    max_age_days: Count | None = Field(
+        default=None,
+        description="Days after which a value that no longer occurs is treated as unknown, counted back from the last "
+        "counted day. Its id stays reserved for it. Null: values never expire.",
+    )
 
-    def __post_init__(self) -> None:
-        least = self.min_count.values() if isinstance(self.min_count, Mapping) else [self.min_count]
-        for name, given in (
-            *(("min_count", each) for each in least),
-            ("max_size", self.max_size),
-            ("oov_buckets", self.oov_buckets),
-            ("max_age_days", self.max_age_days),
-        ):
-            if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
-                raise ConfigError(
-                    f"categorify {name}={given!r} must be an integer of at least 1", "correct it"
-                )
-        if self.values is not None:
-            texts = tuple(str(each) for each in self.values)
-            if len(set(texts)) != len(texts) or not texts:
-                raise ConfigError("categorify values must be different, and at least one", "correct the list")
-            if self.max_size is not None or self.max_age_days is not None or self.min_count != 1:
-                raise ConfigError(
-                    "categorify values is the whole vocabulary: nothing is counted",
-                    "leave out min_count, max_size and max_age_days",
-                )
-            object.__setattr__(self, "values", texts)
+    @model_validator(mode="after")
+    def _values_stand_alone(self) -> Categorify:
+        if self.values is None:
+            return self
+        if len(set(self.values)) != len(self.values) or not self.values:
+            raise ConfigError("categorify values must be different, and at least one", "correct the list")
+        if self.max_size is not None or self.max_age_days is not None or self.min_count != 1:
+            raise ConfigError(
+                "categorify values is the whole vocabulary: nothing is counted",
+                "leave out min_count, max_size and max_age_days",
+            )
+        return self
 
     @property
     def first_id(self) -> int:
@@ -182,8 +187,8 @@ class Categorify(Operator):
     def gives(self, taken: Type) -> Type:
         return "ints" if taken in LISTS else "int"
 
-    def fit(self, step: Step, found: Statistics) -> FittedCategorify:
-        if found.cardinality is None:
+    def fit(self, step: Step, statistics: Statistics) -> FittedCategorify:
+        if statistics.cardinality is None:
             raise InfrastructureError(
                 f"the vocabulary of {step.inputs[0]} was not counted", "report this: it is our defect"
             )
@@ -191,7 +196,7 @@ class Categorify(Operator):
             inputs=step.inputs,
             outputs=step.outputs,
             vocabulary=self.vocabulary(step),
-            size=max(found.cardinality, self.first_id),
+            size=max(statistics.cardinality, self.first_id),
             min_count=self.least(self.vocabulary(step)),
             oov_buckets=self.oov_buckets,
             max_age_days=self.max_age_days,

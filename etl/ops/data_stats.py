@@ -31,7 +31,6 @@ class FittedDataStats(RowWise):
         return self.size
 
 
-@dataclass(frozen=True)
 class DataStats(Operator):
     """Writes statistics of the training rows into the workflow's state; values stay as they are.
 
@@ -58,5 +57,5 @@ class DataStats(Operator):
         present = F.when(value.isNotNull(), sized)
         return measured | {"min": F.min(present), "max": F.max(present)}
 
-    def fit(self, step: Step, found: Statistics) -> FittedDataStats:
-        return FittedDataStats(step.inputs, step.outputs, found.cardinality, dict(found.aggregates))
+    def fit(self, step: Step, statistics: Statistics) -> FittedDataStats:
+        return FittedDataStats(step.inputs, step.outputs, statistics.cardinality, dict(statistics.aggregates))

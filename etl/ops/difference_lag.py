@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic import Field, field_validator
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import KEYS, NUMBERS, Type, bounded_column
 from etl.ops.frames import RowChanger
+from etl.ops.parameters import Integer, Texts
 from storage.feature_spec import EVENT_TIME, ROW_ID
 
 
-@dataclass(frozen=True)
 class DifferenceLag(RowChanger):
     """Each row's value less that of the row `lag` before it with the same key `by`, in the order of time, within a day.
 
@@ -31,19 +31,20 @@ class DifferenceLag(RowChanger):
     """
 
     name: ClassVar[str] = "difference_lag"
-    by: tuple[str, ...]
-    columns: tuple[str, ...]
-    lag: int = 1
+    by: Texts = Field(min_length=1, description="Columns whose values together are the key.")
+    columns: Texts = Field(min_length=1, description="Numeric columns whose differences are computed.")
+    lag: Integer = Field(
+        default=1,
+        description="Distance to the other row, in rows of the same key. A negative number looks at later rows. It "
+        "cannot be 0.",
+    )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by", tuple(self.by))
-        object.__setattr__(self, "columns", tuple(self.columns))
-        if not isinstance(self.lag, int) or self.lag == 0:
-            raise ConfigError(
-                f"difference_lag lag={self.lag!r} must be an integer other than 0", "correct it"
-            )
-        if not self.by or not self.columns:
-            raise ConfigError("difference_lag needs by and columns", "write {by: [user], columns: [I1]}")
+    @field_validator("lag")
+    @classmethod
+    def _names_another_row(cls, lag: int) -> int:
+        if lag == 0:
+            raise ValueError("it must be an integer other than 0")
+        return lag
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
         for names, kinds in ((self.by, KEYS), (self.columns, NUMBERS)):

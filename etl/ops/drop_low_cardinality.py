@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
 from etl.ops.base import NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
+from etl.ops.parameters import Count
 from etl.ops.tables import LocalTables
 
 
@@ -37,7 +38,6 @@ class FittedDropLowCardinality(RowWise):
         return self.outputs if self.distinct >= self.min_cardinality else ()
 
 
-@dataclass(frozen=True)
 class DropLowCardinality(Operator):
     """Leaves out the columns with fewer than `min_cardinality` distinct values in training, null not counted.
 
@@ -54,14 +54,10 @@ class DropLowCardinality(Operator):
     needs: ClassVar[Need] = "aggregates"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
-    min_cardinality: int = 2
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.min_cardinality, int) or self.min_cardinality < 1:
-            raise ConfigError(
-                f"drop_low_cardinality min_cardinality={self.min_cardinality!r} must be at least 1",
-                "correct it",
-            )
+    min_cardinality: Count = Field(
+        default=2,
+        description="Smallest number of distinct values in the training rows with which a column stays.",
+    )
 
     def gives(self, taken: Type) -> Type:
         return taken
@@ -69,7 +65,11 @@ class DropLowCardinality(Operator):
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
         return {"distinct": F.count_distinct(value)}
 
-    def fit(self, step: Step, found: Statistics) -> FittedDropLowCardinality:
+    def fit(self, step: Step, statistics: Statistics) -> FittedDropLowCardinality:
         return FittedDropLowCardinality(
-            step.inputs, step.outputs, found.cardinality, found.aggregates["distinct"], self.min_cardinality
+            step.inputs,
+            step.outputs,
+            statistics.cardinality,
+            statistics.aggregates["distinct"],
+            self.min_cardinality,
         )

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -58,7 +59,6 @@ class FittedExpression(RowWise):
         return cls(tuple(inputs), tuple(outputs), str(state["formula"]), tuple(state["kinds"]))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
 class Expression(Operator):
     """`output` computed by `formula` from the columns it names; the group's other columns go no further.
 
@@ -76,14 +76,8 @@ class Expression(Operator):
 
     name: ClassVar[str] = "expression"
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
-    output: str
-    formula: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.output, str) or not self.output or not isinstance(self.formula, str):
-            raise ConfigError(
-                "expression needs output and formula", 'write {output: ratio, formula: "I1 / I2"}'
-            )
+    output: str = Field(min_length=1, description="Name of the column that the formula makes.")
+    formula: str = Field(description='The formula over columns of the group, such as "I1 / (I2 + 1)".')
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         self.require_types(columns)
@@ -94,6 +88,6 @@ class Expression(Operator):
         taken = tuple(columns[name] for name in formula.columns)
         return [Step(self, formula.columns, (self.output,), {self.output: kind}, taken)]
 
-    def fit(self, step: Step, found: Statistics) -> FittedExpression:
+    def fit(self, step: Step, statistics: Statistics) -> FittedExpression:
         kinds = kinds_of(dict(zip(step.inputs, step.taken, strict=True)))
         return FittedExpression(step.inputs, step.outputs, self.formula, tuple(kinds.values()))

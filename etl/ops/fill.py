@@ -9,11 +9,13 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import Fitted, Operator, Statistics, Step, Type, require_float32
+from etl.ops.base import Fitted, Operator, Statistics, Step, Type
+from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
 
 
@@ -40,7 +42,6 @@ class FittedFill(Fitted):
         ]
 
 
-@dataclass(frozen=True)
 class Fill(Operator):
     """Replaces null by `value`: a number in columns of numbers, which become doubles, a text in columns of strings.
 
@@ -54,11 +55,14 @@ class Fill(Operator):
 
     name: ClassVar[str] = "fill"
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string")
-    value: float | str = 0.0
-    indicator: bool = False
-
-    def __post_init__(self) -> None:
-        require_float32(self.name, value=self.value)
+    value: Number | str = Field(
+        default=0.0,
+        description="What replaces null: a number for columns of numbers, a text for columns of strings.",
+    )
+    indicator: bool = Field(
+        default=False,
+        description="Whether each column gets a second column that says where it was null.",
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         self.require_types(columns)
@@ -75,6 +79,6 @@ class Fill(Operator):
             steps.append(Step(self, (column,), tuple(types), types))
         return steps
 
-    def fit(self, step: Step, found: Statistics) -> FittedFill:
+    def fit(self, step: Step, statistics: Statistics) -> FittedFill:
         value = self.value if isinstance(self.value, str) else float(self.value)
         return FittedFill(step.inputs, step.outputs, value)

@@ -28,7 +28,6 @@ class FittedFillMedian(RowWise):
         return [pc.fill_null(values[0].cast(pa.float64(), safe=False), self.median)]
 
 
-@dataclass(frozen=True)
 class FillMedian(Operator):
     """Replaces null by the lower median of the training rows: the least value that half of them do not exceed.
 
@@ -43,10 +42,10 @@ class FillMedian(Operator):
     name: ClassVar[str] = "fill_median"
     needs: ClassVar[Need] = "median"
 
-    def fit(self, step: Step, found: Statistics) -> FittedFillMedian:
-        if found.median is None:
+    def fit(self, step: Step, statistics: Statistics) -> FittedFillMedian:
+        if statistics.median is None:
             raise DataError(
                 f"fill_median cannot be fitted on {step.inputs[0]}: it has no value in the training rows",
                 f"use fill with a value, or leave {step.inputs[0]} out of features",
             )
-        return FittedFillMedian(step.inputs, step.outputs, found.median)
+        return FittedFillMedian(step.inputs, step.outputs, statistics.median)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -16,7 +16,6 @@ from etl.ops.formula import parse
 from etl.ops.frames import RowFilter
 
 
-@dataclass(frozen=True)
 class Filter(RowFilter):
     """Keeps the rows for which the formula `keep` is true; false and null drop a row, counted as `filter:<keep>`.
 
@@ -28,7 +27,7 @@ class Filter(RowFilter):
     """
 
     name: ClassVar[str] = "filter"
-    keep: str
+    keep: str = Field(description='The test that a row must pass, such as "I1 >= 0".')
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
         kind = parse(self.keep, kinds_of(columns)).kind

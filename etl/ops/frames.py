@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 from pyspark.sql import Column, DataFrame
 
 from etl.ops.base import Type
+from etl.ops.parameters import Parameters
 
 
-@dataclass(frozen=True)
-class FrameOperator(ABC):
-    """Parameters of an operator over rows. It needs no fit: a day's rows → a day's rows, by the sql engine."""
-
-    name: ClassVar[str]
+class FrameOperator(Parameters, ABC):
+    """An operator over rows. It needs no fit: a day's rows → a day's rows, by the sql engine."""
 
     @abstractmethod
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
@@ -27,7 +23,6 @@ class FrameOperator(ABC):
         """
 
 
-@dataclass(frozen=True)
 class RowFilter(FrameOperator):
     """An operator that leaves rows out. They are counted by `reason` among the day's dropped rows."""
 
@@ -41,7 +36,6 @@ class RowFilter(FrameOperator):
         """Whether a row stays: true or false, never null."""
 
 
-@dataclass(frozen=True)
 class RowChanger(FrameOperator):
     """An operator that adds columns or changes the grain of the rows."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -13,15 +13,15 @@ from conf.errors import ConfigError
 from etl.ops.base import KEYS, NUMBERS, Type
 from etl.ops.frames import RowChanger
 from etl.ops.keyed import exact_sum
+from etl.ops.parameters import Texts
 from etl.split.time_split import SPLIT
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
 _OF_NUMBERS = ("sum", "mean", "min", "max")
-_OF_ANY = ("count", "first", "last", "list")
+Aggregate = Literal["sum", "mean", "min", "max", "count", "first", "last", "list"]
 _LISTS: Mapping[Type, Type] = {"int": "ints", "string": "strings"}
 
 
-@dataclass(frozen=True)
 class Groupby(RowChanger):
     """One row for each value of the columns `by`, in place of the rows that have it: sessions, baskets, visits.
 
@@ -37,21 +37,10 @@ class Groupby(RowChanger):
     """
 
     name: ClassVar[str] = "groupby"
-    by: tuple[str, ...]
-    aggregates: Mapping[str, Sequence[str]]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by", tuple(self.by))
-        wrong = {
-            column: each
-            for column, each in dict(self.aggregates).items()
-            if not each or not set(each) <= {*_OF_NUMBERS, *_OF_ANY}
-        }
-        if not self.by or wrong:
-            raise ConfigError(
-                f"groupby needs by, and aggregates among {[*_OF_NUMBERS, *_OF_ANY]}; wrong are {wrong}",
-                "write {by: [session], aggregates: {I1: [sum, max]}}",
-            )
+    by: Texts = Field(min_length=1, description="Columns whose values together identify a new row.")
+    aggregates: Mapping[str, Annotated[tuple[Aggregate, ...], Field(strict=False, min_length=1)]] = Field(
+        description="Column → its aggregates: sum, mean, min, max, count, first, last or list.",
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
         unknown = [name for name in self.by if columns.get(name) not in KEYS]

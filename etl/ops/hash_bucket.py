@@ -9,11 +9,12 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
 from etl.ops.base import LISTS, Operator, RowWise, Statistics, Step, Type
+from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
 from etl.ops.xxhash64 import xxhash64
 from etl.raw.value_text import over_elements, text_array, text_column
@@ -57,7 +58,6 @@ class FittedHashBucket(RowWise):
         return NUM_RESERVED_IDS + self.buckets
 
 
-@dataclass(frozen=True)
 class HashBucket(Operator):
     """3 + floorMod(XXH64(value's UTF-8 text, seed 42), `buckets`); null gets NULL_ID. Lists are hashed element by element.
 
@@ -76,18 +76,12 @@ class HashBucket(Operator):
     name: ClassVar[str] = "hash_bucket"
     takes: ClassVar[tuple[Type, ...]] = ("int", "string", "ints", "strings")
     makes_ids: ClassVar[bool] = True
-    buckets: int
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.buckets, int) or not 1 <= self.buckets < 2**31 - NUM_RESERVED_IDS:
-            raise ConfigError(
-                f"hash_bucket buckets={self.buckets!r} must be from 1 to 2**31 - 4", "correct it"
-            )
+    buckets: Buckets = Field(description="Number of ids over which the values are spread.")
 
     def gives(self, taken: Type) -> Type:
         return "ints" if taken in LISTS else "int"
 
-    def fit(self, step: Step, found: Statistics) -> FittedHashBucket:
+    def fit(self, step: Step, statistics: Statistics) -> FittedHashBucket:
         return FittedHashBucket(
             step.inputs, step.outputs, self.buckets, step.types[step.outputs[0]] == "ints"
         )

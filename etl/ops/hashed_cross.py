@@ -8,12 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import KEYS, Operator, RowWise, Statistics, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
+from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
 from etl.raw.value_text import joined_array, joined_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
@@ -40,7 +42,6 @@ class FittedHashedCross(RowWise):
         return NUM_RESERVED_IDS + self.buckets
 
 
-@dataclass(frozen=True)
 class HashedCross(Operator):
     """One id for the combination of two or more columns: 3 + floorMod(XXH64(their joined texts, seed 42), `buckets`).
 
@@ -59,14 +60,10 @@ class HashedCross(Operator):
     name: ClassVar[str] = "hashed_cross"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     makes_ids: ClassVar[bool] = True
-    buckets: int
-    output: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.buckets, int) or not 1 <= self.buckets < 2**31 - NUM_RESERVED_IDS:
-            raise ConfigError(
-                f"hashed_cross buckets={self.buckets!r} must be from 1 to 2**31 - 4", "correct it"
-            )
+    buckets: Buckets = Field(description="Number of ids over which the combinations are spread.")
+    output: str | None = Field(
+        default=None, description="Name of the new column. Null: the names of the columns joined by `_x_`."
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         self.require_types(columns)
@@ -77,5 +74,5 @@ class HashedCross(Operator):
         output = self.output or "_x_".join(columns)
         return [Step(self, tuple(columns), (output,), {output: "int"})]
 
-    def fit(self, step: Step, found: Statistics) -> FittedHashedCross:
+    def fit(self, step: Step, statistics: Statistics) -> FittedHashedCross:
         return FittedHashedCross(step.inputs, step.outputs, self.buckets)

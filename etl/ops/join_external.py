@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
+from pydantic import Field
 from pyspark.sql import Column, DataFrame
 
 from conf.errors import ConfigError
@@ -42,7 +43,6 @@ class FittedJoinExternal(KeyedFitted):
         return [of(each) for each in self.outputs]
 
 
-@dataclass(frozen=True)
 class JoinExternal(Operator):
     """Adds columns of a table from outside: `path` (csv with a header, or parquet), one row a key.
 
@@ -60,23 +60,20 @@ class JoinExternal(Operator):
     name: ClassVar[str] = "join_external"
     needs: ClassVar[Need] = "external"
     takes: ClassVar[tuple[Type, ...]] = KEYS
-    path: str
-    columns: Mapping[str, Type]
-    format: Literal["csv", "parquet"] = "parquet"
-    separator: str = ","
-    key: str | None = None
-
-    def __post_init__(self) -> None:
-        wrong = {name: kind for name, kind in dict(self.columns).items() if kind not in _ARROW_TYPES}
-        if wrong or not self.columns:
-            raise ConfigError(
-                f"join_external columns={dict(self.columns)} must name columns of type {', '.join(_ARROW_TYPES)}",
-                "write columns: {price: float}",
-            )
-        if self.format not in ("csv", "parquet"):
-            raise ConfigError(
-                f"join_external format={self.format!r} is neither csv nor parquet", "correct it"
-            )
+    path: str = Field(
+        description="File or files of the table. `{data}` and `{lake}` stand for the folders of the configuration."
+    )
+    columns: Mapping[str, Literal["int", "float", "string"]] = Field(
+        min_length=1, description="Columns of the table that are added → their type."
+    )
+    format: Literal["csv", "parquet"] = Field(
+        default="parquet", description="Format of the files. A csv file has a header line."
+    )
+    separator: str = Field(default=",", description="Character between the fields of a csv file.")
+    key: str | None = Field(
+        default=None,
+        description="Column of the table with the keys. Null: it has the name of the group's column.",
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         if len(columns) != 1:
@@ -96,7 +93,7 @@ class JoinExternal(Operator):
         values = {"path": self.path, "format": self.format, "separator": self.separator, "columns": columns}
         return read_section(JoinedTable, values, "join_external ", "correct these parameters"), key
 
-    def fit(self, step: Step, found: Statistics) -> FittedJoinExternal:
+    def fit(self, step: Step, statistics: Statistics) -> FittedJoinExternal:
         kinds = tuple(step.types[name] for name in step.outputs)
         return FittedJoinExternal(step.inputs, step.outputs, table_name(step), kinds)
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, model_validator
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
+from etl.ops.parameters import Texts
 from etl.ops.tables import LocalTables, Tables
 
-STATISTICS = ("count", "sum", "mean", "var", "std", "min", "max")
+Statistic = Literal["count", "sum", "mean", "var", "std", "min", "max"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,6 @@ class FittedJoinGroupby(KeyedFitted):
         return [pc.fill_null(of(each), 0.0) if each == "count" else of(each) for each in self.measures]
 
 
-@dataclass(frozen=True)
 class JoinGroupby(Operator):
     """Statistics of the numeric columns `of` over the training rows with the same key; `count` is of the rows.
 
@@ -62,23 +63,28 @@ class JoinGroupby(Operator):
     name: ClassVar[str] = "join_groupby"
     needs: ClassVar[Need] = "groups"
     takes: ClassVar[tuple[Type, ...]] = KEYS
-    statistics: tuple[str, ...] = ("count",)
-    of: tuple[str, ...] = ()
-    joint: bool = False
+    statistics: tuple[Statistic, ...] = Field(
+        default=("count",),
+        min_length=1,
+        strict=False,
+        description="Statistics of each key: count, sum, mean, var, std, min or max. All but count need `of`.",
+    )
+    of: Texts = Field(
+        default=(), description="Numeric columns that are measured. Empty: rows are only counted."
+    )
+    joint: bool = Field(
+        default=False,
+        description="Whether all columns of the group together are one key, instead of a key each.",
+    )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "statistics", tuple(self.statistics))
-        object.__setattr__(self, "of", tuple(self.of))
-        unknown = sorted(set(self.statistics) - set(STATISTICS))
-        if unknown or not self.statistics:
-            raise ConfigError(
-                f"join_groupby knows no statistics {unknown}", f"use some of {list(STATISTICS)}"
-            )
+    @model_validator(mode="after")
+    def _has_columns_to_measure(self) -> JoinGroupby:
         if not self.of and set(self.statistics) != {"count"}:
             raise ConfigError(
                 f"join_groupby statistics={list(self.statistics)} needs columns to measure",
                 "name them in `of`",
             )
+        return self
 
     def _names(self) -> list[str]:
         counted = ["count"] if "count" in self.statistics else []
@@ -135,5 +141,5 @@ class JoinGroupby(Operator):
             table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
         return table
 
-    def fit(self, step: Step, found: Statistics) -> FittedJoinGroupby:
+    def fit(self, step: Step, statistics: Statistics) -> FittedJoinGroupby:
         return FittedJoinGroupby(step.inputs, step.outputs, table_name(step), tuple(self._names()))

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -51,7 +52,6 @@ def _rows(lists: pa.Array) -> NDArray[np.int64]:
     return np.asarray(pc.list_parent_indices(lists).to_numpy(), dtype=np.int64)
 
 
-@dataclass(frozen=True)
 class ListSimilarity(Operator):
     """Cosine of two lists taken as sets: |both| / sqrt(|left| * |right|), 0 to 1. Null where a list is null or empty.
 
@@ -70,7 +70,9 @@ class ListSimilarity(Operator):
 
     name: ClassVar[str] = "list_similarity"
     takes: ClassVar[tuple[Type, ...]] = LISTS
-    output: str | None = None
+    output: str | None = Field(
+        default=None, description="Name of the new column. Null: the names of both columns joined by `_sim_`."
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         self.require_types(columns)
@@ -86,5 +88,5 @@ class ListSimilarity(Operator):
         output = self.output or "_sim_".join(columns)
         return [Step(self, tuple(columns), (output,), {output: "float"})]
 
-    def fit(self, step: Step, found: Statistics) -> FittedListSimilarity:
+    def fit(self, step: Step, statistics: Statistics) -> FittedListSimilarity:
         return FittedListSimilarity(step.inputs, step.outputs)

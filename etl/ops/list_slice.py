@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import LISTS, Fitted, Operator, Statistics, Step, Type
+from etl.ops.parameters import Integer
 from etl.ops.tables import LocalTables, Tables
 from etl.raw.value_text import over_elements
 from storage.feature_spec import PAD_ID
@@ -77,7 +79,6 @@ class FittedListSlice(Fitted):
         return [over_elements(shape, part)]
 
 
-@dataclass(frozen=True)
 class ListSlice(Operator):
     """`length` elements of each list from place `start` on (counted from 0; negative: from the end). Null stays null.
 
@@ -95,15 +96,14 @@ class ListSlice(Operator):
     name: ClassVar[str] = "list_slice"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = LISTS
-    length: int
-    start: int = 0
-    columns: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.length, int) or not 1 <= self.length <= _LONGEST:
-            raise ConfigError(
-                f"list_slice length={self.length!r} must be an integer from 1 to {_LONGEST}", "correct it"
-            )
+    length: Annotated[int, Field(ge=1, le=_LONGEST)] = Field(description="Number of elements that are taken.")
+    start: Integer = Field(
+        default=0,
+        description="Position of the first element that is taken, counted from 0. A negative number counts from the end.",
+    )
+    columns: bool = Field(
+        default=False, description="Whether each element becomes a column of its own, instead of a list."
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         self.require_types(columns)
@@ -121,7 +121,7 @@ class ListSlice(Operator):
             for names in [[f"{name}_{place}" for place in range(self.length)]]
         ]
 
-    def fit(self, step: Step, found: Statistics) -> FittedListSlice:
+    def fit(self, step: Step, statistics: Statistics) -> FittedListSlice:
         return FittedListSlice(
-            step.inputs, step.outputs, self.start, self.length, self.columns, found.cardinality
+            step.inputs, step.outputs, self.start, self.length, self.columns, statistics.cardinality
         )

@@ -28,7 +28,6 @@ class FittedLog1p(RowWise):
         return [from_doubles(np.log1p(np.where(none, 0.0, numbers)), none)]
 
 
-@dataclass(frozen=True)
 class Log1p(Operator):
     """The natural logarithm of 1 + x. A value of -1 or less has none and becomes null: clip before.
 
@@ -42,5 +41,5 @@ class Log1p(Operator):
 
     name: ClassVar[str] = "log1p"
 
-    def fit(self, step: Step, found: Statistics) -> FittedLog1p:
+    def fit(self, step: Step, statistics: Statistics) -> FittedLog1p:
         return FittedLog1p(step.inputs, step.outputs)

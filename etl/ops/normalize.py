@@ -41,7 +41,6 @@ class FittedNormalize(RowWise):
         return [from_doubles(scaled, nulls)]
 
 
-@dataclass(frozen=True)
 class Normalize(Operator):
     """(x - mean) / std, with the population standard deviation of the training rows; null stays null.
 
@@ -58,8 +57,8 @@ class Normalize(Operator):
     name: ClassVar[str] = "normalize"
     needs: ClassVar[Need] = "moments"
 
-    def fit(self, step: Step, found: Statistics) -> FittedNormalize:
-        moments = found.moments
+    def fit(self, step: Step, statistics: Statistics) -> FittedNormalize:
+        moments = statistics.moments
         if moments is None or moments.rows == 0:
             raise DataError(
                 f"normalize cannot be fitted on {step.inputs[0]}: it has no value in the training rows",

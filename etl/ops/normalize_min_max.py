@@ -44,7 +44,6 @@ class FittedNormalizeMinMax(RowWise):
         return [from_doubles(scaled, nulls)]
 
 
-@dataclass(frozen=True)
 class NormalizeMinMax(Operator):
     """(x - min) / (max - min) of the training rows; null stays null, later values may fall outside 0 to 1.
 
@@ -64,8 +63,8 @@ class NormalizeMinMax(Operator):
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
         return {"min": F.min(value.cast("double")), "max": F.max(value.cast("double"))}
 
-    def fit(self, step: Step, found: Statistics) -> FittedNormalizeMinMax:
-        least, most = found.aggregates["min"], found.aggregates["max"]
+    def fit(self, step: Step, statistics: Statistics) -> FittedNormalizeMinMax:
+        least, most = statistics.aggregates["min"], statistics.aggregates["max"]
         if least is None:
             raise DataError(
                 f"normalize_min_max cannot be fitted on {step.inputs[0]}: it has no value in the training rows",

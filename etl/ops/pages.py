@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from pathlib import Path
 
+from conf.reference import field_table
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.ops.base import Operator
 from etl.ops.formula import FUNCTIONS
@@ -80,18 +80,14 @@ def _page(title: str, says: str, names: tuple[str, ...]) -> str:
 
 
 def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
-    given = [
-        f"`{each.name}`" + ("" if each.default is MISSING else f" = `{each.default!r}`")
-        for each in fields(operator)
-    ]
-    facts = [f"Parameters: {', '.join(given)}." if given else "No parameters."]
-    if issubclass(operator, Operator):
-        facts.append(f"Takes: {', '.join(operator.takes)}.")
-        if OPERATORS[operator.name][1].sql_only:
-            facts.append("Tables are computed by the sql engine alone.")
-    else:
-        facts.append("Computed by the sql engine.")
-    return " ".join(facts) + "\n"
+    """The table of parameters, and what the operator accepts."""
+    facts = [field_table(operator) if operator.model_fields else "No parameters.\n"]
+    if not issubclass(operator, Operator):
+        return "\n".join([*facts, "Computed by the sql engine.\n"])
+    sentence = f"Takes: {', '.join(operator.takes)}."
+    if OPERATORS[operator.name][1].sql_only:
+        sentence += " Tables are computed by the sql engine alone."
+    return "\n".join([*facts, sentence + "\n"])
 
 
 if __name__ == "__main__":

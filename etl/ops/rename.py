@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
+from pydantic import Field, model_validator
 from pyspark.sql import Column
 
 from conf.errors import ConfigError
@@ -30,7 +31,6 @@ class FittedRename(RowWise):
         return self.size
 
 
-@dataclass(frozen=True)
 class Rename(Operator):
     """Gives columns other names: `names` maps old to new, `prefix` and `suffix` are put around the others.
 
@@ -45,15 +45,23 @@ class Rename(Operator):
     name: ClassVar[str] = "rename"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string", "ints", "strings")
-    names: Mapping[str, str] | None = None
-    prefix: str = ""
-    suffix: str = ""
+    names: Mapping[str, str] | None = Field(
+        default=None, description="Old name → new name. Null: every column gets prefix and suffix."
+    )
+    prefix: str = Field(
+        default="", description="Text before the name of each column that `names` does not contain."
+    )
+    suffix: str = Field(
+        default="", description="Text behind the name of each column that `names` does not contain."
+    )
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _changes_a_name(self) -> Rename:
         if not self.names and not self.prefix and not self.suffix:
             raise ConfigError(
                 "rename has neither names nor prefix nor suffix", "write rename: {names: {C1: user}}"
             )
+        return self
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         given = dict(self.names or {})
@@ -66,5 +74,5 @@ class Rename(Operator):
             for new in [given.get(name, f"{self.prefix}{name}{self.suffix}")]
         ]
 
-    def fit(self, step: Step, found: Statistics) -> FittedRename:
-        return FittedRename(step.inputs, step.outputs, found.cardinality)
+    def fit(self, step: Step, statistics: Statistics) -> FittedRename:
+        return FittedRename(step.inputs, step.outputs, statistics.cardinality)

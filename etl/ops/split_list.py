@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type
 from etl.ops.tables import LocalTables
 from etl.raw.value_text import literal_pattern, over_elements
@@ -45,7 +45,6 @@ class FittedSplitList(RowWise):
         return [over_elements(shape, flat.filter(kept))]
 
 
-@dataclass(frozen=True)
 class SplitList(Operator):
     """Splits texts at `separator` into lists; empty parts are left out. Null stays null.
 
@@ -58,16 +57,10 @@ class SplitList(Operator):
 
     name: ClassVar[str] = "split_list"
     takes: ClassVar[tuple[Type, ...]] = ("string",)
-    separator: str = "|"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.separator, str) or not self.separator:
-            raise ConfigError(
-                f"split_list separator={self.separator!r} must be a text", "write separator: '|'"
-            )
+    separator: str = Field(default="|", min_length=1, description="Text between two parts of a list.")
 
     def gives(self, taken: Type) -> Type:
         return "strings"
 
-    def fit(self, step: Step, found: Statistics) -> FittedSplitList:
+    def fit(self, step: Step, statistics: Statistics) -> FittedSplitList:
         return FittedSplitList(step.inputs, step.outputs, self.separator)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError, DataError
-from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type, require_float32
+from conf.errors import DataError
+from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
+from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
 from etl.split.time_split import DAY, SPLIT
 from storage.feature_spec import LABEL, ROW_ID
@@ -78,7 +80,6 @@ class FittedTargetEncoding(KeyedFitted):
         ]
 
 
-@dataclass(frozen=True)
 class TargetEncoding(Operator):
     """The mean of `target` among the training rows with the same key: (sum + smoothing * prior) / (count + smoothing).
 
@@ -102,19 +103,17 @@ class TargetEncoding(Operator):
     needs: ClassVar[Need] = "groups"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     of_all_rows: ClassVar[bool] = True
-    target: str = LABEL
-    folds: int = 5
-    smoothing: float = 20.0
-    joint: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.folds, int) or not 2 <= self.folds <= 64:
-            raise ConfigError(
-                f"target_encoding folds={self.folds!r} must be an integer from 2 to 64", "correct it"
-            )
-        require_float32(self.name, smoothing=self.smoothing)
-        if self.smoothing < 0:
-            raise ConfigError(f"target_encoding smoothing={self.smoothing} is negative", "use 0 or more")
+    target: str = Field(default=LABEL, description="Numeric column whose mean is computed.")
+    folds: Annotated[int, Field(ge=2, le=64)] = Field(
+        default=5, description="Number of folds into which the training rows are divided."
+    )
+    smoothing: Annotated[Number, Field(ge=0)] = Field(
+        default=20.0, description="Weight of the prior, in rows. 0: the mean is not smoothed."
+    )
+    joint: bool = Field(
+        default=False,
+        description="Whether all columns of the group together are one key, instead of a key each.",
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         return bind_keys(self, columns, self.joint, lambda key: {f"{key}_te": "float"})
@@ -148,16 +147,16 @@ class TargetEncoding(Operator):
         ]
         return {"prior": prior, "fold_priors": fold_priors}
 
-    def fit(self, step: Step, found: Statistics) -> FittedTargetEncoding:
+    def fit(self, step: Step, statistics: Statistics) -> FittedTargetEncoding:
         return FittedTargetEncoding(
             inputs=step.inputs,
             outputs=step.outputs,
             table=table_name(step),
             folds=self.folds,
             smoothing=float(self.smoothing),
-            prior=found.facts["prior"],
-            fold_priors=tuple(found.facts["fold_priors"]),
-            days=tuple(found.facts["days"]),
+            prior=statistics.facts["prior"],
+            fold_priors=tuple(statistics.facts["fold_priors"]),
+            days=tuple(statistics.facts["days"]),
         )
 
 

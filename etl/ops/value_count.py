@@ -17,7 +17,6 @@ class FittedValueCount(FittedDataStats):
     name: ClassVar[str] = "value_count"
 
 
-@dataclass(frozen=True)
 class ValueCount(Operator):
     """Writes the least and the greatest length of a column's lists in training into the workflow's state.
 
@@ -40,5 +39,7 @@ class ValueCount(Operator):
         length = F.when(value.isNotNull(), F.size(value))
         return {"min": F.min(length), "max": F.max(length)}
 
-    def fit(self, step: Step, found: Statistics) -> FittedValueCount:
-        return FittedValueCount(step.inputs, step.outputs, found.cardinality, dict(found.aggregates))
+    def fit(self, step: Step, statistics: Statistics) -> FittedValueCount:
+        return FittedValueCount(
+            step.inputs, step.outputs, statistics.cardinality, dict(statistics.aggregates)
+        )

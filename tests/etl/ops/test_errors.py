@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
-from etl.ops import Statistics, operator_from_config
+from etl.ops import HashBucket, Statistics, frame_operator_from_config, operator_from_config
 from etl.workflow.feature_plan import plan
 from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
 
@@ -29,16 +29,16 @@ NAN, INF = float("nan"), float("inf")
         ("clip", {"min": 2, "max": 1}, "min=2 is above max=1"),
         ("clip", {"min": "a"}, "clip min='a'"),
         ("clip", {"max": INF}, "clip max=inf"),
-        ("bucketize", {"boundaries": []}, "boundaries=() must ascend"),
-        ("bucketize", {"boundaries": [0, 0]}, "boundaries=(0, 0) must ascend"),
-        ("bucketize", {"boundaries": [1, 0]}, "boundaries=(1, 0) must ascend"),
-        ("bucketize", {"boundaries": ["a"]}, "boundaries=['a']"),
-        ("bucketize", {"boundaries": [NAN]}, "boundaries=[nan]"),
+        ("bucketize", {"boundaries": []}, "boundaries=[]: "),
+        ("bucketize", {"boundaries": [0, 0]}, "boundaries=[0, 0]: the limits must ascend"),
+        ("bucketize", {"boundaries": [1, 0]}, "boundaries=[1, 0]: the limits must ascend"),
+        ("bucketize", {"boundaries": [0, "1"]}, "boundaries.1='1'"),
+        ("bucketize", {"boundaries": [NAN]}, "boundaries.0=nan"),
         ("bucketize", {"boundaries": 1}, "boundaries=1"),
-        ("bucketize", {}, "does not take"),
+        ("bucketize", {}, "bucketize needs the parameter boundaries"),
         ("categorify", {"min_count": 0}, "min_count=0"),
         ("categorify", {"min_count": 1.5}, "min_count=1.5"),
-        ("categorify", {"min_count": {"C1": 0}}, "min_count=0"),
+        ("categorify", {"min_count": {"C1": 0}}, "min_count.C1=0"),
         ("categorify", {"max_size": 0}, "max_size=0"),
         ("categorify", {"oov_buckets": 0}, "oov_buckets=0"),
         ("categorify", {"oov_buckets": True}, "oov_buckets=True"),
@@ -51,7 +51,7 @@ NAN, INF = float("nan"), float("inf")
         ("categorify", {"values": ["a"], "max_size": 3}, "whole vocabulary"),
         ("categorify", {"values": ["a"], "min_count": 3}, "whole vocabulary"),
         ("categorify", {"values": ["a"], "max_age_days": 3}, "whole vocabulary"),
-        ("hash_bucket", {}, "does not take"),
+        ("hash_bucket", {}, "hash_bucket needs the parameter buckets"),
         ("hash_bucket", {"buckets": 0}, "buckets=0"),
         ("hash_bucket", {"buckets": 2**31}, f"buckets={2**31}"),
         ("hash_bucket", {"buckets": 1.5}, "buckets=1.5"),
@@ -61,23 +61,32 @@ NAN, INF = float("nan"), float("inf")
         ("target_encoding", {"folds": 65}, "folds=65"),
         ("target_encoding", {"smoothing": -1}, "smoothing=-1"),
         ("target_encoding", {"smoothing": "a"}, "smoothing='a'"),
-        ("join_groupby", {"statistics": ["median"], "of": ["I1"]}, "['median']"),
-        ("join_groupby", {"statistics": []}, "join_groupby knows no statistics []"),
+        (
+            "join_groupby",
+            {"statistics": ["median"], "of": ["I1"]},
+            "statistics.0='median': Input should be 'count'",
+        ),
+        ("join_groupby", {"statistics": []}, "statistics=[]: "),
         ("join_groupby", {"statistics": ["sum"]}, "statistics=['sum'] needs columns"),
         ("join_groupby", {"statistics": "sum"}, "statistics='sum'"),
-        ("join_external", {"path": "p"}, "does not take"),
-        ("join_external", {"path": "p", "columns": {}}, "columns={} must name"),
-        ("join_external", {"path": "p", "columns": {"a": "date"}}, "columns={'a': 'date'}"),
+        ("join_external", {"path": "p"}, "join_external needs the parameter columns"),
+        ("join_external", {"path": "p", "columns": {}}, "columns={}: "),
+        ("join_external", {"path": "p", "columns": {"a": "date"}}, "columns.a='date': Input should be 'int'"),
         ("join_external", {"path": "p", "columns": {"a": "int"}, "format": "orc"}, "format='orc'"),
         ("split_list", {"separator": ""}, "separator=''"),
         ("split_list", {"separator": 1}, "separator=1"),
-        ("list_slice", {}, "does not take"),
+        ("list_slice", {}, "list_slice needs the parameter length"),
         ("list_slice", {"length": 0}, "length=0"),
         ("list_slice", {"length": 1, "start": 0.5}, "start=0.5"),
-        ("expression", {"output": "", "formula": "I1"}, "needs output and formula"),
+        ("expression", {"output": "", "formula": "I1"}, "output='': "),
         ("expression", {"output": "a", "formula": 1}, "formula=1"),
         ("rename", {}, "neither names nor prefix nor suffix"),
         ("rename", {"names": ["a"]}, "names=['a']"),
+        ("rename", {"names": {"a": 3}}, "rename names.a=3: Input should be a valid string"),
+        ("categorify", {"values": ["a", True]}, "values.1=True"),
+        ("hash_bucket", {"buckets": "5"}, "buckets='5': Input should be a valid integer"),
+        ("log1p", {1: 2}, "parameters must be a mapping of names to values"),
+        ("log1p", 3, "parameters must be a mapping of names to values"),
         ("drop_low_cardinality", {"min_cardinality": 0}, "min_cardinality=0"),
         ("log1p", {"base": 2}, "does not take"),
         ("log", None, "unknown operator 'log'"),
@@ -88,6 +97,36 @@ def test_bad_parameters_are_refused_by_name_and_value(name: str, given: Any, sai
         operator_from_config({name: given})
     assert name in str(refused.value)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "entry, said",
+    [
+        ({"filter": {"keep": 3}}, "filter keep=3"),
+        ({"dropna": {"columns": []}}, "dropna columns=[]"),
+        ({"dropna": {"columns": "I1"}}, "dropna columns='I1': it must be a list"),
+        (
+            {"difference_lag": {"by": ["C1"], "columns": ["I1"], "lag": 0}},
+            "lag=0: it must be an integer other",
+        ),
+        (
+            {"groupby": {"by": ["C1"], "aggregates": {"I1": ["total"]}}},
+            "aggregates.I1.0='total': Input should",
+        ),
+        ({"groupby": {"by": ["C1"], "aggregates": {"I1": []}}}, "aggregates.I1=[]"),
+        ({"groupby": {"by": ["C1"], "aggregates": {"I1": "sum"}}}, "aggregates.I1='sum': it must be a list"),
+        ("sample", "prepare names an unknown operator 'sample'"),
+    ],
+)
+def test_bad_parameters_of_prepare_are_refused_by_name_and_value(entry: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        frame_operator_from_config(entry)
+    assert said in str(refused.value)
+
+
+def test_an_operator_written_in_python_is_checked_likewise() -> None:
+    with pytest.raises(ConfigError, match="hash_bucket buckets=0"):
+        HashBucket(buckets=0)
 
 
 DENSE, IDS, LISTS = "dense", "categorical", "multi_hot"
