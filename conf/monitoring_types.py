@@ -13,17 +13,25 @@ _HTTP = re.compile(r"https?://[^/?#@]+(/[^?#@]*)?")
 
 
 class Watch(Strict):
-    """Prometheus metrics and the price of a run; `runs/dt=…` and the event logs need no setting (docs/operations.md).
+    """Prometheus metrics and the price of a run. `runs/dt=…` and the event logs need no setting (docs/operations.md)."""
 
-    `textfile_folder`: where node_exporter's textfile collector looks; each job replaces its file there in one step.
-    `push_gateway`: the address of a Prometheus push gateway, http(s)://host:port, which gets the same metrics.
-    `core_hour_price`: what an hour of one core costs, in `currency`; without it a run's cost is told in core seconds alone.
-    """
-
-    textfile_folder: str | None = None
-    push_gateway: str | None = None
-    core_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "EUR"
+    textfile_folder: str | None = Field(
+        default=None,
+        description="Local folder of node_exporter's textfile collector. Each job replaces its file there in one "
+        "step. Null: no file.",
+    )
+    push_gateway: str | None = Field(
+        default=None,
+        description="Address of a Prometheus push gateway, http(s)://host:port, which gets the same metrics. Null: "
+        "none.",
+    )
+    core_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Price of one hour of one core, in `currency`. Null: costs are given in core seconds alone.",
+    )
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = Field(
+        default="EUR", description="Currency of the price, three letters."
+    )
 
     @field_validator("textfile_folder")
     @classmethod

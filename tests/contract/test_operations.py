@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from conf import errors
-from conf.train_types import Drift
+from conf.gate_types import Drift
 from conf.types import Gate, Quality, Stop, Strict, Watch
 from jobs.chain.submit import StageError, StoppedError
 from reporting.monitoring.prometheus import METRICS
