@@ -50,8 +50,9 @@ check: setup ## lint, formatting and types
 	@$(IN_ENV) ruff format --check $(LINTED)
 	@$(IN_ENV) mypy $(PACKAGES) $(wildcard benchmarks)
 
-docs: setup ## docs/operators, from the operators' docstrings
+docs: setup ## the generated pages of docs, from operators and configuration types, and conf/schema.json
 	@$(IN_ENV) python -m etl.ops.pages docs/operators
+	@$(IN_ENV) python -m jobs.reference
 
 UV_COMPILE = UV_CUSTOM_COMPILE_COMMAND='make lock' ../.bootstrap/bin/uv pip compile --quiet --generate-hashes --no-annotate \
 	--no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS)

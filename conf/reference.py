@@ -16,14 +16,18 @@ _HUGE = (
 )  # an upper bound of this size comes from the size of an integer, not from the field's meaning
 
 
-def field_table(kind: type[BaseModel]) -> str:
-    """The table of a model's fields."""
+def field_table(kind: type[BaseModel], links: Mapping[str, str] | None = None) -> str:
+    """The table of a model's fields.
+
+    Args:
+        links: name of a model -> what a cell says in place of the type `section`.
+    """
     schema = kind.model_json_schema()
     rows = ["| key | type | default | description |", "|---|---|---|---|"]
     required = schema.get("required", [])
     for name, field in schema.get("properties", {}).items():
         default = "required" if name in required else default_text(field)
-        kind_text = type_text(field, schema.get("$defs", {}))
+        kind_text = type_text(field, schema.get("$defs", {}), links or {})
         rows.append(f"| `{name}` | {kind_text} | {default} | {_cell(field.get('description', ''))} |")
     return "\n".join(rows) + "\n"
 
@@ -32,13 +36,13 @@ def default_text(field: Schema) -> str:
     """The default of a field as YAML would have it. The default of a section stands in the section's own table."""
     default = field.get("default")
     if isinstance(default, dict):
-        return "see its table" if default else "`{}`"
+        return "its defaults" if default else "`{}`"
     return _cell(f"`{json.dumps(default, ensure_ascii=False)}`")
 
 
-def type_text(schema: Schema, definitions: Mapping[str, Schema]) -> str:
+def type_text(schema: Schema, definitions: Mapping[str, Schema], links: Mapping[str, str]) -> str:
     """The type of a field and its limits, in words."""
-    texts = [_single_type(member, definitions) for member in alternatives(schema)]
+    texts = [_single_type(member, definitions, links) for member in alternatives(schema)]
     return _cell(" or ".join(dict.fromkeys(texts)))
 
 
@@ -52,21 +56,23 @@ def alternatives(schema: Schema) -> Iterator[Schema]:
         yield from alternatives(member)
 
 
-def _single_type(schema: Schema, definitions: Mapping[str, Schema]) -> str:
+def _single_type(schema: Schema, definitions: Mapping[str, Schema], links: Mapping[str, str]) -> str:
     if "$ref" in schema:
-        target = definitions[schema["$ref"].rpartition("/")[2]]
-        return "section" if "properties" in target else type_text(target, definitions)
+        name = schema["$ref"].rpartition("/")[2]
+        if name in links or "properties" in definitions[name]:
+            return links.get(name, "section")
+        return type_text(definitions[name], definitions, links)
     if "allOf" in schema:
-        return type_text(schema["allOf"][0], definitions)
+        return type_text(schema["allOf"][0], definitions, links)
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
     kind = schema.get("type", "any value")
     if isinstance(kind, list):
         return " or ".join(_WORDS.get(name, name) for name in kind)
     if kind == "array":
-        return f"list of {type_text(schema['items'], definitions)}" if "items" in schema else "list"
+        return f"list of {type_text(schema['items'], definitions, links)}" if "items" in schema else "list"
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"mapping to {type_text(schema['additionalProperties'], definitions)}"
+        return f"mapping to {type_text(schema['additionalProperties'], definitions, links)}"
     return _WORDS.get(kind, kind) + _limits(schema)
 
 

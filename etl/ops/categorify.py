@@ -117,7 +117,8 @@ class Categorify(Operator):
     makes_ids: ClassVar[bool] = True
     min_count: Count | Mapping[str, Count] = Field(
         default=1,
-        description="How often a value must occur in the training rows to get an id of its own. A mapping gives each "
+        description="How often a value must occur in the training rows to get an id of its own. A mapping gives "
+        "each "
         "vocabulary a frequency, by the name of its column or by `share`.",
     )
     max_size: Count | None = Field(
@@ -126,22 +127,26 @@ class Categorify(Operator):
     )
     oov_buckets: Count = Field(
         default=1,
-        description="Number of ids, from OOV_ID on, over which all other values are spread by a hash. The ids of the "
+        description="Number of ids, from OOV_ID on, over which all other values are spread by a hash. The ids of "
+        "the "
         "vocabulary follow them.",
     )
     share: str | None = Field(
         default=None,
-        description="Name of one vocabulary that all columns of the group share and that is counted over all of them. "
+        description="Name of one vocabulary that all columns of the group share and that is counted over all of "
+        "them. "
         "Null: each column has a vocabulary of its own name.",
     )
     values: Values | None = Field(
         default=None,
-        description="The complete vocabulary, in the order of its ids. Nothing is counted or extended then. Null: the "
+        description="The complete vocabulary, in the order of its ids. Nothing is counted or extended then. Null: "
+        "the "
         "vocabulary is counted in the training rows.",
     )
     max_age_days: Count | None = Field(
         default=None,
-        description="Days after which a value that no longer occurs is treated as unknown, counted back from the last "
+        description="Days after which a value that no longer occurs is treated as unknown, counted back from the "
+        "last "
         "counted day. Its id stays reserved for it. Null: values never expire.",
     )
 

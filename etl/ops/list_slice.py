@@ -99,7 +99,8 @@ class ListSlice(Operator):
     length: Annotated[int, Field(ge=1, le=_LONGEST)] = Field(description="Number of elements that are taken.")
     start: Integer = Field(
         default=0,
-        description="Position of the first element that is taken, counted from 0. A negative number counts from the end.",
+        description="Position of the first element that is taken, counted from 0. A negative number counts from "
+        "the end.",
     )
     columns: bool = Field(
         default=False, description="Whether each element becomes a column of its own, instead of a list."
