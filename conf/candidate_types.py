@@ -18,6 +18,7 @@ class AllItems(Strict):
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return self.source
 
 
@@ -28,9 +29,9 @@ class Popular(Strict):
     n: PositiveInt = Field(default=500, description="Number of items.")
     segment: str | None = Field(
         default=None,
-        description="A feature of scope `user` or a column of `user_attributes`. Clicks are counted among users "
-        "with the same value, and items that none of them clicked are left out. Null: clicks of all "
-        "users.",
+        description="A feature of scope `user` or a column of `user_attributes`. Clicks are counted among "
+        "users with the same value, and items that none of them clicked are left out. Null: "
+        "clicks of all users.",
     )
     window_days: Days | None = Field(
         default=None, description="Days up to the run date whose clicks count. Null: all days of the splits."
@@ -38,6 +39,7 @@ class Popular(Strict):
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return f"{self.source} by {self.segment}" if self.segment else self.source
 
 
@@ -51,7 +53,8 @@ class Covisitation(Strict):
     )
     clicks_per_user: PositiveInt = Field(
         default=50,
-        description="Number of a user's latest distinct items that count. It bounds the pairs of an active user.",
+        description="Number of a user's latest distinct items that count. It bounds the pairs of an active "
+        "user.",
     )
     neighbours: PositiveInt = Field(
         default=100, description="Number of the most similar items that are kept for an item."
@@ -59,6 +62,7 @@ class Covisitation(Strict):
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return self.source
 
 
@@ -76,6 +80,7 @@ class Retrieval(Strict):
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return self.source
 
     @model_validator(mode="after")
@@ -107,14 +112,15 @@ class NotAllowed(RawTable):
     value: str = Field(description="Column of the table with the value.")
     attribute: str = Field(description="Column of `user_attributes`.")
     rule: Literal["deny", "allow", "at_least"] = Field(
-        description="`deny`: a row (item, value) excludes the item for users with that value. `allow`: an item "
-        "that has rows is only for users with one of its values. `at_least`: the user's number must be "
-        "at least the item's. A user without a value is excluded by `allow` and `at_least`, not by "
-        "`deny`."
+        description="`deny`: a row (item, value) excludes the item for users with that value. `allow`: an "
+        "item that has rows is only for users with one of its values. `at_least`: the user's "
+        "number must be at least the item's. A user without a value is excluded by `allow` and "
+        "`at_least`, not by `deny`."
     )
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return f"{self.filter} by {self.attribute}"
 
     @model_validator(mode="after")
@@ -134,6 +140,7 @@ class OutOfStock(RawTable):
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return self.filter
 
     @model_validator(mode="after")
@@ -157,7 +164,8 @@ class Candidates(Strict):
 
     sources: Annotated[list[Source], Field(min_length=1)] = Field(
         default=[AllItems(source="all_items")],
-        description="Where candidates come from, in order. Each gives at most its `n` items after the exclusions.",
+        description="Where candidates come from, in order. Each gives at most its `n` items after the "
+        "exclusions.",
     )
     max: PositiveInt | None = Field(
         default=None, description="Largest number of candidates of a user over all sources. Null: no limit."
@@ -168,7 +176,8 @@ class Candidates(Strict):
     )
     active_days: Days | None = Field(
         default=None,
-        description="Days up to the run date in which an item must have a row (shown or clicked). Null: any item.",
+        description="Days up to the run date in which an item must have a row (shown or clicked). Null: any "
+        "item.",
     )
     exclude_clicked: list[Split] = Field(
         default=list(SPLITS),
@@ -176,10 +185,10 @@ class Candidates(Strict):
     )
     repeats: Literal["auto", "none", "unclicked", "all"] = Field(
         default="auto",
-        description="Which items of a user's rows in the splits of `exclude_clicked` may be offered again. `none`: "
-        "no item. `unclicked`: items without a click, such as impressions. `all`: every item, for logs "
-        "in which users choose the same items again. `auto`: none for a log of choices (with "
-        "`negatives` or `label.positive_at_least`), unclicked for others.",
+        description="Which items of a user's rows in the splits of `exclude_clicked` may be offered again. "
+        "`none`: no item. `unclicked`: items without a click, such as impressions. `all`: every "
+        "item, for logs in which users choose the same items again. `auto`: none for a log of "
+        "choices (with `negatives` or `label.positive_at_least`), unclicked for others.",
     )
     user_attributes: UserAttributes | None = Field(
         default=None, description="Table of user attributes for segments and filters. Null: none."
@@ -189,36 +198,37 @@ class Candidates(Strict):
     @property
     def retrieval(self) -> Retrieval | None:
         """The retrieval source; None if there is none."""
-        return next((each for each in self.sources if isinstance(each, Retrieval)), None)
+        return next((source for source in self.sources if isinstance(source, Retrieval)), None)
 
     @property
     def counts_days(self) -> list[str]:
-        """The keys given that count days, so that rows must have a date."""
-        windows = [f"sources.{each.name}.window_days" for each in self.sources if _window_days(each)]
+        """The keys of the configuration that count days. Rows must have a date for them."""
+        windows = [f"sources.{source.name}.window_days" for source in self.sources if _window_days(source)]
         return [*windows, *(["active_days"] if self.active_days else [])]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Candidates:
-        names = [each.name for each in self.sources]
+        names = [source.name for source in self.sources]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"sources names {repeated} twice")
         if "all_items" in names and (len(names) > 1 or self.max is not None):
             raise ValueError("sources: all_items gives every item: name no other source and no max beside it")
-        filters = [each.name for each in self.filters]
+        filters = [rule.name for rule in self.filters]
         again = sorted({name for name in filters if filters.count(name) > 1})
         if again:
             raise ValueError(f"filters names {again} twice")
-        for each in self.filters:
-            if isinstance(each, NotAllowed):
-                self._require_attribute(each)
+        for rule in self.filters:
+            if isinstance(rule, NotAllowed):
+                self._require_attribute(rule)
         return self
 
     def _require_attribute(self, rule: NotAllowed) -> None:
         known = self.user_attributes
         if known is None or rule.attribute not in known.names:
             raise ValueError(
-                f"filters: attribute={rule.attribute!r} is no column of user_attributes {known.names if known else 'which is missing'}"
+                f"filters: attribute={rule.attribute!r} is no column of user_attributes "
+                f"{known.names if known else 'which is missing'}"
             )
         kinds = {column.name: column.type for column in known.columns}
         if rule.rule == "at_least" and kinds[rule.attribute] == "string":

@@ -1,4 +1,4 @@
-"""The typed configuration of what happens to ranked lists: business rules, limits that stop a publish, sinks."""
+"""The typed configuration of the delivery of lists: limits that stop a publish, and sinks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from pydantic import Field, field_validator, model_validator
 from conf.names import LakeRoot, PlainText
 from conf.raw_types import PositiveInt, Share, Strict
 
-# Leaves room for what the tables beside it add to the name; PostgreSQL cuts names at 63 bytes without a word.
+# PostgreSQL silently cuts names at 63 bytes. The limit leaves room for what further tables add to the name.
 _TABLE = re.compile(r"([a-z_][a-z0-9_]{0,39}\.)?[a-z_][a-z0-9_]{0,29}")
 _PASSWORD_IN_URL = re.compile(r"[?&]\w*(user|password|pwd)=|//[^/]*@", re.IGNORECASE)
 Limit = Annotated[float, Field(ge=0)] | None
 
 
 class Stop(Strict):
-    """How far the lists of a day may differ from the last published ones. Beyond a limit they are not published."""
+    """How far the lists of a day may differ from the last published lists.
+
+    Lists beyond a limit are not published.
+    """
 
     max_churn: Share | None = Field(
         default=None,
-        description="Largest mean share of a user's items that were not in the user's list before. Null: no limit.",
+        description="Largest mean share of a user's items that were not in the user's list before. Null: no "
+        "limit.",
     )
     min_coverage: Share | None = Field(
         default=None, description="Smallest share of the items that occur in a list. Null: no limit."
@@ -32,8 +36,8 @@ class Stop(Strict):
     )
     max_score_psi: Limit = Field(
         default=None,
-        description="Largest population stability index of the scores, if it is more than chance gives. Null: no "
-        "limit.",
+        description="Largest population stability index of the scores, if it is more than chance gives. "
+        "Null: no limit.",
     )
     max_users_lost_share: Share | None = Field(
         default=None, description="Largest share of the former users that have no list now. Null: no limit."
@@ -41,7 +45,10 @@ class Stop(Strict):
 
 
 class Secret(Strict):
-    """Where a name or a password is: in an environment variable of the driver, or in a file. One of both is named."""
+    """Where a name or a password is: in an environment variable of the driver, or in a file.
+
+    Exactly one of both is named.
+    """
 
     env: str | None = Field(default=None, description="Name of the environment variable. Null: see `file`.")
     file: str | None = Field(default=None, description="Path of the file whose text it is. Null: see `env`.")
@@ -109,7 +116,8 @@ class JsonLinesSink(Strict):
         bucket = scheme not in ("", "file")
         if parts[-1] in ("", ".", "..") or ".." in parts or (bucket and len(parts) < 2):
             raise ValueError(
-                f"{path!r} must end in a folder's name, without `..` and below the bucket: data files lie beside it, in _data"
+                f"{path!r} must end in a folder's name, without `..` and below the bucket: "
+                "data files are stored beside it, in _data"
             )
         return path
 
@@ -125,7 +133,7 @@ class Deliver(Strict):
     @model_validator(mode="before")
     @classmethod
     def _no_password_in_a_url(cls, values: object) -> object:
-        """Before anything else, and without the URL: what is refused here must not be printed by the refusal."""
+        """Runs before all other checks, whose messages would print the URL with its password."""
         sinks = values.get("sinks") if isinstance(values, dict) else None
         for sink in sinks if isinstance(sinks, list) else []:
             if isinstance(sink, dict) and _PASSWORD_IN_URL.search(str(sink.get("url", ""))):
@@ -137,7 +145,7 @@ class Deliver(Strict):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Deliver:
-        names = [each.name for each in self.sinks]
+        names = [sink.name for sink in self.sinks]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"sinks share the names {repeated}")

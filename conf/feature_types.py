@@ -22,8 +22,8 @@ class FeatureGroup(Strict):
         description="`dense`: a number. `categorical`: one id. `multi_hot`: a list of ids."
     )
     ops: list[OperatorEntry] = Field(
-        description="Operators in order: `name` or `{name: {parameter: value}}` each. docs/operators describes "
-        "them."
+        description="Operators in order: `name` or `{name: {parameter: value}}` each. docs/operators "
+        "describes them."
     )
 
 
@@ -34,8 +34,8 @@ class Scopes(Strict):
     item: Names = Field(default=[], description="Features that depend on the item alone.")
     context: Names = Field(
         default=[],
-        description="Features that depend on the moment alone, such as the time of day. `score.context` gives "
-        "their values.",
+        description="Features that depend on the moment alone, such as the time of day. `score.context` "
+        "gives their values.",
     )
 
 
@@ -43,10 +43,11 @@ class SplitConfig(Strict):
     """How rows are divided over time into train, validation and test."""
 
     by: Literal["day", "fraction", "leave_last_out"] = Field(
-        description="`day`: for run date D the test days end on D, the validation days precede them, and the train "
-        "days precede those. `fraction`: one partition is cut by event time, or by the order of its "
-        "good rows if the log has no time. `leave_last_out`: for each user, rows from the latest "
-        "positive on are test, and those from the one before it on are validation."
+        description="`day`: for run date D the test days end on D, the validation days precede them, and "
+        "the train days precede those. `fraction`: one partition is cut by event time, or by "
+        "the order of its good rows if the log has no time. `leave_last_out`: for each user, "
+        "rows from the latest positive on are test, and those from the one before it on are "
+        "validation."
     )
     train_days: Days = Field(default=7, description="Number of train days (by=day).")
     validation_days: Days = Field(default=1, description="Number of validation days (by=day).")
@@ -76,13 +77,14 @@ class WorkflowConfig(Strict):
 
     engine: Literal["auto", "sql", "arrow"] = Field(
         default="auto",
-        description="`sql` parses lines and looks up ids by Spark expressions and joins, which RAPIDS runs on a "
-        "GPU. `arrow` does so in Python workers on Arrow batches, which is faster on CPUs. `auto` "
-        "chooses by profile and size. Both give the same rows.",
+        description="`sql` parses lines and looks up ids by Spark expressions and joins, which RAPIDS runs "
+        "on a GPU. `arrow` does so in Python workers on Arrow batches, which is faster on CPUs. "
+        "`auto` chooses by profile and size. Both give the same rows.",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
         default="auto",
-        description="`fit`: a new workflow from the train days of this run. `extend`: the champion's with new "
-        "values appended. `apply`: the champion's unchanged. `retrain`: extend, or fit if there is no "
-        "champion yet or `train.retrain` wants a fresh start. `auto`: apply, or fit in the same cases.",
+        description="`fit`: a new workflow from the train days of this run. `extend`: the champion's with "
+        "new values appended. `apply`: the champion's unchanged. `retrain`: extend, or fit if "
+        "there is no champion yet or `train.retrain` wants a fresh start. `auto`: apply, or fit "
+        "in the same cases.",
     )

@@ -21,32 +21,32 @@ class Drift(Strict):
 
     score_psi_warn: Limit = Field(
         default=0.25,
-        description="Population stability index of the challenger's probabilities against the champion's on the "
-        "same test rows that warns. Null: no limit.",
+        description="Population stability index of the challenger's probabilities against the champion's on "
+        "the same test rows that warns. Null: no limit.",
     )
     score_psi_hold: Limit = Field(
         default=None, description="The same index that keeps the champion. Null: no limit."
     )
     feature_psi_warn: Limit = Field(
         default=0.25,
-        description="Population stability index of a raw column, test day against train days, that warns. The "
-        "worst column counts, if it is more than chance. Null: no limit.",
+        description="Population stability index of a raw column, test day against train days, that warns. "
+        "The worst column counts, if it is more than chance. Null: no limit.",
     )
     feature_psi_hold: Limit = Field(
         default=None, description="The same index that keeps the champion. Null: no limit."
     )
     click_rate_change_warn: Limit = Field(
         default=0.5,
-        description="Relative change of the share of clicks, test day against train days, that warns. Null: no "
-        "limit.",
+        description="Relative change of the share of clicks, test day against train days, that warns. Null: "
+        "no limit.",
     )
     click_rate_change_hold: Limit = Field(
         default=None, description="The same change that keeps the champion. Null: no limit."
     )
     oov_share_warn: Limit = Field(
         default=0.5,
-        description="Share of the test day's ids of a feature that the challenger's vocabulary does not have and "
-        "that warns. The worst feature counts. Null: no limit.",
+        description="Share of the test day's ids of a feature that the challenger's vocabulary does not "
+        "have and that warns. The worst feature counts. Null: no limit.",
     )
     oov_share_hold: Limit = Field(
         default=None, description="The same share that keeps the champion. Null: no limit."
@@ -65,9 +65,9 @@ class Drift(Strict):
 class Gate(Strict):
     """When a challenger replaces the champion; docs/retraining.md explains how to choose these values.
 
-    It does so if it is not worse by more than `margin`: the confidence interval of its AUC minus the champion's, on the
-    same test rows, must begin above -`margin`. The interval comes from resamples of the users, or of rows for a log
-    without keys. A first model is always promoted.
+    It does so if it is not worse by more than `margin`: the confidence interval of its AUC minus the
+    champion's, on the same test rows, must begin above -`margin`. The interval comes from resamples of the
+    users, or of rows for a log without keys. A first model is always promoted.
     """
 
     margin: Annotated[float, Field(ge=0)] = Field(
@@ -92,8 +92,8 @@ class Gate(Strict):
     )
     calibration_low: Positive = Field(
         default=0.8,
-        description="Lower limit of predicted over observed clicks. Outside of the band, a challenger is promoted "
-        "only if the champion is further off.",
+        description="Lower limit of predicted over observed clicks. Outside of the band, a challenger is "
+        "promoted only if the champion is further off.",
     )
     calibration_high: Positive = Field(
         default=1.25, description="Upper limit of predicted over observed clicks."
@@ -104,6 +104,7 @@ class Gate(Strict):
     def _a_band_around_one(self) -> Gate:
         if not self.calibration_low <= 1 <= self.calibration_high:
             raise ValueError(
-                f"calibration_low={self.calibration_low} and calibration_high={self.calibration_high} must hold 1 between them"
+                f"calibration_low={self.calibration_low} and calibration_high={self.calibration_high} "
+                "must hold 1 between them"
             )
         return self

@@ -24,7 +24,8 @@ class StopAt(Strict):
     )
     patience: PositiveInt | None = Field(
         default=None,
-        description="The training ends after so many evaluations in a row without a new best one. Null: no limit.",
+        description="The training ends after so many evaluations in a row without a new best one. Null: no "
+        "limit.",
     )
 
     @model_validator(mode="after")
@@ -47,9 +48,9 @@ class Profile(Strict):
 class Reading(Strict):
     """How a rank reads feature tables.
 
-    Rows are shuffled and cut into batches in buffer pools. Row groups are decoded up to `read_ahead_mib` ahead of the pool
-    that needs them. Files of a lake on an object store are first copied to a folder of the rank, one row group at a time,
-    and deleted once they are read.
+    Rows are shuffled and cut into batches in buffer pools. Row groups are decoded up to `read_ahead_mib`
+    ahead of the pool that needs them. Files of a lake on an object store are first copied to a folder of the
+    rank, one row group at a time, and deleted once they are read.
     """
 
     pool_rows: PositiveInt = Field(
@@ -62,13 +63,13 @@ class Reading(Strict):
     )
     staging_folder: str | None = Field(
         default=None,
-        description="Folder for copies of row groups. Each rank uses a folder in `nightrank-<user id>` below it. "
-        "Null: the folder of temporary files.",
+        description="Folder for copies of row groups. Each rank uses a folder in `nightrank-<user id>` "
+        "below it. Null: the folder of temporary files.",
     )
     staging_mib: PositiveInt = Field(
         default=16_384,
-        description="MiB of copies that may wait to be read, besides the one that is read and the one that is "
-        "copied.",
+        description="MiB of copies that may wait to be read, besides the one that is read and the one that "
+        "is copied.",
     )
 
 
@@ -77,14 +78,14 @@ class Retrain(Strict):
 
     start: Literal["auto", "warm", "fresh"] = Field(
         default="auto",
-        description="`warm`: from the champion, over its vocabularies extended by new values. The job stops with "
-        "the reason if that does not fit. `fresh`: from random weights, on vocabularies fitted to the "
-        "window alone. `auto`: warm if it fits, otherwise fresh.",
+        description="`warm`: from the champion, over its vocabularies extended by new values. The job stops "
+        "with the reason if that does not fit. `fresh`: from random weights, on vocabularies "
+        "fitted to the window alone. `auto`: warm if it fits, otherwise fresh.",
     )
     fresh_every_days: Days | None = Field(
         default=None,
-        description="Days after which a retraining with start=auto is fresh again, so that values and habits that "
-        "left the window leave the model too. Null: never for that reason.",
+        description="Days after which a retraining with start=auto is fresh again, so that values and "
+        "habits that left the window leave the model too. Null: never for that reason.",
     )
 
     @model_validator(mode="after")

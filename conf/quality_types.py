@@ -15,8 +15,9 @@ Limit = Annotated[float, Field(ge=0)] | None
 class Quality(Strict):
     """How a day's log may differ from its train days.
 
-    All limits but `max_bad_share` compare the day of the run date with its train days. Above `_warn`, a figure is logged
-    and marked in the report. Above `_stop`, build_features ends with exit code 3 before it publishes features.
+    All limits but `max_bad_share` compare the day of the run date with its train days. Above `_warn`, a
+    figure is logged and marked in the report. Above `_stop`, build_features ends with exit code 3 before it
+    publishes features.
     """
 
     max_bad_share: Share = Field(
@@ -30,23 +31,23 @@ class Quality(Strict):
     )
     new_value_rate_warn: ShareLimit = Field(
         default=0.5,
-        description="Share of a categorical column's values that the train days do not have and that warns. Null: "
-        "no limit.",
+        description="Share of a categorical column's values that the train days do not have and that warns. "
+        "Null: no limit.",
     )
     new_value_rate_stop: ShareLimit = Field(
         default=None,
-        description="Share of a categorical column's values that the train days do not have and that stops. Null: "
-        "no limit.",
+        description="Share of a categorical column's values that the train days do not have and that stops. "
+        "Null: no limit.",
     )
     psi_warn: Limit = Field(
         default=0.25,
-        description="Population stability index of a column that warns, if it is more than chance gives a day of "
-        "that size. Null: no limit.",
+        description="Population stability index of a column that warns, if it is more than chance gives a "
+        "day of that size. Null: no limit.",
     )
     psi_stop: Limit = Field(
         default=None,
-        description="Population stability index of a column that stops, if it is more than chance gives a day of "
-        "that size. Null: no limit.",
+        description="Population stability index of a column that stops, if it is more than chance gives a "
+        "day of that size. Null: no limit.",
     )
     click_rate_change_warn: Limit = Field(
         default=0.5, description="Relative change of the share of clicks that warns. Null: no limit."
@@ -56,19 +57,23 @@ class Quality(Strict):
     )
     row_shortfall_warn: ShareLimit = Field(
         default=0.5,
-        description="Share of the rows of the median train day that are missing and that warns. Null: no limit.",
+        description="Share of the rows of the median train day that are missing and that warns. Null: no "
+        "limit.",
     )
     row_shortfall_stop: ShareLimit = Field(
         default=None,
-        description="Share of the rows of the median train day that are missing and that stops. Null: no limit.",
+        description="Share of the rows of the median train day that are missing and that stops. Null: no "
+        "limit.",
     )
     row_excess_warn: Limit = Field(
         default=1.0,
-        description="Rows beyond those of the median train day, as a share of them, that warn. Null: no limit.",
+        description="Rows beyond those of the median train day, as a share of them, that warn. Null: no "
+        "limit.",
     )
     row_excess_stop: Limit = Field(
         default=None,
-        description="Rows beyond those of the median train day, as a share of them, that stop. Null: no limit.",
+        description="Rows beyond those of the median train day, as a share of them, that stop. Null: no "
+        "limit.",
     )
     exempt: Names = Field(default=[], description="Feature columns without limits, such as ids of sessions.")
 

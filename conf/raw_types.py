@@ -1,4 +1,4 @@
-"""The typed configuration of raw data: where it lies, how it is laid out, what its columns mean."""
+"""The typed configuration of raw data: where it is, how it is laid out, what its columns mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conf.names import ColumnName, PlainText, RawLocation
 
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # of one range
-# Characters that occur as separators in practice. Letters, digits, signs and quotes are parts of values.
+# Separators that occur in practice. Letters, digits, signs and quotes are parts of values.
 SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
 
 
@@ -27,18 +27,18 @@ def expand_range(name: str) -> list[str]:
 
 
 def fits_column(name: str) -> bool:
-    """Whether a raw column or a feature may have this name. Names of our own begin with an underscore."""
+    """Whether a raw column or a feature may have this name. Internal names begin with an underscore."""
     return name not in ("", "*") and not name.startswith("_") and "." not in name and "`" not in name
 
 
 def _expand_names(names: list[str]) -> list[str]:
-    return [each for name in names for each in expand_range(name)]
+    return [column for name in names for column in expand_range(name)]
 
 
 Names = Annotated[list[str], AfterValidator(_expand_names)]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 PositiveLong = Annotated[int, Field(gt=0, lt=2**63)]
-Days = Annotated[int, Field(gt=0, le=36_500)]  # 100 years: every date reckoned with it exists
+Days = Annotated[int, Field(gt=0, le=36_500)]  # 100 years: every date that is computed with it exists
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -53,7 +53,8 @@ class Column(Strict):
     """One raw column, or several columns of one type by a range such as `C{1..26}` in `name`."""
 
     name: ColumnName = Field(
-        description="Name of the column in the configuration. A range such as `C{1..26}` declares several columns."
+        description="Name of the column in the configuration. A range such as `C{1..26}` declares several "
+        "columns."
     )
     type: Literal["int", "float", "string"] = Field(
         description="Type of the values: `int` has 64 bits, `float` is a double, `string` is UTF-8 text."
@@ -64,6 +65,7 @@ class Column(Strict):
 
     @property
     def source_name(self) -> str:
+        """Name in a CSV header or a Parquet schema."""
         return self.source or self.name
 
 
@@ -71,13 +73,13 @@ class RawTable(Strict):
     """Where raw rows are and how they are laid out."""
 
     path: RawLocation = Field(
-        description="Path or URI of the files. It may contain globs, `{lake}`, `{data}` and, for a log with files "
-        "by day, `{date}` (YYYY-MM-DD). Files that end in .gz are decompressed."
+        description="Path or URI of the files. It may contain globs, `{lake}`, `{data}` and, for a log with "
+        "files by day, `{date}` (YYYY-MM-DD). Files that end in .gz are decompressed."
     )
     format: Literal["tsv", "csv", "parquet"] = Field(
-        description="`tsv`: no header, and a double quote is an ordinary character. `csv`: a header line and "
-        "quotes by RFC 4180. A value never spans lines, and a line that breaks this is quarantined as "
-        "`quote`. `parquet`: columns are matched by name."
+        description="`tsv`: no header, and a double quote is an ordinary character. `csv`: a header line "
+        "and quotes by RFC 4180. A value never spans lines, and a line that breaks this is "
+        "quarantined as `quote`. `parquet`: columns are matched by name."
     )
     separator: str = Field(
         default="\t", description="Character between two fields of a line. The default is a tab."
@@ -105,10 +107,11 @@ class RawTable(Strict):
             raise ValueError(f"columns appear twice: {repeated}")
         unfit = [name for name in names if not fits_column(name)]
         if unfit:
+            proposal = unfit[0].strip("_*").replace(".", "_").replace("`", "")
             raise ValueError(
-                f"columns names {unfit}: a name is not empty or '*', holds no dot and no backtick, and begins with no underscore; "
-                f"give another name, and the file's own as source: {{name: {unfit[0].strip('_*').replace('.', '_').replace('`', '') or 'other'}, "
-                f"source: '{unfit[0]}'}}"
+                f"columns names {unfit}: a name is not empty or '*', holds no dot and no backtick, "
+                "and begins with no underscore; give another name, and the file's own as source: "
+                f"{{name: {proposal or 'other'}, source: '{unfit[0]}'}}"
             )
         return self
 
@@ -121,6 +124,7 @@ class RawTable(Strict):
 
     @property
     def names(self) -> list[str]:
+        """The names of the columns."""
         return [column.name for column in self.columns]
 
 
@@ -143,7 +147,10 @@ class EventTime(Strict):
 
 
 class Log(RawTable):
-    """The click log. Without `event_time`, the order of rows (by file name, then position) is their order in time."""
+    """The click log.
+
+    Without `event_time`, the order of rows (by file name, then position) is their order in time.
+    """
 
     label: Label = Field(description="What a click is.")
     event_time: EventTime | None = Field(
@@ -152,6 +159,7 @@ class Log(RawTable):
 
     @property
     def by_day(self) -> bool:
+        """Whether the log has files by day."""
         return "{date}" in self.path
 
 
@@ -162,8 +170,9 @@ class Keys(Strict):
     item: str = Field(description="Column with the key of the item.")
     group: str | None = Field(
         default=None,
-        description="Column whose equal values mark rows that competed for one click, such as the ads of one "
-        "display. evaluate_model then measures the ranking of each group. Null: there are no groups.",
+        description="Column whose equal values mark rows that competed for one click, such as the ads of "
+        "one display. evaluate_model then measures the ranking of each group. Null: there are "
+        "no groups.",
     )
 
     @model_validator(mode="after")
@@ -187,9 +196,10 @@ class JoinedTable(RawTable):
 class Negatives(Strict):
     """Unobserved items, added as negatives to logs that record only what users chose.
 
-    Items of a positive row are drawn by a hash of (row, draw, seed) from the items of its split and of earlier splits. A
-    draw is skipped if the user has a row with the item in these splits. In a log with files by day (split.by=day) only
-    the rows of the same day count. The added rows have the user, the time and the split of their positive row.
+    Items of a positive row are drawn by a hash of (row, draw, seed) from the items of its split and of
+    earlier splits. A draw is skipped if the user has a row with the item in these splits. In a log with files
+    by day (split.by=day) only the rows of the same day count. The added rows have the user, the time and the
+    split of their positive row.
     """
 
     per_positive: PositiveInt = Field(description="Number of items that are drawn for each positive row.")

@@ -33,7 +33,7 @@ def field_table(kind: type[BaseModel], links: Mapping[str, str] | None = None) -
 
 
 def default_text(field: Schema) -> str:
-    """The default of a field as YAML would have it. The default of a section stands in the section's own table."""
+    """The default of a field in YAML's notation. The keys of a section have their defaults in its table."""
     default = field.get("default")
     if isinstance(default, dict):
         return "its defaults" if default else "`{}`"

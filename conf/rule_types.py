@@ -15,7 +15,8 @@ _MOST_LOG_ODDS = 50  # moves any float32 probability past any other
 class Attribute(Strict):
     """An attribute of items from a table with one row an item.
 
-    An item that is not in the table, or whose value is null, has no value. No rule on the attribute applies to it.
+    An item that is not in the table, or whose value is null, has no value. No rule on the attribute applies
+    to it.
     """
 
     path: RawLocation = Field(
@@ -27,7 +28,10 @@ class Attribute(Strict):
 
 
 class Boost(Strict):
-    """Moves items up or down by the value of an attribute. Published scores stay the probabilities of the model."""
+    """Moves items up or down by the value of an attribute.
+
+    Published scores stay the probabilities of the model.
+    """
 
     attribute: str = Field(description="Name of an attribute in `attributes`.")
     by: Literal["factor", "log_odds"] = Field(
@@ -59,7 +63,8 @@ class MaxPerCategory(Strict):
 class Exploration(Strict):
     """The last ceil(share × k) positions go to items drawn from the user's other candidates.
 
-    The draw is a hash of seed, user, item and run date: a rerun draws the same items, another day draws others.
+    The draw is a hash of seed, user, item and run date: a rerun draws the same items, another day draws
+        others.
     """
 
     share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(description="Share of the positions.")

@@ -1,4 +1,4 @@
-"""The typed configuration of the stages: features, split, model, training, scoring, the generator."""
+"""The typed configuration of written tables, scoring, measurement and the generator of click logs."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ class Score(Strict):
     )
     rows_per_step: PositiveInt | None = Field(
         default=None,
-        description="(user, item) pairs or feature rows that go through the model at once. It is halved if the "
-        "memory of the device does not suffice. Null: as many as fit the caches of a CPU, or the free "
-        "memory of a GPU.",
+        description="(user, item) pairs or feature rows that go through the model at once. It is halved if "
+        "the memory of the device does not suffice. Null: as many as fit the caches of a CPU, "
+        "or the free memory of a GPU.",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32",
-        description="Precision of matrix products over pairs or rows. Probabilities are float32 (docs/scoring.md "
-        "has the errors).",
+        description="Precision of matrix products over pairs or rows. Probabilities are float32 "
+        "(docs/scoring.md has the errors).",
     )
     rows_split: Split = Field(
         default="test", description="Split whose feature rows get a probability from score_rows."
     )
     embeddings: Literal["stored", "int8"] = Field(
         default="stored",
-        description="`int8` scores with one byte a number and one scale a row, a quarter of the memory of float32. "
-        "The manifest says how far that moves the probabilities of a sample. `stored` uses the tables "
-        "as the model file has them.",
+        description="`int8` scores with one byte a number and one scale a row, a quarter of the memory of "
+        "float32. The manifest says how far that moves the probabilities of a sample. `stored` "
+        "uses the tables as the model file has them.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Device that computes the scores. `auto`: a GPU if there is one."
@@ -80,8 +80,8 @@ class Measure(Strict):
 
     against: Literal["next_day", "test_split"] = Field(
         default="next_day",
-        description="`next_day`: the clicks of the day after the run date. `test_split`: the positives of the test "
-        "split.",
+        description="`next_day`: the clicks of the day after the run date. `test_split`: the positives of "
+        "the test split.",
     )
     group_k: PositiveInt = Field(
         default=12,
@@ -90,16 +90,17 @@ class Measure(Strict):
 
 
 class Generate(Strict):
-    """The generator of click logs: sizes, rates and the seed (etl/synthetic describes the world it draws from).
+    """The generator of click logs: sizes, rates and the seed. etl/synthetic describes its world.
 
-    The rows of a day depend on all of these but `days`, `first_date`, `layout` and `compression`. The layout `outbrain` is
-    a log of its own (etl/synthetic/outbrain): displays of several ads, which are its items.
+    The rows of a day depend on all of these but `days`, `first_date`, `layout` and `compression`. The layout
+    `outbrain` is a log of its own (etl/synthetic/outbrain): displays of several ads, which are its items.
     """
 
     days: Days = Field(default=11, description="Number of days that are written.")
     first_date: IsoDate = Field(
         default="2026-01-01",
-        description="First day of a chain of runs over the log. generate_clicks itself begins with its run date.",
+        description="First day of a chain of runs over the log. generate_clicks itself begins with its run "
+        "date.",
     )
     rows_per_day: PositiveInt = Field(
         default=60_000, description="Rows of a day. Days of the layout `outbrain` have about so many rows."

@@ -21,8 +21,8 @@ class MultiHot(Strict):
     )
     max_length: PositiveInt = Field(
         default=32,
-        description="Number of ids of a list that count, the first ones, in training and in scoring alike. A batch "
-        "reserves memory for so many ids of every row.",
+        description="Number of ids of a list that count, the first ones, in training and in scoring alike. "
+        "A batch reserves memory for so many ids of every row.",
     )
     lengths: dict[str, PositiveInt] = Field(default={}, description="Feature → its own `max_length`.")
 
@@ -30,7 +30,8 @@ class MultiHot(Strict):
 class ModelConfig(Strict):
     """An architecture and its settings.
 
-    All keys but those below are settings of the architecture (docs/models.md). They are checked before any job works.
+    All keys but those below are settings of the architecture (docs/models.md). They are checked before any
+    job works.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -41,14 +42,14 @@ class ModelConfig(Strict):
     )
     embedding_storage: EmbeddingStorage = Field(
         default="fp32",
-        description="How embedding tables are stored in memory and on disk. 16 bits halve a table: updates are "
-        "rounded stochastically then, and all computations stay in float32. Weights of linear parts, "
-        "one number an id, are always fp32.",
+        description="How embedding tables are stored in memory and on disk. 16 bits halve a table: updates "
+        "are rounded stochastically then, and all computations stay in float32. Weights of "
+        "linear parts, one number an id, are always fp32.",
     )
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The architecture's own keys, as they were given."""
+        """The keys of the architecture, unchanged."""
         return dict(self.model_extra or {})
 
 
@@ -60,23 +61,26 @@ class Elastic(Strict):
 
     min_ranks: PositiveInt = Field(
         default=1,
-        description="Smallest number of ranks. With fewer, the training waits `train.start_timeout_s` for more and "
-        "then ends.",
+        description="Smallest number of ranks. With fewer, the training waits `train.start_timeout_s` for "
+        "more and then ends.",
     )
 
 
 class Embeddings(Strict):
-    """How embedding tables are trained, and which rank holds which rows. Placement changes results only by rounding.
+    """How embedding tables are trained, and which rank holds which rows.
 
-    With `placement: auto`, a feature is replicated up to `replicated_max_bytes`. A larger table is spread by rows if it is
-    larger than `row_wise_share` of the bytes that a rank holds on average, or if a rank would otherwise hold more than
-    `rank_max_bytes`. All other tables are on one rank. Bytes are those of a table and its optimizer's state.
+    Placement changes results only by rounding.
+
+    With `placement: auto`, a feature is replicated up to `replicated_max_bytes`. A larger table is spread by
+    rows if it is larger than `row_wise_share` of the bytes that a rank holds on average, or if a rank would
+    otherwise hold more than `rank_max_bytes`. All other tables are on one rank. Bytes are those of a table
+    and its optimizer's state.
     """
 
     optimizer: Literal["row_wise_adagrad", "sgd", "lazy_adam"] = Field(
         default="row_wise_adagrad",
-        description="Optimizer of table rows, at the rate `train.embedding_learning_rate`. Weights trained by FTRL "
-        "keep FTRL.",
+        description="Optimizer of table rows, at the rate `train.embedding_learning_rate`. Weights trained "
+        "by FTRL keep FTRL.",
     )
     placement: Literal["auto", "replicated", "table_wise", "row_wise"] = Field(
         default="auto",
@@ -93,16 +97,17 @@ class Embeddings(Strict):
     )
     rank_max_bytes: PositiveLong | None = Field(
         default=None,
-        description="Largest number of bytes of tables on a rank. A table that does not fit is an error. Null: no "
-        "limit.",
+        description="Largest number of bytes of tables on a rank. A table that does not fit is an error. "
+        "Null: no limit.",
     )
 
 
 class Train(Strict):
     """The training loop. Batch sizes and learning rates are global: they do not depend on `num_ranks`.
 
-    Both learning rates rise linearly over the first `warmup_share` of all steps and stay until `decay_start_share` of them.
-    Then they fall to `decay_end_factor` of themselves, as the `decay_power`-th power of the share of steps that remain.
+    Both learning rates rise linearly over the first `warmup_share` of all steps and stay until
+    `decay_start_share` of them. Then they fall to `decay_end_factor` of themselves, as the `decay_power`-th
+    power of the share of steps that remain.
     """
 
     num_ranks: PositiveInt = Field(default=2, description="Number of training processes.")
@@ -111,8 +116,8 @@ class Train(Strict):
     )
     num_shards: PositiveInt = Field(
         default=16,
-        description="Number of logical shards of the data, a multiple of `num_ranks`. Results depend on it, and "
-        "not on the number of ranks.",
+        description="Number of logical shards of the data, a multiple of `num_ranks`. Results depend on it, "
+        "and not on the number of ranks.",
     )
     global_batch_size: PositiveInt = Field(
         default=4096, description="Rows of a step over all ranks, a multiple of `num_shards`."
@@ -144,24 +149,25 @@ class Train(Strict):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         default="fp32",
         description="Precision of the matrix products of dense layers. Weights, gradients and the loss stay "
-        "float32. `tf32` applies to GPUs, and a CPU computes float32 instead. `fp16` scales the loss "
-        "and skips steps that overflow.",
+        "float32. `tf32` applies to GPUs, and a CPU computes float32 instead. `fp16` scales the "
+        "loss and skips steps that overflow.",
     )
     compile: bool = Field(
         default=False,
-        description="Whether torch.compile fuses the dense layers. It needs a C++ compiler on every node and about "
-        "a minute at the start.",
+        description="Whether torch.compile fuses the dense layers. It needs a C++ compiler on every node "
+        "and about a minute at the start.",
     )
     cuda_graphs: bool = Field(
         default=False,
-        description="Whether a GPU replays the dense layers as a CUDA graph, instead of launching each kernel.",
+        description="Whether a GPU replays the dense layers as a CUDA graph, instead of launching each "
+        "kernel.",
     )
     kernels: Kernels = Field(
         default="auto",
-        description="What computes lookups, their updates and DLRM's interaction on a GPU. `triton`: Triton's "
-        "kernels, an error without the C compiler they need. `torch`: torch's operators. `auto`: "
-        "Triton's if the compiler is there, otherwise torch's with a warning. Results differ only by "
-        "rounding.",
+        description="What computes lookups, their updates and DLRM's interaction on a GPU. `triton`: "
+        "Triton's kernels, an error without the C compiler they need. `torch`: torch's "
+        "operators. `auto`: Triton's if the compiler is there, otherwise torch's with a "
+        "warning. Results differ only by rounding.",
     )
     evaluate_every_steps: Annotated[int, Field(ge=0, lt=2**31)] = Field(
         default=0,
@@ -199,7 +205,8 @@ class Train(Strict):
             raise ValueError(f"num_shards={self.num_shards} must be a multiple of num_ranks={self.num_ranks}")
         if self.global_batch_size % self.num_shards:
             raise ValueError(
-                f"global_batch_size={self.global_batch_size} must be a multiple of num_shards={self.num_shards}"
+                f"global_batch_size={self.global_batch_size} must be a multiple of "
+                f"num_shards={self.num_shards}"
             )
         if self.elastic and self.elastic.min_ranks > self.num_ranks:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The typed configuration: every key a YAML file may hold, with its default, its unit and its rule.
+"""The typed configuration: every key of a YAML file, with its default, its unit and its rule.
 
 Unknown keys are an error. One file configures all jobs of one log; a job reads the sections it needs.
 """
@@ -102,7 +102,7 @@ __all__ = [
 ]
 
 
-# Columns of prepared rows and of feature tables (storage.feature_spec) that raw columns and features must not be named like.
+# Columns of prepared rows and of feature tables (storage.feature_spec). No raw column has such a name.
 RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
 
 
@@ -203,14 +203,14 @@ class Config(Strict):
 
     @property
     def repeats(self) -> Repeats:
-        """Which items of a user's rows may be offered again; `candidates.repeats`, with auto decided by the kind of log."""
+        """Which items of a user's rows may be offered again: `candidates.repeats`, with `auto` resolved."""
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
         of_choices = self.negatives is not None or self.log.label.positive_at_least is not None
         return "none" if of_choices else "unclicked"
 
     def _check_reserved(self) -> None:
-        """Raw columns are not named like the columns of a feature table that are ours."""
+        """Refuses raw columns with the names of internal columns of feature tables."""
         event_time = self.log.event_time.column if self.log.event_time else None
         for section, table in (("log", self.log), ("users", self.users), ("items", self.items)):
             allowed = (
@@ -221,15 +221,17 @@ class Config(Strict):
             )
             if taken:
                 raise ValueError(
-                    f"{section}.columns names {taken}, which feature tables have columns of their own for: give another name, and "
-                    f"the file's own as source: {{name: raw_{taken[0]}, source: {taken[0]}}}"
+                    f"{section}.columns names {taken}, "
+                    "which feature tables have columns of their own for: give another name, "
+                    f"and the file's own as source: {{name: raw_{taken[0]}, source: {taken[0]}}}"
                 )
 
     def _check_candidates(self) -> None:
         dated = self.split.by == "day" or self.log.event_time is not None
         if self.candidates.counts_days and not dated:
             raise ValueError(
-                f"candidates: {self.candidates.counts_days} count days, and rows have no date: give split.by=day or log.event_time"
+                f"candidates: {self.candidates.counts_days} count days, and rows have no date: "
+                "give split.by=day or log.event_time"
             )
         if self.measure.against == "test_split" and "test" in self.candidates.splits:
             raise ValueError(
@@ -238,7 +240,7 @@ class Config(Strict):
             )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:
-        """Attributes join the log by its key and add columns."""
+        """Refuses a table of attributes without the key, or with a column of the log."""
         if key not in table.names:
             raise ValueError(f"{side}s.columns must hold the key {key!r}; it has {table.names}")
         again = sorted((set(table.names) & set(self.log.names)) - {key})

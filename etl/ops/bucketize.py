@@ -20,10 +20,13 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 @dataclass(frozen=True)
 class FittedBucketize(RowWise):
+    """A fitted `bucketize`."""
+
     name: ClassVar[str] = "bucketize"
     boundaries: tuple[float, ...] = ()
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         number = values[0].cast("double")
         bucket = F.lit(0)
         for boundary in self.boundaries:
@@ -31,16 +34,19 @@ class FittedBucketize(RowWise):
         return F.when(number.isNull(), F.lit(NULL_ID)).otherwise(bucket + NUM_RESERVED_IDS).cast("bigint")
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         numbers, nulls = as_doubles(values[0])
         ids = np.searchsorted(self.boundaries, numbers, side="right") + NUM_RESERVED_IDS
         return [pa.array(np.where(nulls, NULL_ID, ids), pa.int64())]
 
     @property
     def cardinality(self) -> int:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return NUM_RESERVED_IDS + len(self.boundaries) + 1
 
     @classmethod
     def from_state(cls, inputs: Sequence[str], outputs: Sequence[str], state: Any) -> FittedBucketize:
+        """The fitted step of stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), tuple(state["boundaries"]))
 
 
@@ -74,7 +80,9 @@ class Bucketize(Operator):
         return boundaries
 
     def gives(self, taken: Type) -> Type:
+        """Type of the output, from the type of the input."""
         return "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedBucketize:
+        """The fitted step."""
         return FittedBucketize(step.inputs, step.outputs, self.boundaries)

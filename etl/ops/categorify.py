@@ -24,6 +24,8 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS, OOV_ID
 
 @dataclass(frozen=True)
 class FittedCategorify(Fitted):
+    """A fitted `categorify`."""
+
     name: ClassVar[str] = "categorify"
     vocabulary: str = ""
     size: int = NUM_RESERVED_IDS
@@ -34,30 +36,32 @@ class FittedCategorify(Fitted):
 
     @property
     def cardinality(self) -> int:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return self.size
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         if self.lists:
             return self._apply_lists(rows, values[0], tables, tag)
-        value, found = f"{tag}value", f"{tag}id"
+        value, known_id = f"{tag}value", f"{tag}id"
         lookup = tables.vocabulary(self.vocabulary, self.max_age_days)
-        lookup = lookup.select(F.col("value").alias(value), F.col("id").alias(found))
+        lookup = lookup.select(F.col("value").alias(value), F.col("id").alias(known_id))
         text = text_column(values[0])
         joined = rows.join(lookup, text == F.col(value), "left").drop(value)
-        return joined, [self._id(text, F.col(found))]
+        return joined, [self._id(text, F.col(known_id))]
 
-    def _id(self, text: Column, found: Column) -> Column:
+    def _id(self, text: Column, known_id: Column) -> Column:
         unknown = F.lit(OOV_ID) if self.oov_buckets == 1 else bucket_column(text, self.oov_buckets, OOV_ID)
-        identified = F.when(text.isNull(), F.lit(NULL_ID)).otherwise(F.coalesce(found, unknown))
+        identified = F.when(text.isNull(), F.lit(NULL_ID)).otherwise(F.coalesce(known_id, unknown))
         return identified.cast("bigint")
 
     def _apply_lists(
         self, rows: DataFrame, value: Column, tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
         """Encodes each distinct list once, and joins the rows with the result by the list's text."""
-        key, found = f"{tag}list", f"{tag}ids"
+        key, ids = f"{tag}list", f"{tag}ids"
         # The size tells an empty list from one of an empty text.
         texts = F.concat_ws(SEPARATOR, F.size(value).cast("string"), F.transform(value, text_column))
         keyed = rows.withColumn(key, texts)
@@ -72,11 +76,12 @@ class FittedCategorify(Fitted):
             key, "place", self._id(F.col("text"), F.col("id")).alias("id")
         )
         placed = F.collect_list(F.when(F.col("place").isNotNull(), F.struct("place", "id")))
-        lists = encoded.groupBy(key).agg(F.sort_array(placed).getField("id").alias(found))
+        lists = encoded.groupBy(key).agg(F.sort_array(placed).getField("id").alias(ids))
         joined = keyed.join(lists, key, "left")
-        return joined.drop(key), [F.when(value.isNotNull(), F.col(found))]
+        return joined.drop(key), [F.when(value.isNotNull(), F.col(ids))]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         texts = text_array(pc.list_flatten(values[0]) if self.lists else values[0])
         ids = pa.array(self._ids(texts, tables), pa.int64())
         return [over_elements(values[0], ids) if self.lists else ids]
@@ -85,22 +90,22 @@ class FittedCategorify(Fitted):
         lookup, ids = tables.vocabulary(self.vocabulary, self.max_age_days)
         positions = lookup.find(texts)
         known = positions >= 0
-        found = np.full(len(texts), OOV_ID, np.int64)
-        found[known] = ids[positions[known]]
+        looked_up = np.full(len(texts), OOV_ID, np.int64)
+        looked_up[known] = ids[positions[known]]
         nulls = texts.is_null().to_numpy(zero_copy_only=False)
-        found[nulls] = NULL_ID
+        looked_up[nulls] = NULL_ID
         if self.oov_buckets > 1:
             others = ~known & ~nulls
-            found[others] = bucket_array(texts.filter(pa.array(others)), self.oov_buckets, OOV_ID)
-        return found
+            looked_up[others] = bucket_array(texts.filter(pa.array(others)), self.oov_buckets, OOV_ID)
+        return looked_up
 
 
 class Categorify(Operator):
     """Values to ids: null to NULL_ID, values of the vocabulary to ids from 3 on, all others to OOV_ID.
 
-    The vocabulary holds the values seen at least `min_count` times in training, at most `max_size` of them. Ids follow
-    by descending count, ties by value (its UTF-8 bytes); an extension counts on and appends, and no value ever changes
-    its id. Numbers are their decimal texts. Lists are encoded element by element.
+    The vocabulary holds the values seen at least `min_count` times in training, at most `max_size` of them.
+    Ids follow by descending count, ties by value (its UTF-8 bytes); an extension counts on and appends, and
+    no value ever changes its id. Numbers are their decimal texts. Lists are encoded element by element.
 
     | in   | out (min_count=2; training rows a a b b b c) | out, oov_buckets=4 |
     |------|----------------------------------------------|--------------------|
@@ -117,9 +122,8 @@ class Categorify(Operator):
     makes_ids: ClassVar[bool] = True
     min_count: Count | Mapping[str, Count] = Field(
         default=1,
-        description="How often a value must occur in the training rows to get an id of its own. A mapping gives "
-        "each "
-        "vocabulary a frequency, by the name of its column or by `share`.",
+        description="How often a value must occur in the training rows to get an id of its own. A mapping "
+        "gives each vocabulary a frequency, by the name of its column or by `share`.",
     )
     max_size: Count | None = Field(
         default=None,
@@ -127,27 +131,23 @@ class Categorify(Operator):
     )
     oov_buckets: Count = Field(
         default=1,
-        description="Number of ids, from OOV_ID on, over which all other values are spread by a hash. The ids of "
-        "the "
-        "vocabulary follow them.",
+        description="Number of ids, from OOV_ID on, over which all other values are spread by a hash. The "
+        "ids of the vocabulary follow them.",
     )
     share: str | None = Field(
         default=None,
-        description="Name of one vocabulary that all columns of the group share and that is counted over all of "
-        "them. "
-        "Null: each column has a vocabulary of its own name.",
+        description="Name of one vocabulary that all columns of the group share and that is counted over "
+        "all of them. Null: each column has a vocabulary of its own name.",
     )
     values: Values | None = Field(
         default=None,
-        description="The complete vocabulary, in the order of its ids. Nothing is counted or extended then. Null: "
-        "the "
-        "vocabulary is counted in the training rows.",
+        description="The complete vocabulary, in the order of its ids. Nothing is counted or extended then. "
+        "Null: the vocabulary is counted in the training rows.",
     )
     max_age_days: Count | None = Field(
         default=None,
-        description="Days after which a value that no longer occurs is treated as unknown, counted back from the "
-        "last "
-        "counted day. Its id stays reserved for it. Null: values never expire.",
+        description="Days after which a value that no longer occurs is treated as unknown, counted back "
+        "from the last counted day. Its id stays reserved for it. Null: values never expire.",
     )
 
     @model_validator(mode="after")
@@ -180,6 +180,7 @@ class Categorify(Operator):
         return self.min_count[column]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         steps = super().bind(columns)
         for step in steps:
             self.least(self.vocabulary(step))
@@ -190,9 +191,11 @@ class Categorify(Operator):
         return self.share or step.inputs[0]
 
     def gives(self, taken: Type) -> Type:
+        """Type of the output, from the type of the input."""
         return "ints" if taken in LISTS else "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedCategorify:
+        """The fitted step."""
         if statistics.cardinality is None:
             raise InfrastructureError(
                 f"the vocabulary of {step.inputs[0]} was not counted", "report this: it is our defect"
@@ -209,6 +212,9 @@ class Categorify(Operator):
         )
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
+        """The entry of `features.ops` with these parameters."""
         entry = super().config()
-        given = entry.get(self.name) if isinstance(entry, dict) else None
-        return {self.name: {**given, "values": list(self.values)}} if given and self.values else entry
+        parameters = entry.get(self.name) if isinstance(entry, dict) else None
+        if not parameters or not self.values:
+            return entry
+        return {self.name: {**parameters, "values": list(self.values)}}

@@ -20,11 +20,14 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedClip(RowWise):
+    """A fitted `clip`."""
+
     name: ClassVar[str] = "clip"
     min: float | None = None
     max: float | None = None
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         clipped = values[0].cast("double")
         # when(), because greatest() and least() skip nulls and would turn a null into the bound.
         if self.min is not None:
@@ -34,6 +37,7 @@ class FittedClip(RowWise):
         return clipped
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         numbers, nulls = as_doubles(values[0])
         return [from_doubles(np.clip(numbers, self.min, self.max), nulls)]
 
@@ -61,5 +65,6 @@ class Clip(Operator):
         return self
 
     def fit(self, step: Step, statistics: Statistics) -> FittedClip:
+        """The fitted step."""
         bounds = [None if bound is None else float(bound) for bound in (self.min, self.max)]
         return FittedClip(step.inputs, step.outputs, *bounds)

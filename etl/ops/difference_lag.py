@@ -17,11 +17,13 @@ from storage.feature_spec import EVENT_TIME, ROW_ID
 
 
 class DifferenceLag(RowChanger):
-    """Each row's value less that of the row `lag` before it with the same key `by`, in the order of time, within a day.
+    """The value of a row minus that of the row `lag` before it with the same key `by`, within a day.
 
-    A negative `lag` looks ahead. Without such a row, or with a null on either side, the difference is null. Columns are
-    named `<column>_difference_lag_<lag>`. Rows with a null key form one group. Rows of one instant follow their
-    position in the log. A difference beyond float32's range is moved to its end.
+    Rows are ordered by time.
+
+    A negative `lag` looks ahead. Without such a row, or with a null on either side, the difference is null.
+    Columns are named `<column>_difference_lag_<lag>`. Rows with a null key form one group. Rows of one
+    instant follow their position in the log. A difference beyond float32's range is moved to its end.
 
     | user | time | I1 | I1_difference_lag_1 (by user) |
     |------|------|----|-------------------------------|
@@ -35,8 +37,8 @@ class DifferenceLag(RowChanger):
     columns: Texts = Field(min_length=1, description="Numeric columns whose differences are computed.")
     lag: Integer = Field(
         default=1,
-        description="Distance to the other row, in rows of the same key. A negative number looks at later rows. It "
-        "cannot be 0.",
+        description="Distance to the other row, in rows of the same key. A negative number looks at later "
+        "rows. It cannot be 0.",
     )
 
     @field_validator("lag")
@@ -47,6 +49,7 @@ class DifferenceLag(RowChanger):
         return lag
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        """The columns after the operator; raises ConfigError if these do not fit."""
         for names, kinds in ((self.by, KEYS), (self.columns, NUMBERS)):
             wrong = [name for name in names if columns.get(name) not in kinds]
             if wrong:
@@ -60,6 +63,7 @@ class DifferenceLag(RowChanger):
         return f"{column}_difference_lag_{self.lag}"
 
     def apply(self, rows: DataFrame) -> DataFrame:
+        """The rows with the columns of the operator."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         by_key = Window.partitionBy(*self.by).orderBy(*order)
         differences = {
@@ -67,7 +71,7 @@ class DifferenceLag(RowChanger):
             - F.lag(F.col(name), self.lag).over(by_key).cast("double")
             for name in self.columns
         }
-        # In a step of its own, or each window would stand in the plan once for each time that its value is used.
+        # A second withColumns: in one step, the plan would contain a window once for each use of its value.
         return rows.withColumns(differences).withColumns(
             {name: bounded_column(F.col(name)) for name in differences}
         )

@@ -18,23 +18,29 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedDropLowCardinality(RowWise):
+    """A fitted `drop_low_cardinality`."""
+
     name: ClassVar[str] = "drop_low_cardinality"
     size: int | None = None
     distinct: int = 0
     min_cardinality: int = 2
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         return values[0]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         return [values[0]]
 
     @property
     def cardinality(self) -> int | None:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return self.size
 
     @property
     def kept(self) -> tuple[str, ...]:
+        """The outputs that become features."""
         return self.outputs if self.distinct >= self.min_cardinality else ()
 
 
@@ -60,12 +66,15 @@ class DropLowCardinality(Operator):
     )
 
     def gives(self, taken: Type) -> Type:
+        """Type of the output, from the type of the input."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        """Name → aggregate over the training rows of one input."""
         return {"distinct": F.count_distinct(value)}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedDropLowCardinality:
+        """The fitted step."""
         return FittedDropLowCardinality(
             step.inputs,
             step.outputs,

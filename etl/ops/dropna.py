@@ -29,6 +29,7 @@ class Dropna(RowFilter):
     columns: Texts = Field(min_length=1, description="Columns that must have a value.")
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        """The columns after the operator; raises ConfigError if these do not fit."""
         unknown = sorted(set(self.columns) - set(columns))
         if unknown:
             raise ConfigError(
@@ -38,7 +39,9 @@ class Dropna(RowFilter):
 
     @property
     def reason(self) -> str:
+        """What the day's counts call dropped rows."""
         return f"dropna:{','.join(self.columns)}"
 
     def keeps(self, columns: Mapping[str, Type]) -> Column:
+        """Whether a row stays: true or false, never null."""
         return reduce(lambda a, b: a & b, (F.col(name).isNotNull() for name in self.columns))

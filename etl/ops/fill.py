@@ -21,18 +21,22 @@ from etl.ops.tables import LocalTables, Tables
 
 @dataclass(frozen=True)
 class FittedFill(Fitted):
+    """A fitted `fill`."""
+
     name: ClassVar[str] = "fill"
     value: float | str = 0.0
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         raw = values[0]
         typed = raw if isinstance(self.value, str) else raw.cast("double")
         filled = [F.coalesce(typed, F.lit(self.value))]
         return rows, filled + [raw.isNull().cast("double") for _ in self.outputs[1:]]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         raw = values[0]
         typed = raw if isinstance(self.value, str) else raw.cast(pa.float64(), safe=False)
         filled = [pc.fill_null(typed, self.value)]
@@ -43,9 +47,12 @@ class FittedFill(Fitted):
 
 
 class Fill(Operator):
-    """Replaces null by `value`: a number in columns of numbers, which become doubles, a text in columns of strings.
+    """Replaces null by `value`: a number in columns of numbers, a text in columns of strings.
 
-    With `indicator`, each column gets a second one, `<column>_filled`: 1.0 where it was null, otherwise 0.0.
+    Columns of numbers become doubles.
+
+    With `indicator`, each column gets a second column, `<column>_filled`: 1.0 where it was null, otherwise
+    0.0.
 
     | in   | out (value=0) | out, indicator |
     |------|---------------|----------------|
@@ -65,6 +72,7 @@ class Fill(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         self.require_types(columns)
         steps = []
         for column, kind in columns.items():
@@ -80,5 +88,6 @@ class Fill(Operator):
         return steps
 
     def fit(self, step: Step, statistics: Statistics) -> FittedFill:
+        """The fitted step."""
         value = self.value if isinstance(self.value, str) else float(self.value)
         return FittedFill(step.inputs, step.outputs, value)

@@ -18,20 +18,27 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedFillMedian(RowWise):
+    """A fitted `fill_median`."""
+
     name: ClassVar[str] = "fill_median"
     median: float = 0.0
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         return F.coalesce(values[0].cast("double"), F.lit(self.median))
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         return [pc.fill_null(values[0].cast(pa.float64(), safe=False), self.median)]
 
 
 class FillMedian(Operator):
-    """Replaces null by the lower median of the training rows: the least value that half of them do not exceed.
+    """Replaces null by the lower median of the training rows.
 
-    It is exact, and always a value that occurs. A column that is null in every training row has none: DataError.
+    That is the least value that half of them do not exceed.
+
+    It is exact, and always a value that occurs. A column that is null in every training row has none:
+    DataError.
 
     | in   | out (training rows 1 2 7 9) |
     |------|-----------------------------|
@@ -43,6 +50,7 @@ class FillMedian(Operator):
     needs: ClassVar[Need] = "median"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedFillMedian:
+        """The fitted step."""
         if statistics.median is None:
             raise DataError(
                 f"fill_median cannot be fitted on {step.inputs[0]}: it has no value in the training rows",

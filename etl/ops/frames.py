@@ -1,4 +1,4 @@
-"""What an operator over whole rows is: the entries of the section `prepare`, applied in order before any feature."""
+"""Base classes of operators over rows, the entries of the section `prepare`. They run before all features."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from etl.ops.parameters import Parameters
 
 
 class FrameOperator(Parameters, ABC):
-    """An operator over rows. It needs no fit: a day's rows → a day's rows, by the sql engine."""
+    """An operator over rows. It needs no fit. The sql engine applies it to the rows of a day."""
 
     @abstractmethod
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """The raw columns there are afterwards.
+        """The raw columns after the operator, with their types.
 
         Raises:
             ConfigError: a column it names is not there, or has a wrong type.
@@ -41,4 +41,4 @@ class RowChanger(FrameOperator):
 
     @abstractmethod
     def apply(self, rows: DataFrame) -> DataFrame:
-        """The rows with its columns."""
+        """The rows with the columns of the operator."""

@@ -23,15 +23,19 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 @dataclass(frozen=True)
 class FittedHashedCross(RowWise):
+    """A fitted `hashed_cross`."""
+
     name: ClassVar[str] = "hashed_cross"
     buckets: int = 1
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         text = joined_column(values)
         bucket = bucket_column(text, self.buckets, NUM_RESERVED_IDS)
         return F.when(text.isNull(), F.lit(NULL_ID).cast("bigint")).otherwise(bucket)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         texts = joined_array(values)
         nulls = texts.is_null().to_numpy(zero_copy_only=False)
         ids = np.where(nulls, NULL_ID, bucket_array(texts, self.buckets, NUM_RESERVED_IDS))
@@ -39,14 +43,19 @@ class FittedHashedCross(RowWise):
 
     @property
     def cardinality(self) -> int:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return NUM_RESERVED_IDS + self.buckets
 
 
 class HashedCross(Operator):
-    """One id for the combination of two or more columns: 3 + floorMod(XXH64(their joined texts, seed 42), `buckets`).
+    """One id for the combination of two or more columns.
 
-    The texts are joined in the order of `columns` by the byte 0x1F (unit separator); a null is the byte 0x00. Hash and
-    modulo are those of hash_bucket: a signed 64-bit integer, and the result is never negative. `output` names the column
+    It is 3 + floorMod(XXH64(joined texts of the columns, seed 42), `buckets`).
+
+    The texts are joined in the order of `columns` by the byte 0x1F (unit separator); a null is the byte 0x00.
+    Hash and
+    modulo are those of hash_bucket: a signed 64-bit integer, and the result is never negative. `output` names
+        the column
     it makes (default: the inputs' names joined by `_x_`). Where all values are null the id is NULL_ID.
 
     | C1   | C2   | out (buckets=1000)     |
@@ -66,6 +75,7 @@ class HashedCross(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         self.require_types(columns)
         if len(columns) < 2:
             raise ConfigError(
@@ -75,4 +85,5 @@ class HashedCross(Operator):
         return [Step(self, tuple(columns), (output,), {output: "int"})]
 
     def fit(self, step: Step, statistics: Statistics) -> FittedHashedCross:
+        """The fitted step."""
         return FittedHashedCross(step.inputs, step.outputs, self.buckets)

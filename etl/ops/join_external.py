@@ -22,6 +22,8 @@ _ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float
 
 @dataclass(frozen=True)
 class FittedJoinExternal(KeyedFitted):
+    """A fitted `join_external`."""
+
     name: ClassVar[str] = "join_external"
     kinds: tuple[Type, ...] = ()
 
@@ -29,26 +31,29 @@ class FittedJoinExternal(KeyedFitted):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
     ) -> FittedJoinExternal:
+        """The fitted step of stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), state["table"], tuple(state["kinds"]))
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         joined, of = self.join_table(rows, values, tables, tag)
-        return joined, [of(each) for each in self.outputs]
+        return joined, [of(output) for output in self.outputs]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         types = {name: _ARROW_TYPES[kind] for name, kind in zip(self.outputs, self.kinds, strict=True)}
         of = self.look_up(values, tables, types)
-        return [of(each) for each in self.outputs]
+        return [of(output) for output in self.outputs]
 
 
 class JoinExternal(Operator):
     """Adds columns of a table from outside: `path` (csv with a header, or parquet), one row a key.
 
-    The table is read when the workflow is fitted and kept with it, so a workflow version always means the same; an
-    extension keeps its parent's copy. Its key column is `key` (default: the input's name); `columns` maps the
-    columns it adds to int, float or string. A null key, or one the table lacks, gets null.
+    The table is read when the workflow is fitted and kept with it, so a workflow version always means the
+    same; an extension keeps its parent's copy. Its key column is `key` (default: the input's name); `columns`
+    maps the columns it adds to int, float or string. A null key, or one the table lacks, gets null.
 
     | key  | table (a 5) | out  |
     |------|-------------|------|
@@ -61,7 +66,8 @@ class JoinExternal(Operator):
     needs: ClassVar[Need] = "external"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     path: str = Field(
-        description="File or files of the table. `{data}` and `{lake}` stand for the folders of the configuration."
+        description="File or files of the table. `{data}` and `{lake}` stand for the folders of the "
+        "configuration."
     )
     columns: Mapping[str, Literal["int", "float", "string"]] = Field(
         min_length=1, description="Columns of the table that are added → their type."
@@ -76,6 +82,7 @@ class JoinExternal(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         if len(columns) != 1:
             raise ConfigError(
                 f"join_external joins by one column, not {list(columns)}", "name one in columns"
@@ -86,7 +93,11 @@ class JoinExternal(Operator):
         return steps
 
     def source(self, step: Step) -> tuple[JoinedTable, str]:
-        """(the table as raw data, the name of its key column); ConfigError where a parameter breaks the rules of a table."""
+        """(the table as raw data, the name of its key column).
+
+        Raises:
+            ConfigError: a parameter breaks a rule of tables.
+        """
         key = self.key or step.inputs[0]
         columns = [{"name": key, "type": "string"}]
         columns += [{"name": name, "type": _raw_type(kind)} for name, kind in self.columns.items()]
@@ -94,13 +105,15 @@ class JoinExternal(Operator):
         return read_section(JoinedTable, values, "join_external ", "correct these parameters"), key
 
     def fit(self, step: Step, statistics: Statistics) -> FittedJoinExternal:
+        """The fitted step."""
         kinds = tuple(step.types[name] for name in step.outputs)
         return FittedJoinExternal(step.inputs, step.outputs, table_name(step), kinds)
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
+        """The entry of `features.ops` with these parameters."""
         entry = super().config()
-        given = entry.get(self.name) if isinstance(entry, dict) else None
-        return {self.name: {**(given or {}), "columns": dict(self.columns)}}
+        parameters = entry.get(self.name) if isinstance(entry, dict) else None
+        return {self.name: {**(parameters or {}), "columns": dict(self.columns)}}
 
 
 def _raw_type(kind: Type) -> Literal["int", "float", "string"]:

@@ -23,6 +23,8 @@ Statistic = Literal["count", "sum", "mean", "var", "std", "min", "max"]
 
 @dataclass(frozen=True)
 class FittedJoinGroupby(KeyedFitted):
+    """A fitted `join_groupby`."""
+
     name: ClassVar[str] = "join_groupby"
     measures: tuple[str, ...] = ()
 
@@ -30,27 +32,38 @@ class FittedJoinGroupby(KeyedFitted):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
     ) -> FittedJoinGroupby:
+        """The fitted step of stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), state["table"], tuple(state["measures"]))
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         joined, of = self.join_table(rows, values, tables, tag)
         return joined, [
-            F.coalesce(of(each), F.lit(0.0)) if each == "count" else of(each) for each in self.measures
+            F.coalesce(of(measure), F.lit(0.0)) if measure == "count" else of(measure)
+            for measure in self.measures
         ]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         of = self.look_up(values, tables)
-        return [pc.fill_null(of(each), 0.0) if each == "count" else of(each) for each in self.measures]
+        return [
+            pc.fill_null(of(measure), 0.0) if measure == "count" else of(measure) for measure in self.measures
+        ]
 
 
 class JoinGroupby(Operator):
-    """Statistics of the numeric columns `of` over the training rows with the same key; `count` is of the rows.
+    """Statistics of the numeric columns `of` over the training rows with the same key.
 
-    `statistics` names some of count, sum, mean, var, std, min, max (var and std of the population; nulls left out).
-    Outputs are named `<key>_count` and `<key>_<column>_<statistic>`. A null or unseen key has the count 0 and null for
-    all else, as has a key without a value: put fill behind. So is a sum (for var and std: of squares) of 5e30 or more.
+    `count` counts the rows.
+
+    `statistics` names some of count, sum, mean, var, std, min, max (var and std of the population; nulls left
+    out).
+    Outputs are named `<key>_count` and `<key>_<column>_<statistic>`. A null or unseen key has the count 0 and
+    null for
+    all else, as has a key without a value: put fill behind. So is a sum (for var and std: of squares) of 5e30
+        or more.
     Each column is a key (`joint`: all together are one).
 
     | key  | I1   | training rows (a 1) (a 3) | key_count | key_I1_mean |
@@ -67,7 +80,8 @@ class JoinGroupby(Operator):
         default=("count",),
         min_length=1,
         strict=False,
-        description="Statistics of each key: count, sum, mean, var, std, min or max. All but count need `of`.",
+        description="Statistics of each key: count, sum, mean, var, std, min or max. All but count need "
+        "`of`.",
     )
     of: Texts = Field(
         default=(), description="Numeric columns that are measured. Empty: rows are only counted."
@@ -88,15 +102,17 @@ class JoinGroupby(Operator):
 
     def _names(self) -> list[str]:
         counted = ["count"] if "count" in self.statistics else []
-        measured = [each for each in self.statistics if each != "count"]
-        return counted + [f"{column}_{each}" for column in self.of for each in measured]
+        measured = [statistic for statistic in self.statistics if statistic != "count"]
+        return counted + [f"{column}_{statistic}" for column in self.of for statistic in measured]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         return bind_keys(
             self, columns, self.joint, lambda key: {f"{key}_{name}": "float" for name in self._names()}
         )
 
     def reads(self) -> tuple[str, ...]:
+        """Raw columns that `fit` needs besides the inputs."""
         return self.of
 
     def groups(self, rows: DataFrame) -> DataFrame:
@@ -142,4 +158,5 @@ class JoinGroupby(Operator):
         return table
 
     def fit(self, step: Step, statistics: Statistics) -> FittedJoinGroupby:
+        """The fitted step."""
         return FittedJoinGroupby(step.inputs, step.outputs, table_name(step), tuple(self._names()))

@@ -25,6 +25,8 @@ _LONGEST = 10_000
 
 @dataclass(frozen=True)
 class FittedListSlice(Fitted):
+    """A fitted `list_slice`."""
+
     name: ClassVar[str] = "list_slice"
     start: int = 0
     length: int = 1
@@ -33,11 +35,13 @@ class FittedListSlice(Fitted):
 
     @property
     def cardinality(self) -> int | None:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return self.size
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         value = values[0]
         if self.columns:
             places = self._places(F.size(value))
@@ -57,6 +61,7 @@ class FittedListSlice(Fitted):
         return [first + place for place in range(self.length)]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         lists = values[0]
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         begins = np.concatenate([[0], np.cumsum(lengths)])[:-1]
@@ -80,9 +85,10 @@ class FittedListSlice(Fitted):
 
 
 class ListSlice(Operator):
-    """`length` elements of each list from place `start` on (counted from 0; negative: from the end). Null stays null.
+    """`length` elements of each list from position `start` on. Null stays null.
 
-    With `columns`, each element becomes a column of its own, `<column>_0` to `<column>_<length - 1>`, PAD_ID where the
+    With `columns`, each element becomes a separate column, `<column>_0` to `<column>_<length - 1>`, PAD_ID
+    where the
     list is shorter or null: lists of ids as ordinary categorical features.
 
     | in        | out (length=2) | out (start=-2, length=2) | out (length=2, columns) |
@@ -99,14 +105,15 @@ class ListSlice(Operator):
     length: Annotated[int, Field(ge=1, le=_LONGEST)] = Field(description="Number of elements that are taken.")
     start: Integer = Field(
         default=0,
-        description="Position of the first element that is taken, counted from 0. A negative number counts from "
-        "the end.",
+        description="Position of the first element that is taken, counted from 0. A negative number counts "
+        "from the end.",
     )
     columns: bool = Field(
-        default=False, description="Whether each element becomes a column of its own, instead of a list."
+        default=False, description="Whether each element becomes a separate column, instead of a list."
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         self.require_types(columns)
         if not self.columns:
             return [Step(self, (name,), (name,), {name: kind}) for name, kind in columns.items()]
@@ -123,6 +130,7 @@ class ListSlice(Operator):
         ]
 
     def fit(self, step: Step, statistics: Statistics) -> FittedListSlice:
+        """The fitted step."""
         return FittedListSlice(
             step.inputs, step.outputs, self.start, self.length, self.columns, statistics.cardinality
         )

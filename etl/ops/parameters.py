@@ -1,4 +1,4 @@
-"""Parameters of operators: pydantic models whose errors are ConfigErrors that name operator, parameter and value."""
+"""Parameters of operators: pydantic models that raise ConfigError with operator, parameter and value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.feature_spec import FLOAT32_MAX, NUM_RESERVED_IDS
 
 
 def _keep_as_written(value: Any, validate: Callable[[Any], Any]) -> Any:
-    """The value itself, once it is validated. `3` stays an integer: versions of workflows are digests of it."""
+    """Validates the value and returns it unchanged: digests of workflows differ for `3` and `3.0`."""
     validate(value)
     return value
 
@@ -28,7 +28,7 @@ Number = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX), WrapValidator(
 Integer = Annotated[int, Field(gt=-(2**31), lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Buckets = Annotated[int, Field(ge=1, lt=2**31 - NUM_RESERVED_IDS)]
-# YAML gives lists, Python callers may give tuples: `strict` is off for the list and stays on for its elements.
+# YAML has lists, Python callers may pass tuples: `strict` is off for the list and on for its elements.
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 Value = Annotated[str, BeforeValidator(_number_to_text), WithJsonSchema({"type": ["string", "number"]})]
 Values = Annotated[tuple[Value, ...], Field(strict=False)]
@@ -62,7 +62,7 @@ class Parameters(Strict):
 
 
 def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence[str]) -> list[str]:
-    """One message a wrong parameter. A parameter that may have several types has one error for each of them."""
+    """One message for each wrong parameter. pydantic has one error for each possible type."""
     rules: dict[tuple[Any, ...], list[str]] = {}
     for detail in error.errors(include_url=False):
         path = _path(detail["loc"], values)

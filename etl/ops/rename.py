@@ -17,17 +17,22 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedRename(RowWise):
+    """A fitted `rename`."""
+
     name: ClassVar[str] = "rename"
     size: int | None = None
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         return values[0]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         return [values[0]]
 
     @property
     def cardinality(self) -> int | None:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return self.size
 
 
@@ -64,15 +69,17 @@ class Rename(Operator):
         return self
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        given = dict(self.names or {})
-        unknown = sorted(set(given) - set(columns))
+        """The steps over these columns; raises ConfigError if they do not fit."""
+        new_names = dict(self.names or {})
+        unknown = sorted(set(new_names) - set(columns))
         if unknown:
             raise ConfigError(f"rename names {unknown}, which are not in {list(columns)}", "correct names")
         return [
             Step(self, (name,), (new,), {new: kind})
             for name, kind in columns.items()
-            for new in [given.get(name, f"{self.prefix}{name}{self.suffix}")]
+            for new in [new_names.get(name, f"{self.prefix}{name}{self.suffix}")]
         ]
 
     def fit(self, step: Step, statistics: Statistics) -> FittedRename:
+        """The fitted step."""
         return FittedRename(step.inputs, step.outputs, statistics.cardinality)

@@ -20,14 +20,18 @@ from etl.raw.value_text import literal_pattern, over_elements
 
 @dataclass(frozen=True)
 class FittedSplitList(RowWise):
+    """A fitted `split_list`."""
+
     name: ClassVar[str] = "split_list"
     separator: str = "|"
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         parts = F.split(values[0], literal_pattern(self.separator), -1)
         return F.filter(parts, lambda part: part != "")
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         parts = pc.split_pattern(values[0], self.separator)
         flat = pc.list_flatten(parts)
         kept = pc.not_equal(flat, "")
@@ -60,7 +64,9 @@ class SplitList(Operator):
     separator: str = Field(default="|", min_length=1, description="Text between two parts of a list.")
 
     def gives(self, taken: Type) -> Type:
+        """Type of the output, from the type of the input."""
         return "strings"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedSplitList:
+        """The fitted step."""
         return FittedSplitList(step.inputs, step.outputs, self.separator)

@@ -27,12 +27,14 @@ def fold_of(folds: int) -> Column:
 
 
 def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> Column:
-    """(total + smoothing * prior) / (count + smoothing): the mean, drawn towards the prior where rows are few."""
+    """(total + smoothing * prior) / (count + smoothing): the mean, close to the prior if rows are few."""
     return (total + prior * smoothing) / (count + smoothing)
 
 
 @dataclass(frozen=True)
 class FittedTargetEncoding(KeyedFitted):
+    """A fitted `target_encoding`."""
+
     name: ClassVar[str] = "target_encoding"
     sql_only: ClassVar[bool] = True
     folds: int = 5
@@ -45,12 +47,14 @@ class FittedTargetEncoding(KeyedFitted):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
     ) -> FittedTargetEncoding:
+        """The fitted step of stored JSON values."""
         lists = {name: tuple(state[name]) for name in ("fold_priors", "days")}
         return cls(tuple(inputs), tuple(outputs), **{**state, **lists})
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         joined, of = self.join_table(rows, values, tables, tag)
         whole = smoothed(of("sum"), of("count"), F.lit(self.prior), self.smoothing)
         encoded = F.coalesce(whole, F.lit(self.prior))
@@ -71,27 +75,32 @@ class FittedTargetEncoding(KeyedFitted):
         return joined, [F.when(fitted_row, out_of_fold).otherwise(encoded)]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         of = self.look_up(values, tables)
         total = pc.add(of("sum"), self.prior * self.smoothing)
         weight = pc.add(of("count").cast(pa.float64()), self.smoothing)
-        # A key whose targets are all null has no weight without smoothing: the prior, as in sql, where 0 / 0 is null.
+        # Without smoothing, a key whose targets are all null has no weight. It gets the prior, as in sql.
         return [
             pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
         ]
 
 
 class TargetEncoding(Operator):
-    """The mean of `target` among the training rows with the same key: (sum + smoothing * prior) / (count + smoothing).
+    """The smoothed mean of `target` among the training rows with the same key, out of fold.
 
-    After Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes" (2001), with a constant
-    weight of the prior, which is the mean over all training rows. A training row is encoded from the training rows
-    of the other folds and the mean of these alone. Its fold is floorMod(XXH64(row_id as 8 bytes, little endian, seed 42),
-    `folds`): row_id is the position in the day's log, so rows of different days with one row_id share a fold, and under
-    `negatives` a drawn row has a row_id, and so a fold, of its own. Every other row, and a single raw row outside a table,
-    is encoded from all training rows. A training row whose key is null, or has no row in the other folds, gets their
-    mean; elsewhere null and unseen keys get the prior.
+    It is (sum + smoothing * prior) / (count + smoothing), after Micci-Barreca, "A preprocessing scheme for
+    high-cardinality categorical attributes" (2001), with a constant weight of the prior. The prior is the
+    mean over all training rows.
 
-    Each column is a key (`joint`: all together are one); outputs are named `<key>_te`.
+    A training row is encoded from the training rows of the other folds and their mean alone. Its fold is
+    floorMod(XXH64(row_id as 8 bytes, little endian, seed 42), `folds`). row_id is the position in the day's
+    log: rows of different days with the same row_id are in one fold. Under `negatives`, a drawn row has a
+    row_id and a fold of its own. Every other row, and a single raw row outside of a table, is encoded from
+    all training rows.
+
+    A training row whose key is null, or has no row in the other folds, gets their mean. Elsewhere, null and
+    unseen keys get the prior. Each column is a key, or all columns together if `joint` is set. Outputs are
+    named `<key>_te`.
 
     | key  | target | out (folds=2, smoothing=0) of a training row in fold 0 |
     |------|--------|--------------------------------------------------------|
@@ -116,9 +125,11 @@ class TargetEncoding(Operator):
     )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         return bind_keys(self, columns, self.joint, lambda key: {f"{key}_te": "float"})
 
     def reads(self) -> tuple[str, ...]:
+        """Raw columns that `fit` needs besides the inputs."""
         return () if self.target == LABEL else (self.target,)
 
     def groups(self, rows: DataFrame) -> DataFrame:
@@ -148,6 +159,7 @@ class TargetEncoding(Operator):
         return {"prior": prior, "fold_priors": fold_priors}
 
     def fit(self, step: Step, statistics: Statistics) -> FittedTargetEncoding:
+        """The fitted step."""
         return FittedTargetEncoding(
             inputs=step.inputs,
             outputs=step.outputs,

@@ -1,6 +1,7 @@
 """JSON schemas of a configuration file and of a model file, for editors that complete and check YAML.
 
-A file that `extends` another one may leave out what the other one holds, so that keys are required only without `extends`.
+A file that `extends` another one may leave out what the other one holds, so that keys are required only
+without `extends`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NEEDS_ARCHITECTURE: Schema = {"anyOf": [{"type": "string"}, {"required": ["arch
 
 
 def config_schema() -> Schema:
-    """The schema of a whole configuration file: `extends`, `model` as a section or a file, operators in both forms."""
+    """The schema of a configuration file: with `extends`, `model` as a section or a file, short operators."""
     schema = _without_titles(Config.model_json_schema())
     definitions = schema.pop("$defs") | _model_definitions() | _operator_definitions()
     definitions["ModelConfig"] = {
@@ -68,7 +69,7 @@ def model_schema() -> Schema:
 
 
 def _model_definitions() -> dict[str, Schema]:
-    """`Model` and all it refers to. Its members do not require `architecture`, which a parent file may hold."""
+    """`Model` and its parts. Its members do not require `architecture`, which a parent file may hold."""
     schema = _without_titles(MODELS.json_schema())
     definitions: dict[str, Schema] = schema.pop("$defs")
     members = [member["$ref"].removeprefix(_PREFIX) for member in schema["oneOf"]]
@@ -78,7 +79,7 @@ def _model_definitions() -> dict[str, Schema]:
 
 
 def _operator_definitions() -> dict[str, Schema]:
-    """The parameters of every operator, and `FeatureEntry` and `PrepareEntry`, which name one operator each."""
+    """The parameters of every operator, and `FeatureEntry` and `PrepareEntry`, which name one operator."""
     features = [operator for operator, _ in OPERATORS.values()]
     definitions = {
         "FeatureEntry": _entry(features),
@@ -93,7 +94,7 @@ def _operator_definitions() -> dict[str, Schema]:
 
 
 def _entry(operators: Iterable[type[Parameters]]) -> Schema:
-    """An entry of `features.ops` or `prepare`: the name alone if no parameter is required, or `{name: parameters}`."""
+    """An entry of `ops` or `prepare`: `{name: parameters}`, or the name if no parameter is required."""
     short: list[str] = []
     properties: dict[str, Schema] = {}
     for operator in operators:
@@ -116,7 +117,7 @@ def _definition_name(operator: type[Parameters]) -> str:
 
 
 def _required(schema: Schema, definitions: dict[str, Schema], sections: set[str]) -> Schema:
-    """What a section and the sections in it require, as a schema of its own. Adds the sections' names to `sections`.
+    """A schema with the required keys of a section and of the sections in it. Adds their names to `sections`.
 
     Sections in lists are left out: a file that extends another replaces a list as a whole.
     """

@@ -1,4 +1,4 @@
-"""docs/configuration.md and docs/models.md: a table of key, type, default and description for each section."""
+"""docs/configuration.md and docs/models.md: a table of keys for each section."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _HEAD = "<!-- Made from the types in conf and training/settings by `make docs`; 
 
 _CONFIGURATION = """# Configuration
 
-This page is for everyone who writes a configuration file. It lists every key of a file with its type, its default and
-its meaning. One YAML file configures all jobs of one log. An unknown key is an error.
+This page is for everyone who writes a configuration file. It lists every key of a file with its type, its
+default and its meaning. One YAML file configures all jobs of one log. An unknown key is an error.
 
-* `extends: other.yaml` reads another file first, by a path relative to this file. Sections are merged key by key, and
-  lists are replaced.
-* `model` is a section or the path of a model file, such as those in `conf/models`. [Models](models.md) lists the
-  settings of each architecture.
-* `--set section.key=value` on a command line changes one key after the file is read.
-* [Operators](operators/README.md) describes the entries of `features.ops` and `prepare`.
+* `extends: other.yaml` reads another file first, by a path relative to this file. Sections are merged key by
+  key, and lists are replaced.
+* `model` is a section or the path of a model file, such as those in `conf/models`. [Models](models.md) lists
+  the settings of each architecture.
+* `--set train.epochs=2` on a command line changes one key after the file is read.
+* [Operators](operators/README.md) describes the entries of `ops` in `features`, and of `prepare`.
 
 Editors complete and check a file by `conf/schema.json` if its first line names the schema, as in the files of
 `conf/datasets`: `# yaml-language-server: $schema=../schema.json`. Model files use `conf/model_schema.json`.
@@ -32,8 +32,8 @@ Editors complete and check a file by `conf/schema.json` if its first line names 
 
 _MODELS = """# Models
 
-This page is for everyone who chooses a model. It lists the architectures and their settings: the keys of a model file,
-such as those in `conf/models`, or of the section `model` of a [configuration](configuration.md).
+This page is for everyone who chooses a model. It lists the architectures and their settings: the keys of a
+model file, such as those in `conf/models`, or of the section `model` of a [configuration](configuration.md).
 
 ## Keys of every model
 """
@@ -76,7 +76,7 @@ def _documented(kind: type[BaseModel], links: Mapping[str, str]) -> str:
 
 
 def _sections(kind: type[BaseModel], path: str) -> Iterator[tuple[type[BaseModel], str]]:
-    """(section, path of keys) of a section and of all sections in it; of a type that occurs twice, the first path."""
+    """(section, path of keys) of a section and of all sections in it. A repeated type has its first path."""
     yielded: dict[type[BaseModel], str] = {kind: path}
     yield kind, path
     for name, field in kind.model_fields.items():
@@ -103,7 +103,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _tag(kind: type[BaseModel]) -> str:
-    """The value of the key that selects this member of a union: its first key that may have one value only."""
+    """The value that selects this member of a union: that of the first key with a single possible value."""
     types = [field.annotation for field in kind.model_fields.values()]
     return next(
         get_args(only)[0] for only in types if get_origin(only) is Literal and len(get_args(only)) == 1

@@ -3,10 +3,11 @@
 `training/settings/<name>.py` belongs to `training/models/<name>.py`. It has
 
     class Settings(Strict)                                  every key of its YAML beside those of ModelConfig
-    check(settings: Settings, features: Features) -> None   optional: raises ConfigError if they do not fit the features
+    check(settings: Settings, features: Features) -> None   optional: raises ConfigError if they do not fit
+    the features
 
-`architectures.py` lists these modules. An architecture may also have its Settings in its own module, without a file in
-this folder. The check then imports torch.
+`architectures.py` lists these modules. An architecture may also have its Settings in its own module, without
+a file in this folder. The check then imports torch.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ def complete(config: ModelConfig) -> ModelConfig:
 
 
 def read_settings(config: ModelConfig) -> Strict:
-    """The typed settings of a configuration: an instance of the architecture's `Settings`. Raises as `complete` does."""
+    """The typed settings of a model, an instance of its architecture's `Settings`; raises as `complete`."""
     architecture = config.architecture
     settings: type[Strict] = _module(architecture).Settings
     return read_section(
         MODEL_SECTIONS.get(architecture) or model_section(architecture, settings),
         config.model_dump(),
         f"architecture {architecture}: ",
-        f"its settings are {sorted(settings.model_fields)}; correct these keys in the model's file or in --set",
+        f"its settings are {sorted(settings.model_fields)}; "
+        "correct these keys in the model's file or in --set",
         ("model",),
     )
 

@@ -30,7 +30,7 @@ def model_section(architecture: str, settings: type[Strict]) -> type[Strict]:
     )
 
 
-# Architecture -> the type of its section. These are the architectures whose settings have a file in this folder.
+# Architecture -> the type of its section, for all architectures whose settings have a file in this folder.
 MODEL_SECTIONS: Mapping[str, type[Strict]] = {
     name: model_section(name, settings)
     for name, settings in {

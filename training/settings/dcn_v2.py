@@ -11,13 +11,13 @@ from training.settings.field_types import DropShare, HiddenWidths
 
 
 class Settings(Strict):
-    """DCN-V2: cross layers and an MLP over the concatenated features x_0 (Wang et al. 2021, arXiv:2008.13535)."""
+    """DCN-V2: cross layers and an MLP over the concatenated features x_0 (Wang et al., arXiv:2008.13535)."""
 
     embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
     bottom_mlp: list[PositiveInt] = Field(
         default=[],
-        description="Widths of the layers over the dense features, in order. Empty: x_0 holds the dense features "
-        "unchanged.",
+        description="Widths of the layers over the dense features, in order. Empty: x_0 holds the dense "
+        "features unchanged.",
     )
     cross_layers: PositiveInt = Field(default=3, description="Number of cross layers.")
     cross_rank: PositiveInt | None = Field(
@@ -25,9 +25,9 @@ class Settings(Strict):
     )
     structure: Literal["stacked", "parallel"] = Field(
         default="stacked",
-        description="`stacked`: the MLP `deep` reads the output of the last cross layer. `parallel`: it reads x_0, "
-        "and "
-        "the outputs of both parts enter the logit. Figure 1 of the paper shows both.",
+        description="`stacked`: the MLP `deep` reads the output of the last cross layer. `parallel`: it "
+        "reads x_0, and the outputs of both parts enter the logit. Figure 1 of the paper shows "
+        "both.",
     )
     deep: HiddenWidths = Field(
         default=[64, 32],

@@ -9,7 +9,7 @@ from training.settings.field_types import DropShare, HiddenWidths
 
 
 class Settings(Strict):
-    """DeepFM: a factorization machine and an MLP over the same embeddings (Guo et al. 2017, arXiv:1703.04247)."""
+    """DeepFM: a factorization machine and an MLP over the same embeddings (Guo et al., arXiv:1703.04247)."""
 
     embedding_dim: PositiveInt = Field(default=10, description="Width of an embedding vector.")
     deep: HiddenWidths = Field(

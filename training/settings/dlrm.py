@@ -10,17 +10,18 @@ from training.settings.field_types import Features
 
 
 class Settings(Strict):
-    """DLRM: dot products of all pairs of embeddings and the vector of the dense features (Naumov et al. 2019)."""
+    """DLRM: dot products of pairs of embeddings and the vector of dense features (Naumov et al. 2019)."""
 
     embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
     bottom_mlp: list[PositiveInt] = Field(
         default=[],
-        description="Widths of the layers over the dense features, in order. The last one must be `embedding_dim`. "
-        "Empty: only for models without dense features.",
+        description="Widths of the layers over the dense features, in order. The last one must be "
+        "`embedding_dim`. Empty: only for models without dense features.",
     )
     top_mlp: list[PositiveInt] = Field(
         default=[],
-        description="Widths of the hidden layers over the dot products, in order. The layer to one logit is added.",
+        description="Widths of the hidden layers over the dot products, in order. The layer to one logit is "
+        "added.",
     )
 
 

@@ -6,4 +6,4 @@ from conf.types import Strict
 
 
 class Settings(Strict):
-    """Logistic regression over all features: one weight for each id and each dense feature. It has no settings."""
+    """Logistic regression: one weight for each id and each dense feature. It has no settings."""

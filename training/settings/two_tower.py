@@ -15,13 +15,13 @@ class Settings(Strict):
     embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
     user_tower: HiddenWidths = Field(
         default=[64],
-        description="Widths of the hidden layers over the user features, in order. The layer to `output_dim` is "
-        "added.",
+        description="Widths of the hidden layers over the user features, in order. The layer to "
+        "`output_dim` is added.",
     )
     item_tower: HiddenWidths = Field(
         default=[64],
-        description="Widths of the hidden layers over the item features, in order. The layer to `output_dim` is "
-        "added.",
+        description="Widths of the hidden layers over the item features, in order. The layer to "
+        "`output_dim` is added.",
     )
     output_dim: PositiveInt = Field(default=32, description="Width of a user vector and of an item vector.")
     dropout: DropShare = Field(

@@ -15,7 +15,8 @@ from training.settings.ftrl import FtrlSettings
 class Crosses(Strict):
     """The products of every feature of `left` with every feature of `right`, for the wide part.
 
-    The weight of a pair of ids is found by a hash of both ids, so that an id keeps its weights when its vocabulary grows.
+    The weight of a pair of ids is found by a hash of both ids, so that an id keeps its weights when its
+    vocabulary grows.
     """
 
     left: Names = Field(
@@ -28,21 +29,21 @@ class Crosses(Strict):
 
 
 class Settings(Strict):
-    """Wide & Deep: a linear model over ids and their products beside an MLP (Cheng et al. 2016, arXiv:1606.07792)."""
+    """Wide & Deep: a linear model over ids and products of ids, and an MLP (Cheng et al. 2016)."""
 
     embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
     deep: HiddenWidths = Field(
         default=[1024, 1024, 1024, 1024, 1024],
-        description="Widths of the hidden layers of the deep part, in order. The layer to one logit is added.",
+        description="Widths of the hidden layers of the deep part, in order. The layer to one logit is "
+        "added.",
     )
     dropout: DropShare = Field(
         default=0.0, description="Share of the outputs of the hidden layers that training sets to 0."
     )
     wide_ftrl: FtrlSettings | None = Field(
         default=FtrlSettings(),
-        description="FTRL for the wide part, with learning rates of its own, as in section 3.3 of the paper. Null: "
-        "the "
-        "optimizers and the learning rates of the section `train`.",
+        description="FTRL for the wide part, with learning rates of its own, as in section 3.3 of the "
+        "paper. Null: the optimizers and the learning rates of the section `train`.",
     )
     crosses: list[Crosses] = Field(
         default=[], description="Products of features in the wide part. Empty: none."
