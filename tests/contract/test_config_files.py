@@ -90,9 +90,9 @@ def test_a_file_may_be_extended_by_several(tmp_path: Path) -> None:
 
 
 def test_a_date_that_yaml_reads_as_one_is_a_date(tmp_path: Path) -> None:
-    made = load_config("conf/datasets/generated.yaml", ["generate.first_date=2026-03-04"]).generate
-    assert made is not None
-    assert made.first_date == "2026-03-04"
+    generate = load_config("conf/datasets/generated.yaml", ["generate.first_date=2026-03-04"]).generate
+    assert generate is not None
+    assert generate.first_date == "2026-03-04"
     path = tmp_path / "dated.yaml"
     path.write_text(
         f"extends: {Path('conf/datasets/generated.yaml').resolve()}\ngenerate: {{first_date: 2026-03-05}}\n"

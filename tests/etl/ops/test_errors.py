@@ -18,7 +18,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    "name, given, said",
+    "name, parameters, message",
     [
         ("fill", {"value": None}, "fill value=None"),
         ("fill", {"value": NAN}, "fill value=nan"),
@@ -92,15 +92,15 @@ NAN, INF = float("nan"), float("inf")
         ("log", None, "unknown operator 'log'"),
     ],
 )
-def test_bad_parameters_are_refused_by_name_and_value(name: str, given: Any, said: str) -> None:
+def test_bad_parameters_are_refused_by_name_and_value(name: str, parameters: Any, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        operator_from_config({name: given})
+        operator_from_config({name: parameters})
     assert name in str(refused.value)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "entry, said",
+    "entry, message",
     [
         ({"filter": {"keep": 3}}, "filter keep=3"),
         ({"dropna": {"columns": []}}, "dropna columns=[]"),
@@ -118,10 +118,10 @@ def test_bad_parameters_are_refused_by_name_and_value(name: str, given: Any, sai
         ("sample", "prepare names an unknown operator 'sample'"),
     ],
 )
-def test_bad_parameters_of_prepare_are_refused_by_name_and_value(entry: Any, said: str) -> None:
+def test_bad_parameters_of_prepare_are_refused_by_name_and_value(entry: Any, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         frame_operator_from_config(entry)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_an_operator_written_in_python_is_checked_likewise() -> None:
@@ -134,14 +134,14 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
 
 
 @pytest.mark.parametrize(
-    "columns, kind, ops, said",
+    "columns, kind, ops, message",
     [
         # Types an operator does not take.
         (["C1"], DENSE, ["fill"], "fill value=0.0 is no string"),
         (["I1"], DENSE, [{"fill": {"value": "a"}}], "fill value='a' is no int"),
         *[
-            (["C1"], DENSE, [each], "takes int or float, and C1 is string")
-            for each in ["fill_median", {"clip": {"min": 0}}, "log1p", "normalize", "normalize_min_max"]
+            (["C1"], DENSE, [operator], "takes int or float, and C1 is string")
+            for operator in ["fill_median", {"clip": {"min": 0}}, "log1p", "normalize", "normalize_min_max"]
         ],
         (["C1"], IDS, [{"bucketize": {"boundaries": [1]}}], "bucketize takes int or float, and C1 is string"),
         (["X"], IDS, ["categorify"], "categorify takes int or string or ints or strings, and X is float"),
@@ -184,16 +184,16 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
     ],
 )
 def test_groups_that_make_no_sense_are_refused(
-    tmp_path: Path, columns: list[str], kind: str, ops: list[Any], said: str
+    tmp_path: Path, columns: list[str], kind: str, ops: list[Any], message: str
 ) -> None:
     config = make_config(tmp_path, [{"columns": columns, "kind": kind, "ops": ops}])
     with pytest.raises(ConfigError) as refused:
         plan(config)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "groups, said",
+    "groups, message",
     [
         (
             [(["I1"], DENSE, ["fill"]), (["I1"], DENSE, ["log1p"])],
@@ -219,13 +219,13 @@ def test_groups_that_make_no_sense_are_refused(
         ),
     ],
 )
-def test_one_name_for_two_things_is_refused(tmp_path: Path, groups: list[tuple], said: str) -> None:
+def test_one_name_for_two_things_is_refused(tmp_path: Path, groups: list[tuple], message: str) -> None:
     config = make_config(
-        tmp_path, [dict(zip(("columns", "kind", "ops"), each, strict=True)) for each in groups]
+        tmp_path, [dict(zip(("columns", "kind", "ops"), group, strict=True)) for group in groups]
     )
     with pytest.raises(ConfigError) as refused:
         plan(config)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("side", ["user", "item", "context"])
@@ -245,7 +245,7 @@ def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "columns, ops, said",
+    "columns, ops, message",
     [
         (["I5"], ["normalize"], "normalize cannot be fitted on I5: it has no value"),
         (["I5"], ["normalize_min_max"], "normalize_min_max cannot be fitted on I5: it has no value"),
@@ -255,12 +255,12 @@ def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> N
     ],
 )
 def test_columns_that_cannot_be_fitted_are_errors_of_data(
-    spark: SparkSession, tmp_path: Path, columns: list[str], ops: list[Any], said: str
+    spark: SparkSession, tmp_path: Path, columns: list[str], ops: list[Any], message: str
 ) -> None:
     config = make_config(tmp_path, [{"columns": columns, "kind": DENSE, "ops": ops}])
     with pytest.raises(DataError) as refused:
         fit_rows(spark, config, by_day(spark, make_rows(DAYS[0], 60, seed=1)))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_range_beyond_a_double_is_an_error_of_data() -> None:
