@@ -66,7 +66,7 @@ def _single_type(schema: Schema, definitions: Mapping[str, Schema], links: Mappi
         return type_text(schema["allOf"][0], definitions, links)
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
-    kind = schema.get("type", "any value")
+    kind: Any = schema.get("type", "any value")
     if isinstance(kind, list):
         return " or ".join(_WORDS.get(name, name) for name in kind)
     if kind == "array":

@@ -51,9 +51,10 @@ class FittedBucketize(RowWise):
 
 
 class Bucketize(Operator):
-    """The id of the range a number falls into; `boundaries` ascend, each belongs to the range above it.
+    """The id of the range that a number is in.
 
-    n boundaries make n + 1 ranges, with the ids from 3 on; null gets NULL_ID.
+    The limits `boundaries` ascend, and a limit belongs to the range above it. n limits make n + 1 ranges with
+    the ids from 3 on. Null gets NULL_ID.
 
     | in   | out (boundaries 0, 10) |
     |------|------------------------|

@@ -103,9 +103,10 @@ class FittedCategorify(Fitted):
 class Categorify(Operator):
     """Values to ids: null to NULL_ID, values of the vocabulary to ids from 3 on, all others to OOV_ID.
 
-    The vocabulary holds the values seen at least `min_count` times in training, at most `max_size` of them.
-    Ids follow by descending count, ties by value (its UTF-8 bytes); an extension counts on and appends, and
-    no value ever changes its id. Numbers are their decimal texts. Lists are encoded element by element.
+    The vocabulary contains the values that occur at least `min_count` times in training, and at most
+    `max_size` of them. Ids follow by descending count; ties are ordered by the UTF-8 bytes of the value. An
+    extension continues the counts and appends values, and a value never changes its id. Numbers are encoded
+    as their decimal texts, and lists element by element.
 
     | in   | out (min_count=2; training rows a a b b b c) | out, oov_buckets=4 |
     |------|----------------------------------------------|--------------------|

@@ -37,7 +37,7 @@ class FittedDataStats(RowWise):
 
 
 class DataStats(Operator):
-    """Writes statistics of the training rows into the workflow's state; values stay as they are.
+    """Writes statistics of the training rows into the state of the workflow. Values do not change.
 
     | type   | rows, nulls | distinct | min, max    |
     |--------|-------------|----------|-------------|

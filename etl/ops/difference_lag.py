@@ -19,11 +19,9 @@ from storage.feature_spec import EVENT_TIME, ROW_ID
 class DifferenceLag(RowChanger):
     """The value of a row minus that of the row `lag` before it with the same key `by`, within a day.
 
-    Rows are ordered by time.
-
-    A negative `lag` looks ahead. Without such a row, or with a null on either side, the difference is null.
-    Columns are named `<column>_difference_lag_<lag>`. Rows with a null key form one group. Rows of one
-    instant follow their position in the log. A difference beyond float32's range is moved to its end.
+    Rows are ordered by time, and rows of one instant by their position in the log. The difference is null
+    without such a row, or with a null on either side. Columns are named `<column>_difference_lag_<lag>`. Rows
+    with a null key form one group. A difference beyond float32's range becomes the end of the range.
 
     | user | time | I1 | I1_difference_lag_1 (by user) |
     |------|------|----|-------------------------------|

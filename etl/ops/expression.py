@@ -65,12 +65,13 @@ class FittedExpression(RowWise):
 
 
 class Expression(Operator):
-    """`output` computed by `formula` from the columns it names; the group's other columns go no further.
+    """`output` computed by `formula` from the columns that it names. Other columns of the group are left out.
 
-    Numbers are doubles, a truth becomes 1.0 or 0.0. Arithmetic (+ - * / **), comparisons, `and or not`, `in
-    [..]`, `a if test else b`, and log, log1p, exp, sqrt, abs, floor, ceil, min, max, length, contains,
-    starts_with, ends_with, concat, coalesce, is_null. A null operand gives null; so does what has no finite
-    result, or one beyond float32's range (3.4e38): put fill behind.
+    Numbers are doubles; true and false become 1.0 and 0.0. A formula may contain arithmetic (+ - * / **),
+    comparisons, `and or not`, `in [..]`, `a if test else b`, and the functions log, log1p, exp, sqrt, abs,
+    floor, ceil, min, max, length, contains, starts_with, ends_with, concat, coalesce and is_null. A null
+    operand gives null. A result that is not finite, or beyond float32's range (3.4e38), is null as well: put
+    fill after this operator.
 
     | I1   | I2   | out (formula="I1 / (I2 + 1)") |
     |------|------|-------------------------------|

@@ -49,10 +49,8 @@ class FittedFill(Fitted):
 class Fill(Operator):
     """Replaces null by `value`: a number in columns of numbers, a text in columns of strings.
 
-    Columns of numbers become doubles.
-
-    With `indicator`, each column gets a second column, `<column>_filled`: 1.0 where it was null, otherwise
-    0.0.
+    Columns of numbers become doubles. With `indicator`, each column gets a second column, `<column>_filled`:
+    1.0 where it was null, otherwise 0.0.
 
     | in   | out (value=0) | out, indicator |
     |------|---------------|----------------|

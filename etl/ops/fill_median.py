@@ -35,10 +35,8 @@ class FittedFillMedian(RowWise):
 class FillMedian(Operator):
     """Replaces null by the lower median of the training rows.
 
-    That is the least value that half of them do not exceed.
-
-    It is exact, and always a value that occurs. A column that is null in every training row has none:
-    DataError.
+    That is the least value that half of them do not exceed. It is exact, and always a value that occurs. A
+    column that is null in every training row has no median: DataError.
 
     | in   | out (training rows 1 2 7 9) |
     |------|-----------------------------|

@@ -25,12 +25,12 @@ _LISTS: Mapping[Type, Type] = {"int": "ints", "string": "strings"}
 class Groupby(RowChanger):
     """Replaces the rows of each value of the columns `by` by one row: sessions, baskets, visits.
 
-    `aggregates` maps a column to some of sum, mean, min, max, count, first, last (of numbers or texts), list
-    (of integers or texts, in the order of time; nulls left out). Columns are named `<column>_<aggregate>`.
-    The new row is positive if one of its rows is, and has the row_id of its first and the event_time of its
-    last. The columns of `keys` must be among `by`. A null in `by` is a value like others. A log that is split
-    within a partition gives a row for each split of a key. `first` and `last` may be null where that row's
-    value is.
+    `aggregates` maps a column to some of sum, mean, min, max, count, first, last (of numbers or texts) and
+    list (of integers or texts, in the order of time, without nulls). Columns are named
+    `<column>_<aggregate>`. The new row is positive if one of its rows is. It has the row_id of its first row
+    and the event_time of its last row. The columns of `keys` must be among `by`. A null in `by` is a value
+    like others. `first` and `last` are null if the value of that row is null. In a log that is split within a
+    partition, a key has one row for each split.
 
     | by u: rows (u 1 a) (u 3 b) | x_sum | y_list | label                    |
     |----------------------------|-------|--------|--------------------------|

@@ -67,14 +67,12 @@ class FittedHashBucket(RowWise):
 class HashBucket(Operator):
     """3 + floorMod(XXH64(value's UTF-8 text, seed 42), `buckets`); null gets NULL_ID.
 
-    Lists are hashed element by element.
+    Lists are hashed element by element. The hash is a signed 64-bit integer, as of Spark's `xxhash64`, and
+    the modulo has the sign of `buckets` (Spark's `pmod`, Python's `%`). A reader that takes the hash as
+    unsigned gets other ids for the negative half of them.
 
-    The hash is read as a signed 64-bit integer, as Spark's `xxhash64` gives it, and the modulo has the sign
-    of `buckets` (Spark's `pmod`, Python's `%`). A reader that takes the hash as unsigned gets other ids for
-    the negative half of them.
-
-    Nothing is fitted and nothing grows, but values collide: with n values in b buckets, a value shares its
-    bucket with about n / b others.
+    There is no fit and no vocabulary that grows, but values collide: with n values in b buckets, a value
+    shares its bucket with about n / b others.
 
     | in   | out (buckets=1000)  |
     |------|---------------------|

@@ -50,13 +50,9 @@ class FittedHashedCross(RowWise):
 class HashedCross(Operator):
     """One id for the combination of two or more columns.
 
-    It is 3 + floorMod(XXH64(joined texts of the columns, seed 42), `buckets`).
-
-    The texts are joined in the order of `columns` by the byte 0x1F (unit separator); a null is the byte 0x00.
-    Hash and
-    modulo are those of hash_bucket: a signed 64-bit integer, and the result is never negative. `output` names
-        the column
-    it makes (default: the inputs' names joined by `_x_`). Where all values are null the id is NULL_ID.
+    It is 3 + floorMod(XXH64(joined texts of the columns, seed 42), `buckets`), with the hash and the modulo
+    of hash_bucket. The texts are joined in the order of `columns` by the byte 0x1F (unit separator), and a
+    null is the byte 0x00. If all values are null, the id is NULL_ID.
 
     | C1   | C2   | out (buckets=1000)     |
     |------|------|------------------------|

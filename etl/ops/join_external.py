@@ -49,11 +49,11 @@ class FittedJoinExternal(KeyedFitted):
 
 
 class JoinExternal(Operator):
-    """Adds columns of a table from outside: `path` (csv with a header, or parquet), one row a key.
+    """Adds columns of an external table with one row a key.
 
-    The table is read when the workflow is fitted and kept with it, so a workflow version always means the
-    same; an extension keeps its parent's copy. Its key column is `key` (default: the input's name); `columns`
-    maps the columns it adds to int, float or string. A null key, or one the table lacks, gets null.
+    The table is read when the workflow is fitted and stored with it, so that results of a workflow version
+    never change. An extension keeps the copy of its parent. A null key, or a key that the table does not
+    have, gets null.
 
     | key  | table (a 5) | out  |
     |------|-------------|------|

@@ -56,15 +56,11 @@ class FittedJoinGroupby(KeyedFitted):
 class JoinGroupby(Operator):
     """Statistics of the numeric columns `of` over the training rows with the same key.
 
-    `count` counts the rows.
-
-    `statistics` names some of count, sum, mean, var, std, min, max (var and std of the population; nulls left
-    out).
-    Outputs are named `<key>_count` and `<key>_<column>_<statistic>`. A null or unseen key has the count 0 and
-    null for
-    all else, as has a key without a value: put fill behind. So is a sum (for var and std: of squares) of 5e30
-        or more.
-    Each column is a key (`joint`: all together are one).
+    `count` counts the rows. var and std are those of the population, and nulls are left out. Outputs are
+    named `<key>_count` and `<key>_<column>_<statistic>`. A null or unseen key has the count 0 and null for
+    all other statistics, and so has a key without a value: put fill after this operator. A sum of 5e30 or
+    more (for var and std: of squares) is null as well. Each column is a key, or all columns together if
+    `joint` is set.
 
     | key  | I1   | training rows (a 1) (a 3) | key_count | key_I1_mean |
     |------|------|---------------------------|-----------|-------------|

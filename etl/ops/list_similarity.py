@@ -62,10 +62,8 @@ def _rows(lists: pa.Array) -> NDArray[np.int64]:
 class ListSimilarity(Operator):
     """Cosine of two lists taken as sets: |both| / sqrt(|left| * |right|), from 0 to 1.
 
-    It is null where a list is null or empty.
-
-    Of sets this is Ochiai's coefficient (1957). The group has two columns; `output` names the one it makes
-    (default: the inputs' names joined by `_sim_`).
+    For sets, this is Ochiai's coefficient (1957). It is null where a list is null or empty.
+    The group has two columns.
 
     | left      | right     | out   |
     |-----------|-----------|-------|

@@ -87,9 +87,8 @@ class FittedListSlice(Fitted):
 class ListSlice(Operator):
     """`length` elements of each list from position `start` on. Null stays null.
 
-    With `columns`, each element becomes a separate column, `<column>_0` to `<column>_<length - 1>`, PAD_ID
-    where the
-    list is shorter or null: lists of ids as ordinary categorical features.
+    With `columns`, each element becomes a separate column, `<column>_0` to `<column>_<length - 1>`, with
+    PAD_ID where the list is shorter or null. So lists of ids become ordinary categorical features.
 
     | in        | out (length=2) | out (start=-2, length=2) | out (length=2, columns) |
     |-----------|----------------|--------------------------|-------------------------|

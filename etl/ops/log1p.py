@@ -33,7 +33,7 @@ class FittedLog1p(RowWise):
 
 
 class Log1p(Operator):
-    """The natural logarithm of 1 + x. A value of -1 or less has none and becomes null: clip before.
+    """The natural logarithm of 1 + x. Values of -1 or less become null: put clip before this operator.
 
     | in   | out    |
     |------|--------|

@@ -48,11 +48,10 @@ class FittedNormalize(RowWise):
 class Normalize(Operator):
     """(x - mean) / std, with the population standard deviation of the training rows; null stays null.
 
-    A column with a single value has std 0: it is divided by 1, and so becomes 0. The statistics are exact:
-        values of the
-    training rows are rounded to multiples of 2**-24 (6e-8) and must be smaller than 2**69 (5.9e20), as all
-    integers are;
-    otherwise DataError: put clip or log1p before. A result beyond float32's range is moved to its end.
+    A column with a single value has the standard deviation 0. It is divided by 1 and becomes 0. The
+    statistics are exact: values of the training rows are rounded to multiples of 2**-24 (6e-8). They must be
+    smaller than 2**69 (5.9e20), as all integers are; otherwise DataError: put clip or log1p before this
+    operator. A result beyond float32's range becomes the end of the range.
 
     | in   | out (mean 2, std 0.5) |
     |------|-----------------------|

@@ -49,11 +49,10 @@ class FittedNormalizeMinMax(RowWise):
 
 
 class NormalizeMinMax(Operator):
-    """(x - min) / (max - min) of the training rows; null stays null, later values may fall outside 0 to 1.
+    """(x - min) / (max - min) of the training rows; null stays null.
 
-    A column with a single value has no range: it is divided by 1, and so becomes 0. A result beyond float32's
-        range is
-    moved to its end.
+    Values of other rows may be outside of 0 to 1. A column with a single value has no range. It is divided by
+    1 and becomes 0. A result beyond float32's range becomes the end of the range.
 
     | in   | out (training rows 2 to 6) |
     |------|----------------------------|

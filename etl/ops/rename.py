@@ -37,9 +37,9 @@ class FittedRename(RowWise):
 
 
 class Rename(Operator):
-    """Gives columns other names: `names` maps old to new, `prefix` and `suffix` are put around the others.
+    """Gives columns other names, so that one raw column can become several features. Values do not change.
 
-    So one raw column can become several features. Values stay as they are.
+    `names` maps old names to new ones. All other columns get `prefix` and `suffix`.
 
     | column | new name (names={C1: user}, suffix=_raw) |
     |--------|------------------------------------------|

@@ -22,8 +22,8 @@ class FittedValueCount(FittedDataStats):
 class ValueCount(Operator):
     """Writes the least and the greatest length of a column's lists in training into the workflow's state.
 
-    What a model with fixed-size multi-hot inputs must provide for. Values stay as they are; null has no
-    length.
+    A model with multi-hot inputs of a fixed size must have room for them. Values do not change;
+    null has no length.
 
     | in        | training rows [1] [1 2 3] null | out    |
     |-----------|--------------------------------|--------|
