@@ -213,7 +213,7 @@ class Candidates(Strict):
         if repeated:
             raise ValueError(f"sources names {repeated} twice")
         if "all_items" in names and (len(names) > 1 or self.max is not None):
-            raise ValueError("sources: all_items gives every item: name no other source and no max beside it")
+            raise ValueError("sources: all_items gives every item: name no other source and no max")
         filters = [rule.name for rule in self.filters]
         again = sorted({name for name in filters if filters.count(name) > 1})
         if again:

@@ -85,6 +85,6 @@ class WorkflowConfig(Strict):
         default="auto",
         description="`fit`: a new workflow from the train days of this run. `extend`: the champion's with "
         "new values appended. `apply`: the champion's unchanged. `retrain`: extend, or fit if "
-        "there is no champion yet or `train.retrain` wants a fresh start. `auto`: apply, or fit "
+        "there is no champion yet or `train.retrain` asks for a fresh start. `auto`: apply, or fit "
         "in the same cases.",
     )

@@ -1,6 +1,6 @@
 """Makes text from data safe for a terminal: control characters become visible escapes.
 
-A terminal acts on control characters. An id that holds them could clear the screen, change what stands above
+A terminal acts on control characters. An id that holds them could clear the screen, change the text above
 it, set the window's title, or (bidirectional overrides) show another order of characters than the text has.
 """
 

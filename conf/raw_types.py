@@ -84,7 +84,7 @@ class RawTable(Strict):
     separator: str = Field(
         default="\t", description="Character between two fields of a line. The default is a tab."
     )
-    columns: list[Column] = Field(description="The columns. Those of tsv stand in the order of the file.")
+    columns: list[Column] = Field(description="The columns. For tsv, they are in the order of the file.")
 
     @model_validator(mode="before")
     @classmethod

@@ -66,14 +66,19 @@ def _single_type(schema: Schema, definitions: Mapping[str, Schema], links: Mappi
         return type_text(schema["allOf"][0], definitions, links)
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
-    kind: Any = schema.get("type", "any value")
+    kind = schema.get("type", "any value")
     if isinstance(kind, list):
-        return " or ".join(_WORDS.get(name, name) for name in kind)
+        return " or ".join(_word(name) for name in kind)
     if kind == "array":
         return f"list of {type_text(schema['items'], definitions, links)}" if "items" in schema else "list"
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
         return f"mapping to {type_text(schema['additionalProperties'], definitions, links)}"
-    return _WORDS.get(kind, kind) + _limits(schema)
+    return _word(kind) + _limits(schema)
+
+
+def _word(kind: str) -> str:
+    """A type of JSON schemas as a word of YAML."""
+    return _WORDS.get(kind, kind)
 
 
 def _limits(schema: Schema) -> str:

@@ -49,7 +49,7 @@ class Boost(Strict):
             raise ValueError(f"factors must be above 0: {wrong}; a factor below 1 moves items down")
         wrong = {name: value for name, value in self.values.items() if abs(value) > _MOST_LOG_ODDS}
         if self.by == "log_odds" and wrong:
-            raise ValueError(f"log-odds lie within ±{_MOST_LOG_ODDS}: {wrong}")
+            raise ValueError(f"log-odds must be within ±{_MOST_LOG_ODDS}: {wrong}")
         return self
 
 

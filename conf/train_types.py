@@ -21,7 +21,7 @@ class MultiHot(Strict):
     )
     max_length: PositiveInt = Field(
         default=32,
-        description="Number of ids of a list that count, the first ones, in training and in scoring alike. "
+        description="Number of ids of a list that count, the first ones, in training and in scoring. "
         "A batch reserves memory for so many ids of every row.",
     )
     lengths: dict[str, PositiveInt] = Field(default={}, description="Feature → its own `max_length`.")

@@ -67,7 +67,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def yaml_problem(error: BaseException) -> str:
     """What PyYAML refused, in words."""
     return (
-        "an alias stands in its own value, or values are nested too deeply"
+        "an alias contains itself, or values are nested too deeply"
         if isinstance(error, RecursionError)
         else str(error)
     )
@@ -77,7 +77,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     absolute = path.resolve()
     if absolute in children:
         chain = " extends ".join(str(file) for file in (*children[children.index(absolute) :], absolute))
-        raise ConfigError(f"`extends` goes round in a circle: {chain}", "remove one of these `extends`")
+        raise ConfigError(f"files extend each other in a circle: {chain}", "remove one of these `extends`")
     values = read_yaml(path)
     parent = values.pop("extends", None)
     if parent is None:
@@ -124,6 +124,6 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 raise yaml.YAMLError(f"the key {key!r} is no text{key_node.start_mark}")
             if key in seen:
-                raise yaml.YAMLError(f"the key {key!r} stands twice{key_node.start_mark}")
+                raise yaml.YAMLError(f"the key {key!r} occurs twice{key_node.start_mark}")
             seen.add(key)
         return super().construct_mapping(node, deep)

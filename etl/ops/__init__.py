@@ -127,7 +127,8 @@ def entries_of(operators: Iterable[type[Parameters]]) -> TypeAdapter[Any]:
         ]
         for operator in operators
     ]
-    return TypeAdapter(Annotated[reduce(or_, members), Discriminator(lambda entry: next(iter(entry)))])
+    union: Any = Annotated[reduce(or_, members), Discriminator(lambda entry: next(iter(entry)))]
+    return TypeAdapter(union)
 
 
 FEATURE_ENTRIES = entries_of(operator for operator, _ in OPERATORS.values())

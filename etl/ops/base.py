@@ -163,7 +163,7 @@ class Operator(Parameters, ABC):
         takes: types of values it accepts.
         makes_ids: whether its outputs are ids of an embedding table.
         keeps_ids: whether ids stay ids.
-        of_all_rows: whether `facts` wants the statistics of all rows.
+        of_all_rows: whether `facts` needs the statistics of all rows.
     """
 
     needs: ClassVar[Need] = "nothing"
@@ -189,7 +189,7 @@ class Operator(Parameters, ABC):
         return "float"
 
     def reads(self) -> tuple[str, ...]:
-        """Raw columns `fit` needs beside the step's inputs."""
+        """Raw columns that `fit` needs besides the inputs of the step."""
         return ()
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:

@@ -62,7 +62,7 @@ class FittedCategorify(Fitted):
     ) -> tuple[DataFrame, list[Column]]:
         """Encodes each distinct list once, and joins the rows with the result by the list's text."""
         key, ids = f"{tag}list", f"{tag}ids"
-        # The size tells an empty list from one of an empty text.
+        # The size distinguishes an empty list from a list with one empty text.
         texts = F.concat_ws(SEPARATOR, F.size(value).cast("string"), F.transform(value, text_column))
         keyed = rows.withColumn(key, texts)
         elements = (

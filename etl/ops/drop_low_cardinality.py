@@ -47,7 +47,8 @@ class FittedDropLowCardinality(RowWise):
 class DropLowCardinality(Operator):
     """Leaves out the columns with fewer than `min_cardinality` distinct values in training.
 
-    Null does not count. Columns that are left out are no features of the workflow version. An extension keeps the choice.
+    Null does not count. Columns that are left out are no features of the workflow version. An extension keeps
+    the choice.
 
     | training rows | distinct | feature (min_cardinality=2) |
     |---------------|----------|-----------------------------|

@@ -1,4 +1,4 @@
-"""ListSimilarity: how alike two lists are, as sets."""
+"""ListSimilarity: the similarity of two lists, as sets."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class FittedListSimilarity(RowWise):
         # An intersection with itself leaves out repetitions; the accelerator has no array_distinct.
         sizes = [F.size(F.array_intersect(value, value)) for value in values]
         both = F.size(F.array_intersect(left, right))
-        alike = both / F.sqrt((sizes[0] * sizes[1]).cast("double"))
+        similarity = both / F.sqrt((sizes[0] * sizes[1]).cast("double"))
         # The size of null is -1 or null, as the session has it: neither is above 0.
-        return F.when((F.size(left) > 0) & (F.size(right) > 0), alike)
+        return F.when((F.size(left) > 0) & (F.size(right) > 0), similarity)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
         """The outputs as Arrow arrays, one for each."""

@@ -94,7 +94,7 @@ def _path(location: tuple[Any, ...], values: Any) -> tuple[Any, ...]:
 
 
 def _is_above(path: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether `other` lies within the value that `path` leads to."""
+    """Whether `other` is a path within the value at `path`."""
     return len(path) < len(other) and other[: len(path)] == path
 
 

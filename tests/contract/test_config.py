@@ -390,9 +390,9 @@ def test_a_loaded_config_is_frozen(tmp_path: Path) -> None:
         config.train.epochs = 9
 
 
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path, yaml.safe_dump(SMALL) + "name: another\n")
-    with pytest.raises(ConfigError, match="'name' stands twice"):
+    with pytest.raises(ConfigError, match="'name' occurs twice"):
         load_config(path)
 
 

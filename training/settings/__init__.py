@@ -2,7 +2,7 @@
 
 `training/settings/<name>.py` belongs to `training/models/<name>.py`. It has
 
-    class Settings(Strict)                                  every key of its YAML beside those of ModelConfig
+    class Settings(Strict)                                  every key of its YAML besides those of ModelConfig
     check(settings: Settings, features: Features) -> None   optional: raises ConfigError if they do not fit
     the features
 

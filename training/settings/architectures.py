@@ -20,28 +20,31 @@ def model_section(architecture: str, settings: type[Strict]) -> type[Strict]:
         for name, field in ModelConfig.model_fields.items()
         if name != "architecture"
     }
+    only: Any = Literal[architecture]
     named = Field(description=f"`{architecture}`: training/models/{architecture}.py.")
     return create_model(
         f"{''.join(part.capitalize() for part in architecture.split('_'))}Model",
         __base__=settings,
         __doc__=settings.__doc__,
-        architecture=(Literal[architecture], named),
+        architecture=(only, named),
         **common,
     )
 
 
+_SETTINGS: Mapping[str, type[Strict]] = {
+    "dcn_v2": dcn_v2.Settings,
+    "deepfm": deepfm.Settings,
+    "dlrm": dlrm.Settings,
+    "logistic_regression": logistic_regression.Settings,
+    "two_tower": two_tower.Settings,
+    "wide_and_deep": wide_and_deep.Settings,
+}
+
 # Architecture -> the type of its section, for all architectures whose settings have a file in this folder.
 MODEL_SECTIONS: Mapping[str, type[Strict]] = {
-    name: model_section(name, settings)
-    for name, settings in {
-        "dcn_v2": dcn_v2.Settings,
-        "deepfm": deepfm.Settings,
-        "dlrm": dlrm.Settings,
-        "logistic_regression": logistic_regression.Settings,
-        "two_tower": two_tower.Settings,
-        "wide_and_deep": wide_and_deep.Settings,
-    }.items()
+    name: model_section(name, settings) for name, settings in _SETTINGS.items()
 }
 
 _members: list[Any] = list(MODEL_SECTIONS.values())
-MODELS: TypeAdapter[Any] = TypeAdapter(Annotated[reduce(or_, _members), Field(discriminator="architecture")])
+_union: Any = Annotated[reduce(or_, _members), Field(discriminator="architecture")]
+MODELS: TypeAdapter[Any] = TypeAdapter(_union)

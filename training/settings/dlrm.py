@@ -36,6 +36,6 @@ def require_bottom(settings: Settings, num_dense: int) -> None:
     if num_dense and (not bottom or bottom[-1] != dim):
         raise ConfigError(
             f"model.bottom_mlp={bottom} must end in embedding_dim={dim}: "
-            "the dense features' vector meets the embeddings in dot products",
+            "dot products need vectors of one width",
             "set the last number of bottom_mlp to embedding_dim",
         )
