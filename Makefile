@@ -58,8 +58,9 @@ check: setup ## lint, formatting and types
 	@$(IN_ENV) ruff format --check $(LINTED)
 	@$(IN_ENV) mypy $(PACKAGES) $(wildcard benchmarks)
 
-docs: setup ## the generated reference pages, and the documentation site in build/docs/site
+docs: setup ## the generated reference pages, conf/schema.json, and the documentation site in build/docs/site
 	@$(IN_ENV) python -m etl.ops.pages docs/operators
+	@$(IN_ENV) python -m jobs.reference
 	@$(IN_ENV) python -m setup.job_pages docs/jobs.md
 	@$(IN_ENV) python -m setup.docs_site
 

@@ -1,1 +1,1 @@
-"""Configuration, contracts and the lake's layout. Imports nothing of ours, and neither pyspark nor torch."""
+"""The typed configuration and the errors of jobs. It imports no other folder, neither pyspark nor torch."""

@@ -12,62 +12,75 @@ from conf.train_types import ModelConfig
 
 
 class AllItems(Strict):
-    """Every item but those excluded for a user. It stands alone: no other source could add to it."""
+    """Every item but those excluded for a user. No other source can be combined with it."""
 
-    source: Literal["all_items"]
+    source: Literal["all_items"] = Field(description="Every item.")
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return self.source
 
 
 class Popular(Strict):
-    """The `n` items with most clicks, ties by item.
+    """The items with most clicks. Ties are decided by item."""
 
-    `segment`: a feature of scope `user` or a column of `user_attributes`; clicks are then counted among users who share its
-    value, and items that none of them clicked are not listed. `window_days`: only clicks of so many days up to the run date.
-    """
-
-    source: Literal["popular"]
-    n: PositiveInt = 500
-    segment: str | None = None
-    window_days: Days | None = None
+    source: Literal["popular"] = Field(description="The items with most clicks.")
+    n: PositiveInt = Field(default=500, description="Number of items.")
+    segment: str | None = Field(
+        default=None,
+        description="A feature of scope `user` or a column of `user_attributes`. Clicks are counted among "
+        "users with the same value, and items that none of them clicked are left out. Null: "
+        "clicks of all users.",
+    )
+    window_days: Days | None = Field(
+        default=None, description="Days up to the run date whose clicks count. Null: all days of the splits."
+    )
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return f"{self.source} by {self.segment}" if self.segment else self.source
 
 
 class Covisitation(Strict):
-    """The `n` items that users with the same clicks clicked as well (docs/candidates.md has the formula).
+    """The items that users with the same clicks clicked as well (docs/candidates.md has the formula)."""
 
-    `window_days`: as for `popular`. `clicks_per_user`: of each user, the latest so many distinct items count, which bounds the
-    pairs an active user makes. `neighbours`: most similar items kept of each item.
-    """
-
-    source: Literal["covisitation"]
-    n: PositiveInt = 100
-    window_days: Days | None = None
-    clicks_per_user: PositiveInt = 50
-    neighbours: PositiveInt = 100
+    source: Literal["covisitation"] = Field(description="The items clicked by users with the same clicks.")
+    n: PositiveInt = Field(default=100, description="Number of items.")
+    window_days: Days | None = Field(
+        default=None, description="Days up to the run date whose clicks count. Null: all days of the splits."
+    )
+    clicks_per_user: PositiveInt = Field(
+        default=50,
+        description="Number of a user's latest distinct items that count. It bounds the pairs of an active "
+        "user.",
+    )
+    neighbours: PositiveInt = Field(
+        default=100, description="Number of the most similar items that are kept for an item."
+    )
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return self.source
 
 
 class Retrieval(Strict):
-    """The `n` items whose vectors have the largest dot product with the user's, by a model of the architecture `two_tower`.
+    """The items whose vectors have the largest dot product with the user's vector.
 
-    `model` may name a file, as the section `model` does. train_retriever trains it with the settings of the section `train`.
+    train_retriever trains the model with the settings of the section `train`.
     """
 
-    source: Literal["retrieval"]
-    n: PositiveInt = 200
-    model: ModelConfig
+    source: Literal["retrieval"] = Field(description="The items that a two-tower model finds.")
+    n: PositiveInt = Field(default=200, description="Number of items.")
+    model: ModelConfig = Field(
+        description="The two-tower model: a section or the name of a file, as in the section `model`."
+    )
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return self.source
 
     @model_validator(mode="after")
@@ -81,9 +94,9 @@ Source = Annotated[AllItems | Popular | Covisitation | Retrieval, Field(discrimi
 
 
 class UserAttributes(RawTable):
-    """Raw values of users, one row a user: what a segment or a filter may name. `key`: the column with the user's key."""
+    """Raw values of users, one row a user, for segments and filters."""
 
-    key: str
+    key: str = Field(description="Column with the key of the user.")
 
     @model_validator(mode="after")
     def _has_its_key(self) -> UserAttributes:
@@ -92,21 +105,22 @@ class UserAttributes(RawTable):
 
 
 class NotAllowed(RawTable):
-    """Items that some users may not be shown, by an `attribute` of `user_attributes`.
+    """Items that some users may not be shown, by an attribute of the user."""
 
-    `rule`: `deny`, a row (item, value) bars the item for users with that value; `allow`, an item that has rows is only for users
-    with one of its values; `at_least`, an item's value is a number that the user's must reach. A user whose attribute is not known
-    is barred by `allow` and `at_least`, not by `deny`. `item`, `value`: the table's columns.
-    """
-
-    filter: Literal["not_allowed"]
-    item: str
-    value: str
-    attribute: str
-    rule: Literal["deny", "allow", "at_least"]
+    filter: Literal["not_allowed"] = Field(description="Excludes items by an attribute of the user.")
+    item: str = Field(description="Column of the table with the item.")
+    value: str = Field(description="Column of the table with the value.")
+    attribute: str = Field(description="Column of `user_attributes`.")
+    rule: Literal["deny", "allow", "at_least"] = Field(
+        description="`deny`: a row (item, value) excludes the item for users with that value. `allow`: an "
+        "item that has rows is only for users with one of its values. `at_least`: the user's "
+        "number must be at least the item's. A user without a value is excluded by `allow` and "
+        "`at_least`, not by `deny`."
+    )
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return f"{self.filter} by {self.attribute}"
 
     @model_validator(mode="after")
@@ -119,13 +133,14 @@ class NotAllowed(RawTable):
 
 
 class OutOfStock(RawTable):
-    """Items that nobody is shown: those of a table's column `item`."""
+    """Items that nobody is shown."""
 
-    filter: Literal["out_of_stock"]
-    item: str
+    filter: Literal["out_of_stock"] = Field(description="Excludes the items of a table for all users.")
+    item: str = Field(description="Column of the table with the item.")
 
     @property
     def name(self) -> str:
+        """What messages and tables call it."""
         return self.filter
 
     @model_validator(mode="after")
@@ -142,58 +157,78 @@ Repeats = Literal["none", "unclicked", "all"]
 
 
 class Candidates(Strict):
-    """Which items each user is scored against: those of `sources` in order, an item that several give counted for the first.
+    """The items that each user is scored against: those of the sources in order.
 
-    Each source gives at most its `n` after what is excluded, all together at most `max`. `splits`: whose clicks the sources count,
-    and whose rows `active_days` looks at. `active_days`: an item without a row (shown or clicked) in so many days up to the run date
-    is no candidate. `exclude_clicked`: a user is not offered what they clicked in these splits. `repeats`: what of their rows in
-    these splits may be offered again; `unclicked`, items without a click, such as impressions; `none`, nothing; `all`, everything, for
-    logs where users choose the same items again; `auto`, none for a log of choices (with `negatives` or `label.positive_at_least`) and
-    unclicked for all others. `filters`: further exclusions by tables; `user_attributes`: what these and segments know of users.
+    An item that several sources give counts for the first of them.
     """
 
-    sources: Annotated[list[Source], Field(min_length=1)] = [AllItems(source="all_items")]
-    max: PositiveInt | None = None
-    splits: Annotated[list[Split], Field(min_length=1)] = ["train"]
-    active_days: Days | None = None
-    exclude_clicked: list[Split] = list(SPLITS)
-    repeats: Literal["auto", "none", "unclicked", "all"] = "auto"
-    user_attributes: UserAttributes | None = None
-    filters: list[Filter] = []
+    sources: Annotated[list[Source], Field(min_length=1)] = Field(
+        default=[AllItems(source="all_items")],
+        description="Where candidates come from, in order. Each gives at most its `n` items after the "
+        "exclusions.",
+    )
+    max: PositiveInt | None = Field(
+        default=None, description="Largest number of candidates of a user over all sources. Null: no limit."
+    )
+    splits: Annotated[list[Split], Field(min_length=1)] = Field(
+        default=["train"],
+        description="Splits whose clicks the sources count, and whose rows `active_days` examines.",
+    )
+    active_days: Days | None = Field(
+        default=None,
+        description="Days up to the run date in which an item must have a row (shown or clicked). Null: any "
+        "item.",
+    )
+    exclude_clicked: list[Split] = Field(
+        default=list(SPLITS),
+        description="Splits whose clicked items are not offered again to the user. Empty: none.",
+    )
+    repeats: Literal["auto", "none", "unclicked", "all"] = Field(
+        default="auto",
+        description="Which items of a user's rows in the splits of `exclude_clicked` may be offered again. "
+        "`none`: no item. `unclicked`: items without a click, such as impressions. `all`: every "
+        "item, for logs in which users choose the same items again. `auto`: none for a log of "
+        "choices (with `negatives` or `label.positive_at_least`), unclicked for others.",
+    )
+    user_attributes: UserAttributes | None = Field(
+        default=None, description="Table of user attributes for segments and filters. Null: none."
+    )
+    filters: list[Filter] = Field(default=[], description="Further exclusions, by tables.")
 
     @property
     def retrieval(self) -> Retrieval | None:
         """The retrieval source; None if there is none."""
-        return next((each for each in self.sources if isinstance(each, Retrieval)), None)
+        return next((source for source in self.sources if isinstance(source, Retrieval)), None)
 
     @property
     def counts_days(self) -> list[str]:
-        """The keys given that count days, so that rows must have a date."""
-        windows = [f"sources.{each.name}.window_days" for each in self.sources if _window_days(each)]
+        """The keys of the configuration that count days. Rows must have a date for them."""
+        windows = [f"sources.{source.name}.window_days" for source in self.sources if _window_days(source)]
         return [*windows, *(["active_days"] if self.active_days else [])]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Candidates:
-        names = [each.name for each in self.sources]
+        names = [source.name for source in self.sources]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"sources names {repeated} twice")
         if "all_items" in names and (len(names) > 1 or self.max is not None):
-            raise ValueError("sources: all_items gives every item: name no other source and no max beside it")
-        filters = [each.name for each in self.filters]
+            raise ValueError("sources: all_items gives every item: name no other source and no max")
+        filters = [rule.name for rule in self.filters]
         again = sorted({name for name in filters if filters.count(name) > 1})
         if again:
             raise ValueError(f"filters names {again} twice")
-        for each in self.filters:
-            if isinstance(each, NotAllowed):
-                self._require_attribute(each)
+        for rule in self.filters:
+            if isinstance(rule, NotAllowed):
+                self._require_attribute(rule)
         return self
 
     def _require_attribute(self, rule: NotAllowed) -> None:
         known = self.user_attributes
         if known is None or rule.attribute not in known.names:
             raise ValueError(
-                f"filters: attribute={rule.attribute!r} is no column of user_attributes {known.names if known else 'which is missing'}"
+                f"filters: attribute={rule.attribute!r} is no column of user_attributes "
+                f"{known.names if known else 'which is missing'}"
             )
         kinds = {column.name: column.type for column in known.columns}
         if rule.rule == "at_least" and kinds[rule.attribute] == "string":

@@ -12,7 +12,11 @@ EPOCH = date(1970, 1, 1)
 
 
 def iso_date(value: Any) -> str:
-    """Returns the date as YYYY-MM-DD; raises ValueError for other values. YAML reads an unquoted date as a `date`."""
+    """Returns the date as YYYY-MM-DD; YAML reads an unquoted date as a `date`.
+
+    Raises:
+        ValueError: the value is no date of this form, or its year is out of range.
+    """
     text = value.isoformat() if type(value) is date else str(value)
     parsed = date.fromisoformat(text)
     if parsed.isoformat() != text:

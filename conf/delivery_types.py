@@ -1,4 +1,4 @@
-"""The typed configuration of what happens to ranked lists: business rules, limits that stop a publish, sinks."""
+"""The typed configuration of the delivery of lists: limits that stop a publish, and sinks."""
 
 from __future__ import annotations
 
@@ -7,113 +7,51 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from conf.names import LakeRoot, PlainText, RawLocation
-from conf.raw_types import PositiveInt, Seed, Share, Strict
+from conf.names import LakeRoot, PlainText
+from conf.raw_types import PositiveInt, Share, Strict
 
-# Leaves room for what the tables beside it add to the name; PostgreSQL cuts names at 63 bytes without a word.
+# PostgreSQL silently cuts names at 63 bytes. The limit leaves room for what further tables add to the name.
 _TABLE = re.compile(r"([a-z_][a-z0-9_]{0,39}\.)?[a-z_][a-z0-9_]{0,29}")
 _PASSWORD_IN_URL = re.compile(r"[?&]\w*(user|password|pwd)=|//[^/]*@", re.IGNORECASE)
-_MOST_LOG_ODDS = 50  # moves any float32 probability past any other
-
-
-class Attribute(Strict):
-    """An attribute of items from a table of one's own: one row an item, `key` its id as in the log, `column` the value.
-
-    `path` names one file or a folder of files and may hold `{data}`, `{lake}` and `{date}`. A `csv` has a header. An item
-    that the table does not have, or whose value is null, has no value of the attribute, and no rule on it applies.
-    """
-
-    path: RawLocation
-    format: Literal["parquet", "csv"]
-    key: PlainText
-    column: PlainText
-
-
-class Boost(Strict):
-    """Moves items up or down by the value of an attribute.
-
-    `by: factor` multiplies the probability for the ranking; `by: log_odds` adds to its log-odds. A value that is not
-    named stays where it is. The published score stays the model's probability.
-    """
-
-    attribute: str
-    by: Literal["factor", "log_odds"] = "factor"
-    values: Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _amounts_are_usable(self) -> Boost:
-        wrong = {name: value for name, value in self.values.items() if value <= 0}
-        if self.by == "factor" and wrong:
-            raise ValueError(f"factors must be above 0: {wrong}; a factor below 1 moves items down")
-        wrong = {name: value for name, value in self.values.items() if abs(value) > _MOST_LOG_ODDS}
-        if self.by == "log_odds" and wrong:
-            raise ValueError(f"log-odds lie within ±{_MOST_LOG_ODDS}: {wrong}")
-        return self
-
-
-class MaxPerCategory(Strict):
-    """At most `max` items of a list have the same value of an attribute."""
-
-    attribute: str
-    max: PositiveInt
-
-
-class Exploration(Strict):
-    """The last ceil(share × k) positions go to items drawn from the user's other candidates.
-
-    The draw is a hash of seed, user, item and run date: a rerun draws the same, another day does not.
-    """
-
-    share: Annotated[float, Field(gt=0.0, le=1.0)]
-    seed: Seed = 0
-
-
-class ListRules(Strict):
-    """Business rules after ranking, in this order: boost, maximum per category, exploration."""
-
-    attributes: dict[str, Attribute] = {}
-    boost: Boost | None = None
-    max_per_category: MaxPerCategory | None = None
-    exploration: Exploration | None = None
-
-    @model_validator(mode="after")
-    def _attributes_are_used(self) -> ListRules:
-        used = {rule.attribute for rule in (self.boost, self.max_per_category) if rule is not None}
-        if unknown := sorted(used - set(self.attributes)):
-            raise ValueError(f"attributes {unknown} are not defined; known: {sorted(self.attributes)}")
-        if idle := sorted(set(self.attributes) - used):
-            raise ValueError(f"attributes {idle} are used by no rule")
-        if not used and self.exploration is None:
-            raise ValueError(
-                "no rule is given: name boost, max_per_category or exploration, or leave rules out"
-            )
-        return self
-
-
 Limit = Annotated[float, Field(ge=0)] | None
 
 
 class Stop(Strict):
-    """How far the lists of a day may be from the last published ones; past a limit they are not published.
+    """How far the lists of a day may differ from the last published lists.
 
-    `max_churn`: mean share of a user's items that were not in the user's list before. `min_coverage`: share of the items
-    that stand in a list. `max_cold_share`: share of list entries whose item nobody clicked in train. `max_score_psi`:
-    population stability index of the scores, where it is more than chance gives. `max_users_lost_share`: share of the
-    users of before that have no list now. Null looks at nothing.
+    Lists beyond a limit are not published.
     """
 
-    max_churn: Share | None = None
-    min_coverage: Share | None = None
-    max_cold_share: Share | None = None
-    max_score_psi: Limit = None
-    max_users_lost_share: Share | None = None
+    max_churn: Share | None = Field(
+        default=None,
+        description="Largest mean share of a user's items that were not in the user's list before. Null: no "
+        "limit.",
+    )
+    min_coverage: Share | None = Field(
+        default=None, description="Smallest share of the items that occur in a list. Null: no limit."
+    )
+    max_cold_share: Share | None = Field(
+        default=None,
+        description="Largest share of list entries whose item nobody clicked in train. Null: no limit.",
+    )
+    max_score_psi: Limit = Field(
+        default=None,
+        description="Largest population stability index of the scores, if it is more than chance gives. "
+        "Null: no limit.",
+    )
+    max_users_lost_share: Share | None = Field(
+        default=None, description="Largest share of the former users that have no list now. Null: no limit."
+    )
 
 
 class Secret(Strict):
-    """Where a name or password stands: in an environment variable of the driver, or as the text of a file."""
+    """Where a name or a password is: in an environment variable of the driver, or in a file.
 
-    env: str | None = None
-    file: str | None = None
+    Exactly one of both is named.
+    """
+
+    env: str | None = Field(default=None, description="Name of the environment variable. Null: see `file`.")
+    file: str | None = Field(default=None, description="Path of the file whose text it is. Null: see `env`.")
 
     @model_validator(mode="after")
     def _one_place(self) -> Secret:
@@ -123,22 +61,23 @@ class Secret(Strict):
 
 
 class JdbcSink(Strict):
-    """A PostgreSQL table of lists, replaced one date at a time in one transaction.
+    """A PostgreSQL table of lists, replaced one date at a time in one transaction."""
 
-    `url`: jdbc:postgresql://host:port/database, without user or password. `table` is made if it is not there, its schema
-    is not. `keep_dates`: how many dates the table holds; older ones are deleted. `connections`: tasks that write at
-    once. `driver_jar`: the driver's jar, where it is not on Spark's class path already (--packages).
-    """
-
-    kind: Literal["jdbc"]
-    name: PlainText
-    url: str
-    table: str
-    user: Secret
-    password: Secret
-    keep_dates: PositiveInt = 2
-    connections: PositiveInt = 8
-    driver_jar: str | None = None
+    kind: Literal["jdbc"] = Field(description="A PostgreSQL table.")
+    name: PlainText = Field(description="Name of the sink in logs and manifests.")
+    url: str = Field(description="jdbc:postgresql://host:port/database, without user and password.")
+    table: str = Field(
+        description="[schema.]table. The table is created if it is missing, its schema is not."
+    )
+    user: Secret = Field(description="Where the name of the database user is.")
+    password: Secret = Field(description="Where the password is.")
+    keep_dates: PositiveInt = Field(
+        default=2, description="Number of dates in the table. Older ones are deleted."
+    )
+    connections: PositiveInt = Field(default=8, description="Number of tasks that write at once.")
+    driver_jar: str | None = Field(
+        default=None, description="Path of the driver's jar. Null: it is on Spark's class path (--packages)."
+    )
 
     @field_validator("url")
     @classmethod
@@ -158,15 +97,16 @@ class JdbcSink(Strict):
 
 
 class JsonLinesSink(Strict):
-    """Files of one JSON object a user, with a manifest at `path`/dt=… as the lake's tables have; the files lie in `_data` beside
-    the last folder of `path`.
+    """Files of one JSON object a user, with a manifest at `path`/dt=… like the tables of the lake.
+
+    The files are in `_data` beside the last folder of `path`.
     """
 
-    kind: Literal["json_lines"]
-    name: PlainText
-    path: LakeRoot
-    compression: Literal["none", "gzip"] = "gzip"
-    users_per_file: PositiveInt = 1_000_000
+    kind: Literal["json_lines"] = Field(description="Files of JSON lines.")
+    name: PlainText = Field(description="Name of the sink in logs and manifests.")
+    path: LakeRoot = Field(description="Folder of the lists, a local path or a URI.")
+    compression: Literal["none", "gzip"] = Field(default="gzip", description="Compression of the files.")
+    users_per_file: PositiveInt = Field(default=1_000_000, description="Largest number of users in a file.")
 
     @field_validator("path")
     @classmethod
@@ -176,7 +116,8 @@ class JsonLinesSink(Strict):
         bucket = scheme not in ("", "file")
         if parts[-1] in ("", ".", "..") or ".." in parts or (bucket and len(parts) < 2):
             raise ValueError(
-                f"{path!r} must end in a folder's name, without `..` and below the bucket: data files lie beside it, in _data"
+                f"{path!r} must end in a folder's name, without `..` and below the bucket: "
+                "data files are stored beside it, in _data"
             )
         return path
 
@@ -185,14 +126,14 @@ Sink = Annotated[JdbcSink | JsonLinesSink, Field(discriminator="kind")]
 
 
 class Deliver(Strict):
-    """Where deliver_recommendations copies the published lists to, in this order."""
+    """Where deliver_recommendations copies the published lists."""
 
-    sinks: list[Sink] = []
+    sinks: list[Sink] = Field(default=[], description="The sinks, in order. Empty: none.")
 
     @model_validator(mode="before")
     @classmethod
     def _no_password_in_a_url(cls, values: object) -> object:
-        """Before anything else, and without the URL: what is refused here must not be printed by the refusal."""
+        """Runs before all other checks, whose messages would print the URL with its password."""
         sinks = values.get("sinks") if isinstance(values, dict) else None
         for sink in sinks if isinstance(sinks, list) else []:
             if isinstance(sink, dict) and _PASSWORD_IN_URL.search(str(sink.get("url", ""))):
@@ -204,7 +145,7 @@ class Deliver(Strict):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Deliver:
-        names = [each.name for each in self.sinks]
+        names = [sink.name for sink in self.sinks]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"sinks share the names {repeated}")

@@ -1,22 +1,24 @@
-"""The errors a job may end with. Each carries the exit code that tells a scheduler whether a retry can help."""
+"""The errors that end a job. Their exit codes say whether a retry can help."""
 
 import re
 
 from conf.printable import printable_lines
 
 EXIT_OK = 0
-EXIT_CRASHED = 1  # Python's own, of an error that nobody expected
+EXIT_CRASHED = 1  # Python's exit code of an unexpected error
 EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_INFRASTRUCTURE = 4
 
 
 class NightrankError(Exception):
-    """Base of our errors: says what is wrong and, on its own line, what to do about it. As text it is safe for a terminal.
+    """Base of all errors of this project. Its text has the problem and, on a second line, the remedy.
+
+    The text is safe for a terminal.
 
     Args:
-        problem: what is wrong, naming the file, column and value.
-        remedy: what the reader of the message should do now.
+        problem: what is wrong, with the file, column and value.
+        remedy: what the reader of the message should do.
     """
 
     exit_code = EXIT_INFRASTRUCTURE
@@ -43,7 +45,7 @@ class DataError(NightrankError):
 
 
 class InfrastructureError(NightrankError):
-    """Something around us failed (disk, network, a lost rank): worth a retry (exit code 4)."""
+    """The environment failed (disk, network, a lost rank): a retry may help (exit code 4)."""
 
     exit_code = EXIT_INFRASTRUCTURE
 
@@ -55,7 +57,10 @@ _RAISED = re.compile(
 
 
 def raised_in(traceback: str) -> NightrankError | None:
-    """Our error that ended another process, read from the traceback text which is all that Spark brings back of it."""
+    """The error of this project that ended another process, parsed from its traceback; None if there is none.
+
+    Spark returns only the text of the traceback.
+    """
     match = _RAISED.search(traceback)
     if match is None:
         return None

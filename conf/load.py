@@ -1,4 +1,4 @@
-"""Reads a YAML file into a Config: `extends`, the model's file, `--set` overrides, and errors that name the key; and dates."""
+"""Reads a YAML file into a Config: `extends`, the model's file, `--set` overrides. Errors name the key."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Section = TypeVar("Section", bound=Strict)
 def load_config(path: str, overrides: list[str] | None = None) -> Config:
     """The Config of a YAML file.
 
-    `extends: other.yaml` (relative to the file) is read first and merged key by key; `model: file.yaml` (also
-    relative) is replaced by that file's mapping, also in a source of `candidates`; then each override `a.b=value` is set
-    (conf/overrides.py says how its value is read), one of `model` itself before the file is read and one of `model.a` after.
+    A file that the key `extends` names (relative to this file) is read first, and both are merged key by key.
+    A `model` that names a file (also relative, also in a source of `candidates`) is replaced by the mapping
+    of that file. Then each override `a.b=value` is set; conf/overrides.py describes how its value is read. An
+    override of `model` is set before that file is read, and an override of `model.a` after it.
 
     Raises:
         ConfigError: a file is missing or not YAML, a key is unknown, a value breaks its rule.
@@ -38,7 +39,7 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
 
 
 def parse_date(text: str) -> str:
-    """An ISO date, returned as given; ConfigError otherwise."""
+    """Returns an ISO date unchanged; raises ConfigError for other texts."""
     try:
         return iso_date(text)
     except ValueError as error:
@@ -60,7 +61,9 @@ def read_section(
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(_describe({**each, "loc": (*path, *each["loc"])}) for each in error.errors())
+        problems = "; ".join(
+            _describe({**detail, "loc": (*path, *detail["loc"])}) for detail in error.errors()
+        )
         raise ConfigError(f"{intro}{problems}", fix) from error
 
 
@@ -76,7 +79,7 @@ def _describe(error: Any) -> str:
 
 
 def config_digest(config: Config, *sections: str) -> str:
-    """Hex digest of the named sections (all when none is named), equal for equal values whatever their origin."""
+    """Hex digest of the named sections, or of all if none is named. Equal values give equal digests."""
     values = config.model_dump(mode="json")
     chosen = {name: values[name] for name in sections} if sections else values
     return sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The typed configuration of what runs leave behind for those who watch them."""
+"""The typed configuration of monitoring."""
 
 from __future__ import annotations
 
@@ -13,17 +13,29 @@ _HTTP = re.compile(r"https?://[^/?#@]+(/[^?#@]*)?")
 
 
 class Watch(Strict):
-    """Prometheus metrics and the price of a run; `runs/dt=…` and the event logs need no setting (docs/operations.md).
+    """Prometheus metrics and the price of a run (docs/operations.md).
 
-    `textfile_folder`: where node_exporter's textfile collector looks; each job replaces its file there in one step.
-    `push_gateway`: the address of a Prometheus push gateway, http(s)://host:port, which gets the same metrics.
-    `core_hour_price`: what an hour of one core costs, in `currency`; without it a run's cost is told in core seconds alone.
+    The records in `runs/dt=…` and the event logs need no setting.
     """
 
-    textfile_folder: str | None = None
-    push_gateway: str | None = None
-    core_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "EUR"
+    textfile_folder: str | None = Field(
+        default=None,
+        description="Local folder of node_exporter's textfile collector. Each job replaces its file there "
+        "in one step. Null: no file.",
+    )
+    push_gateway: str | None = Field(
+        default=None,
+        description="Address of a Prometheus push gateway, http(s)://host:port, which gets the same "
+        "metrics. Null: none.",
+    )
+    core_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Price of one hour of one core, in `currency`. Null: costs are given in core seconds "
+        "alone.",
+    )
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = Field(
+        default="EUR", description="Currency of the price, three letters."
+    )
 
     @field_validator("textfile_folder")
     @classmethod
@@ -35,7 +47,7 @@ class Watch(Strict):
     @model_validator(mode="before")
     @classmethod
     def _gateway_is_an_address(cls, values: object) -> object:
-        """Before anything else, and without the address: one that holds a password must not be printed by its refusal."""
+        """Runs before all other checks, whose messages would print an address with a password."""
         address = values.get("push_gateway") if isinstance(values, dict) else None
         if address is not None and not _HTTP.fullmatch(str(address)):
             raise ValueError(

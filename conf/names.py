@@ -1,6 +1,6 @@
-"""Rules for text in a configuration: names that become folders, names of columns, paths, and the lake's root.
+"""Rules for text in a configuration: names of folders and columns, paths, and the root of the lake.
 
-Each rule is a function that returns the text or raises ValueError, as pydantic's validators do.
+A rule is a function that returns the text or raises ValueError, as pydantic's validators do.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from conf.printable import is_printable
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_COLUMN = 128
 
-# The schemes a lake may have: those whose files `storage.file_io` replaces in one step.
+# Schemes of a lake: storage.file_io can replace a file of theirs in one step.
 LAKE_SCHEMES = ("", "file", "s3", "s3a")
-# HDFS is read and never written.
+# Schemes of raw data. HDFS is read and never written.
 RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs")
 
 
@@ -30,7 +30,8 @@ def folder_name(name: str) -> str:
     """A name that becomes one folder of the lake."""
     if not _FOLDER.fullmatch(name):
         raise ValueError(
-            "it becomes a folder of the lake: write 1 to 100 letters (A to Z), digits and . _ - and begin with a letter or digit"
+            "it becomes a folder of the lake: write 1 to 100 letters (A to Z), digits and . _ - "
+            "and begin with a letter or digit"
         )
     return name
 
@@ -39,7 +40,8 @@ def column_name(name: str) -> str:
     """A name of a column or feature, which may enter the name of a file."""
     if not 1 <= len(name) <= _LONGEST_COLUMN or "/" in name or "\\" in name or not is_printable(name):
         raise ValueError(
-            f"a column name has 1 to {_LONGEST_COLUMN} characters, none of them / or \\ or a control character; "
+            f"a column name has 1 to {_LONGEST_COLUMN} characters, "
+            "none of them / or \\ or a control character; "
             "give the name in the file as `source`"
         )
     return name
@@ -70,9 +72,9 @@ def raw_location(path: str) -> str:
 
 def _require_scheme(path: str, known: tuple[str, ...]) -> str:
     if scheme_of(path) not in known:
-        said = ", ".join(f"{scheme}://" for scheme in known if scheme)
+        schemes = ", ".join(f"{scheme}://" for scheme in known if scheme)
         raise ValueError(
-            f"{scheme_of(path)}:// is not supported: give a path or a URI that begins with {said}"
+            f"{scheme_of(path)}:// is not supported: give a path or a URI that begins with {schemes}"
         )
     return path
 

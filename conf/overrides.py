@@ -17,14 +17,16 @@ _QUOTES = ("'", '"')
 def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> None:
     """Sets one key of the values of a section, and makes the sections above it where they are missing.
 
-    A key of type text takes the value as it stands: `log.path={data}/*.gz` needs no quotes for YAML. It may have YAML's quotes
+    A key of type text takes the value unchanged: `log.path={data}/*.gz` needs no quotes for YAML. It may
+        have YAML's quotes
     all the same, and `null` is no text where the key may be null.
 
     Args:
         kind: the type of the section.
 
     Raises:
-        ConfigError: the override is not of the form a.b=value, the value is not YAML, or a key above is no section.
+        ConfigError: the override is not of the form a.b=value, the value is not YAML, or a key above is no
+            section.
     """
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
@@ -59,13 +61,13 @@ def types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
     """The types that the value of a key may have; none where the key is unknown."""
     types = _members(kind)
     for key in keys:
-        found: list[Any] = []
-        for each in types:
-            if get_origin(each) is dict:
-                found += _members(get_args(each)[1])
-            elif isinstance(each, type) and issubclass(each, Strict) and key in each.model_fields:
-                found += _members(each.model_fields[key].annotation)
-        types = tuple(found)
+        below: list[Any] = []
+        for member in types:
+            if get_origin(member) is dict:
+                below += _members(get_args(member)[1])
+            elif isinstance(member, type) and issubclass(member, Strict) and key in member.model_fields:
+                below += _members(member.model_fields[key].annotation)
+        types = tuple(below)
     return types
 
 
@@ -74,5 +76,5 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return tuple(member for each in get_args(annotation) for member in _members(each))
+        return tuple(member for part in get_args(annotation) for member in _members(part))
     return (annotation,)

@@ -1,7 +1,7 @@
-"""Text from data made safe for a terminal: control characters are shown as escapes instead of being sent.
+"""Makes text from data safe for a terminal: control characters become visible escapes.
 
-A terminal acts on control characters. An id that holds them could clear the screen, change what stands above it, set the
-window's title, or (bidirectional overrides) show another order of characters than the text has.
+A terminal acts on control characters. An id that holds them could clear the screen, change the text above
+it, set the window's title, or (bidirectional overrides) show another order of characters than the text has.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def is_printable(text: str) -> bool:
 
 
 def printable(value: object) -> str:
-    r"""A value from data as text for a terminal: every control character as an escape, such as \x1b or \u202e."""
+    r"""Returns a value as text for a terminal. Control characters become escapes such as \x1b or \u202e."""
     return _ANY.sub(_escaped, str(value))
 
 
 def printable_lines(text: str) -> str:
-    """A text of several lines: as `printable`, except that line feeds stay and tabs become four spaces."""
+    """Returns a text of several lines: as `printable`, but line feeds stay and tabs become four spaces."""
     return _ANY_BUT_NEWLINE.sub(_escaped, text.replace("\t", "    "))
 
 
 def json_line(value: Any) -> str:
-    """JSON on one line, of printable ASCII alone; ValueError for NaN and infinity, which JSON does not have."""
+    """Returns JSON on one line of printable ASCII; raises ValueError for NaN and infinity."""
     return json.dumps(value, allow_nan=False).replace(
         "\x7f", "\\u007f"
     )  # the one control that json.dumps leaves
@@ -48,4 +48,5 @@ class PrintableFormatter(logging.Formatter):
     """Formats log records: control characters in messages and tracebacks are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The record as printable text."""
         return printable_lines(super().format(record))

@@ -1,4 +1,4 @@
-"""The typed configuration of raw data: where it lies, how it is laid out, what its columns mean."""
+"""The typed configuration of raw data: where it is, how it is laid out, what its columns mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conf.names import ColumnName, PlainText, RawLocation
 
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # of one range
-# Characters that occur as separators in practice. Letters, digits, signs and quotes are parts of values.
+# Separators that occur in practice. Letters, digits, signs and quotes are parts of values.
 SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
 
 
@@ -27,18 +27,18 @@ def expand_range(name: str) -> list[str]:
 
 
 def fits_column(name: str) -> bool:
-    """Whether a raw column or a feature may have this name. Names of our own begin with an underscore."""
+    """Whether a raw column or a feature may have this name. Internal names begin with an underscore."""
     return name not in ("", "*") and not name.startswith("_") and "." not in name and "`" not in name
 
 
 def _expand_names(names: list[str]) -> list[str]:
-    return [each for name in names for each in expand_range(name)]
+    return [column for name in names for column in expand_range(name)]
 
 
 Names = Annotated[list[str], AfterValidator(_expand_names)]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 PositiveLong = Annotated[int, Field(gt=0, lt=2**63)]
-Days = Annotated[int, Field(gt=0, le=36_500)]  # 100 years: every date reckoned with it exists
+Days = Annotated[int, Field(gt=0, le=36_500)]  # 100 years: every date that is computed with it exists
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -50,31 +50,41 @@ class Strict(BaseModel):
 
 
 class Column(Strict):
-    """One raw column. `source` is its name in a CSV header or Parquet schema (default: `name`)."""
+    """One raw column, or several columns of one type by a range such as `C{1..26}` in `name`."""
 
-    name: ColumnName
-    type: Literal["int", "float", "string"]
-    source: PlainText | None = None
+    name: ColumnName = Field(
+        description="Name of the column in the configuration. A range such as `C{1..26}` declares several "
+        "columns."
+    )
+    type: Literal["int", "float", "string"] = Field(
+        description="Type of the values: `int` has 64 bits, `float` is a double, `string` is UTF-8 text."
+    )
+    source: PlainText | None = Field(
+        default=None, description="Name in a CSV header or a Parquet schema. Null: it is `name`."
+    )
 
     @property
     def source_name(self) -> str:
+        """Name in a CSV header or a Parquet schema."""
         return self.source or self.name
 
 
 class RawTable(Strict):
-    """Where raw rows lie and how they are laid out.
+    """Where raw rows are and how they are laid out."""
 
-    `path` may hold `{lake}`, `{data}` and, for a log kept by day, `{date}` (YYYY-MM-DD); globs are allowed.
-    `tsv` is headerless, and a double quote in it is an ordinary character (Criteo's layout). `csv` has a header line. A
-    field of csv that holds a double quote must begin and end with one and double those in between (RFC 4180), and no value
-    spans lines: a line that breaks this is quarantined as `quote`. `parquet` is matched by column name. Files ending in
-    .gz are decompressed.
-    """
-
-    path: RawLocation
-    format: Literal["tsv", "csv", "parquet"]
-    separator: str = "\t"
-    columns: list[Column]
+    path: RawLocation = Field(
+        description="Path or URI of the files. It may contain globs, `{lake}`, `{data}` and, for a log with "
+        "files by day, `{date}` (YYYY-MM-DD). Files that end in .gz are decompressed."
+    )
+    format: Literal["tsv", "csv", "parquet"] = Field(
+        description="`tsv`: no header, and a double quote is an ordinary character. `csv`: a header line "
+        "and quotes by RFC 4180. A value never spans lines, and a line that breaks this is "
+        "quarantined as `quote`. `parquet`: columns are matched by name."
+    )
+    separator: str = Field(
+        default="\t", description="Character between two fields of a line. The default is a tab."
+    )
+    columns: list[Column] = Field(description="The columns. For tsv, they are in the order of the file.")
 
     @model_validator(mode="before")
     @classmethod
@@ -97,10 +107,11 @@ class RawTable(Strict):
             raise ValueError(f"columns appear twice: {repeated}")
         unfit = [name for name in names if not fits_column(name)]
         if unfit:
+            proposal = unfit[0].strip("_*").replace(".", "_").replace("`", "")
             raise ValueError(
-                f"columns names {unfit}: a name is not empty or '*', holds no dot and no backtick, and begins with no underscore; "
-                f"give another name, and the file's own as source: {{name: {unfit[0].strip('_*').replace('.', '_').replace('`', '') or 'other'}, "
-                f"source: '{unfit[0]}'}}"
+                f"columns names {unfit}: a name is not empty or '*', holds no dot and no backtick, "
+                "and begins with no underscore; give another name, and the file's own as source: "
+                f"{{name: {proposal or 'other'}, source: '{unfit[0]}'}}"
             )
         return self
 
@@ -113,44 +124,56 @@ class RawTable(Strict):
 
     @property
     def names(self) -> list[str]:
+        """The names of the columns."""
         return [column.name for column in self.columns]
 
 
 class Label(Strict):
-    """The click: `column` must be 0 or 1, or, with `positive_at_least`, any number compared with it."""
+    """The click: 0 or 1, or a number that is compared with `positive_at_least`."""
 
-    column: str
-    positive_at_least: float | None = None
+    column: str = Field(description="Column of the log with the label.")
+    positive_at_least: float | None = Field(
+        default=None, description="Smallest value that counts as a click. Null: the column must hold 0 or 1."
+    )
 
 
 class EventTime(Strict):
-    """The column that holds the time of the event, as an integer of `unit` since 1970-01-01 UTC."""
+    """The column with the time of an event, an integer since 1970-01-01 UTC."""
 
-    column: str
-    unit: Literal["s", "ms", "us"] = "s"
+    column: str = Field(description="Column of the log with the time.")
+    unit: Literal["s", "ms", "us"] = Field(
+        default="s", description="Unit of the integer: seconds, milliseconds or microseconds."
+    )
 
 
 class Log(RawTable):
-    """The click log. Without `event_time`, the order of rows (by file name, then position) is time."""
+    """The click log.
 
-    label: Label
-    event_time: EventTime | None = None
+    Without `event_time`, the order of rows (by file name, then position) is their order in time.
+    """
+
+    label: Label = Field(description="What a click is.")
+    event_time: EventTime | None = Field(
+        default=None, description="When an event happened. Null: the log has no such column."
+    )
 
     @property
     def by_day(self) -> bool:
+        """Whether the log has files by day."""
         return "{date}" in self.path
 
 
 class Keys(Strict):
-    """The raw columns that identify a user and an item.
+    """The raw columns that identify a user, an item and, where a log has them, a group of rows."""
 
-    `group`: the column whose equal values mark rows that competed for one click, such as the ads of one display;
-    evaluate_model then measures how each group is ranked.
-    """
-
-    user: str
-    item: str
-    group: str | None = None
+    user: str = Field(description="Column with the key of the user.")
+    item: str = Field(description="Column with the key of the item.")
+    group: str | None = Field(
+        default=None,
+        description="Column whose equal values mark rows that competed for one click, such as the ads of "
+        "one display. evaluate_model then measures the ranking of each group. Null: there are "
+        "no groups.",
+    )
 
     @model_validator(mode="after")
     def _differ(self) -> Keys:
@@ -171,12 +194,13 @@ class JoinedTable(RawTable):
 
 
 class Negatives(Strict):
-    """Unobserved items added as negatives to logs that record only what users chose.
+    """Unobserved items, added as negatives to logs that record only what users chose.
 
-    For each positive row, `per_positive` items are drawn by a hash of (row, draw, seed) from the items of its own split
-    and of earlier splits; a draw that the user has a row with in these splits is skipped. In a log kept by day
-    (split.by=day) a row sees its own day alone. The added rows keep the user, the time and the split of their positive.
+    Items of a positive row are drawn by a hash of (row, draw, seed) from the items of its split and of
+    earlier splits. A draw is skipped if the user has a row with the item in these splits. In a log with files
+    by day (split.by=day) only the rows of the same day count. The added rows have the user, the time and the
+    split of their positive row.
     """
 
-    per_positive: PositiveInt
-    seed: Seed = 0
+    per_positive: PositiveInt = Field(description="Number of items that are drawn for each positive row.")
+    seed: Seed = Field(default=0, description="Seed of the draws.")

@@ -1,4 +1,4 @@
-"""The typed configuration: every key a YAML file may hold, with its default, its unit and its rule.
+"""The typed configuration: every key of a YAML file, with its default, its unit and its rule.
 
 Unknown keys are an error. One file configures all jobs of one log; a job reads the sections it needs.
 """
@@ -20,9 +20,13 @@ from conf.candidate_types import (
     Retrieval,
     UserAttributes,
 )
-from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, ListRules, Secret, Stop
+from conf.delivery_types import Deliver, JdbcSink, JsonLinesSink, Secret, Stop
+from conf.feature_types import FeatureGroup, OperatorEntry, Scope, Scopes, SplitConfig, WorkflowConfig
+from conf.gate_types import Gate
+from conf.loop_types import Profile, Reading, StopAt
 from conf.monitoring_types import Watch
 from conf.names import FolderName, LakeRoot, RawLocation
+from conf.quality_types import Quality
 from conf.raw_types import (
     Column,
     EventTime,
@@ -38,31 +42,10 @@ from conf.raw_types import (
     Strict,
     expand_range,
 )
+from conf.rule_types import ListRules
 from conf.split_types import SPLITS, Split
-from conf.stage_types import (
-    FeatureGroup,
-    Generate,
-    Measure,
-    OperatorEntry,
-    Output,
-    Quality,
-    Scope,
-    Scopes,
-    Score,
-    SplitConfig,
-    WorkflowConfig,
-)
-from conf.train_types import (
-    Embeddings,
-    EmbeddingStorage,
-    Gate,
-    ModelConfig,
-    MultiHot,
-    Profile,
-    Reading,
-    StopAt,
-    Train,
-)
+from conf.stage_types import Generate, Measure, Output, Score
+from conf.train_types import Embeddings, EmbeddingStorage, ModelConfig, MultiHot, Train
 
 __all__ = [
     "SPLITS",
@@ -119,41 +102,68 @@ __all__ = [
 ]
 
 
-# Columns of prepared rows and of feature tables (storage.feature_spec) that raw columns and features must not be named like.
+# Columns of prepared rows and of feature tables (storage.feature_spec). No raw column has such a name.
 RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
 
 
 class Config(Strict):
     """Everything that configures the jobs of one log.
 
-    `prepare` names operators over rows (filter, dropna, difference_lag, groupby), in order; filters come first whatever
-    their place, and see the log's own columns alone.
+    Filters of `prepare` run first, whatever their position, and read columns of the log alone.
     """
 
-    name: FolderName
-    lake: LakeRoot = "lake"
-    data: RawLocation = "data"
-    log: Log
-    users: JoinedTable | None = None
-    items: JoinedTable | None = None
-    negatives: Negatives | None = None
-    keys: Keys | None = None
-    prepare: list[OperatorEntry] = []
-    features: Annotated[list[FeatureGroup], Field(min_length=1)]
-    scopes: Scopes = Scopes()
-    split: SplitConfig
-    workflow: WorkflowConfig = WorkflowConfig()
-    quality: Quality = Quality()
-    output: Output = Output()
-    model: ModelConfig
-    train: Train = Train()
-    gate: Gate = Gate()
-    candidates: Candidates = Candidates()
-    score: Score = Score()
-    deliver: Deliver = Deliver()
-    measure: Measure = Measure()
-    watch: Watch = Watch()
-    generate: Generate | None = None
+    name: FolderName = Field(description="Name of the configuration. It becomes a folder of the lake.")
+    lake: LakeRoot = Field(
+        default="lake",
+        description="Root of the lake: a path that every node mounts, or a URI such as s3a://bucket/folder.",
+    )
+    data: RawLocation = Field(
+        default="data", description="Folder of raw data, which `{data}` stands for in paths."
+    )
+    log: Log = Field(description="The click log.")
+    users: JoinedTable | None = Field(
+        default=None, description="Attributes of users, joined by the key of the user. Null: none."
+    )
+    items: JoinedTable | None = Field(
+        default=None, description="Attributes of items, joined by the key of the item. Null: none."
+    )
+    negatives: Negatives | None = Field(
+        default=None, description="Unobserved items that are added as negatives. Null: none."
+    )
+    keys: Keys | None = Field(
+        default=None,
+        description="Columns that identify users and items. Null: the log has none, and there are no lists.",
+    )
+    prepare: list[OperatorEntry] = Field(
+        default=[],
+        description="Operators over rows, in order: filter, dropna, difference_lag, groupby "
+        "(docs/operators/rows.md).",
+    )
+    features: Annotated[list[FeatureGroup], Field(min_length=1)] = Field(
+        description="Groups of features, in order."
+    )
+    scopes: Scopes = Field(
+        default=Scopes(), description="Which features depend on the user, the item or the moment alone."
+    )
+    split: SplitConfig = Field(description="How rows are divided into train, validation and test.")
+    workflow: WorkflowConfig = Field(
+        default=WorkflowConfig(), description="How build_features gets the fitted workflow."
+    )
+    quality: Quality = Field(default=Quality(), description="Limits on the log of a day.")
+    output: Output = Field(default=Output(), description="Shape of written tables.")
+    model: ModelConfig = Field(description="The model: a section, or the name of a file with its keys.")
+    train: Train = Field(default=Train(), description="The training loop.")
+    gate: Gate = Field(default=Gate(), description="When a challenger replaces the champion.")
+    candidates: Candidates = Field(
+        default=Candidates(), description="The items that each user is scored against."
+    )
+    score: Score = Field(default=Score(), description="The daily lists and the probabilities of rows.")
+    deliver: Deliver = Field(default=Deliver(), description="Where lists are delivered.")
+    measure: Measure = Field(default=Measure(), description="What recommendations are measured against.")
+    watch: Watch = Field(default=Watch(), description="Metrics and the price of a run.")
+    generate: Generate | None = Field(
+        default=None, description="The generator of click logs. Null: the log is not generated."
+    )
 
     @model_validator(mode="after")
     def _known_columns(self) -> Config:
@@ -193,14 +203,14 @@ class Config(Strict):
 
     @property
     def repeats(self) -> Repeats:
-        """Which items of a user's rows may be offered again; `candidates.repeats`, with auto decided by the kind of log."""
+        """Which items of a user's rows may be offered again: `candidates.repeats`, with `auto` resolved."""
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
         of_choices = self.negatives is not None or self.log.label.positive_at_least is not None
         return "none" if of_choices else "unclicked"
 
     def _check_reserved(self) -> None:
-        """Raw columns are not named like the columns of a feature table that are ours."""
+        """Refuses raw columns with the names of internal columns of feature tables."""
         event_time = self.log.event_time.column if self.log.event_time else None
         for section, table in (("log", self.log), ("users", self.users), ("items", self.items)):
             allowed = (
@@ -211,15 +221,17 @@ class Config(Strict):
             )
             if taken:
                 raise ValueError(
-                    f"{section}.columns names {taken}, which feature tables have columns of their own for: give another name, and "
-                    f"the file's own as source: {{name: raw_{taken[0]}, source: {taken[0]}}}"
+                    f"{section}.columns names {taken}, "
+                    "which feature tables have columns of their own for: give another name, "
+                    f"and the file's own as source: {{name: raw_{taken[0]}, source: {taken[0]}}}"
                 )
 
     def _check_candidates(self) -> None:
         dated = self.split.by == "day" or self.log.event_time is not None
         if self.candidates.counts_days and not dated:
             raise ValueError(
-                f"candidates: {self.candidates.counts_days} count days, and rows have no date: give split.by=day or log.event_time"
+                f"candidates: {self.candidates.counts_days} count days, and rows have no date: "
+                "give split.by=day or log.event_time"
             )
         if self.measure.against == "test_split" and "test" in self.candidates.splits:
             raise ValueError(
@@ -228,7 +240,7 @@ class Config(Strict):
             )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:
-        """Attributes join the log by its key and add columns."""
+        """Refuses a table of attributes without the key, or with a column of the log."""
         if key not in table.names:
             raise ValueError(f"{side}s.columns must hold the key {key!r}; it has {table.names}")
         again = sorted((set(table.names) & set(self.log.names)) - {key})

@@ -1,4 +1,4 @@
-"""Reads YAML files of configurations, with `extends` and files of models. Whatever a file holds: a mapping or ConfigError."""
+"""Reads YAML files of configurations, with `extends` and model files: a mapping, or ConfigError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from conf.errors import ConfigError
 
-# What PyYAML's constructors raise beside YAMLError: a month 13, an integer `0x_`, a key that is a list, an alias in itself.
+# What PyYAML raises besides YAMLError: for a month 13, an integer `0x_`, a list as a key, an alias in itself.
 NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 
 
@@ -24,7 +24,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def read_models(values: dict[str, Any], path: Path) -> None:
-    """Replaces a `model` that names a file, relative to `path`, by what that file holds; likewise in candidates.sources."""
+    """Replaces a `model` that names a file, relative to `path`, by the mapping of that file.
+
+    It does so in the values and in the sources of candidates.
+    """
     for section in _with_models(values):
         if isinstance(section.get("model"), str):
             section["model"] = read_yaml(_beside(path, section["model"], "model"))
@@ -62,25 +65,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def yaml_problem(error: BaseException) -> str:
-    """What PyYAML refused."""
+    """What PyYAML refused, in words."""
     return (
-        "an alias stands in its own value, or values are nested too deeply"
+        "an alias contains itself, or values are nested too deeply"
         if isinstance(error, RecursionError)
         else str(error)
     )
 
 
 def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    whole = path.resolve()
-    if whole in children:
-        chain = " extends ".join(str(each) for each in (*children[children.index(whole) :], whole))
-        raise ConfigError(f"`extends` goes round in a circle: {chain}", "remove one of these `extends`")
+    absolute = path.resolve()
+    if absolute in children:
+        chain = " extends ".join(str(file) for file in (*children[children.index(absolute) :], absolute))
+        raise ConfigError(f"files extend each other in a circle: {chain}", "remove one of these `extends`")
     values = read_yaml(path)
     parent = values.pop("extends", None)
     if parent is None:
         return values
     base_path = _beside(path, parent, "extends")
-    base = _read(base_path, (*children, whole))
+    base = _read(base_path, (*children, absolute))
     for section in _with_models(base):
         if isinstance(section.get("model"), str):  # relative to the file that says it
             section["model"] = str((base_path.parent / section["model"]).resolve())
@@ -88,7 +91,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _beside(path: Path, named: Any, key: str) -> Path:
-    """The file that a key of another file names, relative to that one."""
+    """The path of a file that a key of another file names, relative to the other file."""
     if not isinstance(named, str) or not named or "\0" in named:
         raise ConfigError(f"{path}: {key}={named!r} does not name a file", f"write {key}: other.yaml")
     return path.parent / named
@@ -99,7 +102,7 @@ def _with_models(values: dict[str, Any]) -> list[dict[str, Any]]:
     candidates = values.get("candidates")
     sources = candidates.get("sources") if isinstance(candidates, dict) else None
     listed = sources if isinstance(sources, list) else []
-    return [values, *(each for each in listed if isinstance(each, dict))]
+    return [values, *(source for source in listed if isinstance(source, dict))]
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -111,15 +114,16 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML, where a key that is given twice is an error: otherwise the last one wins in silence."""
+    """A YAML loader that refuses a key that occurs twice. PyYAML silently takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node; raises YAMLError for a key that occurs twice."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 raise yaml.YAMLError(f"the key {key!r} is no text{key_node.start_mark}")
             if key in seen:
-                raise yaml.YAMLError(f"the key {key!r} stands twice{key_node.start_mark}")
+                raise yaml.YAMLError(f"the key {key!r} occurs twice{key_node.start_mark}")
             seen.add(key)
         return super().construct_mapping(node, deep)

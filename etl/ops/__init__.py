@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, cast
+
+from pydantic import Discriminator, Tag, TypeAdapter, create_model
 
 from conf.errors import ConfigError
+from conf.raw_types import Strict
 from etl.ops.base import Fitted, Moments, Operator, Pipeline, RowWise, Statistics, Step, Type
 from etl.ops.bucketize import Bucketize, FittedBucketize
 from etl.ops.categorify import Categorify, FittedCategorify
@@ -30,6 +34,7 @@ from etl.ops.list_slice import FittedListSlice, ListSlice
 from etl.ops.log1p import FittedLog1p, Log1p
 from etl.ops.normalize import FittedNormalize, Normalize
 from etl.ops.normalize_min_max import FittedNormalizeMinMax, NormalizeMinMax
+from etl.ops.parameters import Parameters
 from etl.ops.rename import FittedRename, Rename
 from etl.ops.split_list import FittedSplitList, SplitList
 from etl.ops.target_encoding import FittedTargetEncoding, TargetEncoding
@@ -111,95 +116,66 @@ __all__ = [
 ]
 
 Entry = str | Mapping[str, Mapping[str, Any] | None]
-Made = TypeVar("Made", Operator, FrameOperator)
-_SCALARS = (str, int, float)
+
+
+def entries_of(operators: Iterable[type[Parameters]]) -> TypeAdapter[Any]:
+    """The union of all entries `{operator: parameters}`. The one key of an entry selects the member."""
+    members: list[Any] = [
+        Annotated[
+            create_model(f"{operator.__name__}Entry", __base__=Strict, **{operator.name: (operator, ...)}),  # type: ignore[call-overload]
+            Tag(operator.name),
+        ]
+        for operator in operators
+    ]
+    union: Any = Annotated[reduce(or_, members), Discriminator(lambda entry: next(iter(entry)))]
+    return TypeAdapter(union)
+
+
+FEATURE_ENTRIES = entries_of(operator for operator, _ in OPERATORS.values())
+PREPARE_ENTRIES = entries_of(FRAME_OPERATORS.values())
 
 
 def operator_from_config(entry: Entry) -> Operator:
-    """The operator an entry of `features.ops` names: `log1p` or `{clip: {min: 0}}`.
+    """The operator that an entry of `features.ops` names: `log1p` or `{clip: {min: 0}}`.
 
     Raises:
-        ConfigError: no such operator, no such parameter, or a value its constructor rejects.
+        ConfigError: the operator is unknown, or a parameter is unknown, missing or breaks its rule.
     """
-    return _made(entry, {name: operator for name, (operator, _) in OPERATORS.items()}, "features.ops")
+    name, parameters = _name_and_parameters(entry, "features.ops", OPERATORS)
+    return cast(Operator, _validated(FEATURE_ENTRIES, name, parameters, "features.ops"))
 
 
 def frame_operator_from_config(entry: Entry) -> FrameOperator:
-    """The operator an entry of `prepare` names.
+    """The operator that an entry of `prepare` names.
 
     Raises:
         ConfigError: as for operator_from_config.
     """
-    return _made(entry, FRAME_OPERATORS, "prepare")
+    name, parameters = _name_and_parameters(entry, "prepare", FRAME_OPERATORS)
+    return cast(FrameOperator, _validated(PREPARE_ENTRIES, name, parameters, "prepare"))
 
 
-def _made(entry: Entry, known: Mapping[str, type[Made]], where: str) -> Made:
-    name, parameters = (entry, None) if isinstance(entry, str) else _only_item(entry, where)
-    if name not in known:
-        raise ConfigError(f"{where} names an unknown operator {name!r}", f"use one of {sorted(known)}")
-    given = {key: tuple(v) if isinstance(v, list) else v for key, v in (parameters or {}).items()}
-    for field in fields(known[name]):
-        if field.name in given and not _fits(given[field.name], str(field.type)):
-            raise ConfigError(
-                f"{where}: {name} {field.name}={(parameters or {})[field.name]!r} must be {_said(str(field.type))}",
-                "correct it",
-            )
+def _validated(entries: TypeAdapter[Any], name: str, parameters: Mapping[str, Any], where: str) -> Parameters:
     try:
-        return known[name](**given)
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}: {name} does not take {parameters}: {error}", "see its docstring"
-        ) from error
+        operator: Parameters = getattr(entries.validate_python({name: parameters}), name)
+    except ConfigError as error:  # pydantic lets it pass: Parameters raises it
+        raise ConfigError(f"{where}: {error.problem}", error.remedy) from error
+    return operator
 
 
-def _fits(value: Any, annotation: str) -> bool:
-    """Whether a value from a YAML file is of an operator's annotated type; the constructor checks the rest."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    checks = {
-        "None": value is None,
-        "bool": isinstance(value, bool),
-        "int": isinstance(value, int) and number and abs(value) < 2**31,
-        "float": number and abs(value) < float("inf"),
-        "str": isinstance(value, str),
-        "tuple[float, ...]": isinstance(value, tuple) and all(_fits(each, "float") for each in value),
-        "tuple[str, ...]": isinstance(value, tuple) and all(isinstance(each, _SCALARS) for each in value),
-    }
-    return any(
-        _fits_mapping(value, each) if each.startswith("Mapping") else checks.get(each, True)
-        for each in annotation.split(" | ")
-    )
-
-
-def _fits_mapping(value: Any, annotation: str) -> bool:
-    """Whether a value is a mapping of texts to what the annotation says; a Type is a text, which the constructor checks."""
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        return False
-    kind = annotation.removeprefix("Mapping[str, ").removesuffix("]")
-    if kind.startswith("Sequence"):
-        return all(
-            isinstance(many, list | tuple) and all(isinstance(each, str) for each in many)
-            for many in value.values()
-        )
-    return all(_fits(each, "str" if kind == "Type" else kind) for each in value.values())
-
-
-def _said(annotation: str) -> str:
-    words = {
-        "None": "null",
-        "int": "an integer",
-        "float": "a finite number",
-        "str": "a text",
-        "bool": "true or false",
-    }
-    lists = {"tuple[float, ...]": "a list of numbers", "tuple[str, ...]": "a list"}
-    return " or ".join({**words, **lists}.get(each, "a mapping") for each in annotation.split(" | "))
-
-
-def _only_item(
-    entry: Mapping[str, Mapping[str, Any] | None], where: str
-) -> tuple[str, Mapping[str, Any] | None]:
-    if len(entry) != 1:
+def _name_and_parameters(entry: Entry, where: str, known: Collection[str]) -> tuple[str, Mapping[str, Any]]:
+    """(operator, parameters) of an entry in its short or its long form."""
+    if isinstance(entry, Mapping) and len(entry) != 1:
         raise ConfigError(
             f"{where} entry {dict(entry)} names {len(entry)} operators", "write one operator an entry"
         )
-    return next(iter(entry.items()))
+    name, parameters = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
+    if name not in known:
+        raise ConfigError(f"{where} names an unknown operator {name!r}", f"use one of {sorted(known)}")
+    parameters = {} if parameters is None else parameters
+    if not isinstance(parameters, Mapping) or not all(isinstance(key, str) for key in parameters):
+        raise ConfigError(
+            f"{where}: {name} {parameters!r}: parameters must be a mapping of names to values",
+            f"write {name}: {{parameter: value}}; docs/operators describes the parameters",
+        )
+    return name, parameters

@@ -1,17 +1,20 @@
-"""What an operator is.
+"""The base classes of operators.
 
-An `Operator` is parameters, checked at construction. Bound to typed columns it becomes `Step`s, each with named inputs
-and outputs; `fit` turns a step, with the statistics of the training rows it asked for, into a frozen `Fitted`, which
-writes itself as JSON. A fitted step means the same in both engines: `apply` builds Spark column expressions and joins
-(`sql`), `compute` works on Arrow arrays (`arrow`). Nothing here knows a session or a path. To add an operator: a file
-in this folder, its line in `etl/ops/__init__.py`, an example in tests/etl/ops.
+An `Operator` holds parameters, which are checked when it is constructed. `bind` combines it with typed
+columns into `Step`s with named inputs and outputs. `fit` turns a step, with the statistics of the training
+rows that it needs, into a frozen `Fitted`, which is stored as JSON. A fitted step has the same results in
+both engines: `apply` builds Spark column expressions and joins (`sql`), `compute` works on Arrow arrays
+(`arrow`). No operator uses a session or a path.
+
+To add an operator, add a file to this folder, its line to `etl/ops/__init__.py`, an example to tests/etl/ops.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from dataclasses import field as dataclass_field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,6 +24,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from conf.types import FeatureGroup, OperatorEntry
+from etl.ops.parameters import Parameters
 from etl.ops.tables import LocalTables, Tables
 from storage.feature_spec import FLOAT32_MAX
 
@@ -30,8 +34,8 @@ NUMBERS: tuple[Type, ...] = ("int", "float")
 KEYS: tuple[Type, ...] = ("int", "string")
 LISTS: tuple[Type, ...] = ("ints", "strings")
 
-# What `fit` must be given. moments: exact mean and deviation. aggregates: what the operator's own `aggregates` name.
-# median: the lower median. counts: a vocabulary. groups: the keyed table that the operator's own `groups` makes.
+# What `fit` needs. moments: exact mean and deviation. aggregates: the aggregates that the operator names.
+# median: the lower median. counts: a vocabulary. groups: the keyed table that the operator computes.
 # external: the rows of a table that the operator names.
 Need = Literal["nothing", "moments", "aggregates", "median", "counts", "groups", "external"]
 
@@ -47,28 +51,28 @@ class Moments:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a step may learn from the training rows; the part that its operator's `needs` names is there.
+    """Statistics of the training rows for a step. Only those are set that its operator's `needs` names.
 
     Attributes:
         table: name of the published table with the step's vocabulary or keyed statistics.
         cardinality: embedding rows of the vocabulary, reserved ids included.
-        facts: further JSON values the operator's own pass over the rows found.
+        facts: further JSON values that the operator computed over the rows.
     """
 
     moments: Moments | None = None
-    aggregates: Mapping[str, Any] = field(default_factory=dict)
+    aggregates: Mapping[str, Any] = dataclass_field(default_factory=dict)
     median: float | None = None
     table: str | None = None
     cardinality: int | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = dataclass_field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Fitted(ABC):
     """A fitted step: values of `inputs` → values of `outputs`, row by row; the number of rows stays.
 
-    `sql_only`: whether rows of a table are the sql engine's alone, because a value depends on more of its row than the
-    inputs; `compute` then gives what a single raw row outside any table gets.
+    `sql_only`: whether rows of a table are the sql engine's alone, because a value depends on more of its row
+    than the inputs; `compute` then gives what a single raw row outside any table gets.
     """
 
     name: ClassVar[str]
@@ -93,11 +97,12 @@ class Fitted(ABC):
 
     def state(self) -> dict[str, Any]:
         """JSON values from which `from_state` makes an equal step."""
-        own = {f.name for f in fields(Fitted)}
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        common = {field.name for field in fields(Fitted)}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in common}
 
     @classmethod
     def from_state(cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]) -> Fitted:
+        """The fitted step of stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), **state)
 
     @property
@@ -107,7 +112,9 @@ class Fitted(ABC):
 
     def resized(self, cardinality: int | None) -> Fitted:
         """The same step for ids of another cardinality: steps that keep ids say it in their field `size`."""
-        sized: dict[str, Any] = {"size": cardinality} if any(f.name == "size" for f in fields(self)) else {}
+        sized: dict[str, Any] = (
+            {"size": cardinality} if any(field.name == "size" for field in fields(self)) else {}
+        )
         return replace(self, **sized)
 
     @property
@@ -127,6 +134,7 @@ class RowWise(Fitted):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         return rows, [self.expression(*values)]
 
 
@@ -147,19 +155,17 @@ class Step:
     taken: tuple[Type, ...] = ()
 
 
-@dataclass(frozen=True)
-class Operator(ABC):
-    """Parameters of an operator.
+class Operator(Parameters, ABC):
+    """An operator: its parameters, and what it does with columns.
 
     Attributes:
         needs: the statistics of the training rows that `fit` asks for.
         takes: types of values it accepts.
         makes_ids: whether its outputs are ids of an embedding table.
         keeps_ids: whether ids stay ids.
-        of_all_rows: whether `facts` wants the statistics of all rows.
+        of_all_rows: whether `facts` needs the statistics of all rows.
     """
 
-    name: ClassVar[str]
     needs: ClassVar[Need] = "nothing"
     takes: ClassVar[tuple[Type, ...]] = NUMBERS
     makes_ids: ClassVar[bool] = False
@@ -167,10 +173,13 @@ class Operator(ABC):
     of_all_rows: ClassVar[bool] = False
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        """The steps over these columns: one a column, which it replaces; operators over several columns override this.
+        """The steps over these columns: one step for each column, which it replaces.
+
+        Operators over several columns override this.
 
         Raises:
-            ConfigError: a column has a type the operator does not take, or it names columns that are not there.
+            ConfigError: a column has a type the operator does not take, or it names columns that are not
+                there.
         """
         self.require_types(columns)
         return [Step(self, (name,), (name,), {name: self.gives(kind)}) for name, kind in columns.items()]
@@ -180,7 +189,7 @@ class Operator(ABC):
         return "float"
 
     def reads(self) -> tuple[str, ...]:
-        """Raw columns `fit` needs beside the step's inputs."""
+        """Raw columns that `fit` needs besides the inputs of the step."""
         return ()
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
@@ -191,20 +200,22 @@ class Operator(ABC):
         """The keyed tables of several steps in one: a row for each pair of `GROUP`, with its statistics.
 
         Args:
-            rows: the training rows with `reads()`, once for each step, under its number and the row's key in `GROUP`
+            rows: the training rows with `reads()`, once for each step, under its number and the row's key in
+                `GROUP`
                 (etl/statistics/keyed_tables.py).
         """
         raise NotImplementedError(f"{self.name} makes no keyed table")
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """What `fit` needs beside the tables: from the statistics of all training rows, none where there are no rows."""
+        """Further values for `fit`, from the statistics of all training rows; empty if there are no rows."""
         return {}
 
     @abstractmethod
-    def fit(self, step: Step, found: Statistics) -> Fitted:
+    def fit(self, step: Step, statistics: Statistics) -> Fitted:
         """The frozen step."""
 
     def require_types(self, columns: Mapping[str, Type]) -> None:
+        """Raises ConfigError if a column has a type that the operator does not accept."""
         for column, kind in columns.items():
             if kind not in self.takes:
                 raise ConfigError(
@@ -218,12 +229,12 @@ class Operator(ABC):
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
         """The entry of `features.ops` that names this operator with these parameters."""
-        given = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.default is MISSING or getattr(self, f.name) != f.default
+        parameters = {
+            name: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            if field.is_required() or getattr(self, name) != field.default
         }
-        return {self.name: given} if given else self.name
+        return {self.name: parameters} if parameters else self.name
 
 
 def bounded_column(value: Column) -> Column:
@@ -235,16 +246,6 @@ def bounded_column(value: Column) -> Column:
 def bounded_array(numbers: Any) -> Any:
     """(n,) float64 NumPy array moved into float32's range."""
     return np.clip(numbers, -FLOAT32_MAX, FLOAT32_MAX)
-
-
-def require_float32(operator: str, **parameters: float | str | None) -> None:
-    """Raises ConfigError where a number that becomes a feature is beyond float32's range."""
-    for name, value in parameters.items():
-        if isinstance(value, int | float) and not abs(value) <= FLOAT32_MAX:
-            raise ConfigError(
-                f"{operator} {name}={value} is beyond float32's range, which features have",
-                "use a number within ±3.4e38",
-            )
 
 
 def as_doubles(values: pa.Array) -> Any:
@@ -273,5 +274,5 @@ class Pipeline:
 
     def feature(self, kind: Literal["dense", "categorical", "multi_hot"]) -> FeatureGroup:
         """The configuration's group: its outputs become features of this kind."""
-        entries: list[OperatorEntry] = [each.config() for each in self.operators]
+        entries: list[OperatorEntry] = [operator.config() for operator in self.operators]
         return FeatureGroup(columns=list(self.columns), kind=kind, ops=entries)

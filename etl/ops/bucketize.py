@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field, field_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type, as_doubles
 from etl.ops.tables import LocalTables
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
@@ -20,10 +20,13 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 @dataclass(frozen=True)
 class FittedBucketize(RowWise):
+    """A fitted `bucketize`."""
+
     name: ClassVar[str] = "bucketize"
     boundaries: tuple[float, ...] = ()
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         number = values[0].cast("double")
         bucket = F.lit(0)
         for boundary in self.boundaries:
@@ -31,24 +34,27 @@ class FittedBucketize(RowWise):
         return F.when(number.isNull(), F.lit(NULL_ID)).otherwise(bucket + NUM_RESERVED_IDS).cast("bigint")
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         numbers, nulls = as_doubles(values[0])
         ids = np.searchsorted(self.boundaries, numbers, side="right") + NUM_RESERVED_IDS
         return [pa.array(np.where(nulls, NULL_ID, ids), pa.int64())]
 
     @property
     def cardinality(self) -> int:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return NUM_RESERVED_IDS + len(self.boundaries) + 1
 
     @classmethod
     def from_state(cls, inputs: Sequence[str], outputs: Sequence[str], state: Any) -> FittedBucketize:
+        """The fitted step of stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), tuple(state["boundaries"]))
 
 
-@dataclass(frozen=True)
 class Bucketize(Operator):
-    """The id of the range a number falls into; `boundaries` ascend, each belongs to the range above it.
+    """The id of the range that a number is in.
 
-    n boundaries make n + 1 ranges, with the ids from 3 on; null gets NULL_ID.
+    The limits `boundaries` ascend, and a limit belongs to the range above it. n limits make n + 1 ranges with
+    the ids from 3 on. Null gets NULL_ID.
 
     | in   | out (boundaries 0, 10) |
     |------|------------------------|
@@ -61,19 +67,23 @@ class Bucketize(Operator):
 
     name: ClassVar[str] = "bucketize"
     makes_ids: ClassVar[bool] = True
-    boundaries: tuple[float, ...]
+    boundaries: tuple[float, ...] = Field(
+        min_length=1,
+        strict=False,
+        description="Limits between the ranges, in ascending order. A limit belongs to the range above it.",
+    )
 
-    def __post_init__(self) -> None:
-        bounds = [float(each) for each in self.boundaries]
-        if not bounds or any(a >= b for a, b in pairwise(bounds)):
-            raise ConfigError(
-                f"bucketize boundaries={self.boundaries} must ascend, and be at least one",
-                "write bucketize: {boundaries: [0, 1, 10]}",
-            )
-        object.__setattr__(self, "boundaries", tuple(bounds))
+    @field_validator("boundaries")
+    @classmethod
+    def _ascend(cls, boundaries: tuple[float, ...]) -> tuple[float, ...]:
+        if any(lower >= upper for lower, upper in pairwise(boundaries)):
+            raise ValueError("the limits must ascend, as in bucketize: {boundaries: [0, 1, 10]}")
+        return boundaries
 
     def gives(self, taken: Type) -> Type:
+        """Type of the output, from the type of the input."""
         return "int"
 
-    def fit(self, step: Step, found: Statistics) -> FittedBucketize:
+    def fit(self, step: Step, statistics: Statistics) -> FittedBucketize:
+        """The fitted step."""
         return FittedBucketize(step.inputs, step.outputs, self.boundaries)

@@ -8,21 +8,26 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.ops.base import Operator, RowWise, Statistics, Step, as_doubles, from_doubles, require_float32
+from etl.ops.base import Operator, RowWise, Statistics, Step, as_doubles, from_doubles
+from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables
 
 
 @dataclass(frozen=True)
 class FittedClip(RowWise):
+    """A fitted `clip`."""
+
     name: ClassVar[str] = "clip"
     min: float | None = None
     max: float | None = None
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         clipped = values[0].cast("double")
         # when(), because greatest() and least() skip nulls and would turn a null into the bound.
         if self.min is not None:
@@ -32,11 +37,11 @@ class FittedClip(RowWise):
         return clipped
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         numbers, nulls = as_doubles(values[0])
         return [from_doubles(np.clip(numbers, self.min, self.max), nulls)]
 
 
-@dataclass(frozen=True)
 class Clip(Operator):
     """Moves values below `min` to `min` and above `max` to `max`; null stays null.
 
@@ -48,16 +53,18 @@ class Clip(Operator):
     """
 
     name: ClassVar[str] = "clip"
-    min: float | None = None
-    max: float | None = None
+    min: Number | None = Field(default=None, description="Lower limit of the range. Null: no lower limit.")
+    max: Number | None = Field(default=None, description="Upper limit of the range. Null: no upper limit.")
 
-    def __post_init__(self) -> None:
-        require_float32(self.name, min=self.min, max=self.max)
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Clip:
         if self.min is None and self.max is None:
             raise ConfigError("clip has neither min nor max", "write clip: {min: 0}")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ConfigError(f"clip min={self.min} is above max={self.max}", "swap them")
+        return self
 
-    def fit(self, step: Step, found: Statistics) -> FittedClip:
+    def fit(self, step: Step, statistics: Statistics) -> FittedClip:
+        """The fitted step."""
         bounds = [None if bound is None else float(bound) for bound in (self.min, self.max)]
         return FittedClip(step.inputs, step.outputs, *bounds)

@@ -16,24 +16,28 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedDataStats(RowWise):
+    """A fitted `data_stats`."""
+
     name: ClassVar[str] = "data_stats"
     size: int | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         return values[0]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         return [values[0]]
 
     @property
     def cardinality(self) -> int | None:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return self.size
 
 
-@dataclass(frozen=True)
 class DataStats(Operator):
-    """Writes statistics of the training rows into the workflow's state; values stay as they are.
+    """Writes statistics of the training rows into the state of the workflow. Values do not change.
 
     | type   | rows, nulls | distinct | min, max    |
     |--------|-------------|----------|-------------|
@@ -48,9 +52,11 @@ class DataStats(Operator):
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string", *LISTS)
 
     def gives(self, taken: Type) -> Type:
+        """Type of the output, from the type of the input."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        """Name → aggregate over the training rows of one input."""
         measured = {"rows": F.count(F.lit(1)), "nulls": F.sum(value.isNull().cast("bigint"))}
         if kind not in LISTS:
             measured["distinct"] = F.count_distinct(value)
@@ -58,5 +64,6 @@ class DataStats(Operator):
         present = F.when(value.isNotNull(), sized)
         return measured | {"min": F.min(present), "max": F.max(present)}
 
-    def fit(self, step: Step, found: Statistics) -> FittedDataStats:
-        return FittedDataStats(step.inputs, step.outputs, found.cardinality, dict(found.aggregates))
+    def fit(self, step: Step, statistics: Statistics) -> FittedDataStats:
+        """The fitted step."""
+        return FittedDataStats(step.inputs, step.outputs, statistics.cardinality, dict(statistics.aggregates))

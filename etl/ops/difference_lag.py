@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic import Field, field_validator
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import KEYS, NUMBERS, Type, bounded_column
 from etl.ops.frames import RowChanger
+from etl.ops.parameters import Integer, Texts
 from storage.feature_spec import EVENT_TIME, ROW_ID
 
 
-@dataclass(frozen=True)
 class DifferenceLag(RowChanger):
-    """Each row's value less that of the row `lag` before it with the same key `by`, in the order of time, within a day.
+    """The value of a row minus that of the row `lag` before it with the same key `by`, within a day.
 
-    A negative `lag` looks ahead. Without such a row, or with a null on either side, the difference is null. Columns are
-    named `<column>_difference_lag_<lag>`. Rows with a null key form one group. Rows of one instant follow their
-    position in the log. A difference beyond float32's range is moved to its end.
+    Rows are ordered by time, and rows of one instant by their position in the log. The difference is null
+    without such a row, or with a null on either side. Columns are named `<column>_difference_lag_<lag>`. Rows
+    with a null key form one group. A difference beyond float32's range becomes the end of the range.
 
     | user | time | I1 | I1_difference_lag_1 (by user) |
     |------|------|----|-------------------------------|
@@ -31,21 +31,23 @@ class DifferenceLag(RowChanger):
     """
 
     name: ClassVar[str] = "difference_lag"
-    by: tuple[str, ...]
-    columns: tuple[str, ...]
-    lag: int = 1
+    by: Texts = Field(min_length=1, description="Columns whose values together are the key.")
+    columns: Texts = Field(min_length=1, description="Numeric columns whose differences are computed.")
+    lag: Integer = Field(
+        default=1,
+        description="Distance to the other row, in rows of the same key. A negative number looks at later "
+        "rows. It cannot be 0.",
+    )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by", tuple(self.by))
-        object.__setattr__(self, "columns", tuple(self.columns))
-        if not isinstance(self.lag, int) or self.lag == 0:
-            raise ConfigError(
-                f"difference_lag lag={self.lag!r} must be an integer other than 0", "correct it"
-            )
-        if not self.by or not self.columns:
-            raise ConfigError("difference_lag needs by and columns", "write {by: [user], columns: [I1]}")
+    @field_validator("lag")
+    @classmethod
+    def _names_another_row(cls, lag: int) -> int:
+        if lag == 0:
+            raise ValueError("it must be an integer other than 0")
+        return lag
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        """The columns after the operator; raises ConfigError if these do not fit."""
         for names, kinds in ((self.by, KEYS), (self.columns, NUMBERS)):
             wrong = [name for name in names if columns.get(name) not in kinds]
             if wrong:
@@ -59,6 +61,7 @@ class DifferenceLag(RowChanger):
         return f"{column}_difference_lag_{self.lag}"
 
     def apply(self, rows: DataFrame) -> DataFrame:
+        """The rows with the columns of the operator."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         by_key = Window.partitionBy(*self.by).orderBy(*order)
         differences = {
@@ -66,7 +69,7 @@ class DifferenceLag(RowChanger):
             - F.lag(F.col(name), self.lag).over(by_key).cast("double")
             for name in self.columns
         }
-        # In a step of its own, or each window would stand in the plan once for each time that its value is used.
+        # A second withColumns: in one step, the plan would contain a window once for each use of its value.
         return rows.withColumns(differences).withColumns(
             {name: bounded_column(F.col(name)) for name in differences}
         )

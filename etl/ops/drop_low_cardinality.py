@@ -7,41 +7,48 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
 from etl.ops.base import NUMBERS, Need, Operator, RowWise, Statistics, Step, Type
+from etl.ops.parameters import Count
 from etl.ops.tables import LocalTables
 
 
 @dataclass(frozen=True)
 class FittedDropLowCardinality(RowWise):
+    """A fitted `drop_low_cardinality`."""
+
     name: ClassVar[str] = "drop_low_cardinality"
     size: int | None = None
     distinct: int = 0
     min_cardinality: int = 2
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         return values[0]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         return [values[0]]
 
     @property
     def cardinality(self) -> int | None:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return self.size
 
     @property
     def kept(self) -> tuple[str, ...]:
+        """The outputs that become features."""
         return self.outputs if self.distinct >= self.min_cardinality else ()
 
 
-@dataclass(frozen=True)
 class DropLowCardinality(Operator):
-    """Leaves out the columns with fewer than `min_cardinality` distinct values in training, null not counted.
+    """Leaves out the columns with fewer than `min_cardinality` distinct values in training.
 
-    What is left out is no feature of the workflow version; an extension keeps the choice.
+    Null does not count. Columns that are left out are no features of the workflow version. An extension keeps
+    the choice.
 
     | training rows | distinct | feature (min_cardinality=2) |
     |---------------|----------|-----------------------------|
@@ -54,22 +61,25 @@ class DropLowCardinality(Operator):
     needs: ClassVar[Need] = "aggregates"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
-    min_cardinality: int = 2
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.min_cardinality, int) or self.min_cardinality < 1:
-            raise ConfigError(
-                f"drop_low_cardinality min_cardinality={self.min_cardinality!r} must be at least 1",
-                "correct it",
-            )
+    min_cardinality: Count = Field(
+        default=2,
+        description="Smallest number of distinct values in the training rows with which a column stays.",
+    )
 
     def gives(self, taken: Type) -> Type:
+        """Type of the output, from the type of the input."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        """Name → aggregate over the training rows of one input."""
         return {"distinct": F.count_distinct(value)}
 
-    def fit(self, step: Step, found: Statistics) -> FittedDropLowCardinality:
+    def fit(self, step: Step, statistics: Statistics) -> FittedDropLowCardinality:
+        """The fitted step."""
         return FittedDropLowCardinality(
-            step.inputs, step.outputs, found.cardinality, found.aggregates["distinct"], self.min_cardinality
+            step.inputs,
+            step.outputs,
+            statistics.cardinality,
+            statistics.aggregates["distinct"],
+            self.min_cardinality,
         )

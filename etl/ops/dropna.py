@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from typing import ClassVar
 
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import Type
 from etl.ops.frames import RowFilter
+from etl.ops.parameters import Texts
 
 
-@dataclass(frozen=True)
 class Dropna(RowFilter):
     """Drops the rows in which one of `columns` is null, counted as `dropna:<columns>`.
 
@@ -26,14 +26,10 @@ class Dropna(RowFilter):
     """
 
     name: ClassVar[str] = "dropna"
-    columns: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self.columns))
-        if not self.columns:
-            raise ConfigError("dropna names no columns", "write dropna: {columns: [I1]}")
+    columns: Texts = Field(min_length=1, description="Columns that must have a value.")
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        """The columns after the operator; raises ConfigError if these do not fit."""
         unknown = sorted(set(self.columns) - set(columns))
         if unknown:
             raise ConfigError(
@@ -43,7 +39,9 @@ class Dropna(RowFilter):
 
     @property
     def reason(self) -> str:
+        """What the day's counts call dropped rows."""
         return f"dropna:{','.join(self.columns)}"
 
     def keeps(self, columns: Mapping[str, Type]) -> Column:
+        """Whether a row stays: true or false, never null."""
         return reduce(lambda a, b: a & b, (F.col(name).isNotNull() for name in self.columns))

@@ -1,4 +1,4 @@
-"""Which engine does the work on rows: Spark expressions (`sql`) or Arrow batches in Python workers (`arrow`)."""
+"""The choice of the engine: Spark expressions (`sql`) or Arrow batches in Python workers (`arrow`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Engine = Literal["sql", "arrow"]
 def choose_engine(
     spark: SparkSession, wanted: Literal["auto", "sql", "arrow"], in_memory: bool = True
 ) -> Engine:
-    """`auto` takes sql on a cluster with the RAPIDS plugin, which runs it on the GPU, and for what a worker's memory
-    cannot hold; otherwise arrow, which is faster on CPUs.
+    """Resolves `auto` to an engine.
+
+    It is sql on a cluster with the RAPIDS plugin, which runs it on the GPU, and for data that does not fit
+    the memory of a worker. Otherwise it is arrow, which is faster on CPUs.
     """
     if wanted != "auto":
         return wanted

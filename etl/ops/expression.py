@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -30,6 +31,8 @@ def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:
 
 @dataclass(frozen=True)
 class FittedExpression(RowWise):
+    """A fitted `expression`."""
+
     name: ClassVar[str] = "expression"
     formula: str = ""
     kinds: tuple[Kind, ...] = ()
@@ -39,33 +42,36 @@ class FittedExpression(RowWise):
         return parse(self.formula, dict(zip(self.inputs, self.kinds, strict=True)))
 
     def expression(self, *values: Column) -> Column:
-        found = self._parsed.to_column(dict(zip(self.inputs, values, strict=True)))
+        """The Spark expression of the output."""
+        result = self._parsed.to_column(dict(zip(self.inputs, values, strict=True)))
         if self._parsed.kind == "number":
-            return F.when(F.abs(found) <= FLOAT32_MAX, found)
-        return found.cast("double") if self._parsed.kind == "truth" else found
+            return F.when(F.abs(result) <= FLOAT32_MAX, result)
+        return result.cast("double") if self._parsed.kind == "truth" else result
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        found = self._parsed.to_array(dict(zip(self.inputs, values, strict=True)), len(values[0]))
+        """The outputs as Arrow arrays, one for each."""
+        result = self._parsed.to_array(dict(zip(self.inputs, values, strict=True)), len(values[0]))
         if self._parsed.kind == "number":
-            inside = pc.less_equal(pc.abs(found), FLOAT32_MAX)
-            return [pc.if_else(inside, found, pa.scalar(None, pa.float64()))]
-        return [found.cast(pa.float64()) if self._parsed.kind == "truth" else found]
+            inside = pc.less_equal(pc.abs(result), FLOAT32_MAX)
+            return [pc.if_else(inside, result, pa.scalar(None, pa.float64()))]
+        return [result.cast(pa.float64()) if self._parsed.kind == "truth" else result]
 
     @classmethod
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, object]
     ) -> FittedExpression:
+        """The fitted step of stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), str(state["formula"]), tuple(state["kinds"]))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
 class Expression(Operator):
-    """`output` computed by `formula` from the columns it names; the group's other columns go no further.
+    """`output` computed by `formula` from the columns that it names. Other columns of the group are left out.
 
-    Numbers are doubles, a truth becomes 1.0 or 0.0. Arithmetic (+ - * / **), comparisons, `and or not`, `in [..]`,
-    `a if test else b`, and log, log1p, exp, sqrt, abs, floor, ceil, min, max, length, contains, starts_with, ends_with,
-    concat, coalesce, is_null. A null operand gives null; so does what has no finite result, or one
-    beyond float32's range (3.4e38): put fill behind.
+    Numbers are doubles; true and false become 1.0 and 0.0. A formula may contain arithmetic (+ - * / **),
+    comparisons, `and or not`, `in [..]`, `a if test else b`, and the functions log, log1p, exp, sqrt, abs,
+    floor, ceil, min, max, length, contains, starts_with, ends_with, concat, coalesce and is_null. A null
+    operand gives null. A result that is not finite, or beyond float32's range (3.4e38), is null as well: put
+    fill after this operator.
 
     | I1   | I2   | out (formula="I1 / (I2 + 1)") |
     |------|------|-------------------------------|
@@ -76,16 +82,11 @@ class Expression(Operator):
 
     name: ClassVar[str] = "expression"
     takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "string")
-    output: str
-    formula: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.output, str) or not self.output or not isinstance(self.formula, str):
-            raise ConfigError(
-                "expression needs output and formula", 'write {output: ratio, formula: "I1 / I2"}'
-            )
+    output: str = Field(min_length=1, description="Name of the column that the formula makes.")
+    formula: str = Field(description='The formula over columns of the group, such as "I1 / (I2 + 1)".')
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         self.require_types(columns)
         formula = parse(self.formula, kinds_of(columns))
         if not formula.columns:
@@ -94,6 +95,7 @@ class Expression(Operator):
         taken = tuple(columns[name] for name in formula.columns)
         return [Step(self, formula.columns, (self.output,), {self.output: kind}, taken)]
 
-    def fit(self, step: Step, found: Statistics) -> FittedExpression:
+    def fit(self, step: Step, statistics: Statistics) -> FittedExpression:
+        """The fitted step."""
         kinds = kinds_of(dict(zip(step.inputs, step.taken, strict=True)))
         return FittedExpression(step.inputs, step.outputs, self.formula, tuple(kinds.values()))

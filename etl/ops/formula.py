@@ -1,8 +1,9 @@
-"""Formulas over columns, such as `I1 / (I2 + 1) if I2 > 0 else 0`: parsed once, computed alike by both engines.
+"""Formulas over columns, such as `I1 / (I2 + 1) if I2 > 0 else 0`. Both engines compute the same values.
 
-Python's syntax, and nothing of Python runs. Numbers are doubles, texts and truths their own types. A null operand gives
-null, but for `and`, `or` (three-valued), `coalesce` and `is_null`. What has no finite result is null: division by zero,
-log of nothing, an overflow.
+A formula has Python's syntax, but it is not run by Python. Numbers are doubles, texts and truths their own
+ types. A null
+operand gives null, but for `and`, `or` (three-valued), `coalesce` and `is_null`. What has no finite result is
+null: division by zero, log of nothing, an overflow.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Kind = Literal["number", "text", "truth"]
 
 @dataclass(frozen=True)
 class Function:
-    """One thing a formula can do: the kinds it takes and gives, and how either engine does it."""
+    """A function or operation of formulas: kinds of its operands and its result, and both engines' code."""
 
     takes: tuple[Kind, ...]
     gives: Kind
@@ -34,21 +35,21 @@ class Function:
 
 
 def _finite_column(function: Callable[..., Column]) -> Callable[..., Column]:
-    def computed(*values: Column) -> Column:
-        found = function(*values)
-        return F.when(F.abs(found) < float("inf"), found)  # NaN is above infinity in Spark
+    def finite(*values: Column) -> Column:
+        result = function(*values)
+        return F.when(F.abs(result) < float("inf"), result)  # NaN is above infinity in Spark
 
-    return computed
+    return finite
 
 
 def _finite_array(function: Callable[..., Any]) -> Callable[..., pa.Array]:
-    def computed(*values: pa.Array) -> pa.Array:
-        nulls = np.logical_or.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in values])
+    def finite(*values: pa.Array) -> pa.Array:
+        nulls = np.logical_or.reduce([value.is_null().to_numpy(zero_copy_only=False) for value in values])
         with np.errstate(all="ignore"):
-            found = function(*(each.to_numpy(zero_copy_only=False) for each in values))
-        return pa.array(found, pa.float64(), mask=nulls | ~np.isfinite(found))
+            result = function(*(value.to_numpy(zero_copy_only=False) for value in values))
+        return pa.array(result, pa.float64(), mask=nulls | ~np.isfinite(result))
 
-    return computed
+    return finite
 
 
 def _arithmetic(count: int, column: Callable[..., Column], array: Callable[..., Any]) -> Function:
@@ -122,7 +123,7 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
     return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
 
 
-# A compiled formula: values by column name → the result. Constants need the number of rows in the arrow engine.
+# Values of a compiled formula by column name. Constants need the number of rows in the arrow engine.
 Columns = Mapping[str, Column]
 Arrays = Mapping[str, pa.Array]
 
@@ -171,6 +172,7 @@ class _Compiler:
         self._text, self._kinds, self._used = text, kinds, used
 
     def compile(self, tree: ast.AST) -> _Node:
+        """The node of a syntax tree."""
         match tree:
             case ast.Name(id=name):
                 return self._column(name)
@@ -182,16 +184,18 @@ class _Compiler:
                 return self._call(type(op).__name__, _OPERATIONS.get(type(op)), [operand])
             case ast.BoolOp(op=op, values=[first, *rest]):
                 node = self.compile(first)
-                for each in rest:
-                    node = self._apply(type(op).__name__, _OPERATIONS[type(op)], [node, self.compile(each)])
+                for operand in rest:
+                    node = self._apply(
+                        type(op).__name__, _OPERATIONS[type(op)], [node, self.compile(operand)]
+                    )
                 return node
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._comparison(op, left, right)
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                return self._choice(*(self.compile(each) for each in (test, body, orelse)))
+                return self._choice(*(self.compile(part) for part in (test, body, orelse)))
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
                 return self._function(name, arguments)
-        raise self._wrong(f"{ast.unparse(tree)!r} is nothing a formula can do")
+        raise self._wrong(f"{ast.unparse(tree)!r} is an unsupported expression")
 
     def _column(self, name: str) -> _Node:
         if name not in self._kinds:
@@ -219,7 +223,7 @@ class _Compiler:
 
     def _comparison(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> _Node:
         if isinstance(op, ast.In) and isinstance(right, ast.List | ast.Tuple) and right.elts:
-            equals: list[ast.expr] = [ast.Compare(left, [ast.Eq()], [each]) for each in right.elts]
+            equals: list[ast.expr] = [ast.Compare(left, [ast.Eq()], [element]) for element in right.elts]
             return self.compile(ast.BoolOp(ast.Or(), equals)) if len(equals) > 1 else self.compile(equals[0])
         nodes = [self.compile(left), self.compile(right)]
         if type(op) in _EQUAL:
@@ -232,15 +236,15 @@ class _Compiler:
     def _function(self, name: str, arguments: Sequence[ast.AST]) -> _Node:
         if name not in _NAMES:
             raise self._wrong(f"there is no function {name}; there are {sorted(_NAMES)}")
-        nodes = [self.compile(each) for each in arguments]
+        nodes = [self.compile(argument) for argument in arguments]
         if name == "is_null" and len(nodes) == 1:
             node = nodes[0]
             return _Node("truth", lambda c: node.column(c).isNull(), lambda a, n: node.array(a, n).is_null())
-        if name == "coalesce" and nodes and len({each.kind for each in nodes}) == 1:
+        if name == "coalesce" and nodes and len({operand.kind for operand in nodes}) == 1:
             return _Node(
                 nodes[0].kind,
-                lambda c: F.coalesce(*(each.column(c) for each in nodes)),
-                lambda a, n: pc.coalesce(*(each.array(a, n) for each in nodes)),
+                lambda c: F.coalesce(*(operand.column(c) for operand in nodes)),
+                lambda a, n: pc.coalesce(*(operand.array(a, n) for operand in nodes)),
             )
         if name in ("contains", "starts_with", "ends_with") and len(nodes) == 2 and not nodes[1].constant:
             raise self._wrong(f"{name} looks for a fixed text")
@@ -258,18 +262,18 @@ class _Compiler:
         )
 
     def _call(self, name: str, function: Function | None, arguments: Sequence[ast.AST]) -> _Node:
-        return self._apply(name, function, [self.compile(each) for each in arguments])
+        return self._apply(name, function, [self.compile(argument) for argument in arguments])
 
     def _apply(self, name: str, function: Function | None, nodes: Sequence[_Node]) -> _Node:
         if function is None:
-            raise self._wrong(f"{name} is nothing a formula can do")
-        kinds = tuple(each.kind for each in nodes)
+            raise self._wrong(f"{name} is an unsupported expression")
+        kinds = tuple(operand.kind for operand in nodes)
         if kinds != function.takes:
             raise self._wrong(f"{name} takes {', '.join(function.takes)}, not {', '.join(kinds)}")
         return _Node(
             function.gives,
-            lambda c: function.column(*(each.column(c) for each in nodes)),
-            lambda a, n: function.array(*(each.array(a, n) for each in nodes)),
+            lambda c: function.column(*(operand.column(c) for operand in nodes)),
+            lambda a, n: function.array(*(operand.array(a, n) for operand in nodes)),
         )
 
     def _wrong(self, why: str) -> ConfigError:

@@ -1,33 +1,28 @@
-"""What an operator over whole rows is: the entries of the section `prepare`, applied in order before any feature."""
+"""Base classes of operators over rows, the entries of the section `prepare`. They run before all features."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 from pyspark.sql import Column, DataFrame
 
 from etl.ops.base import Type
+from etl.ops.parameters import Parameters
 
 
-@dataclass(frozen=True)
-class FrameOperator(ABC):
-    """Parameters of an operator over rows. It needs no fit: a day's rows → a day's rows, by the sql engine."""
-
-    name: ClassVar[str]
+class FrameOperator(Parameters, ABC):
+    """An operator over rows. It needs no fit. The sql engine applies it to the rows of a day."""
 
     @abstractmethod
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
-        """The raw columns there are afterwards.
+        """The raw columns after the operator, with their types.
 
         Raises:
             ConfigError: a column it names is not there, or has a wrong type.
         """
 
 
-@dataclass(frozen=True)
 class RowFilter(FrameOperator):
     """An operator that leaves rows out. They are counted by `reason` among the day's dropped rows."""
 
@@ -41,10 +36,9 @@ class RowFilter(FrameOperator):
         """Whether a row stays: true or false, never null."""
 
 
-@dataclass(frozen=True)
 class RowChanger(FrameOperator):
     """An operator that adds columns or changes the grain of the rows."""
 
     @abstractmethod
     def apply(self, rows: DataFrame) -> DataFrame:
-        """The rows with its columns."""
+        """The rows with the columns of the operator."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -13,23 +13,24 @@ from conf.errors import ConfigError
 from etl.ops.base import KEYS, NUMBERS, Type
 from etl.ops.frames import RowChanger
 from etl.ops.keyed import exact_sum
+from etl.ops.parameters import Texts
 from etl.split.time_split import SPLIT
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
 _OF_NUMBERS = ("sum", "mean", "min", "max")
-_OF_ANY = ("count", "first", "last", "list")
+Aggregate = Literal["sum", "mean", "min", "max", "count", "first", "last", "list"]
 _LISTS: Mapping[Type, Type] = {"int": "ints", "string": "strings"}
 
 
-@dataclass(frozen=True)
 class Groupby(RowChanger):
-    """One row for each value of the columns `by`, in place of the rows that have it: sessions, baskets, visits.
+    """Replaces the rows of each value of the columns `by` by one row: sessions, baskets, visits.
 
-    `aggregates` maps a column to some of sum, mean, min, max, count, first, last (of numbers or texts), list (of
-    integers or texts, in the order of time; nulls left out). Columns are named `<column>_<aggregate>`. The new row is
-    positive if one of its rows is, and has the row_id of its first and the event_time of its last. The columns of
-    `keys` must be among `by`. A null in `by` is a value like others. A log that is split within a partition gives a row
-    for each split of a key. `first` and `last` may be null where that row's value is.
+    `aggregates` maps a column to some of sum, mean, min, max, count, first, last (of numbers or texts) and
+    list (of integers or texts, in the order of time, without nulls). Columns are named
+    `<column>_<aggregate>`. The new row is positive if one of its rows is. It has the row_id of its first row
+    and the event_time of its last row. The columns of `keys` must be among `by`. A null in `by` is a value
+    like others. `first` and `last` are null if the value of that row is null. In a log that is split within a
+    partition, a key has one row for each split.
 
     | by u: rows (u 1 a) (u 3 b) | x_sum | y_list | label                    |
     |----------------------------|-------|--------|--------------------------|
@@ -37,63 +38,55 @@ class Groupby(RowChanger):
     """
 
     name: ClassVar[str] = "groupby"
-    by: tuple[str, ...]
-    aggregates: Mapping[str, Sequence[str]]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by", tuple(self.by))
-        wrong = {
-            column: each
-            for column, each in dict(self.aggregates).items()
-            if not each or not set(each) <= {*_OF_NUMBERS, *_OF_ANY}
-        }
-        if not self.by or wrong:
-            raise ConfigError(
-                f"groupby needs by, and aggregates among {[*_OF_NUMBERS, *_OF_ANY]}; wrong are {wrong}",
-                "write {by: [session], aggregates: {I1: [sum, max]}}",
-            )
+    by: Texts = Field(min_length=1, description="Columns whose values together identify a new row.")
+    aggregates: Mapping[str, Annotated[tuple[Aggregate, ...], Field(strict=False, min_length=1)]] = Field(
+        description="Column → its aggregates: sum, mean, min, max, count, first, last or list.",
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        """The columns after the operator; raises ConfigError if these do not fit."""
         unknown = [name for name in self.by if columns.get(name) not in KEYS]
         if unknown:
             raise ConfigError(
                 f"groupby by={unknown} are no columns of type int or string", f"use {dict(columns)}"
             )
-        found: dict[str, Type] = {name: columns[name] for name in self.by}
+        types: dict[str, Type] = {name: columns[name] for name in self.by}
         for column, wanted in self.aggregates.items():
             kind = columns.get(column)
-            for each in wanted:
+            for aggregate in wanted:
                 takes = (
                     NUMBERS
-                    if each in _OF_NUMBERS
+                    if aggregate in _OF_NUMBERS
                     else tuple(_LISTS)
-                    if each == "list"
+                    if aggregate == "list"
                     else (*NUMBERS, "string")
                 )
                 if kind not in takes:
                     raise ConfigError(
-                        f"groupby {each} takes a column of type {' or '.join(takes)}, and {column} is {kind}",
+                        f"groupby {aggregate} takes a column of type {' or '.join(takes)}, "
+                        f"and {column} is {kind}",
                         "correct aggregates",
                     )
-                found[f"{column}_{each}"] = _gives(each, kind)
-        return found
+                types[f"{column}_{aggregate}"] = _gives(aggregate, kind)
+        return types
 
     def apply(self, rows: DataFrame) -> DataFrame:
+        """The rows with the columns of the operator."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         place = F.struct(*order)
         # Columns of the rows themselves, in so far as there are any: the day's literals stay what they are.
-        own: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
-        own |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
-        own |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}
-        own |= {name: F.first(name) for name in rows.columns if name.startswith("_")}
-        made = {
-            f"{column}_{each}": _aggregate(each, F.col(column), place)
+        carried: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
+        carried |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
+        carried |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}
+        carried |= {name: F.first(name) for name in rows.columns if name.startswith("_")}
+        computed = {
+            f"{column}_{aggregate}": _aggregate(aggregate, F.col(column), place)
             for column, wanted in self.aggregates.items()
-            for each in wanted
+            for aggregate in wanted
         }
         # Rows of different splits stay apart: a training row must not hold what happened after it.
         by = [*self.by, *(name for name in (SPLIT,) if name in rows.columns)]
-        return rows.groupBy(*by).agg(*(value.alias(name) for name, value in {**own, **made}.items()))
+        return rows.groupBy(*by).agg(*(value.alias(name) for name, value in {**carried, **computed}.items()))
 
 
 def _gives(aggregate: str, kind: Type) -> Type:

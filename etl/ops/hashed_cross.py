@@ -8,12 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import KEYS, Operator, RowWise, Statistics, Step, Type
 from etl.ops.hash_bucket import bucket_array, bucket_column
+from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
 from etl.raw.value_text import joined_array, joined_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
@@ -21,15 +23,19 @@ from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 @dataclass(frozen=True)
 class FittedHashedCross(RowWise):
+    """A fitted `hashed_cross`."""
+
     name: ClassVar[str] = "hashed_cross"
     buckets: int = 1
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         text = joined_column(values)
         bucket = bucket_column(text, self.buckets, NUM_RESERVED_IDS)
         return F.when(text.isNull(), F.lit(NULL_ID).cast("bigint")).otherwise(bucket)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         texts = joined_array(values)
         nulls = texts.is_null().to_numpy(zero_copy_only=False)
         ids = np.where(nulls, NULL_ID, bucket_array(texts, self.buckets, NUM_RESERVED_IDS))
@@ -37,16 +43,16 @@ class FittedHashedCross(RowWise):
 
     @property
     def cardinality(self) -> int:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return NUM_RESERVED_IDS + self.buckets
 
 
-@dataclass(frozen=True)
 class HashedCross(Operator):
-    """One id for the combination of two or more columns: 3 + floorMod(XXH64(their joined texts, seed 42), `buckets`).
+    """One id for the combination of two or more columns.
 
-    The texts are joined in the order of `columns` by the byte 0x1F (unit separator); a null is the byte 0x00. Hash and
-    modulo are those of hash_bucket: a signed 64-bit integer, and the result is never negative. `output` names the column
-    it makes (default: the inputs' names joined by `_x_`). Where all values are null the id is NULL_ID.
+    It is 3 + floorMod(XXH64(joined texts of the columns, seed 42), `buckets`), with the hash and the modulo
+    of hash_bucket. The texts are joined in the order of `columns` by the byte 0x1F (unit separator), and a
+    null is the byte 0x00. If all values are null, the id is NULL_ID.
 
     | C1   | C2   | out (buckets=1000)     |
     |------|------|------------------------|
@@ -59,16 +65,13 @@ class HashedCross(Operator):
     name: ClassVar[str] = "hashed_cross"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     makes_ids: ClassVar[bool] = True
-    buckets: int
-    output: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.buckets, int) or not 1 <= self.buckets < 2**31 - NUM_RESERVED_IDS:
-            raise ConfigError(
-                f"hashed_cross buckets={self.buckets!r} must be from 1 to 2**31 - 4", "correct it"
-            )
+    buckets: Buckets = Field(description="Number of ids over which the combinations are spread.")
+    output: str | None = Field(
+        default=None, description="Name of the new column. Null: the names of the columns joined by `_x_`."
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         self.require_types(columns)
         if len(columns) < 2:
             raise ConfigError(
@@ -77,5 +80,6 @@ class HashedCross(Operator):
         output = self.output or "_x_".join(columns)
         return [Step(self, tuple(columns), (output,), {output: "int"})]
 
-    def fit(self, step: Step, found: Statistics) -> FittedHashedCross:
+    def fit(self, step: Step, statistics: Statistics) -> FittedHashedCross:
+        """The fitted step."""
         return FittedHashedCross(step.inputs, step.outputs, self.buckets)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
+from pydantic import Field
 from pyspark.sql import Column, DataFrame
 
 from conf.errors import ConfigError
@@ -21,6 +22,8 @@ _ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float
 
 @dataclass(frozen=True)
 class FittedJoinExternal(KeyedFitted):
+    """A fitted `join_external`."""
+
     name: ClassVar[str] = "join_external"
     kinds: tuple[Type, ...] = ()
 
@@ -28,27 +31,29 @@ class FittedJoinExternal(KeyedFitted):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
     ) -> FittedJoinExternal:
+        """The fitted step of stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), state["table"], tuple(state["kinds"]))
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         joined, of = self.join_table(rows, values, tables, tag)
-        return joined, [of(each) for each in self.outputs]
+        return joined, [of(output) for output in self.outputs]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         types = {name: _ARROW_TYPES[kind] for name, kind in zip(self.outputs, self.kinds, strict=True)}
         of = self.look_up(values, tables, types)
-        return [of(each) for each in self.outputs]
+        return [of(output) for output in self.outputs]
 
 
-@dataclass(frozen=True)
 class JoinExternal(Operator):
-    """Adds columns of a table from outside: `path` (csv with a header, or parquet), one row a key.
+    """Adds columns of an external table with one row a key.
 
-    The table is read when the workflow is fitted and kept with it, so a workflow version always means the same; an
-    extension keeps its parent's copy. Its key column is `key` (default: the input's name); `columns` maps the
-    columns it adds to int, float or string. A null key, or one the table lacks, gets null.
+    The table is read when the workflow is fitted and stored with it, so that results of a workflow version
+    never change. An extension keeps the copy of its parent. A null key, or a key that the table does not
+    have, gets null.
 
     | key  | table (a 5) | out  |
     |------|-------------|------|
@@ -60,25 +65,24 @@ class JoinExternal(Operator):
     name: ClassVar[str] = "join_external"
     needs: ClassVar[Need] = "external"
     takes: ClassVar[tuple[Type, ...]] = KEYS
-    path: str
-    columns: Mapping[str, Type]
-    format: Literal["csv", "parquet"] = "parquet"
-    separator: str = ","
-    key: str | None = None
-
-    def __post_init__(self) -> None:
-        wrong = {name: kind for name, kind in dict(self.columns).items() if kind not in _ARROW_TYPES}
-        if wrong or not self.columns:
-            raise ConfigError(
-                f"join_external columns={dict(self.columns)} must name columns of type {', '.join(_ARROW_TYPES)}",
-                "write columns: {price: float}",
-            )
-        if self.format not in ("csv", "parquet"):
-            raise ConfigError(
-                f"join_external format={self.format!r} is neither csv nor parquet", "correct it"
-            )
+    path: str = Field(
+        description="File or files of the table. `{data}` and `{lake}` stand for the folders of the "
+        "configuration."
+    )
+    columns: Mapping[str, Literal["int", "float", "string"]] = Field(
+        min_length=1, description="Columns of the table that are added → their type."
+    )
+    format: Literal["csv", "parquet"] = Field(
+        default="parquet", description="Format of the files. A csv file has a header line."
+    )
+    separator: str = Field(default=",", description="Character between the fields of a csv file.")
+    key: str | None = Field(
+        default=None,
+        description="Column of the table with the keys. Null: it has the name of the group's column.",
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         if len(columns) != 1:
             raise ConfigError(
                 f"join_external joins by one column, not {list(columns)}", "name one in columns"
@@ -89,21 +93,27 @@ class JoinExternal(Operator):
         return steps
 
     def source(self, step: Step) -> tuple[JoinedTable, str]:
-        """(the table as raw data, the name of its key column); ConfigError where a parameter breaks the rules of a table."""
+        """(the table as raw data, the name of its key column).
+
+        Raises:
+            ConfigError: a parameter breaks a rule of tables.
+        """
         key = self.key or step.inputs[0]
         columns = [{"name": key, "type": "string"}]
         columns += [{"name": name, "type": _raw_type(kind)} for name, kind in self.columns.items()]
         values = {"path": self.path, "format": self.format, "separator": self.separator, "columns": columns}
         return read_section(JoinedTable, values, "join_external ", "correct these parameters"), key
 
-    def fit(self, step: Step, found: Statistics) -> FittedJoinExternal:
+    def fit(self, step: Step, statistics: Statistics) -> FittedJoinExternal:
+        """The fitted step."""
         kinds = tuple(step.types[name] for name in step.outputs)
         return FittedJoinExternal(step.inputs, step.outputs, table_name(step), kinds)
 
     def config(self) -> str | dict[str, dict[str, Any] | None]:
+        """The entry of `features.ops` with these parameters."""
         entry = super().config()
-        given = entry.get(self.name) if isinstance(entry, dict) else None
-        return {self.name: {**(given or {}), "columns": dict(self.columns)}}
+        parameters = entry.get(self.name) if isinstance(entry, dict) else None
+        return {self.name: {**(parameters or {}), "columns": dict(self.columns)}}
 
 
 def _raw_type(kind: Type) -> Literal["int", "float", "string"]:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, model_validator
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
+from etl.ops.parameters import Texts
 from etl.ops.tables import LocalTables, Tables
 
-STATISTICS = ("count", "sum", "mean", "var", "std", "min", "max")
+Statistic = Literal["count", "sum", "mean", "var", "std", "min", "max"]
 
 
 @dataclass(frozen=True)
 class FittedJoinGroupby(KeyedFitted):
+    """A fitted `join_groupby`."""
+
     name: ClassVar[str] = "join_groupby"
     measures: tuple[str, ...] = ()
 
@@ -28,29 +32,35 @@ class FittedJoinGroupby(KeyedFitted):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
     ) -> FittedJoinGroupby:
+        """The fitted step of stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), state["table"], tuple(state["measures"]))
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         joined, of = self.join_table(rows, values, tables, tag)
         return joined, [
-            F.coalesce(of(each), F.lit(0.0)) if each == "count" else of(each) for each in self.measures
+            F.coalesce(of(measure), F.lit(0.0)) if measure == "count" else of(measure)
+            for measure in self.measures
         ]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         of = self.look_up(values, tables)
-        return [pc.fill_null(of(each), 0.0) if each == "count" else of(each) for each in self.measures]
+        return [
+            pc.fill_null(of(measure), 0.0) if measure == "count" else of(measure) for measure in self.measures
+        ]
 
 
-@dataclass(frozen=True)
 class JoinGroupby(Operator):
-    """Statistics of the numeric columns `of` over the training rows with the same key; `count` is of the rows.
+    """Statistics of the numeric columns `of` over the training rows with the same key.
 
-    `statistics` names some of count, sum, mean, var, std, min, max (var and std of the population; nulls left out).
-    Outputs are named `<key>_count` and `<key>_<column>_<statistic>`. A null or unseen key has the count 0 and null for
-    all else, as has a key without a value: put fill behind. So is a sum (for var and std: of squares) of 5e30 or more.
-    Each column is a key (`joint`: all together are one).
+    `count` counts the rows. var and std are those of the population, and nulls are left out. Outputs are
+    named `<key>_count` and `<key>_<column>_<statistic>`. A null or unseen key has the count 0 and null for
+    all other statistics, and so has a key without a value: put fill after this operator. A sum of 5e30 or
+    more (for var and std: of squares) is null as well. Each column is a key, or all columns together if
+    `joint` is set.
 
     | key  | I1   | training rows (a 1) (a 3) | key_count | key_I1_mean |
     |------|------|---------------------------|-----------|-------------|
@@ -62,35 +72,43 @@ class JoinGroupby(Operator):
     name: ClassVar[str] = "join_groupby"
     needs: ClassVar[Need] = "groups"
     takes: ClassVar[tuple[Type, ...]] = KEYS
-    statistics: tuple[str, ...] = ("count",)
-    of: tuple[str, ...] = ()
-    joint: bool = False
+    statistics: tuple[Statistic, ...] = Field(
+        default=("count",),
+        min_length=1,
+        strict=False,
+        description="Statistics of each key: count, sum, mean, var, std, min or max. All but count need "
+        "`of`.",
+    )
+    of: Texts = Field(
+        default=(), description="Numeric columns that are measured. Empty: rows are only counted."
+    )
+    joint: bool = Field(
+        default=False,
+        description="Whether all columns of the group together are one key, instead of a key each.",
+    )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "statistics", tuple(self.statistics))
-        object.__setattr__(self, "of", tuple(self.of))
-        unknown = sorted(set(self.statistics) - set(STATISTICS))
-        if unknown or not self.statistics:
-            raise ConfigError(
-                f"join_groupby knows no statistics {unknown}", f"use some of {list(STATISTICS)}"
-            )
+    @model_validator(mode="after")
+    def _has_columns_to_measure(self) -> JoinGroupby:
         if not self.of and set(self.statistics) != {"count"}:
             raise ConfigError(
                 f"join_groupby statistics={list(self.statistics)} needs columns to measure",
                 "name them in `of`",
             )
+        return self
 
     def _names(self) -> list[str]:
         counted = ["count"] if "count" in self.statistics else []
-        measured = [each for each in self.statistics if each != "count"]
-        return counted + [f"{column}_{each}" for column in self.of for each in measured]
+        measured = [statistic for statistic in self.statistics if statistic != "count"]
+        return counted + [f"{column}_{statistic}" for column in self.of for statistic in measured]
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         return bind_keys(
             self, columns, self.joint, lambda key: {f"{key}_{name}": "float" for name in self._names()}
         )
 
     def reads(self) -> tuple[str, ...]:
+        """Raw columns that `fit` needs besides the inputs."""
         return self.of
 
     def groups(self, rows: DataFrame) -> DataFrame:
@@ -135,5 +153,6 @@ class JoinGroupby(Operator):
             table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
         return table
 
-    def fit(self, step: Step, found: Statistics) -> FittedJoinGroupby:
+    def fit(self, step: Step, statistics: Statistics) -> FittedJoinGroupby:
+        """The fitted step."""
         return FittedJoinGroupby(step.inputs, step.outputs, table_name(step), tuple(self._names()))

@@ -24,7 +24,8 @@ _UNITS = float(2**24)  # sums are of whole multiples of 6e-8, so that no order o
 def exact_sum(value: Column) -> Column:
     """Sum of doubles, rounded to multiples of 2**-24 each, as double. Independent of order.
 
-    0.0 where there is no value; null where a value, or the sum, is 5e30 or more in size, and so beyond 38 digits.
+    0.0 where there is no value; null where a value, or the sum, is 5e30 or more in size, and so beyond 38
+    digits.
     """
     units = F.rint(value.cast("double") * _UNITS).cast("decimal(38,0)")
     fits = F.count(units) == F.count(value)
@@ -81,7 +82,7 @@ def bind_keys(
             )
     groups = [tuple(columns)] if joint else [(name,) for name in columns]
     return [
-        Step(operator, inputs, tuple(made), dict(made))
+        Step(operator, inputs, tuple(types), dict(types))
         for inputs in groups
-        for made in [outputs("_".join(inputs))]
+        for types in [outputs("_".join(inputs))]
     ]

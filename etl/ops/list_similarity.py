@@ -1,4 +1,4 @@
-"""ListSimilarity: how alike two lists are, as sets."""
+"""ListSimilarity: the similarity of two lists, as sets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -20,25 +21,32 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedListSimilarity(RowWise):
+    """A fitted `list_similarity`."""
+
     name: ClassVar[str] = "list_similarity"
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         left, right = values
         # An intersection with itself leaves out repetitions; the accelerator has no array_distinct.
-        sizes = [F.size(F.array_intersect(each, each)) for each in values]
+        sizes = [F.size(F.array_intersect(value, value)) for value in values]
         both = F.size(F.array_intersect(left, right))
-        alike = both / F.sqrt((sizes[0] * sizes[1]).cast("double"))
+        similarity = both / F.sqrt((sizes[0] * sizes[1]).cast("double"))
         # The size of null is -1 or null, as the session has it: neither is above 0.
-        return F.when((F.size(left) > 0) & (F.size(right) > 0), alike)
+        return F.when((F.size(left) > 0) & (F.size(right) > 0), similarity)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
-        flat = [pc.list_flatten(each) for each in values]
+        """The outputs as Arrow arrays, one for each."""
+        flat = [pc.list_flatten(value) for value in values]
         coded = pa.concat_arrays(flat).dictionary_encode()
         distinct, rows = max(len(coded.dictionary), 1), len(values[0])
         codes = np.split(coded.indices.to_numpy(), [len(flat[0])])
         # Each side's (row, element) pairs, once each.
-        sets = [np.unique(_rows(each) * distinct + own) for each, own in zip(values, codes, strict=True)]
-        counts = [np.bincount(each // distinct, minlength=rows) for each in sets]
+        sets = [
+            np.unique(_rows(lists) * distinct + elements)
+            for lists, elements in zip(values, codes, strict=True)
+        ]
+        counts = [np.bincount(pairs // distinct, minlength=rows) for pairs in sets]
         shared = np.intersect1d(sets[0], sets[1], assume_unique=True)
         both = np.bincount(shared // distinct, minlength=rows)
         sizes = np.sqrt((counts[0] * counts[1]).astype(np.float64))
@@ -51,12 +59,11 @@ def _rows(lists: pa.Array) -> NDArray[np.int64]:
     return np.asarray(pc.list_parent_indices(lists).to_numpy(), dtype=np.int64)
 
 
-@dataclass(frozen=True)
 class ListSimilarity(Operator):
-    """Cosine of two lists taken as sets: |both| / sqrt(|left| * |right|), 0 to 1. Null where a list is null or empty.
+    """Cosine of two lists taken as sets: |both| / sqrt(|left| * |right|), from 0 to 1.
 
-    Of sets this is Ochiai's coefficient (1957). The group has two columns; `output` names the one it makes (default: the
-    inputs' names joined by `_sim_`).
+    For sets, this is Ochiai's coefficient (1957). It is null where a list is null or empty.
+    The group has two columns.
 
     | left      | right     | out   |
     |-----------|-----------|-------|
@@ -70,9 +77,12 @@ class ListSimilarity(Operator):
 
     name: ClassVar[str] = "list_similarity"
     takes: ClassVar[tuple[Type, ...]] = LISTS
-    output: str | None = None
+    output: str | None = Field(
+        default=None, description="Name of the new column. Null: the names of both columns joined by `_sim_`."
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         self.require_types(columns)
         if len(columns) != 2:
             raise ConfigError(
@@ -86,5 +96,6 @@ class ListSimilarity(Operator):
         output = self.output or "_sim_".join(columns)
         return [Step(self, tuple(columns), (output,), {output: "float"})]
 
-    def fit(self, step: Step, found: Statistics) -> FittedListSimilarity:
+    def fit(self, step: Step, statistics: Statistics) -> FittedListSimilarity:
+        """The fitted step."""
         return FittedListSimilarity(step.inputs, step.outputs)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.ops.base import LISTS, Fitted, Operator, Statistics, Step, Type
+from etl.ops.parameters import Integer
 from etl.ops.tables import LocalTables, Tables
 from etl.raw.value_text import over_elements
 from storage.feature_spec import PAD_ID
@@ -23,6 +25,8 @@ _LONGEST = 10_000
 
 @dataclass(frozen=True)
 class FittedListSlice(Fitted):
+    """A fitted `list_slice`."""
+
     name: ClassVar[str] = "list_slice"
     start: int = 0
     length: int = 1
@@ -31,11 +35,13 @@ class FittedListSlice(Fitted):
 
     @property
     def cardinality(self) -> int | None:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return self.size
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         value = values[0]
         if self.columns:
             places = self._places(F.size(value))
@@ -55,6 +61,7 @@ class FittedListSlice(Fitted):
         return [first + place for place in range(self.length)]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         lists = values[0]
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         begins = np.concatenate([[0], np.cumsum(lengths)])[:-1]
@@ -77,12 +84,11 @@ class FittedListSlice(Fitted):
         return [over_elements(shape, part)]
 
 
-@dataclass(frozen=True)
 class ListSlice(Operator):
-    """`length` elements of each list from place `start` on (counted from 0; negative: from the end). Null stays null.
+    """`length` elements of each list from position `start` on. Null stays null.
 
-    With `columns`, each element becomes a column of its own, `<column>_0` to `<column>_<length - 1>`, PAD_ID where the
-    list is shorter or null: lists of ids as ordinary categorical features.
+    With `columns`, each element becomes a separate column, `<column>_0` to `<column>_<length - 1>`, with
+    PAD_ID where the list is shorter or null. So lists of ids become ordinary categorical features.
 
     | in        | out (length=2) | out (start=-2, length=2) | out (length=2, columns) |
     |-----------|----------------|--------------------------|-------------------------|
@@ -95,17 +101,18 @@ class ListSlice(Operator):
     name: ClassVar[str] = "list_slice"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = LISTS
-    length: int
-    start: int = 0
-    columns: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.length, int) or not 1 <= self.length <= _LONGEST:
-            raise ConfigError(
-                f"list_slice length={self.length!r} must be an integer from 1 to {_LONGEST}", "correct it"
-            )
+    length: Annotated[int, Field(ge=1, le=_LONGEST)] = Field(description="Number of elements that are taken.")
+    start: Integer = Field(
+        default=0,
+        description="Position of the first element that is taken, counted from 0. A negative number counts "
+        "from the end.",
+    )
+    columns: bool = Field(
+        default=False, description="Whether each element becomes a separate column, instead of a list."
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         self.require_types(columns)
         if not self.columns:
             return [Step(self, (name,), (name,), {name: kind}) for name, kind in columns.items()]
@@ -121,7 +128,8 @@ class ListSlice(Operator):
             for names in [[f"{name}_{place}" for place in range(self.length)]]
         ]
 
-    def fit(self, step: Step, found: Statistics) -> FittedListSlice:
+    def fit(self, step: Step, statistics: Statistics) -> FittedListSlice:
+        """The fitted step."""
         return FittedListSlice(
-            step.inputs, step.outputs, self.start, self.length, self.columns, found.cardinality
+            step.inputs, step.outputs, self.start, self.length, self.columns, statistics.cardinality
         )

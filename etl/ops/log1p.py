@@ -17,20 +17,23 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedLog1p(RowWise):
+    """A fitted `log1p`."""
+
     name: ClassVar[str] = "log1p"
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         return F.log1p(values[0].cast("double"))
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         numbers, nulls = as_doubles(values[0])
         none = nulls | (numbers <= -1)
         return [from_doubles(np.log1p(np.where(none, 0.0, numbers)), none)]
 
 
-@dataclass(frozen=True)
 class Log1p(Operator):
-    """The natural logarithm of 1 + x. A value of -1 or less has none and becomes null: clip before.
+    """The natural logarithm of 1 + x. Values of -1 or less become null: put clip before this operator.
 
     | in   | out    |
     |------|--------|
@@ -42,5 +45,6 @@ class Log1p(Operator):
 
     name: ClassVar[str] = "log1p"
 
-    def fit(self, step: Step, found: Statistics) -> FittedLog1p:
+    def fit(self, step: Step, statistics: Statistics) -> FittedLog1p:
+        """The fitted step."""
         return FittedLog1p(step.inputs, step.outputs)

@@ -27,27 +27,31 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedNormalize(RowWise):
+    """A fitted `normalize`."""
+
     name: ClassVar[str] = "normalize"
     mean: float = 0.0
     std: float = 1.0
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         return bounded_column((values[0].cast("double") - self.mean) / self.std)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         numbers, nulls = as_doubles(values[0])
         with np.errstate(over="ignore"):
             scaled = bounded_array((numbers - self.mean) / self.std)
         return [from_doubles(scaled, nulls)]
 
 
-@dataclass(frozen=True)
 class Normalize(Operator):
     """(x - mean) / std, with the population standard deviation of the training rows; null stays null.
 
-    A column with a single value has std 0: it is divided by 1, and so becomes 0. The statistics are exact: values of the
-    training rows are rounded to multiples of 2**-24 (6e-8) and must be smaller than 2**69 (5.9e20), as all integers are;
-    otherwise DataError: put clip or log1p before. A result beyond float32's range is moved to its end.
+    A column with a single value has the standard deviation 0. It is divided by 1 and becomes 0. The
+    statistics are exact: values of the training rows are rounded to multiples of 2**-24 (6e-8). They must be
+    smaller than 2**69 (5.9e20), as all integers are; otherwise DataError: put clip or log1p before this
+    operator. A result beyond float32's range becomes the end of the range.
 
     | in   | out (mean 2, std 0.5) |
     |------|-----------------------|
@@ -58,8 +62,9 @@ class Normalize(Operator):
     name: ClassVar[str] = "normalize"
     needs: ClassVar[Need] = "moments"
 
-    def fit(self, step: Step, found: Statistics) -> FittedNormalize:
-        moments = found.moments
+    def fit(self, step: Step, statistics: Statistics) -> FittedNormalize:
+        """The fitted step."""
+        moments = statistics.moments
         if moments is None or moments.rows == 0:
             raise DataError(
                 f"normalize cannot be fitted on {step.inputs[0]}: it has no value in the training rows",

@@ -30,26 +30,29 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedNormalizeMinMax(RowWise):
+    """A fitted `normalize_min_max`."""
+
     name: ClassVar[str] = "normalize_min_max"
     min: float = 0.0
     span: float = 1.0
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         return bounded_column((values[0].cast("double") - self.min) / self.span)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         numbers, nulls = as_doubles(values[0])
         with np.errstate(over="ignore"):
             scaled = bounded_array((numbers - self.min) / self.span)
         return [from_doubles(scaled, nulls)]
 
 
-@dataclass(frozen=True)
 class NormalizeMinMax(Operator):
-    """(x - min) / (max - min) of the training rows; null stays null, later values may fall outside 0 to 1.
+    """(x - min) / (max - min) of the training rows; null stays null.
 
-    A column with a single value has no range: it is divided by 1, and so becomes 0. A result beyond float32's range is
-    moved to its end.
+    Values of other rows may be outside of 0 to 1. A column with a single value has no range. It is divided by
+    1 and becomes 0. A result beyond float32's range becomes the end of the range.
 
     | in   | out (training rows 2 to 6) |
     |------|----------------------------|
@@ -62,18 +65,22 @@ class NormalizeMinMax(Operator):
     needs: ClassVar[Need] = "aggregates"
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        """Name → aggregate over the training rows of one input."""
         return {"min": F.min(value.cast("double")), "max": F.max(value.cast("double"))}
 
-    def fit(self, step: Step, found: Statistics) -> FittedNormalizeMinMax:
-        least, most = found.aggregates["min"], found.aggregates["max"]
+    def fit(self, step: Step, statistics: Statistics) -> FittedNormalizeMinMax:
+        """The fitted step."""
+        least, most = statistics.aggregates["min"], statistics.aggregates["max"]
         if least is None:
             raise DataError(
-                f"normalize_min_max cannot be fitted on {step.inputs[0]}: it has no value in the training rows",
+                f"normalize_min_max cannot be fitted on {step.inputs[0]}: "
+                "it has no value in the training rows",
                 f"add fill before it, or leave {step.inputs[0]} out of features",
             )
         if not math.isfinite(most - least):
             raise DataError(
-                f"normalize_min_max cannot be fitted on {step.inputs[0]}: from {least} to {most} is beyond a double",
+                f"normalize_min_max cannot be fitted on {step.inputs[0]}: "
+                f"from {least} to {most} is beyond a double",
                 "put clip before it",
             )
         return FittedNormalizeMinMax(step.inputs, step.outputs, least, (most - least) or 1.0)

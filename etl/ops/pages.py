@@ -1,13 +1,13 @@
-"""The pages docs/operators/*.md, made of the operators' own docstrings and parameters: `make docs`."""
+"""The pages docs/operators/*.md, which `make docs` generates from the docstrings of the operators."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from pathlib import Path
 
+from conf.reference import field_table
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.ops.base import Operator
 from etl.ops.formula import FUNCTIONS
@@ -51,12 +51,14 @@ _HEAD = "<!-- Made from the docstrings of etl/ops by `make docs`; changes here a
 
 def pages() -> dict[str, str]:
     """File name → text."""
-    found = {f"{family}.md": _page(title, says, names) for family, (title, says, names) in FAMILIES.items()}
+    texts = {f"{family}.md": _page(title, intro, names) for family, (title, intro, names) in FAMILIES.items()}
     index = [_HEAD, "# Operators\n"]
     index.append(
-        "What `features` and `prepare` of a configuration may name. An operator without parameters is its name "
-        "(`log1p`), one with parameters a mapping (`{clip: {min: 0}}`); a group's operators run in order, column by "
-        "column unless one takes several. In Python the same chain is "
+        "This page is for everyone who writes the sections `features` and `prepare` of a configuration. "
+        "An operator without parameters is its name (`log1p`), one with parameters is a mapping "
+        "(`{clip: {min: 0}}`). The operators of a group run in order, "
+        "on each column by itself unless an operator takes several columns. "
+        "In Python the same chain is "
         '`["I1", "I2"] >> Clip(min=0) >> Log1p()`.\n'
     )
     index.append("| Page | Operators |\n|---|---|")
@@ -64,34 +66,30 @@ def pages() -> dict[str, str]:
         f"| [{title}]({family}.md) | {', '.join(f'`{name}`' for name in names)} |"
         for family, (title, _, names) in FAMILIES.items()
     ]
-    return found | {"README.md": "\n".join(index) + "\n"}
+    return texts | {"README.md": "\n".join(index) + "\n"}
 
 
-def _page(title: str, says: str, names: tuple[str, ...]) -> str:
-    parts = [_HEAD, f"# {title}\n", says + "\n"]
+def _page(title: str, intro: str, names: tuple[str, ...]) -> str:
+    parts = [_HEAD, f"# {title}\n", intro + "\n"]
     for name in names:
         operator = OPERATORS[name][0] if name in OPERATORS else FRAME_OPERATORS[name]
         parts += [f"## {name}\n", inspect.cleandoc(operator.__doc__ or "") + "\n", _facts(operator)]
         if name == "expression":
             parts.append(
-                f"Functions: {', '.join(f'`{each}`' for each in [*FUNCTIONS, 'coalesce', 'is_null'])}.\n"
+                f"Functions: {', '.join(f'`{name}`' for name in [*FUNCTIONS, 'coalesce', 'is_null'])}.\n"
             )
     return "\n".join(parts)
 
 
 def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
-    given = [
-        f"`{each.name}`" + ("" if each.default is MISSING else f" = `{each.default!r}`")
-        for each in fields(operator)
-    ]
-    facts = [f"Parameters: {', '.join(given)}." if given else "No parameters."]
-    if issubclass(operator, Operator):
-        facts.append(f"Takes: {', '.join(operator.takes)}.")
-        if OPERATORS[operator.name][1].sql_only:
-            facts.append("Tables are computed by the sql engine alone.")
-    else:
-        facts.append("Computed by the sql engine.")
-    return " ".join(facts) + "\n"
+    """The table of parameters, and what the operator accepts."""
+    facts = [field_table(operator) if operator.model_fields else "No parameters.\n"]
+    if not issubclass(operator, Operator):
+        return "\n".join([*facts, "Computed by the sql engine.\n"])
+    sentence = f"Takes: {', '.join(operator.takes)}."
+    if OPERATORS[operator.name][1].sql_only:
+        sentence += " Tables are computed by the sql engine alone."
+    return "\n".join([*facts, sentence + "\n"])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
+from pydantic import Field, model_validator
 from pyspark.sql import Column
 
 from conf.errors import ConfigError
@@ -16,25 +17,29 @@ from etl.ops.tables import LocalTables
 
 @dataclass(frozen=True)
 class FittedRename(RowWise):
+    """A fitted `rename`."""
+
     name: ClassVar[str] = "rename"
     size: int | None = None
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         return values[0]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         return [values[0]]
 
     @property
     def cardinality(self) -> int | None:
+        """Embedding rows of the ids, reserved ids included; None without ids."""
         return self.size
 
 
-@dataclass(frozen=True)
 class Rename(Operator):
-    """Gives columns other names: `names` maps old to new, `prefix` and `suffix` are put around the others.
+    """Gives columns other names, so that one raw column can become several features. Values do not change.
 
-    So one raw column can become several features. Values stay as they are.
+    `names` maps old names to new ones. All other columns get `prefix` and `suffix`.
 
     | column | new name (names={C1: user}, suffix=_raw) |
     |--------|------------------------------------------|
@@ -45,26 +50,36 @@ class Rename(Operator):
     name: ClassVar[str] = "rename"
     keeps_ids: ClassVar[bool] = True
     takes: ClassVar[tuple[Type, ...]] = ("int", "float", "string", "ints", "strings")
-    names: Mapping[str, str] | None = None
-    prefix: str = ""
-    suffix: str = ""
+    names: Mapping[str, str] | None = Field(
+        default=None, description="Old name → new name. Null: every column gets prefix and suffix."
+    )
+    prefix: str = Field(
+        default="", description="Text before the name of each column that `names` does not contain."
+    )
+    suffix: str = Field(
+        default="", description="Text behind the name of each column that `names` does not contain."
+    )
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _changes_a_name(self) -> Rename:
         if not self.names and not self.prefix and not self.suffix:
             raise ConfigError(
                 "rename has neither names nor prefix nor suffix", "write rename: {names: {C1: user}}"
             )
+        return self
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
-        given = dict(self.names or {})
-        unknown = sorted(set(given) - set(columns))
+        """The steps over these columns; raises ConfigError if they do not fit."""
+        new_names = dict(self.names or {})
+        unknown = sorted(set(new_names) - set(columns))
         if unknown:
             raise ConfigError(f"rename names {unknown}, which are not in {list(columns)}", "correct names")
         return [
             Step(self, (name,), (new,), {new: kind})
             for name, kind in columns.items()
-            for new in [given.get(name, f"{self.prefix}{name}{self.suffix}")]
+            for new in [new_names.get(name, f"{self.prefix}{name}{self.suffix}")]
         ]
 
-    def fit(self, step: Step, found: Statistics) -> FittedRename:
-        return FittedRename(step.inputs, step.outputs, found.cardinality)
+    def fit(self, step: Step, statistics: Statistics) -> FittedRename:
+        """The fitted step."""
+        return FittedRename(step.inputs, step.outputs, statistics.cardinality)

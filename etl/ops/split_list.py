@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError
 from etl.ops.base import Operator, RowWise, Statistics, Step, Type
 from etl.ops.tables import LocalTables
 from etl.raw.value_text import literal_pattern, over_elements
@@ -20,14 +20,18 @@ from etl.raw.value_text import literal_pattern, over_elements
 
 @dataclass(frozen=True)
 class FittedSplitList(RowWise):
+    """A fitted `split_list`."""
+
     name: ClassVar[str] = "split_list"
     separator: str = "|"
 
     def expression(self, *values: Column) -> Column:
+        """The Spark expression of the output."""
         parts = F.split(values[0], literal_pattern(self.separator), -1)
         return F.filter(parts, lambda part: part != "")
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         parts = pc.split_pattern(values[0], self.separator)
         flat = pc.list_flatten(parts)
         kept = pc.not_equal(flat, "")
@@ -45,7 +49,6 @@ class FittedSplitList(RowWise):
         return [over_elements(shape, flat.filter(kept))]
 
 
-@dataclass(frozen=True)
 class SplitList(Operator):
     """Splits texts at `separator` into lists; empty parts are left out. Null stays null.
 
@@ -58,16 +61,12 @@ class SplitList(Operator):
 
     name: ClassVar[str] = "split_list"
     takes: ClassVar[tuple[Type, ...]] = ("string",)
-    separator: str = "|"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.separator, str) or not self.separator:
-            raise ConfigError(
-                f"split_list separator={self.separator!r} must be a text", "write separator: '|'"
-            )
+    separator: str = Field(default="|", min_length=1, description="Text between two parts of a list.")
 
     def gives(self, taken: Type) -> Type:
+        """Type of the output, from the type of the input."""
         return "strings"
 
-    def fit(self, step: Step, found: Statistics) -> FittedSplitList:
+    def fit(self, step: Step, statistics: Statistics) -> FittedSplitList:
+        """The fitted step."""
         return FittedSplitList(step.inputs, step.outputs, self.separator)

@@ -24,7 +24,7 @@ RARE = "rare"
 
 
 def workflow_table(lake: Lake, version: str, name: str) -> Partition:
-    """Where a table of a workflow version lies: `vocabulary`, `rare`, or the name a step gave its own."""
+    """The partition of a table of a workflow version: `vocabulary`, `rare`, or the table of a step."""
     return Partition(f"workflow/{version}", name, f"{lake.workflow(version)}/{name}", depth=3)
 
 
@@ -35,11 +35,12 @@ def vocabulary_key(name: str) -> str:
 
 @dataclass(frozen=True)
 class LocalTables:
-    """Tables that a Python worker opens by itself: what the `arrow` engine looks up in. Small, and can be pickled.
+    """Tables that a Python worker opens itself, for lookups of the `arrow` engine. Small and picklable.
 
     Attributes:
         files: table → its Parquet files.
-        latest: the last day the workflow counted, in days since 1970-01-01: what the age of a value is measured from.
+        latest: the last day the workflow counted, in days since 1970-01-01: what the age of a value is
+            measured from.
     """
 
     files: Mapping[str, tuple[str, ...]]
@@ -61,7 +62,8 @@ class Tables:
     """The same tables as frames: what the `sql` engine joins.
 
     Attributes:
-        frames: table → frame of (key string, ...), or of (column, value, id, count, last_seen) for `vocabulary`.
+        frames: table → frame of (key string, ...), or of (column, value, id, count, last_seen) for
+            `vocabulary`.
         rows: table, or `vocabulary/<name>` → its measured number of rows.
         broadcast_max_rows: up to which number of rows a lookup is sent to every task.
     """
@@ -79,6 +81,7 @@ class Tables:
         return self._sized(entries.select("value", "id"), vocabulary_key(name))
 
     def keyed(self, name: str) -> DataFrame:
+        """The keyed table, broadcast if it is small."""
         return self._sized(self.frames[name], name)
 
     def _sized(self, lookup: DataFrame, name: str) -> DataFrame:
@@ -95,7 +98,7 @@ def open_tables(
     broadcast_max_rows: int,
     latest: int,
 ) -> Tables:
-    """The named tables of a version. A vocabulary small enough stays in memory while its columns are looked up."""
+    """The named tables of a version. Small tables are cached in memory while columns are looked up."""
     frames, files = {}, {}
     for name in names:
         partition = workflow_table(lake, version, name)
@@ -109,8 +112,8 @@ def open_tables(
 def _read(files: tuple[str, ...]) -> pa.Table:
     tables = []
     for path in files:
-        found, inner = file_io.filesystem(path)
-        tables.append(pq.read_table(inner, filesystem=found, partitioning=None))
+        filesystem, inner = file_io.filesystem(path)
+        tables.append(pq.read_table(inner, filesystem=filesystem, partitioning=None))
     return pa.concat_tables(tables).combine_chunks()
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from conf.errors import ConfigError, DataError
-from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type, require_float32
+from conf.errors import DataError
+from etl.ops.base import KEYS, Need, Operator, Statistics, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
+from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
 from etl.split.time_split import DAY, SPLIT
 from storage.feature_spec import LABEL, ROW_ID
@@ -25,12 +27,14 @@ def fold_of(folds: int) -> Column:
 
 
 def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> Column:
-    """(total + smoothing * prior) / (count + smoothing): the mean, drawn towards the prior where rows are few."""
+    """(total + smoothing * prior) / (count + smoothing): the mean, close to the prior if rows are few."""
     return (total + prior * smoothing) / (count + smoothing)
 
 
 @dataclass(frozen=True)
 class FittedTargetEncoding(KeyedFitted):
+    """A fitted `target_encoding`."""
+
     name: ClassVar[str] = "target_encoding"
     sql_only: ClassVar[bool] = True
     folds: int = 5
@@ -43,12 +47,14 @@ class FittedTargetEncoding(KeyedFitted):
     def from_state(
         cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]
     ) -> FittedTargetEncoding:
+        """The fitted step of stored JSON values."""
         lists = {name: tuple(state[name]) for name in ("fold_priors", "days")}
         return cls(tuple(inputs), tuple(outputs), **{**state, **lists})
 
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
+        """The frame, joined with tables if necessary, and an expression for each output."""
         joined, of = self.join_table(rows, values, tables, tag)
         whole = smoothed(of("sum"), of("count"), F.lit(self.prior), self.smoothing)
         encoded = F.coalesce(whole, F.lit(self.prior))
@@ -69,28 +75,32 @@ class FittedTargetEncoding(KeyedFitted):
         return joined, [F.when(fitted_row, out_of_fold).otherwise(encoded)]
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
+        """The outputs as Arrow arrays, one for each."""
         of = self.look_up(values, tables)
         total = pc.add(of("sum"), self.prior * self.smoothing)
         weight = pc.add(of("count").cast(pa.float64()), self.smoothing)
-        # A key whose targets are all null has no weight without smoothing: the prior, as in sql, where 0 / 0 is null.
+        # Without smoothing, a key whose targets are all null has no weight. It gets the prior, as in sql.
         return [
             pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
         ]
 
 
-@dataclass(frozen=True)
 class TargetEncoding(Operator):
-    """The mean of `target` among the training rows with the same key: (sum + smoothing * prior) / (count + smoothing).
+    """The smoothed mean of `target` among the training rows with the same key, out of fold.
 
-    After Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes" (2001), with a constant
-    weight of the prior, which is the mean over all training rows. A training row is encoded from the training rows
-    of the other folds and the mean of these alone. Its fold is floorMod(XXH64(row_id as 8 bytes, little endian, seed 42),
-    `folds`): row_id is the position in the day's log, so rows of different days with one row_id share a fold, and under
-    `negatives` a drawn row has a row_id, and so a fold, of its own. Every other row, and a single raw row outside a table,
-    is encoded from all training rows. A training row whose key is null, or has no row in the other folds, gets their
-    mean; elsewhere null and unseen keys get the prior.
+    It is (sum + smoothing * prior) / (count + smoothing), after Micci-Barreca, "A preprocessing scheme for
+    high-cardinality categorical attributes" (2001), with a constant weight of the prior. The prior is the
+    mean over all training rows.
 
-    Each column is a key (`joint`: all together are one); outputs are named `<key>_te`.
+    A training row is encoded from the training rows of the other folds and their mean alone. Its fold is
+    floorMod(XXH64(row_id as 8 bytes, little endian, seed 42), `folds`). row_id is the position in the day's
+    log: rows of different days with the same row_id are in one fold. Under `negatives`, a drawn row has a
+    row_id and a fold of its own. Every other row, and a single raw row outside of a table, is encoded from
+    all training rows.
+
+    A training row whose key is null, or has no row in the other folds, gets their mean. Elsewhere, null and
+    unseen keys get the prior. Each column is a key, or all columns together if `joint` is set. Outputs are
+    named `<key>_te`.
 
     | key  | target | out (folds=2, smoothing=0) of a training row in fold 0 |
     |------|--------|--------------------------------------------------------|
@@ -102,24 +112,24 @@ class TargetEncoding(Operator):
     needs: ClassVar[Need] = "groups"
     takes: ClassVar[tuple[Type, ...]] = KEYS
     of_all_rows: ClassVar[bool] = True
-    target: str = LABEL
-    folds: int = 5
-    smoothing: float = 20.0
-    joint: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.folds, int) or not 2 <= self.folds <= 64:
-            raise ConfigError(
-                f"target_encoding folds={self.folds!r} must be an integer from 2 to 64", "correct it"
-            )
-        require_float32(self.name, smoothing=self.smoothing)
-        if self.smoothing < 0:
-            raise ConfigError(f"target_encoding smoothing={self.smoothing} is negative", "use 0 or more")
+    target: str = Field(default=LABEL, description="Numeric column whose mean is computed.")
+    folds: Annotated[int, Field(ge=2, le=64)] = Field(
+        default=5, description="Number of folds into which the training rows are divided."
+    )
+    smoothing: Annotated[Number, Field(ge=0)] = Field(
+        default=20.0, description="Weight of the prior, in rows. 0: the mean is not smoothed."
+    )
+    joint: bool = Field(
+        default=False,
+        description="Whether all columns of the group together are one key, instead of a key each.",
+    )
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
+        """The steps over these columns; raises ConfigError if they do not fit."""
         return bind_keys(self, columns, self.joint, lambda key: {f"{key}_te": "float"})
 
     def reads(self) -> tuple[str, ...]:
+        """Raw columns that `fit` needs besides the inputs."""
         return () if self.target == LABEL else (self.target,)
 
     def groups(self, rows: DataFrame) -> DataFrame:
@@ -148,16 +158,17 @@ class TargetEncoding(Operator):
         ]
         return {"prior": prior, "fold_priors": fold_priors}
 
-    def fit(self, step: Step, found: Statistics) -> FittedTargetEncoding:
+    def fit(self, step: Step, statistics: Statistics) -> FittedTargetEncoding:
+        """The fitted step."""
         return FittedTargetEncoding(
             inputs=step.inputs,
             outputs=step.outputs,
             table=table_name(step),
             folds=self.folds,
             smoothing=float(self.smoothing),
-            prior=found.facts["prior"],
-            fold_priors=tuple(found.facts["fold_priors"]),
-            days=tuple(found.facts["days"]),
+            prior=statistics.facts["prior"],
+            fold_priors=tuple(statistics.facts["fold_priors"]),
+            days=tuple(statistics.facts["days"]),
         )
 
 

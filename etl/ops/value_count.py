@@ -14,14 +14,16 @@ from etl.ops.data_stats import FittedDataStats
 
 @dataclass(frozen=True)
 class FittedValueCount(FittedDataStats):
+    """A fitted `value_count`."""
+
     name: ClassVar[str] = "value_count"
 
 
-@dataclass(frozen=True)
 class ValueCount(Operator):
     """Writes the least and the greatest length of a column's lists in training into the workflow's state.
 
-    What a model with fixed-size multi-hot inputs must provide for. Values stay as they are; null has no length.
+    A model with multi-hot inputs of a fixed size must have room for them. Values do not change;
+    null has no length.
 
     | in        | training rows [1] [1 2 3] null | out    |
     |-----------|--------------------------------|--------|
@@ -34,11 +36,16 @@ class ValueCount(Operator):
     takes: ClassVar[tuple[Type, ...]] = LISTS
 
     def gives(self, taken: Type) -> Type:
+        """Type of the output, from the type of the input."""
         return taken
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
+        """Name → aggregate over the training rows of one input."""
         length = F.when(value.isNotNull(), F.size(value))
         return {"min": F.min(length), "max": F.max(length)}
 
-    def fit(self, step: Step, found: Statistics) -> FittedValueCount:
-        return FittedValueCount(step.inputs, step.outputs, found.cardinality, dict(found.aggregates))
+    def fit(self, step: Step, statistics: Statistics) -> FittedValueCount:
+        """The fitted step."""
+        return FittedValueCount(
+            step.inputs, step.outputs, statistics.cardinality, dict(statistics.aggregates)
+        )

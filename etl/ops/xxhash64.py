@@ -1,7 +1,7 @@
 """XXH64 of many strings at once, in NumPy: what Spark's `xxhash64` gives for one string column (seed 42).
 
-After the specification of XXH64 (Yann Collet, xxHash fast digest algorithm, section "XXH64 algorithm description").
-Strings of one length are hashed together, lane by lane.
+After the specification of XXH64 (Yann Collet, xxHash fast digest algorithm, section "XXH64 algorithm
+description"). Strings of one length are hashed together, lane by lane.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import pyarrow as pa
 
 SEED = 42
 _P1, _P2, _P3, _P4, _P5 = (
-    np.uint64(each)
-    for each in (
+    np.uint64(prime)
+    for prime in (
         0x9E3779B185EBCA87,
         0xC2B2AE3D27D4EB4F,
         0x165667B19E3779F9,

@@ -128,10 +128,10 @@ def month(series: Series, fires: dict[str, dict[str, str]]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    found = shutil.which("promtool")
-    if found is None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
         pytest.skip("promtool is not on PATH (Debian: apt-get install prometheus)")
-    return found
+    return promtool
 
 
 def passes(promtool: str, tmp_path: Path, *months: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ def test_set_overrides_parse_yaml_and_make_sections(tmp_path: Path) -> None:
     features = "features=[{columns: [user], kind: categorical, ops: [categorify]}]"
     config = load_config(_write(tmp_path, SMALL), [*overrides, features])
     assert (config.train.epochs, config.output.grace_hours) == (7, 0.5)
-    assert [each.model_dump() for each in config.candidates.sources] == [
+    assert [source.model_dump() for source in config.candidates.sources] == [
         {"source": "popular", "n": 7, "segment": None, "window_days": None}
     ]
     assert config.scopes.user == ["user"]
@@ -128,19 +128,36 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
             r"log\.separator=.*: a separator is one of",
         ),
         *(
-            (_changed("log", "separator", to=each), r"log\.separator=.*: a separator is one of")
-            for each in ("x", "7", "-", "+", ".", "e", "_", '"', "'", "\\", "/", "\r", "\0", " ", "", "\x7f")
+            (_changed("log", "separator", to=separator), r"log\.separator=.*: a separator is one of")
+            for separator in (
+                "x",
+                "7",
+                "-",
+                "+",
+                ".",
+                "e",
+                "_",
+                '"',
+                "'",
+                "\\",
+                "/",
+                "\r",
+                "\0",
+                " ",
+                "",
+                "\x7f",
+            )
         ),
         *(
-            (_changed("name", to=each), r"name=.*: it becomes a folder of the lake: write 1 to 100 letters")
-            for each in ("../../x", "..", ".x", "a/b", "a\\b", "", "a b", "a\x1b[2J", "é", "x" * 101, "a\n")
+            (_changed("name", to=name), r"name=.*: it becomes a folder of the lake: write 1 to 100 letters")
+            for name in ("../../x", "..", ".x", "a/b", "a\\b", "", "a b", "a\x1b[2J", "é", "x" * 101, "a\n")
         ),
         *(
             (
-                _changed("log", "columns", 1, "name", to=each),
+                _changed("log", "columns", 1, "name", to=name),
                 r"log\.columns\.1\.name=.*a column name has 1 to 128",
             )
-            for each in ("../x", "a\\b", "", "a\x1bb", "x" * 129, "a\nb", "\u202eb")
+            for name in ("../x", "a\\b", "", "a\x1bb", "x" * 129, "a\nb", "\u202eb")
         ),
         (_changed("lake", to="http://a/b"), r"lake='http://a/b': http:// is not supported"),
         (_changed("lake", to="hdfs://a/b"), r"lake='hdfs://a/b': a lake cannot lie on HDFS"),
@@ -307,9 +324,9 @@ def test_the_model_of_a_source_may_name_a_file_relative_to_the_config_that_says_
     (tmp_path / "deeper").mkdir()
     child = _write(tmp_path / "deeper", {"extends": "../base.yaml", "name": "child"})
     for path in (str(tmp_path / "base.yaml"), child):
-        found = load_config(path).candidates.retrieval
-        assert found is not None
-        assert (found.n, found.model.output_dim) == (9, 5)  # type: ignore[attr-defined]
+        retrieval = load_config(path).candidates.retrieval
+        assert retrieval is not None
+        assert (retrieval.n, retrieval.model.output_dim) == (9, 5)  # type: ignore[attr-defined]
 
 
 USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user", "type": "string"}]}
@@ -373,9 +390,9 @@ def test_a_loaded_config_is_frozen(tmp_path: Path) -> None:
         config.train.epochs = 9
 
 
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path, yaml.safe_dump(SMALL) + "name: another\n")
-    with pytest.raises(ConfigError, match="'name' stands twice"):
+    with pytest.raises(ConfigError, match="'name' occurs twice"):
         load_config(path)
 
 

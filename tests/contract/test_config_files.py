@@ -29,8 +29,8 @@ GOOD = Path("conf/datasets/criteo.yaml").read_text(encoding="utf-8")
         (b"", r"holds NoneType, not a mapping"),
         (b"# only a comment\n", r"holds NoneType, not a mapping"),
         (b"just words", r"holds str, not a mapping"),
-        (b"a: 1\na: 2\n", r"'a' stands twice"),
-        (b"a: {b: 1, b: 2}\n", r"'b' stands twice"),
+        (b"a: 1\na: 2\n", r"'a' occurs twice"),
+        (b"a: {b: 1, b: 2}\n", r"'b' occurs twice"),
         (b"? [a]\n: 1\n", r"the key \['a'\] is no text"),
         (b"? {a: 1}\n: 1\n", r"the key \{'a': 1\} is no text"),
         (b"day: 2026-13-45\n", r"is not YAML: month must be in 1\.\.12"),
@@ -72,10 +72,10 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_an_extends_that_goes_round_in_a_circle_is_refused(tmp_path: Path, length: int) -> None:
+def test_files_that_extend_each_other_in_a_circle_are_refused(tmp_path: Path, length: int) -> None:
     for number in range(length):
         (tmp_path / f"c{number}.yaml").write_text(f"extends: ./c{(number + 1) % length}.yaml\n")
-    with pytest.raises(ConfigError, match="`extends` goes round in a circle") as caught:
+    with pytest.raises(ConfigError, match="files extend each other in a circle") as caught:
         load_config(str(tmp_path / "c0.yaml"))
     assert caught.value.problem.count("c0.yaml") == 2
     assert all(f"c{number}.yaml" in caught.value.problem for number in range(length))
@@ -90,9 +90,9 @@ def test_a_file_may_be_extended_by_several(tmp_path: Path) -> None:
 
 
 def test_a_date_that_yaml_reads_as_one_is_a_date(tmp_path: Path) -> None:
-    made = load_config("conf/datasets/generated.yaml", ["generate.first_date=2026-03-04"]).generate
-    assert made is not None
-    assert made.first_date == "2026-03-04"
+    generate = load_config("conf/datasets/generated.yaml", ["generate.first_date=2026-03-04"]).generate
+    assert generate is not None
+    assert generate.first_date == "2026-03-04"
     path = tmp_path / "dated.yaml"
     path.write_text(
         f"extends: {Path('conf/datasets/generated.yaml').resolve()}\ngenerate: {{first_date: 2026-03-05}}\n"

@@ -84,12 +84,12 @@ def places(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def changed(values: Any, path: tuple[Any, ...], to: Any) -> Any:
-    made = copy.deepcopy(values)
-    target = made
+    copied = copy.deepcopy(values)
+    target = copied
     for part in path[:-1]:
         target = target[part]
     target[path[-1]] = to
-    return made
+    return copied
 
 
 def accepted(values: Any) -> bool:
@@ -254,10 +254,10 @@ def of_operators(features: list[Any], prepare: list[Any]) -> dict[str, Any]:
 def test_operators_hold_too(name: str) -> None:
     """Every parameter of every operator, from the examples that the operators' own tests go through."""
     if name in EXAMPLES:
-        good = [of_operators([each.group()], []) for each in EXAMPLES[name]]
+        good = [of_operators([example.group()], []) for example in EXAMPLES[name]]
     else:
         dense = {"columns": ["I1"], "kind": "dense", "ops": ["log1p"]}
-        good = [of_operators([dense], [each]) for each in FRAME_EXAMPLES[name]]
+        good = [of_operators([dense], [example]) for example in FRAME_EXAMPLES[name]]
     every = [
         (values, (section, *place), wrong)
         for values in good

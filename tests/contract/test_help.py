@@ -72,5 +72,5 @@ if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for stale in GOLDEN.glob("*.txt"):
         stale.unlink()
-    for found in JOBS:
-        (GOLDEN / f"{found.stem}.txt").write_text(help_of(found), encoding="utf-8")
+    for job in JOBS:
+        (GOLDEN / f"{job.stem}.txt").write_text(help_of(job), encoding="utf-8")

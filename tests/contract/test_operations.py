@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from conf import errors
-from conf.train_types import Drift
+from conf.gate_types import Drift
 from conf.types import Gate, Quality, Stop, Strict, Watch
 from jobs.chain.submit import StageError, StoppedError
 from reporting.monitoring.prometheus import METRICS
@@ -35,8 +35,8 @@ _PROMQL = {"and", "on", "by", "sum", "max", "time", "avg_over_time", "max_over_t
 
 
 def _errors() -> list[type[errors.NightrankError]]:
-    found = [each for each in vars(errors).values() if isinstance(each, type)]
-    return [each for each in found if issubclass(each, errors.NightrankError)] + [StageError, StoppedError]
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [kind for kind in classes if issubclass(kind, errors.NightrankError)] + [StageError, StoppedError]
 
 
 @pytest.mark.parametrize("error", _errors(), ids=lambda error: error.__name__)
@@ -45,7 +45,7 @@ def test_every_error_is_explained(error: type[errors.NightrankError]) -> None:
 
 
 def test_no_other_module_makes_errors_of_its_own() -> None:
-    known = {each.__name__ for each in _errors()} | {"Unavailable"}
+    known = {kind.__name__ for kind in _errors()} | {"Unavailable"}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and node.name.endswith("Error"):
@@ -107,11 +107,11 @@ def _literal(node: ast.expr) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return re.sub(r"%(\.\d+)?[a-z]", "…", node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(_literal(each) if isinstance(each, ast.Constant) else "…" for each in node.values)
+        return "".join(_literal(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
     return "…"
 
 
-def _said() -> Iterator[tuple[Path, str]]:
+def _logged_messages() -> Iterator[tuple[Path, str]]:
     """(file, first piece of literal text that is long enough) of every warning, and of what the observer says for one."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -128,9 +128,9 @@ def _said() -> Iterator[tuple[Path, str]]:
 
 def test_every_warning_is_explained() -> None:
     table = PAGE.split("## Warnings")[1].split("## Limits")[0]
-    said = list(_said())
-    assert len(said) > 15
-    missing = [(str(path), text) for path, text in said if text not in table]
+    messages = list(_logged_messages())
+    assert len(messages) > 15
+    missing = [(str(path), text) for path, text in messages if text not in table]
     assert not missing
 
 

@@ -92,20 +92,20 @@ def test_a_bad_override_is_named(override: str, problem: str) -> None:
 
 def documented_overrides() -> list[tuple[str, list[str]]]:
     """(file, its `--set` values of one line) of every comment of a shipped configuration that documents some."""
-    found = []
+    leaves = []
     for path in sorted(Path("conf").rglob("*.yaml")):
         for line in path.read_text(encoding="utf-8").splitlines():
             text = line.partition("#")[2]
             if "--set " in text:
                 # A command ends where the sentence goes on.
                 words = shlex.split(re.sub(r"[,;)]( |$).*", "", text[text.index("--set ") :]))
-                found.append(
+                leaves.append(
                     (
                         str(path),
                         [after for word, after in pairwise(words) if word == "--set"],
                     )
                 )
-    return found
+    return leaves
 
 
 def test_the_shipped_configurations_document_some() -> None:

@@ -25,15 +25,15 @@ def _lakes() -> list[tuple[str, bool]]:
     """(address, whether a lake may be there), from the table of docs/lakes.md."""
     rows = re.findall(r"^\| (.*`) \| \w+ \| (yes|no) \|", (ROOT / "docs/lakes.md").read_text(), re.MULTILINE)
     return [
-        (re.findall(r"(?:file|s3a|hdfs)://", address)[-1] if "://" in address else "", said == "yes")
-        for address, said in rows
+        (re.findall(r"(?:file|s3a|hdfs)://", address)[-1] if "://" in address else "", answer == "yes")
+        for address, answer in rows
     ]
 
 
 def test_lakes_are_where_the_table_says(tmp_path: Path) -> None:
-    found = _lakes()
-    assert [scheme for scheme, _ in found] == ["file://", "s3a://", "hdfs://"]
-    for scheme, allowed in found:
+    lakes = _lakes()
+    assert [scheme for scheme, _ in lakes] == ["file://", "s3a://", "hdfs://"]
+    for scheme, allowed in lakes:
         lake = f"lake={scheme}{tmp_path}"
         if allowed:
             assert load_config(CONFIG, [lake]).lake
@@ -44,16 +44,20 @@ def test_lakes_are_where_the_table_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_page_puts_a_lake_on_hdfs(page: str) -> None:
-    told = [each for each in _sentences(page) if re.search(r"\blake\b", each, re.I) and "HDFS" in each]
-    assert told
-    assert [each for each in told if not re.search(r"\b(not|refused|no)\b", each)] == []
+    sentences = [
+        sentence
+        for sentence in _sentences(page)
+        if re.search(r"\blake\b", sentence, re.I) and "HDFS" in sentence
+    ]
+    assert sentences
+    assert [sentence for sentence in sentences if not re.search(r"\b(not|refused|no)\b", sentence)] == []
 
 
 @pytest.mark.parametrize("page", PAGES[:2])
 def test_no_page_denies_training_from_s3(page: str) -> None:
     """tests/training/test_staging.py: a plan of a lake on an object store reads its files from there."""
-    (told,) = [each for each in _sentences(page) if re.match(r"[Tt]raining reads", each)]
-    assert re.search(r"\b(both|either)\b", told), told
+    (sentence,) = [text for text in _sentences(page) if re.match(r"[Tt]raining reads", text)]
+    assert re.search(r"\b(both|either)\b", sentence), sentence
 
 
 def test_the_set_up_takes_as_long_in_the_makefile_as_in_the_readme() -> None:

@@ -46,22 +46,22 @@ def _leaves() -> Iterator[tuple[str, dict[str, Any]]]:
 def _below(
     prefix: str, schema: dict[str, Any], known: dict[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    for each in _choices(schema, known):
-        if "properties" in each:
-            for name, value in each["properties"].items():
+    for member in _choices(schema, known):
+        if "properties" in member:
+            for name, value in member["properties"].items():
                 yield from _below(f"{prefix}.{name}" if prefix else name, value, known)
-        elif isinstance(each.get("additionalProperties"), dict):
-            for choice in _choices(each["additionalProperties"], known):
+        elif isinstance(member.get("additionalProperties"), dict):
+            for choice in _choices(member["additionalProperties"], known):
                 yield f"{prefix}.", choice
         else:
-            yield prefix, each
+            yield prefix, member
 
 
 def _choices(schema: dict[str, Any], known: dict[str, Any]) -> list[dict[str, Any]]:
     """A schema as its alternatives, references followed."""
     if "$ref" in schema:
         return _choices(known[schema["$ref"].rpartition("/")[2]], known)
-    return [choice for each in schema.get("anyOf", []) for choice in _choices(each, known)] or [schema]
+    return [choice for member in schema.get("anyOf", []) for choice in _choices(member, known)] or [schema]
 
 
 def _holds_text(schema: dict[str, Any]) -> bool:

@@ -69,26 +69,26 @@ def test_log_lines_are_printable() -> None:
 
 
 def test_tables_and_progress_lines_are_printable_and_aligned() -> None:
-    made = text_table(["User", "n"], [[EVIL, "1"], ["a\nb", "10"]], right=(1,))
-    assert is_printable(made.replace("\n", ""))
-    lines = made.split("\n")
+    text = text_table(["User", "n"], [[EVIL, "1"], ["a\nb", "10"]], right=(1,))
+    assert is_printable(text.replace("\n", ""))
+    lines = text.split("\n")
     assert len(lines) == 4
     assert len({len(line) for line in lines[1:]}) == 1
     stream = io.StringIO()
     progress = Progress(stream)
     progress.say(f"Lists of {EVIL}\nnext")
     progress.finished("score_daily", "done", 1.0, f"to {EVIL}")
-    said = stream.getvalue()
-    assert said.startswith(f"Lists of {SHOWN}\nnext\n")
-    assert said.endswith(f"to {SHOWN}\n")
+    logged = stream.getvalue()
+    assert logged.startswith(f"Lists of {SHOWN}\nnext\n")
+    assert logged.endswith(f"to {SHOWN}\n")
 
 
 def test_the_report_escapes_markup_and_control_characters() -> None:
     evil = f"<script>alert('1')</script>&\"{EVIL}"
-    made = tag("p", evil, title=evil) + table(["item"], [[evil]], evil)
-    assert "<script" not in made
-    assert made.count("&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;&quot;" + SHOWN) == 5
-    assert is_printable(made)
+    text = tag("p", evil, title=evil) + table(["item"], [[evil]], evil)
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;&quot;" + SHOWN) == 5
+    assert is_printable(text)
 
 
 def test_the_page_of_a_user_is_printable() -> None:
@@ -96,10 +96,10 @@ def test_the_page_of_a_user_is_printable() -> None:
     facts = {"model_version": "m1", "workflow_version": "w1", "scored_at": "now", "k": 1}
     entry = {"position": 1, "item_id": EVIL, "score": 0.5, "reason": f"boost:{EVIL}"}
     features = {"C1": 3}
-    found = Found(
+    answer = Found(
         EVIL, "2026-01-04", facts, spec, [entry], features, {EVIL: features}, History({EVIL: (1, 2)})
     )
-    made = page(found, {"C1": {3: EVIL}})
-    assert is_printable(made.replace("\n", ""))
-    assert made.count(SHOWN) == 7
-    assert len(made.splitlines()) == 18
+    text = page(answer, {"C1": {3: EVIL}})
+    assert is_printable(text.replace("\n", ""))
+    assert text.count(SHOWN) == 7
+    assert len(text.splitlines()) == 18

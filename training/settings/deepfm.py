@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from conf.types import PositiveInt, Strict
-from training.settings import DropShare, HiddenWidths
+from training.settings.field_types import DropShare, HiddenWidths
 
 
 class Settings(Strict):
-    """`deep` names the hidden widths in order; the layer to one logit is implied. `dropout`: share of their outputs dropped."""
+    """DeepFM: a factorization machine and an MLP over the same embeddings (Guo et al., arXiv:1703.04247)."""
 
-    embedding_dim: PositiveInt = 10
-    deep: HiddenWidths = [400, 400, 400]
-    dropout: DropShare = 0.0
+    embedding_dim: PositiveInt = Field(default=10, description="Width of an embedding vector.")
+    deep: HiddenWidths = Field(
+        default=[400, 400, 400],
+        description="Widths of the hidden layers of the MLP, in order. The layer to one logit is added.",
+    )
+    dropout: DropShare = Field(
+        default=0.0, description="Share of the outputs of the hidden layers that training sets to 0."
+    )

@@ -13,11 +13,13 @@ _NotNegative = Annotated[float, Field(ge=0)]
 
 
 class FtrlSettings(Strict):
-    """`learning_rate` is α, `beta` β, `l1` λ₁ and `l2` λ₂ of the paper. It found β = 1 good for gradients of single examples;
-    those of a batch's mean are smaller by as much as the batch is larger, and so should β be.
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1).
+
+    The paper recommends `beta` 1 for gradients of single examples. Gradients of a batch's mean are smaller by
+    the size of the batch, and `beta` should be smaller by the same factor.
     """
 
-    learning_rate: _Positive = 0.1
-    beta: _Positive = 1.0
-    l1: _NotNegative = 0.0
-    l2: _NotNegative = 0.0
+    learning_rate: _Positive = Field(default=0.1, description="Learning rate, α in the paper.")
+    beta: _Positive = Field(default=1.0, description="Smoothing of the learning rate, β in the paper.")
+    l1: _NotNegative = Field(default=0.0, description="Strength of L1 regularization, λ₁ in the paper.")
+    l2: _NotNegative = Field(default=0.0, description="Strength of L2 regularization, λ₂ in the paper.")

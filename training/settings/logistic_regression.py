@@ -6,4 +6,4 @@ from conf.types import Strict
 
 
 class Settings(Strict):
-    """It has none."""
+    """Logistic regression: one weight for each id and each dense feature. It has no settings."""

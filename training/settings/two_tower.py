@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
-from training.settings import DropShare, Features, HiddenWidths
+from training.settings.field_types import DropShare, Features, HiddenWidths
 
 
 class Settings(Strict):
-    """`user_tower`, `item_tower` name the hidden widths in order; the layer to `output_dim` is implied.
+    """Two towers: the logit is the dot product of a user vector and an item vector."""
 
-    `dropout`: share of the hidden layers' outputs dropped.
-    """
-
-    embedding_dim: PositiveInt = 16
-    user_tower: HiddenWidths = [64]
-    item_tower: HiddenWidths = [64]
-    output_dim: PositiveInt = 32
-    dropout: DropShare = 0.0
+    embedding_dim: PositiveInt = Field(default=16, description="Width of an embedding vector.")
+    user_tower: HiddenWidths = Field(
+        default=[64],
+        description="Widths of the hidden layers over the user features, in order. The layer to "
+        "`output_dim` is added.",
+    )
+    item_tower: HiddenWidths = Field(
+        default=[64],
+        description="Widths of the hidden layers over the item features, in order. The layer to "
+        "`output_dim` is added.",
+    )
+    output_dim: PositiveInt = Field(default=32, description="Width of a user vector and of an item vector.")
+    dropout: DropShare = Field(
+        default=0.0, description="Share of the outputs of the hidden layers that training sets to 0."
+    )
 
 
 def check(settings: Settings, features: Features) -> None:
+    """Raises ConfigError unless every feature belongs to a tower."""
     require_sides(len(features.pairs))
 
 

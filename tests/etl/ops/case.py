@@ -49,16 +49,16 @@ def table(rows: Sequence[Row], days: frozenset[str]) -> Table:
     return Table({name: [row[name] for row in rows] for name in rows[0]}, days)
 
 
-def assert_same(found: Mapping[str, Sequence[Any]], expected: Mapping[str, Sequence[Any]]) -> None:
+def assert_same(actual: Mapping[str, Sequence[Any]], expected: Mapping[str, Sequence[Any]]) -> None:
     """The same features; ids and lists exactly, floats within 1e-6, nulls where nulls are expected."""
-    assert sorted(found) == sorted(expected)
+    assert sorted(actual) == sorted(expected)
     for name, values in expected.items():
-        assert len(found[name]) == len(values), name
-        for place, (mine, theirs) in enumerate(zip(found[name], values, strict=True)):
-            assert _same(mine, theirs), f"{name}, row {place}: {mine!r} is not {theirs!r}"
+        assert len(actual[name]) == len(values), name
+        for place, (value, expected_value) in enumerate(zip(actual[name], values, strict=True)):
+            assert _same(value, expected_value), f"{name}, row {place}: {value!r} is not {expected_value!r}"
 
 
-def _same(mine: Any, theirs: Any) -> bool:
-    if mine is None or theirs is None or isinstance(mine, int | list):
-        return mine == theirs
-    return math.isfinite(mine) and math.isclose(mine, theirs, rel_tol=1e-6, abs_tol=1e-6)
+def _same(value: Any, expected_value: Any) -> bool:
+    if value is None or expected_value is None or isinstance(value, int | list):
+        return value == expected_value
+    return math.isfinite(value) and math.isclose(value, expected_value, rel_tol=1e-6, abs_tol=1e-6)

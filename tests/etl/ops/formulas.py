@@ -26,19 +26,21 @@ def _of(node: Any, row: Mapping[str, Any]) -> Value:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return _finite(lambda a: -a, _of(operand, row))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            found = _of(operand, row)
-            return None if found is None else not found
+            result = _of(operand, row)
+            return None if result is None else not result
         case ast.BoolOp(op=op, values=parts):
-            return _joined([_of(each, row) for each in parts], decides=isinstance(op, ast.Or))
+            return _joined([_of(operand, row) for operand in parts], decides=isinstance(op, ast.Or))
         case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.List(elts=elements)]):
             value = _of(left, row)
-            return _joined([_compared(ast.Eq, value, _of(each, row)) for each in elements], decides=True)
+            return _joined(
+                [_compared(ast.Eq, value, _of(operand, row)) for operand in elements], decides=True
+            )
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             return _compared(type(op), _of(left, row), _of(right, row))
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return _of(body if _of(test, row) else orelse, row)
         case ast.Call(func=ast.Name(id=name), args=arguments):
-            return _called(name, [_of(each, row) for each in arguments])
+            return _called(name, [_of(operand, row) for operand in arguments])
     raise ValueError(f"the oracle does not know {ast.dump(node)}")
 
 
@@ -46,11 +48,11 @@ def _plain(value: Any) -> Value:
     return float(value) if isinstance(value, int) else value
 
 
-def _joined(found: list[Value], decides: bool) -> Value:
+def _joined(values: list[Value], decides: bool) -> Value:
     """`or` (decides=True) or `and`: the deciding truth wins over null."""
-    if decides in found:
+    if decides in values:
         return decides
-    return None if None in found else not decides
+    return None if None in values else not decides
 
 
 def _compared(op: type, a: Any, b: Any) -> Value:
@@ -69,19 +71,19 @@ def _compared(op: type, a: Any, b: Any) -> Value:
 
 def feature(formula: str, row: Mapping[str, Any]) -> Any:
     """What `expression` makes of a row: the formula's value, null where a number is beyond float32's range."""
-    found = evaluate(formula, row)
-    too_large = isinstance(found, int | float) and abs(found) > 3.4028234663852886e38
-    return None if too_large else found
+    result = evaluate(formula, row)
+    too_large = isinstance(result, int | float) and abs(result) > 3.4028234663852886e38
+    return None if too_large else result
 
 
 def _finite(function: Callable[..., float], *values: Any) -> float | None:
     if None in values:
         return None
     try:
-        found = float(function(*values))
+        result = float(function(*values))
     except (ArithmeticError, ValueError):
         return None
-    return found if math.isfinite(found) else None
+    return result if math.isfinite(result) else None
 
 
 _ARITHMETIC: Mapping[type, Callable[..., float]] = {
@@ -115,7 +117,7 @@ def _called(name: str, values: list[Any]) -> Value:
     if name == "is_null":
         return values[0] is None
     if name == "coalesce":
-        return next((each for each in values if each is not None), None)
+        return next((value for value in values if value is not None), None)
     if name in _NUMERIC:
         return _finite(_NUMERIC[name], *values)
     return None if None in values else _TEXTUAL[name](*values)

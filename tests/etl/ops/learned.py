@@ -15,7 +15,7 @@ from tests.etl.ops.hashing import of_integer, of_text
 NULL, OOV = 1, 2
 
 Columns = Mapping[str, list[Any]]
-Given = Mapping[str, Any]
+Parameters = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,115 +36,120 @@ class Table:
 Apply = Callable[[Table], Columns]
 
 
-def _each(train: Table, learn: Callable[[list[Any]], Callable[[Any], Any]]) -> Apply:
+def _by_column(train: Table, learn: Callable[[list[Any]], Callable[[Any], Any]]) -> Apply:
     """Each column by itself: what is learned from its training values maps its values, null to null."""
-    found = {
-        name: learn([each for each in values if each is not None]) for name, values in train.values.items()
+    learned = {
+        name: learn([element for element in values if element is not None])
+        for name, values in train.values.items()
     }
     return lambda rows: {
-        name: [None if each is None else found[name](each) for each in values]
+        name: [None if element is None else learned[name](element) for element in values]
         for name, values in rows.values.items()
     }
 
 
-def normalize(given: Given, train: Table) -> Apply:
+def normalize(parameters: Parameters, train: Table) -> Apply:
     def learn(present: list[Any]) -> Callable[[Any], float]:
         mean = math.fsum(present) / len(present)
-        std = math.sqrt(math.fsum((float(each) - mean) ** 2 for each in present) / len(present))
+        std = math.sqrt(math.fsum((float(element) - mean) ** 2 for element in present) / len(present))
         divisor = 1.0 if len(set(present)) == 1 else std
         return lambda value: (float(value) - mean) / divisor
 
-    return _each(train, learn)
+    return _by_column(train, learn)
 
 
-def normalize_min_max(given: Given, train: Table) -> Apply:
+def normalize_min_max(parameters: Parameters, train: Table) -> Apply:
     def learn(present: list[Any]) -> Callable[[Any], float]:
         least, most = float(min(present)), float(max(present))
         return lambda value: (float(value) - least) / ((most - least) or 1.0)
 
-    return _each(train, learn)
+    return _by_column(train, learn)
 
 
-def fill_median(given: Given, train: Table) -> Apply:
+def fill_median(parameters: Parameters, train: Table) -> Apply:
     medians = {}
     for name, values in train.values.items():
-        present = sorted(float(each) for each in values if each is not None)
+        present = sorted(float(element) for element in values if element is not None)
         medians[name] = present[(len(present) - 1) // 2]
     return lambda rows: {
-        name: [medians[name] if each is None else each for each in values]
+        name: [medians[name] if element is None else element for element in values]
         for name, values in rows.values.items()
     }
 
 
-def drop_low_cardinality(given: Given, train: Table) -> Apply:
+def drop_low_cardinality(parameters: Parameters, train: Table) -> Apply:
     kept = [
         name
         for name, values in train.values.items()
-        if len(set(values) - {None}) >= given.get("min_cardinality", 2)
+        if len(set(values) - {None}) >= parameters.get("min_cardinality", 2)
     ]
     return lambda rows: {name: rows.values[name] for name in kept}
 
 
-def categorify(given: Given, train: Table) -> Apply:
-    buckets = given.get("oov_buckets", 1)
+def categorify(parameters: Parameters, train: Table) -> Apply:
+    buckets = parameters.get("oov_buckets", 1)
     counts: dict[str, Counter[str]] = {}
     seen: dict[tuple[str, str], str] = {}
     for column, values in train.values.items():
-        name = given.get("share", column)
+        name = parameters.get("share", column)
         counted = counts.setdefault(name, Counter())
         for value, day in zip(values, train.raw["_day"], strict=True):
             for text in _texts(value):
                 counted[text] += 1
                 seen[name, text] = max(day, seen.get((name, text), ""))
-    ids = {name: _ids(given, name, counted, 2 + buckets) for name, counted in counts.items()}
-    if given.get("max_age_days") is not None:
+    ids = {name: _ids(parameters, name, counted, 2 + buckets) for name, counted in counts.items()}
+    if parameters.get("max_age_days") is not None:
         latest = date.fromisoformat(max(train.days))
         for name, known in ids.items():
             for text in list(known):
-                if (latest - date.fromisoformat(seen[name, text])).days > given["max_age_days"]:
+                if (latest - date.fromisoformat(seen[name, text])).days > parameters["max_age_days"]:
                     del known[text]
 
     def encode(known: Mapping[str, int], value: Any, in_list: bool) -> Any:
         if isinstance(value, list):
-            return [encode(known, each, in_list) for each in value]
+            return [encode(known, element, in_list) for element in value]
         if value is None:
             return None if in_list else NULL
         return known.get(str(value), OOV + (of_text(str(value)) % buckets if buckets > 1 else 0))
 
     def apply(rows: Table) -> Columns:
-        found = {}
+        outputs = {}
         for column, values in rows.values.items():
-            lists = any(isinstance(each, list) for each in values)
-            found[column] = [encode(ids[given.get("share", column)], each, lists) for each in values]
-        return found
+            lists = any(isinstance(element, list) for element in values)
+            outputs[column] = [
+                encode(ids[parameters.get("share", column)], element, lists) for element in values
+            ]
+        return outputs
 
     return apply
 
 
 def _texts(value: Any) -> list[str]:
     elements = value if isinstance(value, list) else [value]
-    return [str(each) for each in elements if each is not None]
+    return [str(element) for element in elements if element is not None]
 
 
-def _ids(given: Given, name: str, counts: Counter[str], first: int) -> dict[str, int]:
-    if given.get("values"):
-        ranked = [str(each) for each in given["values"]]
+def _ids(parameters: Parameters, name: str, counts: Counter[str], first: int) -> dict[str, int]:
+    if parameters.get("values"):
+        ranked = [str(element) for element in parameters["values"]]
     else:
-        least = given.get("min_count", 1)
+        least = parameters.get("min_count", 1)
         least = least[name] if isinstance(least, Mapping) else least
         ranked = sorted(
             (text for text, count in counts.items() if count >= least),
             key=lambda text: (-counts[text], text.encode("utf-8")),
-        )[: given.get("max_size")]
+        )[: parameters.get("max_size")]
     return {text: first + place for place, text in enumerate(ranked)}
 
 
-def _keys(given: Given, values: Columns) -> dict[str, list[Any]]:
+def _keys(parameters: Parameters, values: Columns) -> dict[str, list[Any]]:
     """Name of a key → its value for each row; null where there is none."""
-    if not given.get("joint"):
-        return {name: [None if each is None else str(each) for each in values[name]] for name in values}
+    if not parameters.get("joint"):
+        return {
+            name: [None if element is None else str(element) for element in values[name]] for name in values
+        }
     rows = zip(*values.values(), strict=True)
-    joined = [None if all(each is None for each in row) else tuple(map(str, row)) for row in rows]
+    joined = [None if all(element is None for element in row) else tuple(map(str, row)) for row in rows]
     return {"_".join(values): joined}
 
 
@@ -153,7 +158,7 @@ def _measure(statistic: str, present: Sequence[Any]) -> float | None:
         return None
     total = _sum(present)
     mean = None if total is None else total / len(present)
-    squares = None if mean is None else _sum([(float(each) - mean) ** 2 for each in present])
+    squares = None if mean is None else _sum([(float(element) - mean) ** 2 for element in present])
     variance = None if squares is None else squares / len(present)
     measures = {
         "sum": total,
@@ -163,49 +168,49 @@ def _measure(statistic: str, present: Sequence[Any]) -> float | None:
         "min": min(present),
         "max": max(present),
     }
-    found = measures[statistic]
-    return None if found is None else float(found)
+    value = measures[statistic]
+    return None if value is None else float(value)
 
 
 def _sum(values: Sequence[float]) -> float | None:
     """Null where a value, or the sum, needs more than 38 digits in units of 2**-24."""
     total = math.fsum(values)
-    return None if any(abs(each) * 2**24 >= 1e38 for each in (*values, total)) else total
+    return None if any(abs(element) * 2**24 >= 1e38 for element in (*values, total)) else total
 
 
-def join_groupby(given: Given, train: Table) -> Apply:
-    statistics = given.get("statistics", ["count"])
+def join_groupby(parameters: Parameters, train: Table) -> Apply:
+    statistics = parameters.get("statistics", ["count"])
     rows_of: dict[tuple[str, Any], list[int]] = {}
-    for name, keys in _keys(given, train.values).items():
+    for name, keys in _keys(parameters, train.values).items():
         for place, key in enumerate(keys):
             rows_of.setdefault((name, key), []).append(place)
 
     def apply(rows: Table) -> Columns:
-        found: dict[str, list[Any]] = {}
-        for name, keys in _keys(given, rows.values).items():
+        outputs: dict[str, list[Any]] = {}
+        for name, keys in _keys(parameters, rows.values).items():
             places = [[] if key is None else rows_of.get((name, key), []) for key in keys]
             if "count" in statistics:
-                found[f"{name}_count"] = [float(len(each)) for each in places]
-            for column in given.get("of", []):
+                outputs[f"{name}_count"] = [float(len(element)) for element in places]
+            for column in parameters.get("of", []):
                 present = [
-                    [train.raw[column][at] for at in each if train.raw[column][at] is not None]
-                    for each in places
+                    [train.raw[column][at] for at in element if train.raw[column][at] is not None]
+                    for element in places
                 ]
                 for statistic in statistics:
                     if statistic != "count":
-                        found[f"{name}_{column}_{statistic}"] = [
-                            _measure(statistic, each) for each in present
+                        outputs[f"{name}_{column}_{statistic}"] = [
+                            _measure(statistic, element) for element in present
                         ]
-        return found
+        return outputs
 
     return apply
 
 
-def target_encoding(given: Given, train: Table) -> Apply:
-    folds, smoothing = given.get("folds", 5), given.get("smoothing", 20.0)
-    target = train.raw[given.get("target", "label")]
+def target_encoding(parameters: Parameters, train: Table) -> Apply:
+    folds, smoothing = parameters.get("folds", 5), parameters.get("smoothing", 20.0)
+    target = train.raw[parameters.get("target", "label")]
     fold_of = [of_integer(row_id) % folds for row_id in train.raw["row_id"]]
-    known = [place for place, each in enumerate(target) if each is not None]
+    known = [place for place, element in enumerate(target) if element is not None]
 
     def encoded(keys: Sequence[Any], key: Any, without: int | None) -> float:
         others = [at for at in known if fold_of[at] != without]
@@ -215,26 +220,26 @@ def target_encoding(given: Given, train: Table) -> Apply:
         return (math.fsum(mine) + smoothing * prior) / weight if weight else prior
 
     def apply(rows: Table) -> Columns:
-        found = {}
-        for name, keys in _keys(given, rows.values).items():
-            of_train = _keys(given, train.values)[name]
-            found[f"{name}_te"] = [
+        outputs = {}
+        for name, keys in _keys(parameters, rows.values).items():
+            of_train = _keys(parameters, train.values)[name]
+            outputs[f"{name}_te"] = [
                 encoded(of_train, key, of_integer(row_id) % folds if day in train.days else None)
                 for key, row_id, day in zip(keys, rows.raw["row_id"], rows.raw["_day"], strict=True)
             ]
-        return found
+        return outputs
 
     return apply
 
 
-def join_external(given: Given, train: Table) -> Apply:
+def join_external(parameters: Parameters, train: Table) -> Apply:
     def apply(rows: Table) -> Columns:
         ((name, keys),) = rows.values.items()
-        at = EXTERNAL_COLUMNS.index(given.get("key") or name)
-        found = {str(row[at]): dict(zip(EXTERNAL_COLUMNS, row, strict=True)) for row in EXTERNAL}
+        at = EXTERNAL_COLUMNS.index(parameters.get("key") or name)
+        rows_by_key = {str(row[at]): dict(zip(EXTERNAL_COLUMNS, row, strict=True)) for row in EXTERNAL}
         return {
-            column: [None if key is None else found.get(str(key), {}).get(column) for key in keys]
-            for column in given["columns"]
+            column: [None if key is None else rows_by_key.get(str(key), {}).get(column) for key in keys]
+            for column in parameters["columns"]
         }
 
     return apply

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.etl.ops import formulas, learned
 from tests.etl.ops.hashing import of_text
-from tests.etl.ops.learned import Apply, Columns, Given, Table
+from tests.etl.ops.learned import Apply, Columns, Parameters, Table
 
 NULL, OOV, FIRST = 1, 2, 3
 
@@ -22,108 +22,116 @@ NULL, OOV, FIRST = 1, 2, 3
 def run(group: Mapping[str, Any], train: Table, rows: Table) -> Columns:
     """Feature → its values for `rows`, by the chain of a group of the section `features`."""
     names = group["columns"]
-    train, rows = (replace(each, values={name: each.raw[name] for name in names}) for each in (train, rows))
+    train, rows = (
+        replace(table, values={name: table.raw[name] for name in names}) for table in (train, rows)
+    )
     for entry in group["ops"]:
-        name, given = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
-        apply = ORACLES[name](given or {}, train)
-        train, rows = (replace(each, values=apply(each)) for each in (train, rows))
+        name, parameters = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
+        apply = ORACLES[name](parameters or {}, train)
+        train, rows = (replace(table, values=apply(table)) for table in (train, rows))
     return rows.values
 
 
-def _one_by_one(function: Callable[[Given, Any], Any]) -> Callable[[Given, Table], Apply]:
+def _one_by_one(function: Callable[[Parameters, Any], Any]) -> Callable[[Parameters, Table], Apply]:
     """An operator without a fit that maps each value of each column by itself."""
 
-    def learn(given: Given, train: Table) -> Apply:
+    def learn(parameters: Parameters, train: Table) -> Apply:
         return lambda rows: {
-            name: [function(given, value) for value in values] for name, values in rows.values.items()
+            name: [function(parameters, value) for value in values] for name, values in rows.values.items()
         }
 
     return learn
 
 
-def _unless_null(function: Callable[[Given, Any], Any]) -> Callable[[Given, Table], Apply]:
-    return _one_by_one(lambda given, value: None if value is None else function(given, value))
+def _unless_null(function: Callable[[Parameters, Any], Any]) -> Callable[[Parameters, Table], Apply]:
+    return _one_by_one(lambda parameters, value: None if value is None else function(parameters, value))
 
 
-def _fill(given: Given, train: Table) -> Apply:
+def _fill(parameters: Parameters, train: Table) -> Apply:
     def apply(rows: Table) -> Columns:
-        found: dict[str, list[Any]] = {}
+        outputs: dict[str, list[Any]] = {}
         for name, values in rows.values.items():
-            filled = [given.get("value", 0.0) if each is None else each for each in values]
-            found[name] = [each if isinstance(each, str) else float(each) for each in filled]
-            if given.get("indicator"):
-                found[f"{name}_filled"] = [1.0 if each is None else 0.0 for each in values]
-        return found
+            filled = [parameters.get("value", 0.0) if element is None else element for element in values]
+            outputs[name] = [element if isinstance(element, str) else float(element) for element in filled]
+            if parameters.get("indicator"):
+                outputs[f"{name}_filled"] = [1.0 if element is None else 0.0 for element in values]
+        return outputs
 
     return apply
 
 
-def _clip(given: Given, value: float) -> float:
+def _clip(parameters: Parameters, value: float) -> float:
     number = float(value)
-    if given.get("min") is not None and number < given["min"]:
-        return float(given["min"])
-    return float(given["max"]) if given.get("max") is not None and number > given["max"] else number
-
-
-def _bucketize(given: Given, value: Any) -> int:
+    if parameters.get("min") is not None and number < parameters["min"]:
+        return float(parameters["min"])
     return (
-        NULL if value is None else FIRST + bisect_right([float(b) for b in given["boundaries"]], float(value))
+        float(parameters["max"])
+        if parameters.get("max") is not None and number > parameters["max"]
+        else number
     )
 
 
-def _hash_bucket(given: Given, value: Any) -> Any:
+def _bucketize(parameters: Parameters, value: Any) -> int:
+    return (
+        NULL
+        if value is None
+        else FIRST + bisect_right([float(b) for b in parameters["boundaries"]], float(value))
+    )
+
+
+def _hash_bucket(parameters: Parameters, value: Any) -> Any:
     if isinstance(value, list):
-        return [_hash_bucket(given, each) for each in value]
-    return NULL if value is None else FIRST + of_text(str(value)) % given["buckets"]
+        return [_hash_bucket(parameters, element) for element in value]
+    return NULL if value is None else FIRST + of_text(str(value)) % parameters["buckets"]
 
 
-def _hash_buckets(given: Given, train: Table) -> Apply:
+def _hash_buckets(parameters: Parameters, train: Table) -> Apply:
     def apply(rows: Table) -> Columns:
-        found = {}
+        outputs = {}
         for name, values in rows.values.items():
-            lists = any(isinstance(each, list) for each in values)
-            found[name] = [
-                None if lists and value is None else _hash_bucket(given, value) for value in values
+            lists = any(isinstance(element, list) for element in values)
+            outputs[name] = [
+                None if lists and value is None else _hash_bucket(parameters, value) for value in values
             ]
-        return found
+        return outputs
 
     return apply
 
 
-def _hashed_cross(given: Given, train: Table) -> Apply:
+def _hashed_cross(parameters: Parameters, train: Table) -> Apply:
     """Joined as the operator joins: the unit separator between texts, a zero byte for null."""
 
     def apply(rows: Table) -> Columns:
-        output = given.get("output") or "_x_".join(rows.values)
+        output = parameters.get("output") or "_x_".join(rows.values)
         ids = []
         for values in zip(*rows.values.values(), strict=True):
-            text = "\x1f".join("\x00" if each is None else str(each) for each in values)
-            none = all(each is None for each in values)
-            ids.append(NULL if none else FIRST + of_text(text) % given["buckets"])
+            text = "\x1f".join("\x00" if element is None else str(element) for element in values)
+            none = all(element is None for element in values)
+            ids.append(NULL if none else FIRST + of_text(text) % parameters["buckets"])
         return {output: ids}
 
     return apply
 
 
-def _split_list(given: Given, value: str) -> list[str]:
-    return [part for part in value.split(given.get("separator", "|")) if part]
+def _split_list(parameters: Parameters, value: str) -> list[str]:
+    return [part for part in value.split(parameters.get("separator", "|")) if part]
 
 
-def _list_slice(given: Given, train: Table) -> Apply:
-    start, length = given.get("start", 0), given["length"]
+def _list_slice(parameters: Parameters, train: Table) -> Apply:
+    start, length = parameters.get("start", 0), parameters["length"]
 
     def part(value: Sequence[Any]) -> list[Any]:
         first = max(0, len(value) + start) if start < 0 else start
         return list(value[first : first + length])
 
     def apply(rows: Table) -> Columns:
-        if not given.get("columns"):
+        if not parameters.get("columns"):
             return {
-                name: [None if each is None else part(each) for each in values]
+                name: [None if element is None else part(element) for element in values]
                 for name, values in rows.values.items()
             }
         return {
-            f"{name}_{place}": [(part(each or []) + [0] * length)[place] for each in values]
+            f"{name}_{place}": [(part(element or []) + [0] * length)[place] for element in values]
             for name, values in rows.values.items()
             for place in range(length)
         }
@@ -131,49 +139,53 @@ def _list_slice(given: Given, train: Table) -> Apply:
     return apply
 
 
-def _list_similarity(given: Given, train: Table) -> Apply:
+def _list_similarity(parameters: Parameters, train: Table) -> Apply:
     def alike(left: Sequence[Any] | None, right: Sequence[Any] | None) -> float | None:
         if not left or not right:
             return None
         return len(set(left) & set(right)) / math.sqrt(len(set(left)) * len(set(right)))
 
     def apply(rows: Table) -> Columns:
-        output = given.get("output") or "_sim_".join(rows.values)
+        output = parameters.get("output") or "_sim_".join(rows.values)
         return {output: [alike(*both) for both in zip(*rows.values.values(), strict=True)]}
 
     return apply
 
 
-def _expression(given: Given, train: Table) -> Apply:
+def _expression(parameters: Parameters, train: Table) -> Apply:
     def apply(rows: Table) -> Columns:
         count = len(next(iter(rows.values.values())))
-        found = []
+        outputs = []
         for place in range(count):
             row = {name: values[place] for name, values in rows.values.items()}
-            value = formulas.feature(given["formula"], row)
-            found.append(float(value) if isinstance(value, bool) else value)
-        return {given["output"]: found}
+            value = formulas.feature(parameters["formula"], row)
+            outputs.append(float(value) if isinstance(value, bool) else value)
+        return {parameters["output"]: outputs}
 
     return apply
 
 
-def _rename(given: Given, train: Table) -> Apply:
-    names, prefix, suffix = given.get("names") or {}, given.get("prefix", ""), given.get("suffix", "")
+def _rename(parameters: Parameters, train: Table) -> Apply:
+    names, prefix, suffix = (
+        parameters.get("names") or {},
+        parameters.get("prefix", ""),
+        parameters.get("suffix", ""),
+    )
     return lambda rows: {
         names.get(name, f"{prefix}{name}{suffix}"): values for name, values in rows.values.items()
     }
 
 
-def _as_it_is(given: Given, train: Table) -> Apply:
+def _as_it_is(parameters: Parameters, train: Table) -> Apply:
     return lambda rows: dict(rows.values)
 
 
 # Operator → (its parameters, the training rows) → rows → columns.
-ORACLES: Mapping[str, Callable[[Given, Table], Apply]] = {
+ORACLES: Mapping[str, Callable[[Parameters, Table], Apply]] = {
     "fill": _fill,
     "fill_median": learned.fill_median,
     "clip": _unless_null(_clip),
-    "log1p": _unless_null(lambda given, value: math.log1p(value) if value > -1 else None),
+    "log1p": _unless_null(lambda parameters, value: math.log1p(value) if value > -1 else None),
     "normalize": learned.normalize,
     "normalize_min_max": learned.normalize_min_max,
     "bucketize": _one_by_one(_bucketize),

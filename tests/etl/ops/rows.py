@@ -105,7 +105,7 @@ def fit_rows(
 ) -> FittedWorkflow:
     """The workflow fitted on frames by day, through the public door of etl.fit.fit_workflow."""
     raw = [RawFiles(day, (), 1, f"digest of {day}") for day in frames]
-    return fit_workflow(spark, config, Lake(config.lake), raw, lambda each: frames[each.dt], parent)
+    return fit_workflow(spark, config, Lake(config.lake), raw, lambda raw_day: frames[raw_day.dt], parent)
 
 
 def by_day(spark: SparkSession, rows: Sequence[Row]) -> dict[str, DataFrame]:
@@ -116,5 +116,5 @@ def by_day(spark: SparkSession, rows: Sequence[Row]) -> dict[str, DataFrame]:
 
 def features_of(workflow: FittedWorkflow, rows: DataFrame) -> dict[str, list[Any]]:
     """Feature → its values, in the order of row_id."""
-    found = workflow.apply(rows).orderBy(F.col("row_id")).collect()
-    return {each.name: [row[each.name] for row in found] for each in workflow.spec.features}
+    collected = workflow.apply(rows).orderBy(F.col("row_id")).collect()
+    return {feature.name: [row[feature.name] for row in collected] for feature in workflow.spec.features}

@@ -63,10 +63,10 @@ OPERATORS: list[tuple[dict[str, Any], tuple[Type, ...]]] = [
 ]
 
 
-def _chain(entry: dict[str, Any], kinds: Sequence[Type], found: Statistics | None = None) -> FittedChain:
+def _chain(entry: dict[str, Any], kinds: Sequence[Type], statistics: Statistics | None = None) -> FittedChain:
     operator = operator_from_config(entry)
     columns = dict(zip("abc", kinds, strict=False))
-    steps = [operator.fit(step, found or Statistics()) for step in operator.bind(columns)]
+    steps = [operator.fit(step, statistics or Statistics()) for step in operator.bind(columns)]
     outputs = tuple(name for step in steps for name in step.outputs)
     return FittedChain(tuple(columns), tuple(kinds), tuple(steps), outputs)
 
@@ -78,7 +78,7 @@ def _computed(
     arrays = [
         pa.array([None, *values], ARROW[kind])[1:] for kind, values in zip(chain.types, columns, strict=True)
     ]
-    return {name: made.to_pylist() for name, made in chain.compute(arrays, tables).items()}
+    return {name: output.to_pylist() for name, output in chain.compute(arrays, tables).items()}
 
 
 def _expected(entry: dict[str, Any], columns: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
@@ -87,34 +87,36 @@ def _expected(entry: dict[str, Any], columns: Sequence[Sequence[Any]]) -> dict[s
     return dict(oracle.ORACLES[name](parameters, rows)(rows))
 
 
-def _assert_same(found: Mapping[str, list[Any]], expected: Mapping[str, list[Any]]) -> None:
-    assert list(found) == list(expected)
+def _assert_same(actual: Mapping[str, list[Any]], expected: Mapping[str, list[Any]]) -> None:
+    assert list(actual) == list(expected)
     for name, values in expected.items():
-        for mine, theirs in zip(found[name], values, strict=True):
+        for mine, theirs in zip(actual[name], values, strict=True):
             if isinstance(theirs, float) and mine is not None:
                 assert math.isclose(mine, theirs, rel_tol=1e-12), name
             else:
                 assert mine == theirs, name
 
 
-@pytest.mark.parametrize("entry, kinds", OPERATORS, ids=lambda each: str(each).replace(" ", ""))
+@pytest.mark.parametrize("entry, kinds", OPERATORS, ids=lambda value: str(value).replace(" ", ""))
 @MANY
 @given(data=st.data())
 def test_values_are_the_oracles(entry: dict[str, Any], kinds: tuple[Type, ...], data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.tuples(*(VALUES[kind] for kind in kinds)), max_size=8))
     columns = [[row[place] for row in rows] for place in range(len(kinds))]
     chain = _chain(entry, kinds)
-    found = _computed(chain, columns, LocalTables({}))
+    actual = _computed(chain, columns, LocalTables({}))
     if rows and all(value is None for value in columns[0]) and kinds[0] in ("ints", "strings"):
         # The oracle tells lists by their values: without one, null is all there is.
-        assert all(set(map(str, values)) <= {"None", "0"} for values in found.values())
+        assert all(set(map(str, values)) <= {"None", "0"} for values in actual.values())
         return
-    _assert_same(found, _expected(entry, columns))
+    _assert_same(actual, _expected(entry, columns))
     # Each row by itself, as encode_values has it, gives its part of the whole.
     for place, row in enumerate(rows):
         arrays = one_row([chain], dict(zip("abc", row, strict=False)))
         alone = chain.compute([arrays[name] for name in chain.inputs], LocalTables({}))
-        assert [made.to_pylist() for made in alone.values()] == [[values[place]] for values in found.values()]
+        assert [output.to_pylist() for output in alone.values()] == [
+            [values[place]] for values in actual.values()
+        ]
 
 
 NUMBERS = st.lists(st.none() | st.integers(-1000, 1000), max_size=8)
@@ -135,8 +137,8 @@ def test_what_was_learned_is_applied_to_each_value(values: list[int | None], mea
         ("fill_median", Statistics(median=mean), float),
     ]
     for name, learned, function in cases:
-        found = _computed(_chain({name: {}}, ["int"], learned), [values], LocalTables({}))
-        for mine, value in zip(found["a"], values, strict=True):
+        actual = _computed(_chain({name: {}}, ["int"], learned), [values], LocalTables({}))
+        for mine, value in zip(actual["a"], values, strict=True):
             if value is None:
                 assert mine == (mean if name == "fill_median" else None)
             else:  # a span of max - min loses the digits that min has and the span has not
@@ -172,11 +174,11 @@ def test_values_are_looked_up(vocabulary: LocalTables, values: list[Any], lists:
             return 1
         return 5 + KNOWN.index(value) if value in KNOWN else 2 + hashing.of_text(value) % 3
 
-    entry, found = {"categorify": {"oov_buckets": 3}}, Statistics(cardinality=5 + len(KNOWN))
-    of_values = _computed(_chain(entry, ["string"], found), [values], vocabulary)["a"]
-    assert of_values == [expected(each) for each in values]
-    of_lists = _computed(_chain(entry, ["strings"], found), [lists], vocabulary)["a"]
-    assert of_lists == [None if each is None else [expected(one) for one in each] for each in lists]
+    entry, statistics = {"categorify": {"oov_buckets": 3}}, Statistics(cardinality=5 + len(KNOWN))
+    of_values = _computed(_chain(entry, ["string"], statistics), [values], vocabulary)["a"]
+    assert of_values == [expected(value) for value in values]
+    of_lists = _computed(_chain(entry, ["strings"], statistics), [lists], vocabulary)["a"]
+    assert of_lists == [None if value is None else [expected(one) for one in value] for value in lists]
 
 
 @MANY
@@ -184,8 +186,8 @@ def test_values_are_looked_up(vocabulary: LocalTables, values: list[Any], lists:
 def test_integers_are_looked_up_as_their_decimal_texts(
     vocabulary: LocalTables, values: list[int | None]
 ) -> None:
-    found = _computed(_chain({"categorify": {}}, ["int"], Statistics(cardinality=300)), [values], vocabulary)
-    assert found["a"] == [{None: 1, 7: 5 + KNOWN.index("7")}.get(each, 2) for each in values]
+    actual = _computed(_chain({"categorify": {}}, ["int"], Statistics(cardinality=300)), [values], vocabulary)
+    assert actual["a"] == [{None: 1, 7: 5 + KNOWN.index("7")}.get(value, 2) for value in values]
 
 
 def test_a_value_that_is_too_old_is_not_found(vocabulary: LocalTables) -> None:
@@ -204,7 +206,7 @@ def test_a_vocabulary_that_is_not_there_knows_nothing(vocabulary: LocalTables) -
 
 
 @pytest.mark.parametrize(
-    "kind, value, said",
+    "kind, value, message",
     [
         ("int", 2**63, "is no int"),
         ("int", 1.5, "is no int"),
@@ -217,9 +219,9 @@ def test_a_vocabulary_that_is_not_there_knows_nothing(vocabulary: LocalTables) -
         ("strings", "ab", "is no strings"),
     ],
 )
-def test_a_raw_value_of_another_type_is_refused(kind: Type, value: Any, said: str) -> None:
+def test_a_raw_value_of_another_type_is_refused(kind: Type, value: Any, message: str) -> None:
     chain = FittedChain(("a",), (kind,), (), ())
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         one_row([chain], {"a": value})
 
 

@@ -63,13 +63,13 @@ def test_features_are_the_oracles(any_case: Case, engine: Any) -> None:
 def test_one_row_without_spark_is_encoded_as_a_row_of_another_day(any_case: Case) -> None:
     case = any_case
     workflow = load_local(Lake(case.config.lake), case.workflow.version)
-    names = [each.name for each in workflow.spec.features]
+    names = [feature.name for feature in workflow.spec.features]
     expected = case.expected
     for place, row in enumerate(case.by_row_id):
         if row[DAY] == TEST_DAY:
-            found = workflow.encode_values(row, names)
+            encoded = workflow.encode_values(row, names)
             assert_same(
-                {name: [found[name]] for name in names}, {name: [expected[name][place]] for name in names}
+                {name: [encoded[name]] for name in names}, {name: [expected[name][place]] for name in names}
             )
 
 
@@ -87,12 +87,12 @@ def test_the_order_and_the_partitions_of_rows_do_not_matter(
         if operator.needs not in ("nothing", "external")
     ]
     workflow = fit_rows(spark, make_config(tmp_path, groups), frames)
-    mine, theirs = ({_json(chain) for chain in each.chains} for each in (workflow, case.workflow))
+    mine, theirs = ({_json(chain) for chain in fitted.chains} for fitted in (workflow, case.workflow))
     assert len(mine) > 20
     assert mine <= theirs
-    found = features_of(replace(workflow, engine="arrow"), to_spark(spark, shuffled).repartition(5))
+    encoded = features_of(replace(workflow, engine="arrow"), to_spark(spark, shuffled).repartition(5))
     expected = case.expected
-    assert_same(found, {name: expected[name] for name in found})
+    assert_same(encoded, {name: expected[name] for name in encoded})
 
 
 def _json(chain: FittedChain) -> str:

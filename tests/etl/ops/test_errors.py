@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
-from etl.ops import Statistics, operator_from_config
+from etl.ops import HashBucket, Statistics, frame_operator_from_config, operator_from_config
 from etl.workflow.feature_plan import plan
 from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
 
@@ -18,7 +18,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    "name, given, said",
+    "name, parameters, message",
     [
         ("fill", {"value": None}, "fill value=None"),
         ("fill", {"value": NAN}, "fill value=nan"),
@@ -29,16 +29,16 @@ NAN, INF = float("nan"), float("inf")
         ("clip", {"min": 2, "max": 1}, "min=2 is above max=1"),
         ("clip", {"min": "a"}, "clip min='a'"),
         ("clip", {"max": INF}, "clip max=inf"),
-        ("bucketize", {"boundaries": []}, "boundaries=() must ascend"),
-        ("bucketize", {"boundaries": [0, 0]}, "boundaries=(0, 0) must ascend"),
-        ("bucketize", {"boundaries": [1, 0]}, "boundaries=(1, 0) must ascend"),
-        ("bucketize", {"boundaries": ["a"]}, "boundaries=['a']"),
-        ("bucketize", {"boundaries": [NAN]}, "boundaries=[nan]"),
+        ("bucketize", {"boundaries": []}, "boundaries=[]: "),
+        ("bucketize", {"boundaries": [0, 0]}, "boundaries=[0, 0]: the limits must ascend"),
+        ("bucketize", {"boundaries": [1, 0]}, "boundaries=[1, 0]: the limits must ascend"),
+        ("bucketize", {"boundaries": [0, "1"]}, "boundaries.1='1'"),
+        ("bucketize", {"boundaries": [NAN]}, "boundaries.0=nan"),
         ("bucketize", {"boundaries": 1}, "boundaries=1"),
-        ("bucketize", {}, "does not take"),
+        ("bucketize", {}, "bucketize needs the parameter boundaries"),
         ("categorify", {"min_count": 0}, "min_count=0"),
         ("categorify", {"min_count": 1.5}, "min_count=1.5"),
-        ("categorify", {"min_count": {"C1": 0}}, "min_count=0"),
+        ("categorify", {"min_count": {"C1": 0}}, "min_count.C1=0"),
         ("categorify", {"max_size": 0}, "max_size=0"),
         ("categorify", {"oov_buckets": 0}, "oov_buckets=0"),
         ("categorify", {"oov_buckets": True}, "oov_buckets=True"),
@@ -51,7 +51,7 @@ NAN, INF = float("nan"), float("inf")
         ("categorify", {"values": ["a"], "max_size": 3}, "whole vocabulary"),
         ("categorify", {"values": ["a"], "min_count": 3}, "whole vocabulary"),
         ("categorify", {"values": ["a"], "max_age_days": 3}, "whole vocabulary"),
-        ("hash_bucket", {}, "does not take"),
+        ("hash_bucket", {}, "hash_bucket needs the parameter buckets"),
         ("hash_bucket", {"buckets": 0}, "buckets=0"),
         ("hash_bucket", {"buckets": 2**31}, f"buckets={2**31}"),
         ("hash_bucket", {"buckets": 1.5}, "buckets=1.5"),
@@ -61,33 +61,72 @@ NAN, INF = float("nan"), float("inf")
         ("target_encoding", {"folds": 65}, "folds=65"),
         ("target_encoding", {"smoothing": -1}, "smoothing=-1"),
         ("target_encoding", {"smoothing": "a"}, "smoothing='a'"),
-        ("join_groupby", {"statistics": ["median"], "of": ["I1"]}, "['median']"),
-        ("join_groupby", {"statistics": []}, "join_groupby knows no statistics []"),
+        (
+            "join_groupby",
+            {"statistics": ["median"], "of": ["I1"]},
+            "statistics.0='median': Input should be 'count'",
+        ),
+        ("join_groupby", {"statistics": []}, "statistics=[]: "),
         ("join_groupby", {"statistics": ["sum"]}, "statistics=['sum'] needs columns"),
         ("join_groupby", {"statistics": "sum"}, "statistics='sum'"),
-        ("join_external", {"path": "p"}, "does not take"),
-        ("join_external", {"path": "p", "columns": {}}, "columns={} must name"),
-        ("join_external", {"path": "p", "columns": {"a": "date"}}, "columns={'a': 'date'}"),
+        ("join_external", {"path": "p"}, "join_external needs the parameter columns"),
+        ("join_external", {"path": "p", "columns": {}}, "columns={}: "),
+        ("join_external", {"path": "p", "columns": {"a": "date"}}, "columns.a='date': Input should be 'int'"),
         ("join_external", {"path": "p", "columns": {"a": "int"}, "format": "orc"}, "format='orc'"),
         ("split_list", {"separator": ""}, "separator=''"),
         ("split_list", {"separator": 1}, "separator=1"),
-        ("list_slice", {}, "does not take"),
+        ("list_slice", {}, "list_slice needs the parameter length"),
         ("list_slice", {"length": 0}, "length=0"),
         ("list_slice", {"length": 1, "start": 0.5}, "start=0.5"),
-        ("expression", {"output": "", "formula": "I1"}, "needs output and formula"),
+        ("expression", {"output": "", "formula": "I1"}, "output='': "),
         ("expression", {"output": "a", "formula": 1}, "formula=1"),
         ("rename", {}, "neither names nor prefix nor suffix"),
         ("rename", {"names": ["a"]}, "names=['a']"),
+        ("rename", {"names": {"a": 3}}, "rename names.a=3: Input should be a valid string"),
+        ("categorify", {"values": ["a", True]}, "values.1=True"),
+        ("hash_bucket", {"buckets": "5"}, "buckets='5': Input should be a valid integer"),
+        ("log1p", {1: 2}, "parameters must be a mapping of names to values"),
+        ("log1p", 3, "parameters must be a mapping of names to values"),
         ("drop_low_cardinality", {"min_cardinality": 0}, "min_cardinality=0"),
         ("log1p", {"base": 2}, "does not take"),
         ("log", None, "unknown operator 'log'"),
     ],
 )
-def test_bad_parameters_are_refused_by_name_and_value(name: str, given: Any, said: str) -> None:
+def test_bad_parameters_are_refused_by_name_and_value(name: str, parameters: Any, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        operator_from_config({name: given})
+        operator_from_config({name: parameters})
     assert name in str(refused.value)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "entry, message",
+    [
+        ({"filter": {"keep": 3}}, "filter keep=3"),
+        ({"dropna": {"columns": []}}, "dropna columns=[]"),
+        ({"dropna": {"columns": "I1"}}, "dropna columns='I1': it must be a list"),
+        (
+            {"difference_lag": {"by": ["C1"], "columns": ["I1"], "lag": 0}},
+            "lag=0: it must be an integer other",
+        ),
+        (
+            {"groupby": {"by": ["C1"], "aggregates": {"I1": ["total"]}}},
+            "aggregates.I1.0='total': Input should",
+        ),
+        ({"groupby": {"by": ["C1"], "aggregates": {"I1": []}}}, "aggregates.I1=[]"),
+        ({"groupby": {"by": ["C1"], "aggregates": {"I1": "sum"}}}, "aggregates.I1='sum': it must be a list"),
+        ("sample", "prepare names an unknown operator 'sample'"),
+    ],
+)
+def test_bad_parameters_of_prepare_are_refused_by_name_and_value(entry: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        frame_operator_from_config(entry)
+    assert message in str(refused.value)
+
+
+def test_an_operator_written_in_python_is_checked_likewise() -> None:
+    with pytest.raises(ConfigError, match="hash_bucket buckets=0"):
+        HashBucket(buckets=0)
 
 
 DENSE, IDS, LISTS = "dense", "categorical", "multi_hot"
@@ -95,14 +134,14 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
 
 
 @pytest.mark.parametrize(
-    "columns, kind, ops, said",
+    "columns, kind, ops, message",
     [
         # Types an operator does not take.
         (["C1"], DENSE, ["fill"], "fill value=0.0 is no string"),
         (["I1"], DENSE, [{"fill": {"value": "a"}}], "fill value='a' is no int"),
         *[
-            (["C1"], DENSE, [each], "takes int or float, and C1 is string")
-            for each in ["fill_median", {"clip": {"min": 0}}, "log1p", "normalize", "normalize_min_max"]
+            (["C1"], DENSE, [operator], "takes int or float, and C1 is string")
+            for operator in ["fill_median", {"clip": {"min": 0}}, "log1p", "normalize", "normalize_min_max"]
         ],
         (["C1"], IDS, [{"bucketize": {"boundaries": [1]}}], "bucketize takes int or float, and C1 is string"),
         (["X"], IDS, ["categorify"], "categorify takes int or string or ints or strings, and X is float"),
@@ -145,16 +184,16 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
     ],
 )
 def test_groups_that_make_no_sense_are_refused(
-    tmp_path: Path, columns: list[str], kind: str, ops: list[Any], said: str
+    tmp_path: Path, columns: list[str], kind: str, ops: list[Any], message: str
 ) -> None:
     config = make_config(tmp_path, [{"columns": columns, "kind": kind, "ops": ops}])
     with pytest.raises(ConfigError) as refused:
         plan(config)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "groups, said",
+    "groups, message",
     [
         (
             [(["I1"], DENSE, ["fill"]), (["I1"], DENSE, ["log1p"])],
@@ -180,13 +219,13 @@ def test_groups_that_make_no_sense_are_refused(
         ),
     ],
 )
-def test_one_name_for_two_things_is_refused(tmp_path: Path, groups: list[tuple], said: str) -> None:
+def test_one_name_for_two_things_is_refused(tmp_path: Path, groups: list[tuple], message: str) -> None:
     config = make_config(
-        tmp_path, [dict(zip(("columns", "kind", "ops"), each, strict=True)) for each in groups]
+        tmp_path, [dict(zip(("columns", "kind", "ops"), group, strict=True)) for group in groups]
     )
     with pytest.raises(ConfigError) as refused:
         plan(config)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("side", ["user", "item", "context"])
@@ -206,7 +245,7 @@ def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "columns, ops, said",
+    "columns, ops, message",
     [
         (["I5"], ["normalize"], "normalize cannot be fitted on I5: it has no value"),
         (["I5"], ["normalize_min_max"], "normalize_min_max cannot be fitted on I5: it has no value"),
@@ -216,12 +255,12 @@ def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> N
     ],
 )
 def test_columns_that_cannot_be_fitted_are_errors_of_data(
-    spark: SparkSession, tmp_path: Path, columns: list[str], ops: list[Any], said: str
+    spark: SparkSession, tmp_path: Path, columns: list[str], ops: list[Any], message: str
 ) -> None:
     config = make_config(tmp_path, [{"columns": columns, "kind": DENSE, "ops": ops}])
     with pytest.raises(DataError) as refused:
         fit_rows(spark, config, by_day(spark, make_rows(DAYS[0], 60, seed=1)))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_range_beyond_a_double_is_an_error_of_data() -> None:

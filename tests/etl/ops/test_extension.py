@@ -84,65 +84,69 @@ def _entries(spark: SparkSession, lake: Lake, workflow: FittedWorkflow) -> Entri
     """(vocabulary, value) → (id, count), rare values with an id of None."""
     known = read_published(spark, workflow_table(lake, workflow.version, VOCABULARY)).collect()
     rare = read_published(spark, workflow_table(lake, workflow.version, RARE)).collect()
-    found = {(row["column"], row["value"]): (row["id"], row["count"]) for row in known}
-    assert not {(row["column"], row["value"]) for row in rare} & set(found)
-    return found | {(row["column"], row["value"]): (None, row["count"]) for row in rare}
+    counted = {(row["column"], row["value"]): (row["id"], row["count"]) for row in known}
+    assert not {(row["column"], row["value"]) for row in rare} & set(counted)
+    return counted | {(row["column"], row["value"]): (None, row["count"]) for row in rare}
 
 
 def test_counts_are_those_of_a_full_refit_and_ids_stay(spark: SparkSession, fitted: tuple) -> None:
     lake, first, extended, refitted = fitted
     assert len({first.version, extended.version, refitted.version}) == 3
-    before, after, anew = (_entries(spark, lake, each) for each in (first, extended, refitted))
+    before, after, anew = (_entries(spark, lake, version) for version in (first, extended, refitted))
     assert {key: count for key, (_, count) in after.items()} == {
         key: count for key, (_, count) in anew.items()
     }
-    kept = {key: each for key, (each, _) in before.items() if each is not None}
+    kept = {key: value_id for key, (value_id, _) in before.items() if value_id is not None}
     assert {key: after[key][0] for key in kept} == kept
     for vocabulary, first_id in (("C1", 3), ("C2", 3), ("C2_few", 4), ("T", 3)):
         arrived = {key[1]: after[key] for key in after if key[0] == vocabulary and key not in kept}
-        new = {value: each for value, (each, _) in arrived.items() if each is not None}
-        highest = max((each for key, each in kept.items() if key[0] == vocabulary), default=first_id - 1)
+        new = {value: value_id for value, (value_id, _) in arrived.items() if value_id is not None}
+        highest = max(
+            (value_id for key, value_id in kept.items() if key[0] == vocabulary), default=first_id - 1
+        )
         ranked = sorted(new, key=lambda value: (-arrived[value][1], value.encode("utf-8")))
         assert [new[value] for value in ranked] == list(range(highest + 1, highest + 1 + len(new))), (
             vocabulary
         )
-    assert any(key not in kept and each is not None for key, (each, _) in after.items())
-    assert sum(key[0] == "C2_few" and each is not None for key, (each, _) in after.items()) == 12
+    assert any(key not in kept and value_id is not None for key, (value_id, _) in after.items())
+    assert sum(key[0] == "C2_few" and value_id is not None for key, (value_id, _) in after.items()) == 12
 
 
 def test_every_rare_value_waits_below_its_threshold(spark: SparkSession, fitted: tuple) -> None:
     lake, _, extended, _ = fitted
     least = {"C1": 3, "C2": 3, "T": 2}
-    entries = {key: found for key, found in _entries(spark, lake, extended).items() if key[0] in least}
-    assert any(each is None for each, _ in entries.values())
-    for (vocabulary, _), (each, count) in entries.items():
-        assert (each is not None) == (count >= least[vocabulary])
+    entries = {key: entry for key, entry in _entries(spark, lake, extended).items() if key[0] in least}
+    assert any(value_id is None for value_id, _ in entries.values())
+    for (vocabulary, _), (value_id, count) in entries.items():
+        assert (value_id is not None) == (count >= least[vocabulary])
 
 
 def test_fitted_numbers_stay_and_sizes_grow(spark: SparkSession, fitted: tuple) -> None:
     _, first, extended, refitted = fitted
     learned = {"fill_median", "normalize", "join_groupby", "target_encoding", "drop_low_cardinality"}
     mine, theirs, anew = (
-        [step.state() for chain in each.chains for step in chain.steps if step.name in learned]
-        for each in (extended, first, refitted)
+        [step.state() for chain in workflow.chains for step in chain.steps if step.name in learned]
+        for workflow in (extended, first, refitted)
     )
     assert mine == theirs != anew
-    sizes = {each.name: each.cardinality for each in extended.spec.categorical}
+    sizes = {feature.name: feature.cardinality for feature in extended.spec.categorical}
     assert "the_C2_few" in sizes
-    assert [each.name for each in extended.spec.features] == [each.name for each in first.spec.features]
+    assert [feature.name for feature in extended.spec.features] == [
+        feature.name for feature in first.spec.features
+    ]
     ids = features_of(replace(extended, engine="arrow"), to_spark(spark, [*OLD, *NEW]))
     for name, size in sizes.items():
         assert max(ids[name]) < size
     for name in ("C1", "C2", "the_C2_few"):  # the last id occurs: no row of the embedding table is in vain
         assert max(ids[name]) == sizes[name] - 1
-    grown = {each.name: each.cardinality for each in first.spec.categorical}
+    grown = {feature.name: feature.cardinality for feature in first.spec.categorical}
     assert all(sizes[name] >= grown[name] for name in sizes)
     assert sizes["the_C2_few"] > grown["the_C2_few"] or grown["the_C2_few"] == 16
 
 
 def test_numbers_of_the_parent_encode_its_rows_as_before(spark: SparkSession, fitted: tuple) -> None:
     _, first, extended, _ = fitted
-    dense = [each.name for each in first.spec.dense]
+    dense = [feature.name for feature in first.spec.dense]
     assert dense == ["I1", "C1_I1_mean", "K_te", "I2_kept"]
     frame = to_spark(spark, OLD)
     before, after = features_of(first, frame), features_of(replace(extended, engine="sql"), frame)
@@ -220,14 +224,14 @@ def test_days_without_rows_are_fitted_where_nothing_must_be_measured(
     groups = [group for group in GROUPS if group["columns"] != ["I1"] and group["columns"] != ["I4", "I2"]]
     empty = {DAYS[0]: to_spark(spark, OLD).limit(0)}
     workflow = fit_rows(spark, make_config(tmp_path, groups), empty)
-    found = {}
+    features = {}
     engines: tuple[Engine, ...] = ("sql", "arrow")
     for engine in engines:
-        found[engine] = features_of(replace(workflow, engine=engine), to_spark(spark, OLD))
-    assert_same(found["sql"], found["arrow"])
+        features[engine] = features_of(replace(workflow, engine=engine), to_spark(spark, OLD))
+    assert_same(features["sql"], features["arrow"])
     for name in ("C1", "C2", "C3"):
-        assert found["sql"][name] == [
+        assert features["sql"][name] == [
             1 if row[name] is None else 2 for row in sorted(OLD, key=lambda row: row["row_id"])
         ]
-    assert set(found["sql"]["K_te"]) == {0.0}
-    assert set(found["sql"]["C1_I1_mean"]) == {None}
+    assert set(features["sql"]["K_te"]) == {0.0}
+    assert set(features["sql"]["C1_I1_mean"]) == {None}

@@ -30,15 +30,15 @@ NUMBER = st.none() | st.sampled_from(EXTREME) | st.floats(-FLOAT32_MAX, FLOAT32_
 FORMULAS = ["a ** 30", "a * b", "a / b", "a - b", "exp(a)", "-a ** 3 + b", "log(a) / b", "sqrt(a) * 1e38"]
 
 
-def _bound(entry: Any, found: Statistics, *names: str) -> list[Fitted]:
+def _bound(entry: Any, statistics: Statistics, *names: str) -> list[Fitted]:
     operator = operator_from_config(entry)
-    return [operator.fit(step, found) for step in operator.bind(dict.fromkeys(names, "float"))]
+    return [operator.fit(step, statistics) for step in operator.bind(dict.fromkeys(names, "float"))]
 
 
 def _chains(mean: float, std: float, least: float, span: float) -> list[FittedChain]:
     """One chain an operator that calculates with numbers, its outputs named apart."""
     moments = Statistics(moments=Moments(9, mean, std), median=least)
-    made = [
+    bound = [
         [FittedNormalize(("a",), ("a",), mean, std)],
         [FittedNormalizeMinMax(("a",), ("a",), least, span)],
         [FittedNormalize(("a",), ("a",), mean, std)] * 3,
@@ -49,12 +49,15 @@ def _chains(mean: float, std: float, least: float, span: float) -> list[FittedCh
         ],
         _bound({"clip": {"max": 3e38}}, moments, "a"),
         _bound({"fill": {"value": -3e38}}, moments, "a"),
-        *(_bound({"expression": {"output": "a", "formula": each}}, moments, "a", "b") for each in FORMULAS),
+        *(
+            _bound({"expression": {"output": "a", "formula": formula}}, moments, "a", "b")
+            for formula in FORMULAS
+        ),
     ]
-    inputs = [("a", "b") if "b" in steps[0].inputs else ("a",) for steps in made]
+    inputs = [("a", "b") if "b" in steps[0].inputs else ("a",) for steps in bound]
     return [
         FittedChain(names, ("float",) * len(names), tuple(steps), ("a",))
-        for names, steps in zip(inputs, made, strict=True)
+        for names, steps in zip(inputs, bound, strict=True)
     ]
 
 
@@ -76,10 +79,10 @@ def test_features_are_finite(
 ) -> None:
     columns = {"a": [a for a, _ in rows], "b": [b for _, b in rows]}
     for chain in _chains(mean, std, least, span):
-        found = _computed(chain, columns)
-        assert all(value is None or math.isfinite(value) for value in found), chain
+        values = _computed(chain, columns)
+        assert all(value is None or math.isfinite(value) for value in values), chain
         if chain.steps[0].name != "expression":
-            nulls = [value is None for value in found]
+            nulls = [value is None for value in values]
             assert not any(
                 null for null, a in zip(nulls, columns["a"], strict=True) if a is not None and a > -1
             )
@@ -92,10 +95,10 @@ def test_both_engines_give_the_same_finite_features(spark: SparkSession) -> None
     columns = {"a": [a for a, _ in pairs], "b": [b for _, b in pairs]}
     chains = [*_chains(1e18, 1e-14, -1.0, 5e-324), *_chains(-FLOAT32_MAX, 0.5, FLOAT32_MAX, 2.0)]
     tables = Tables({}, {}, 0, LocalTables({}))
-    made = [chain.apply(rows, tables, "t")[1]["a"].cast("float") for chain in chains]
-    found = rows.select(*(value.alias(f"f{place}") for place, value in enumerate(made))).collect()
+    expressions = [chain.apply(rows, tables, "t")[1]["a"].cast("float") for chain in chains]
+    collected = rows.select(*(value.alias(f"f{place}") for place, value in enumerate(expressions))).collect()
     for place, chain in enumerate(chains):
-        mine = [row[f"f{place}"] for row in found]
+        mine = [row[f"f{place}"] for row in collected]
         theirs = _computed(chain, columns)
         assert [value is None for value in mine] == [value is None for value in theirs]
         known = [(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None]
@@ -109,9 +112,11 @@ def test_differences_are_finite(spark: SparkSession) -> None:
     rows = spark.createDataFrame(
         [("k", place, x) for place, x in enumerate(values)], "k string, row_id long, x double"
     )
-    made = lag.apply(rows).orderBy("row_id").select(F.col("x_difference_lag_1").cast("float")).collect()
+    differences = (
+        lag.apply(rows).orderBy("row_id").select(F.col("x_difference_lag_1").cast("float")).collect()
+    )
     limit = float(np.float32(FLOAT32_MAX))
-    assert [row[0] for row in made] == [None, -limit, limit, -limit, None, None]
+    assert [row[0] for row in differences] == [None, -limit, limit, -limit, None, None]
 
 
 @pytest.mark.parametrize("low, high", [(-math.inf, 1.0), (0.0, math.inf)])

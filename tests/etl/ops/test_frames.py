@@ -46,21 +46,21 @@ def test_filters_keep_the_rows_for_which_they_hold(spark: SparkSession) -> None:
         operator = frame_operator_from_config(entry)
         assert isinstance(operator, RowFilter)
         frame = frame.withColumn(f"kept{number}", operator.keeps(COLUMNS))
-    found = {row["row_id"]: row for row in frame.collect()}
+    collected = {row["row_id"]: row for row in frame.collect()}
     for number, entry in enumerate(FILTERS):
         expected = {row["row_id"]: _keeps(entry, row) for row in ROWS}
-        assert {row_id: row[f"kept{number}"] for row_id, row in found.items()} == expected
+        assert {row_id: row[f"kept{number}"] for row_id, row in collected.items()} == expected
         assert 0 < sum(expected.values()) < len(ROWS)
 
 
-def _differences(given: Mapping[str, Any], rows: list[Row]) -> dict[str, dict[int, float | None]]:
-    lag: int = given.get("lag", 1)
-    found: dict[str, dict[int, float | None]] = {}
+def _differences(parameters: Mapping[str, Any], rows: list[Row]) -> dict[str, dict[int, float | None]]:
+    lag: int = parameters.get("lag", 1)
+    differences: dict[str, dict[int, float | None]] = {}
     groups: dict[tuple, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row["event_time"], row["row_id"])):
-        groups.setdefault(tuple(row[name] for name in given["by"]), []).append(row)
-    for column in given["columns"]:
-        named = found.setdefault(f"{column}_difference_lag_{lag}", {})
+        groups.setdefault(tuple(row[name] for name in parameters["by"]), []).append(row)
+    for column in parameters["columns"]:
+        named = differences.setdefault(f"{column}_difference_lag_{lag}", {})
         for mine in groups.values():
             for place, row in enumerate(mine):
                 earlier = mine[place - lag][column] if 0 <= place - lag < len(mine) else None
@@ -68,7 +68,7 @@ def _differences(given: Mapping[str, Any], rows: list[Row]) -> dict[str, dict[in
                 difference = float(row[column]) - float(earlier or 0) if both else None
                 # Within float32's range, as every feature is.
                 named[row["row_id"]] = difference and max(-FLOAT32_MAX, min(difference, FLOAT32_MAX))
-    return found
+    return differences
 
 
 @pytest.mark.parametrize("entry", FRAME_EXAMPLES["difference_lag"])
@@ -77,17 +77,17 @@ def test_differences_are_to_the_row_before_of_the_same_key(
 ) -> None:
     operator = frame_operator_from_config(entry)
     assert isinstance(operator, RowChanger)
-    found = operator.apply(_frame(spark, ROWS)).collect()
-    assert len(found) == len(ROWS)
+    collected = operator.apply(_frame(spark, ROWS)).collect()
+    assert len(collected) == len(ROWS)
     for name, expected in _differences(entry["difference_lag"], ROWS).items():
         assert operator.bind(COLUMNS)[name] == "float"
-        assert {row["row_id"]: row[name] for row in found} == expected
+        assert {row["row_id"]: row[name] for row in collected} == expected
         assert len({*expected.values()}) > 3
 
 
 def _aggregate(name: str, rows: list[Row], column: str) -> Any:
     values = [row[column] for row in rows]
-    present = [each for each in values if each is not None]
+    present = [value for value in values if value is not None]
     measures = {
         "sum": lambda: math.fsum(present) if present else None,
         "mean": lambda: math.fsum(present) / len(present) if present else None,
@@ -101,35 +101,37 @@ def _aggregate(name: str, rows: list[Row], column: str) -> Any:
     return measures[name]()
 
 
-def _grouped(given: Mapping[str, Any], rows: list[Row], by: list[str]) -> dict[int, dict[str, Any]]:
+def _grouped(parameters: Mapping[str, Any], rows: list[Row], by: list[str]) -> dict[int, dict[str, Any]]:
     groups: dict[tuple, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row["event_time"], row["row_id"])):
         groups.setdefault(tuple(row[name] for name in by), []).append(row)
-    found = {}
+    grouped: dict[int, dict[str, Any]] = {}
     for key, mine in groups.items():
         first = min(row["row_id"] for row in mine)
-        found[first] = dict(zip(by, key, strict=True)) | {
+        grouped[first] = dict(zip(by, key, strict=True)) | {
             "label": max(row["label"] for row in mine),
             "event_time": max(row["event_time"] for row in mine),
             DAY: mine[0][DAY],
         }
-        for column, wanted in given["aggregates"].items():
-            found[first] |= {f"{column}_{each}": _aggregate(each, mine, column) for each in wanted}
-    return found
+        for column, wanted in parameters["aggregates"].items():
+            grouped[first] |= {
+                f"{column}_{aggregate}": _aggregate(aggregate, mine, column) for aggregate in wanted
+            }
+    return grouped
 
 
 @pytest.mark.parametrize("entry", FRAME_EXAMPLES["groupby"])
 def test_groups_are_one_row_for_the_rows_of_a_key(spark: SparkSession, entry: dict[str, Any]) -> None:
     operator = frame_operator_from_config(entry)
     assert isinstance(operator, RowChanger)
-    found = {row["row_id"]: row.asDict() for row in operator.apply(_frame(spark, ROWS)).collect()}
-    given = entry["groupby"]
-    expected = _grouped(given, ROWS, given["by"])
-    assert found.keys() == expected.keys()
-    assert set(operator.bind(COLUMNS)) <= set(next(iter(found.values())))
+    collected = {row["row_id"]: row.asDict() for row in operator.apply(_frame(spark, ROWS)).collect()}
+    parameters = entry["groupby"]
+    expected = _grouped(parameters, ROWS, parameters["by"])
+    assert collected.keys() == expected.keys()
+    assert set(operator.bind(COLUMNS)) <= set(next(iter(collected.values())))
     for row_id, row in expected.items():
         for name, value in row.items():
-            mine = found[row_id][name]
+            mine = collected[row_id][name]
             if name.endswith(("_sum", "_mean")) and value is not None:
                 assert mine == pytest.approx(value, rel=1e-9, abs=1e-6), (name, row)
             else:
@@ -137,14 +139,14 @@ def test_groups_are_one_row_for_the_rows_of_a_key(spark: SparkSession, entry: di
 
 
 def test_groups_do_not_cross_splits(spark: SparkSession) -> None:
-    given = {"by": ["C1"], "aggregates": {"I1": ["count"]}}
-    operator = frame_operator_from_config({"groupby": given})
+    parameters = {"by": ["C1"], "aggregates": {"I1": ["count"]}}
+    operator = frame_operator_from_config({"groupby": parameters})
     assert isinstance(operator, RowChanger)
     split = F.when(F.col("row_id") % 2 == 0, "train").otherwise("test")
-    found = operator.apply(_frame(spark, ROWS).withColumn(SPLIT, split)).collect()
+    collected = operator.apply(_frame(spark, ROWS).withColumn(SPLIT, split)).collect()
     rows = [{**row, SPLIT: "test" if row["row_id"] % 2 else "train"} for row in ROWS]
-    expected = _grouped(given, rows, ["C1", SPLIT])
-    assert {row["row_id"]: (row[SPLIT], row["I1_count"]) for row in found} == {
+    expected = _grouped(parameters, rows, ["C1", SPLIT])
+    assert {row["row_id"]: (row[SPLIT], row["I1_count"]) for row in collected} == {
         row_id: (row[SPLIT], row["I1_count"]) for row_id, row in expected.items()
     }
 
@@ -196,15 +198,15 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
     differences = _differences({"by": ["C1"], "columns": ["I1"]}, kept)["I1_difference_lag_1"]
     kept = [{**row, "I1_difference_lag_1": differences[row["row_id"]]} for row in kept]
     expected = _grouped(PREPARE[3]["groupby"], kept, ["C1"])
-    found = {row["row_id"]: row.asDict() for row in prepared_rows(spark, config, raw).collect()}
+    collected = {row["row_id"]: row.asDict() for row in prepared_rows(spark, config, raw).collect()}
     names = ["C1", "label", "I1_sum", "I1_list", "I1_difference_lag_1_max"]
-    assert {row_id: {name: row[name] for name in names} for row_id, row in found.items()} == {
+    assert {row_id: {name: row[name] for name in names} for row_id, row in collected.items()} == {
         row_id: {name: row[name] for name in names} for row_id, row in expected.items()
     }
 
 
 @pytest.mark.parametrize(
-    "prepare, said",
+    "prepare, message",
     [
         ([{"filter": {"keep": "nothing > 0"}}], "no column nothing"),
         ([{"filter": {"keep": "I1 + 1"}}], "keep='I1 + 1' is a number, not a test"),
@@ -233,11 +235,11 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
         ([{"dropna": {"columns": ["I1"]}, "filter": {"keep": "I1 > 0"}}], "names 2 operators"),
     ],
 )
-def test_what_cannot_prepare_rows_is_refused(tmp_path: Path, prepare: list[Any], said: str) -> None:
+def test_what_cannot_prepare_rows_is_refused(tmp_path: Path, prepare: list[Any], message: str) -> None:
     group = {"columns": ["I1"], "kind": "dense", "ops": ["fill"]}
     with pytest.raises(ConfigError) as refused:
         plan(make_config(tmp_path, [group], prepare=prepare))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_groups_that_lose_a_key_are_refused(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_spark_hashes_texts_and_integers_as_the_oracle_does(spark: SparkSession)
     integers = [0, 1, -1, 42, 2**31, -(2**31), 2**63 - 1, -(2**63), 12345678901]
     rows = [(text, integers[n % len(integers)]) for n, text in enumerate(texts)]
     frame = spark.createDataFrame(rows, "text string, integer long")
-    found = frame.select("text", "integer", F.xxhash64("text"), F.xxhash64("integer")).collect()
-    assert len(found) == len(rows)
-    for text, integer, of_text, of_integer in found:
+    collected = frame.select("text", "integer", F.xxhash64("text"), F.xxhash64("integer")).collect()
+    assert len(collected) == len(rows)
+    for text, integer, of_text, of_integer in collected:
         assert (of_text, of_integer) == (hashing.of_text(text), hashing.of_integer(integer))

@@ -107,7 +107,7 @@ def _versions(spark: SparkSession, folder: Path, *ways: list[Any]) -> list[str]:
 
 def test_both_ways_of_writing_give_one_workflow(spark: SparkSession, tmp_path: Path) -> None:
     # Without the table from outside: it is written anew with each configuration, and part of the version.
-    written = [each for each in WRITTEN if "join_external" not in str(each)]
+    written = [way for way in WRITTEN if "join_external" not in str(way)]
     in_python = [pipeline.feature(kind).model_dump() for pipeline, kind, _ in written]  # type: ignore[arg-type]
     in_yaml = [group for _, _, group in written]
     other = [*in_yaml[1:], {**in_yaml[0], "ops": [{"categorify": {"min_count": 14}}]}]

@@ -36,7 +36,7 @@ def test_every_step_is_the_same_after_json(case: Case) -> None:
 
 def test_a_loaded_workflow_is_the_saved_one(case: Case) -> None:
     chains = json.loads(json.dumps([chain.to_json() for chain in case.workflow.chains]))
-    assert tuple(FittedChain.from_json(each) for each in chains) == case.workflow.chains
+    assert tuple(FittedChain.from_json(stored) for stored in chains) == case.workflow.chains
     loaded = load_workflow(Lake(case.config.lake), case.workflow.version)
     assert loaded.chains == case.workflow.chains
     assert loaded.spec == case.workflow.spec
@@ -47,11 +47,11 @@ def test_ids_lie_below_their_cardinality(case: Case) -> None:
     sizes = {name: size for chain in case.workflow.chains for name, size in chain.cardinalities.items()}
     features = [*case.workflow.spec.categorical, *case.workflow.spec.multi_hot]
     assert features
-    for each in features:
-        assert each.cardinality == sizes[each.name]
-        values = [value for value in case.expected[each.name] if value is not None]
+    for feature in features:
+        assert feature.cardinality == sizes[feature.name]
+        values = [value for value in case.expected[feature.name] if value is not None]
         ids = [one for value in values for one in (value if isinstance(value, list) else [value])]
-        assert max(ids, default=0) < sizes[each.name], each.name
+        assert max(ids, default=0) < sizes[feature.name], feature.name
 
 
 def test_data_stats_measure_the_training_rows(case: Case) -> None:
@@ -60,19 +60,23 @@ def test_data_stats_measure_the_training_rows(case: Case) -> None:
         step.inputs[0]: step.state()["measured"] for step in _steps(case) if step.name == "data_stats"
     }
     assert sorted(measured) == ["C1", "C2_stats", "C3", "I1", "I3", "I5", "T", "X"]
-    for name, found in measured.items():
+    for name, statistics in measured.items():
         if name == "C2_stats":
             continue
         values = [row[name] for row in train]
         if name == "T":
-            values = [None if each is None else [part for part in each.split("|") if part] for each in values]
-        present = [each for each in values if each is not None]
-        sizes: list[Any] = [each if isinstance(each, int | float) else len(each) for each in present]
+            values = [
+                None if value is None else [part for part in value.split("|") if part] for value in values
+            ]
+        present = [value for value in values if value is not None]
+        sizes: list[Any] = [value if isinstance(value, int | float) else len(value) for value in present]
         expected = {"rows": len(values), "nulls": len(values) - len(present)}
         expected |= {} if name == "T" else {"distinct": len(set(present))}
-        assert found == {**expected, "min": min(sizes, default=None), "max": max(sizes, default=None)}, name
+        assert statistics == {**expected, "min": min(sizes, default=None), "max": max(sizes, default=None)}, (
+            name
+        )
     ids = case.expected["C2_stats"]
-    known = [each for each, row in zip(ids, case.by_row_id, strict=True) if row[DAY] in DAYS]
+    known = [value_id for value_id, row in zip(ids, case.by_row_id, strict=True) if row[DAY] in DAYS]
     assert measured["C2_stats"] == {
         "rows": len(known),
         "nulls": 0,
@@ -108,20 +112,22 @@ def test_ids_are_decoded_to_the_values_they_stand_for(
     case: Case, spark: SparkSession, feature: str, raw: str | None
 ) -> None:
     ids = case.expected[feature]
-    frame = spark.createDataFrame([(at, each) for at, each in enumerate(ids)], f"at int, {feature} int")
-    found = {row["at"]: row["value"] for row in case.workflow.decode(frame, feature, "value").collect()}
-    assert len(found) == len(ids)
+    frame = spark.createDataFrame(
+        [(at, value_id) for at, value_id in enumerate(ids)], f"at int, {feature} int"
+    )
+    decoded = {row["at"]: row["value"] for row in case.workflow.decode(frame, feature, "value").collect()}
+    assert len(decoded) == len(ids)
     first = 3 if feature != "C2_oov" else 6
-    assert [found[at] is None for at in range(len(ids))] == [each < first for each in ids]
+    assert [decoded[at] is None for at in range(len(ids))] == [value_id < first for value_id in ids]
     vocabulary = case.workflow.vocabulary_of(feature)
     entries = case.workflow.tables.frames["vocabulary"].where(F.col("column") == vocabulary).collect()
     named = {row["id"]: row["value"] for row in entries}
-    assert {found[at] for at, each in enumerate(ids) if each >= first} <= set(named.values())
+    assert {decoded[at] for at, value_id in enumerate(ids) if value_id >= first} <= set(named.values())
     local = case.workflow.decode_ids({feature: [*ids, 10**6]})[feature]
-    assert local == {each: found[at] for at, each in enumerate(ids) if each >= first}
-    for at, (each, row) in enumerate(zip(ids, case.by_row_id, strict=True)):
-        if each >= first:
-            assert found[at] == (named[each] if raw is None else str(row[raw]))
+    assert local == {value_id: decoded[at] for at, value_id in enumerate(ids) if value_id >= first}
+    for at, (value_id, row) in enumerate(zip(ids, case.by_row_id, strict=True)):
+        if value_id >= first:
+            assert decoded[at] == (named[value_id] if raw is None else str(row[raw]))
 
 
 @pytest.mark.parametrize("feature", ["C1_hash", "C1_x_K_x_C3", "I1_norm", "I1_bucket", "no feature"])

@@ -1,0 +1,110 @@
+"""The typed configuration of the gate: when a challenger replaces the champion."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from conf.raw_types import PositiveInt, Seed, Strict
+
+Limit = Annotated[float, Field(ge=0)] | None
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Drift(Strict):
+    """How a challenger's data and scores may differ.
+
+    Above `_warn`, a figure is logged and marked in the report. Above `_hold`, the champion stays. Columns in
+    `quality.exempt` are ignored.
+    """
+
+    score_psi_warn: Limit = Field(
+        default=0.25,
+        description="Population stability index of the challenger's probabilities against the champion's on "
+        "the same test rows that warns. Null: no limit.",
+    )
+    score_psi_hold: Limit = Field(
+        default=None, description="The same index that keeps the champion. Null: no limit."
+    )
+    feature_psi_warn: Limit = Field(
+        default=0.25,
+        description="Population stability index of a raw column, test day against train days, that warns. "
+        "The worst column counts, if it is more than chance. Null: no limit.",
+    )
+    feature_psi_hold: Limit = Field(
+        default=None, description="The same index that keeps the champion. Null: no limit."
+    )
+    click_rate_change_warn: Limit = Field(
+        default=0.5,
+        description="Relative change of the share of clicks, test day against train days, that warns. Null: "
+        "no limit.",
+    )
+    click_rate_change_hold: Limit = Field(
+        default=None, description="The same change that keeps the champion. Null: no limit."
+    )
+    oov_share_warn: Limit = Field(
+        default=0.5,
+        description="Share of the test day's ids of a feature that the challenger's vocabulary does not "
+        "have and that warns. The worst feature counts. Null: no limit.",
+    )
+    oov_share_hold: Limit = Field(
+        default=None, description="The same share that keeps the champion. Null: no limit."
+    )
+
+    @model_validator(mode="after")
+    def _warns_before_it_holds(self) -> Drift:
+        for name in type(self).model_fields:
+            check = name.removesuffix("_warn")
+            warn, hold = getattr(self, name), getattr(self, f"{check}_hold", None)
+            if name.endswith("_warn") and warn is not None and hold is not None and warn > hold:
+                raise ValueError(f"{name}={warn} must not be above {check}_hold={hold}")
+        return self
+
+
+class Gate(Strict):
+    """When a challenger replaces the champion; docs/retraining.md explains how to choose these values.
+
+    It does so if it is not worse by more than `margin`: the confidence interval of its AUC minus the
+    champion's, on the same test rows, must begin above -`margin`. The interval comes from resamples of the
+    users, or of rows for a log without keys. A first model is always promoted.
+    """
+
+    margin: Annotated[float, Field(ge=0)] = Field(
+        default=0.002, description="Largest loss of AUC that is accepted."
+    )
+    log_loss_margin: Limit = Field(
+        default=None,
+        description="Largest rise of the log loss that is accepted. Null: the AUC decides alone.",
+    )
+    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.95, description="Confidence of the interval."
+    )
+    replicates: Annotated[int, Field(ge=100, lt=2**31)] = Field(
+        default=1000, description="Number of resamples."
+    )
+    seed: Seed = Field(default=0, description="Seed of the resamples.")
+    min_rows: PositiveInt = Field(
+        default=1000, description="Smallest number of rows in the test split. With fewer, the champion stays."
+    )
+    min_users: PositiveInt = Field(
+        default=50, description="Smallest number of users in the test split. With fewer, the champion stays."
+    )
+    calibration_low: Positive = Field(
+        default=0.8,
+        description="Lower limit of predicted over observed clicks. Outside of the band, a challenger is "
+        "promoted only if the champion is further off.",
+    )
+    calibration_high: Positive = Field(
+        default=1.25, description="Upper limit of predicted over observed clicks."
+    )
+    drift: Drift = Field(default=Drift(), description="Limits on the drift of data and scores.")
+
+    @model_validator(mode="after")
+    def _a_band_around_one(self) -> Gate:
+        if not self.calibration_low <= 1 <= self.calibration_high:
+            raise ValueError(
+                f"calibration_low={self.calibration_low} and calibration_high={self.calibration_high} "
+                "must hold 1 between them"
+            )
+        return self

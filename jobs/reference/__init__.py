@@ -1,0 +1,1 @@
+"""Reference pages and JSON schemas of configurations, generated from their types by `make docs`."""

@@ -1,0 +1,23 @@
+"""The generated files by their path in the checkout."""
+
+from __future__ import annotations
+
+import json
+
+from conf.reference import Schema
+from jobs.reference.json_schema import config_schema, model_schema
+from jobs.reference.pages import configuration_page, models_page
+
+
+def generated_files() -> dict[str, str]:
+    """Path below the root of the checkout -> text."""
+    return {
+        "conf/schema.json": _json(config_schema()),
+        "conf/model_schema.json": _json(model_schema()),
+        "docs/configuration.md": configuration_page(),
+        "docs/models.md": models_page(),
+    }
+
+
+def _json(schema: Schema) -> str:
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,157 @@
+"""JSON schemas of a configuration file and of a model file, for editors that complete and check YAML.
+
+A file that `extends` another one may leave out what the other one holds, so that keys are required only
+without `extends`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from conf.reference import Schema, alternatives
+from conf.types import Config
+from etl.ops import FRAME_OPERATORS, OPERATORS
+from etl.ops.parameters import Parameters
+from training.settings.architectures import MODELS
+
+_DRAFT = "http://json-schema.org/draft-07/schema#"
+_PREFIX = "#/$defs/"
+_NEEDS_ARCHITECTURE: Schema = {"anyOf": [{"type": "string"}, {"required": ["architecture"]}]}
+
+
+def config_schema() -> Schema:
+    """The schema of a configuration file: with `extends`, `model` as a section or a file, short operators."""
+    schema = _without_titles(Config.model_json_schema())
+    definitions = schema.pop("$defs") | _model_definitions() | _operator_definitions()
+    definitions["ModelConfig"] = {
+        "anyOf": [
+            {"type": "string", "description": "Path of a model file, relative to this file."},
+            {"$ref": f"{_PREFIX}Model"},
+        ]
+    }
+    definitions["FeatureGroup"]["properties"]["ops"]["items"] = {"$ref": f"{_PREFIX}FeatureEntry"}
+    definitions["Retrieval"]["properties"]["model"] = {
+        "allOf": [{"$ref": f"{_PREFIX}ModelConfig"}, _NEEDS_ARCHITECTURE]
+    }
+    properties = schema["properties"]
+    properties["prepare"]["items"] = {"$ref": f"{_PREFIX}PrepareEntry"}
+    sections: set[str] = set()
+    required = _required(schema, definitions, sections)
+    for name in sections:
+        definitions[name].pop("required", None)
+    extends = {
+        "type": "string",
+        "description": "Path of a file, relative to this one, that this file changes.",
+    }
+    return {
+        "$schema": _DRAFT,
+        "title": "Configuration of Nightrank",
+        "description": schema["description"],
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"extends": extends, **properties},
+        "if": {"required": ["extends"]},
+        "else": required,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def model_schema() -> Schema:
+    """The schema of a model file."""
+    definitions = _model_definitions()
+    return {
+        "$schema": _DRAFT,
+        "title": "Model of Nightrank",
+        "allOf": [definitions.pop("Model"), {"required": ["architecture"]}],
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _model_definitions() -> dict[str, Schema]:
+    """`Model` and its parts. Its members do not require `architecture`, which a parent file may hold."""
+    schema = _without_titles(MODELS.json_schema())
+    definitions: dict[str, Schema] = schema.pop("$defs")
+    members = [member["$ref"].removeprefix(_PREFIX) for member in schema["oneOf"]]
+    for name in members:
+        definitions[name].pop("required", None)
+    return definitions | {"Model": {"anyOf": [{"$ref": f"{_PREFIX}{name}"} for name in members]}}
+
+
+def _operator_definitions() -> dict[str, Schema]:
+    """The parameters of every operator, and `FeatureEntry` and `PrepareEntry`, which name one operator."""
+    features = [operator for operator, _ in OPERATORS.values()]
+    definitions = {
+        "FeatureEntry": _entry(features),
+        "PrepareEntry": _entry(FRAME_OPERATORS.values()),
+    }
+    for operator in (*features, *FRAME_OPERATORS.values()):
+        schema = _without_titles(operator.model_json_schema())
+        schema["description"] = " ".join(schema["description"].partition("\n\n")[0].split())
+        definitions |= schema.pop("$defs", {})
+        definitions[_definition_name(operator)] = schema
+    return definitions
+
+
+def _entry(operators: Iterable[type[Parameters]]) -> Schema:
+    """An entry of `ops` or `prepare`: `{name: parameters}`, or the name if no parameter is required."""
+    short: list[str] = []
+    properties: dict[str, Schema] = {}
+    for operator in operators:
+        reference = {"$ref": f"{_PREFIX}{_definition_name(operator)}"}
+        required = any(field.is_required() for field in operator.model_fields.values())
+        short += [] if required else [operator.name]
+        properties[operator.name] = reference if required else {"anyOf": [reference, {"type": "null"}]}
+    mapping = {
+        "type": "object",
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 1,
+        "properties": properties,
+    }
+    return {"anyOf": [{"enum": short}, mapping] if short else [mapping]}
+
+
+def _definition_name(operator: type[Parameters]) -> str:
+    return f"{operator.__name__}Operator"
+
+
+def _required(schema: Schema, definitions: dict[str, Schema], sections: set[str]) -> Schema:
+    """A schema with the required keys of a section and of the sections in it. Adds their names to `sections`.
+
+    Sections in lists are left out: a file that extends another replaces a list as a whole.
+    """
+    required: Schema = {"required": schema["required"]} if schema.get("required") else {}
+    properties: dict[str, Schema] = {}
+    for name, value in schema.get("properties", {}).items():
+        if value.get("$ref") == f"{_PREFIX}ModelConfig":
+            properties[name] = _NEEDS_ARCHITECTURE
+            continue
+        mapped = isinstance(value.get("additionalProperties"), dict)
+        section = _section_name(value["additionalProperties"] if mapped else value)
+        if section is None:
+            continue
+        sections.add(section)
+        inner = _required(definitions[section], definitions, sections)
+        if inner:
+            properties[name] = {"additionalProperties": inner} if mapped else inner
+    return required | ({"properties": properties} if properties else {})
+
+
+def _section_name(value: Schema) -> str | None:
+    """The name of the definition that a field refers to; None if it refers to none."""
+    references = [member["$ref"] for member in alternatives(value) if "$ref" in member]
+    return references[0].removeprefix(_PREFIX) if references else None
+
+
+def _without_titles(schema: Any) -> Any:
+    """A copy without the titles that pydantic makes of names."""
+    if isinstance(schema, list):
+        return [_without_titles(member) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _without_titles(value)
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str))
+    }

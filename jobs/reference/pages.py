@@ -1,0 +1,115 @@
+"""docs/configuration.md and docs/models.md: a table of keys for each section."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from conf.reference import field_table
+from conf.types import Config, ModelConfig
+from training.settings.architectures import MODEL_SECTIONS
+
+_HEAD = "<!-- Made from the types in conf and training/settings by `make docs`; changes here are lost. -->\n"
+
+_CONFIGURATION = """# Configuration
+
+This page is for everyone who writes a configuration file. It lists every key of a file with its type, its
+default and its meaning. One YAML file configures all jobs of one log. An unknown key is an error.
+
+* `extends: other.yaml` reads another file first, by a path relative to this file. Sections are merged key by
+  key, and lists are replaced.
+* `model` is a section or the path of a model file, such as those in `conf/models`. [Models](models.md) lists
+  the settings of each architecture.
+* `--set train.epochs=2` on a command line changes one key after the file is read.
+* [Operators](operators/README.md) describes the entries of `ops` in `features`, and of `prepare`.
+
+Editors complete and check a file by `conf/schema.json` if its first line names the schema, as in the files of
+`conf/datasets`: `# yaml-language-server: $schema=../schema.json`. Model files use `conf/model_schema.json`.
+"""
+
+_MODELS = """# Models
+
+This page is for everyone who chooses a model. It lists the architectures and their settings: the keys of a
+model file, such as those in `conf/models`, or of the section `model` of a [configuration](configuration.md).
+
+## Keys of every model
+"""
+
+
+def configuration_page() -> str:
+    """docs/configuration.md."""
+    sections = dict(_sections(Config, ""))
+    links = {kind.__name__: f"[section](#{_anchor(path)})" for kind, path in sections.items() if path}
+    links["ModelConfig"] = "[section](models.md) or text"
+    parts = [_HEAD, _CONFIGURATION, "## Top level\n", _documented(Config, links)]
+    for kind, path in sections.items():
+        if path and kind is not ModelConfig:
+            parts += [f"## `{path}`\n", _documented(kind, links)]
+    return "\n".join(parts)
+
+
+def models_page() -> str:
+    """docs/models.md."""
+    common = dict(_sections(ModelConfig, ""))
+    links = {kind.__name__: f"[section](#{_anchor(path)})" for kind, path in common.items() if path}
+    parts = [_HEAD, _MODELS]
+    for kind, path in common.items():
+        parts += [*([f"### `{path}`\n"] if path else []), _documented(kind, links)]
+    for architecture, section in MODEL_SECTIONS.items():
+        settings = section.__bases__[0]
+        nested = dict(_sections(settings, architecture))
+        links = {kind.__name__: f"[section](#{_anchor(path)})" for kind, path in nested.items()}
+        for kind, path in nested.items():
+            level = "##" if kind is settings else "###"
+            parts += [f"{level} `{path}`\n", _documented(kind, links)]
+    return "\n".join(parts)
+
+
+def _documented(kind: type[BaseModel], links: Mapping[str, str]) -> str:
+    """The docstring of a section and the table of its keys."""
+    return (
+        f"{inspect.cleandoc(kind.__doc__ or '')}\n\n{field_table(kind, links) if kind.model_fields else ''}"
+    )
+
+
+def _sections(kind: type[BaseModel], path: str) -> Iterator[tuple[type[BaseModel], str]]:
+    """(section, path of keys) of a section and of all sections in it. A repeated type has its first path."""
+    yielded: dict[type[BaseModel], str] = {kind: path}
+    yield kind, path
+    for name, field in kind.model_fields.items():
+        members = list(_models_in(field.annotation))
+        for member in members:
+            inner = f"{path}.{name}" if path else name
+            if len(members) > 1:
+                inner += f" {_tag(member)}"
+            for section, below in _sections(member, inner):
+                if section not in yielded:
+                    yielded[section] = below
+                    yield section, below
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections that the type of a field contains."""
+    if get_origin(annotation) is Annotated:
+        yield from _models_in(get_args(annotation)[0])
+    elif get_args(annotation):
+        for argument in get_args(annotation):
+            yield from _models_in(argument)
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+
+
+def _tag(kind: type[BaseModel]) -> str:
+    """The value that selects this member of a union: that of the first key with a single possible value."""
+    types = [field.annotation for field in kind.model_fields.values()]
+    return next(
+        get_args(only)[0] for only in types if get_origin(only) is Literal and len(get_args(only)) == 1
+    )
+
+
+def _anchor(path: str) -> str:
+    """The anchor of a heading that consists of this path."""
+    return path.replace(".", "").replace(" ", "-").lower()
