@@ -28,6 +28,7 @@ from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_both_labels
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake, Partition
 from storage.publish import Rules, publish
@@ -49,18 +50,27 @@ class Built:
     quality: DataReport
 
 
-def window(config: Config, run_date: str) -> dict[Split, list[RawFiles]]:
+def window(
+    config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED
+) -> dict[Split, list[RawFiles]]:
     """The raw days of each split; for a log that is one undated table, all splits share its one partition.
+
+    `recorder` notes these days, and later what is read together with them, as inputs of the run.
 
     Raises:
         DataError: a day that is needed has no raw log.
     """
     if config.split.by != "day":
-        raw = require_raw(config, config.log, run_date)
+        raw = require_raw(config, config.log, run_date, recorder=recorder)
         return {split: [raw] for split in SPLITS}
-    require_raw(config, config.log, run_date)
-    days = plan_days(config.split, run_date, lambda day: find_raw(config, config.log, day) is not None)
-    return {split: [require_raw(config, config.log, day) for day in found] for split, found in days.items()}
+    require_raw(config, config.log, run_date, recorder=recorder)
+    planned = plan_days(
+        config.split, run_date, lambda day: find_raw(config, config.log, day, recorder) is not None
+    )
+    return {
+        split: [require_raw(config, config.log, day, recorder=recorder) for day in days]
+        for split, days in planned.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ def inspect(spark: SparkSession, config: Config, lake: Lake, run_date: str, phas
     Raises:
         ConfigError, DataError: see the parts; quarantine and data report are published also where they stop the run.
     """
-    splits = window(config, run_date)
+    splits = window(config, run_date, lake.recorder)
     days = {day.dt: day for found in splits.values() for day in found}
     in_order = [raw for _, raw in sorted(days.items())]
     flow = FileFlow(spark, config, lake) if flow_applies(spark, config) else None
@@ -135,11 +145,16 @@ def build(
 
 
 def encode_split(
-    spark: SparkSession, config: Config, workflow: FittedWorkflow, run_date: str, split: Split
+    spark: SparkSession,
+    config: Config,
+    workflow: FittedWorkflow,
+    run_date: str,
+    split: Split,
+    recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
     """The raw rows of one split of a run date through a workflow: rows of its `spec.table_columns`. Writes nothing."""
     frames = []
-    for raw in window(config, run_date)[split]:
+    for raw in window(config, run_date, recorder)[split]:
         rows = prepared_rows(spark, config, raw)
         frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
     return reduce(DataFrame.unionByName, frames)

@@ -86,7 +86,11 @@ def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
         partition=dataset.run_date,
         files=(),
         schema=(),
-        inputs={"features": combined_digest(m.digest for found in dataset.splits.values() for m in found)},
+        inputs={
+            "features": combined_digest(
+                (member.digest for members in dataset.splits.values() for member in members), lake.recorder
+            )
+        },
         facts=format_versions.DATASET.stamp(
             {
                 "workflow_version": dataset.workflow_version,

@@ -14,7 +14,8 @@ from hashlib import sha256
 from typing import Any
 
 from conf.errors import DataError
-from storage import delta_log, file_io, format_versions, hard_links, lineage
+from storage import delta_log, file_io, format_versions, hard_links
+from storage.lineage import NOT_RECORDED, DatasetVersion, LineageRecorder
 from storage.paths import Partition
 
 MANIFEST_NAME = "_MANIFEST.json"
@@ -136,7 +137,7 @@ def read_manifest(partition: Partition) -> Manifest:
         raise DataError(
             f"{path} is not a manifest: {error}", "delete it and rerun the job that writes it"
         ) from error
-    lineage.reads(partition.path, manifest.digest, manifest.rows, manifest.bytes)
+    partition.recorder.record_read(partition.path, manifest.digest, manifest.rows, manifest.bytes)
     return manifest
 
 
@@ -166,12 +167,13 @@ def is_whole(partition: Partition, manifest: Manifest) -> bool:
 
 def replace_manifest(partition: Partition, manifest: Manifest) -> None:
     """Publishes: the one atomic step. Everything the manifest names must be durable and verified already."""
-    run = lineage.current()
-    if run is not None:
-        made = lineage.Dataset(
-            partition.path, manifest.digest, manifest.rows, manifest.bytes, manifest.schema
-        )
-        event = run.publishes(made, manifest.inputs.values(), manifest.created_at or file_io.utc_now())
+    published = DatasetVersion(
+        partition.path, manifest.digest, manifest.rows, manifest.bytes, manifest.schema
+    )
+    event = partition.recorder.record_publication(
+        published, manifest.inputs.values(), manifest.created_at or file_io.utc_now()
+    )
+    if event:
         manifest = replace(manifest, lineage=event)
     file_io.replace_json(partition.file(MANIFEST_NAME), format_versions.MANIFEST.stamp(manifest.to_json()))
     _show(partition, manifest)
@@ -220,9 +222,9 @@ def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
     return dict(zip(shown, paths, strict=True))
 
 
-def combined_digest(digests: Iterable[str]) -> str:
-    """One digest of several, independent of their order."""
+def combined_digest(digests: Iterable[str], recorder: LineageRecorder = NOT_RECORDED) -> str:
+    """One digest of several, independent of their order. `recorder` notes of which digests it consists."""
     parts = sorted(digests)
-    made = digest_of(parts)
-    lineage.combines(made, parts)
-    return made
+    digest = digest_of(parts)
+    recorder.record_combined(digest, parts)
+    return digest

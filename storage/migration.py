@@ -156,7 +156,9 @@ def _partition(lake: Lake, manifest_path: str) -> Partition:
     """The partition of a manifest, by its path below the lake: `<table>/<partition>/_MANIFEST.json`."""
     table, _, name = manifest_path.removesuffix(f"/{MANIFEST_NAME}").rpartition("/")
     depth = table.count("/") + 2
-    return Partition(table, name.removeprefix("dt="), f"{lake.root.rstrip('/')}/{table}/{name}", depth)
+    return Partition(
+        table, name.removeprefix("dt="), f"{lake.root.rstrip('/')}/{table}/{name}", depth, lake.recorder
+    )
 
 
 def _read(partition: Partition) -> Manifest:

@@ -30,9 +30,10 @@ _data/<table>/_delta_log/       where the lake is on an object store: the Delta 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from storage import file_io
+from storage.lineage import NOT_RECORDED, LineageRecorder
 
 DATA = "_data"
 _UP = "../"
@@ -42,13 +43,16 @@ _UP = "../"
 class Partition:
     """One date of one table: the unit that is replaced. `path` is its folder, `dt` an ISO date.
 
-    `depth` says how many folders `path` lies below the one that holds `_data`: two for `<lake>/<table>/dt=…`.
+    Attributes:
+        depth: how many folders `path` lies below the one that holds `_data`: two for `<lake>/<table>/dt=…`.
+        recorder: receives what is read and published here. It does not count for equality and hash.
     """
 
     table: str
     dt: str
     path: str
     depth: int = 2
+    recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
     @property
     def root(self) -> str:
@@ -75,20 +79,27 @@ class Table:
 
     name: str
     path: str
+    recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
     def partition(self, dt: str) -> Partition:
-        return Partition(self.name, dt, f"{self.path}/dt={dt}", self.name.count("/") + 2)
+        """The partition of one date."""
+        depth = self.name.count("/") + 2
+        return Partition(self.name, dt, f"{self.path}/dt={dt}", depth, self.recorder)
 
 
 @dataclass(frozen=True)
 class Lake:
-    """The tables below one root (a local path or a URI)."""
+    """The tables below one root (a local path or a URI).
+
+    `recorder` receives what is read and published in these tables. It does not count for equality and hash.
+    """
 
     root: str
+    recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
     def _table(self, *parts: str) -> Table:
         name = "/".join(parts)
-        return Table(name, f"{self.root.rstrip('/')}/{name}")
+        return Table(name, f"{self.root.rstrip('/')}/{name}", self.recorder)
 
     @property
     def raw(self) -> Table:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyarrow import fs
 
 from conf.errors import DataError
 from conf.names import scheme_of
 from conf.types import Config, RawTable
-from storage import file_io, lineage
+from storage import file_io
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import data_files, digest_of, is_published, read_manifest
 from storage.paths import Partition
 
@@ -28,12 +29,14 @@ class RawFiles:
         dt: the day; for a log that is one undated table, the run date.
         digest: of the raw manifest where there is one, otherwise of names (below the part of the path that holds no
             wildcard), sizes and modification times. A file that arrives late or is replaced changes it.
+        recorder: receives what is read together with these files, such as tables of attributes.
     """
 
     dt: str
     paths: tuple[str, ...]
     bytes: int
     digest: str
+    recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
 
 def raw_path(config: Config, table: RawTable, dt: str) -> str:
@@ -41,8 +44,10 @@ def raw_path(config: Config, table: RawTable, dt: str) -> str:
     return table.path.replace("{lake}", config.lake).replace("{data}", config.data).replace("{date}", dt)
 
 
-def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
-    """The raw files of one day; None when there is none.
+def find_raw(
+    config: Config, table: RawTable, dt: str, recorder: LineageRecorder = NOT_RECORDED
+) -> RawFiles | None:
+    """The raw files of one day; None when there is none. `recorder` notes them as an input of the run.
 
     A folder with a manifest is read by it: files of an interrupted or superseded delivery are not seen. Otherwise all
     files count that match the path, whose folders may hold wildcards too, but none that begins with a dot or underscore.
@@ -51,12 +56,12 @@ def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
         DataError: a file is compressed in a way that nothing here reads.
     """
     pattern = raw_path(config, table, dt)
-    folder = Partition("raw", dt, pattern.rsplit("/", 1)[0])
+    folder = Partition("raw", dt, pattern.rsplit("/", 1)[0], recorder=recorder)
     if is_published(folder):
         manifest = read_manifest(folder)
         size = sum(each.bytes for each in manifest.files)
         paths = tuple(_absolute(path) for path in data_files(folder, manifest))
-        return RawFiles(dt, paths, size, manifest.digest)
+        return RawFiles(dt, paths, size, manifest.digest, recorder)
     found = _listed(pattern)
     if not found:
         return None
@@ -67,17 +72,23 @@ def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
         )
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in found])
     size = sum(info.size for _, _, info in found)
-    lineage.reads(pattern, digest, size=size)
-    return RawFiles(dt, tuple(path for path, _, _ in found), size, digest)
+    recorder.record_read(pattern, digest, size_bytes=size)
+    return RawFiles(dt, tuple(path for path, _, _ in found), size, digest, recorder)
 
 
-def require_raw(config: Config, table: RawTable, dt: str, key: str = "log.path") -> RawFiles:
+def require_raw(
+    config: Config,
+    table: RawTable,
+    dt: str,
+    key: str = "log.path",
+    recorder: LineageRecorder = NOT_RECORDED,
+) -> RawFiles:
     """The raw files of one day.
 
     Raises:
         DataError: there is none, or all are empty; names the key of the config that says where they should be.
     """
-    found = find_raw(config, table, dt)
+    found = find_raw(config, table, dt, recorder)
     pattern = raw_path(config, table, dt)
     if found is None:
         raise DataError(

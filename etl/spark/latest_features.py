@@ -38,7 +38,8 @@ def publish_latest(
     """
     if config.keys is None:
         return {}
-    inputs = {"workflow": workflow.version, "features": combined_digest(each.digest for each in features)}
+    digest = combined_digest((manifest.digest for manifest in features), lake.recorder)
+    inputs = {"workflow": workflow.version, "features": digest}
     published = {}
     for side, key, name, attributes, table in (
         ("user", USER_KEY, config.keys.user, config.users, lake.users(workflow.version)),
@@ -49,7 +50,7 @@ def publish_latest(
         lists = {each.name for each in workflow.spec.multi_hot}  # an entity without a value may have none
         made_of = dict(inputs)
         if attributes:
-            raw = require_raw(config, attributes, run_date, f"{side}s.path")
+            raw = require_raw(config, attributes, run_date, f"{side}s.path", lake.recorder)
             made_of |= {"attributes": raw.digest, "layout": layout_digest(config)}
         known = current_manifest(partition, made_of)
         if known is not None:

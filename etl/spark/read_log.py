@@ -20,6 +20,7 @@ from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, number_of, read_parqu
 from etl.workflow.feature_plan import plan
 from storage import file_io
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, raw_keys
+from storage.lineage import NOT_RECORDED, LineageRecorder
 
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -84,6 +85,7 @@ def read_attributes(
     section: str,
     dt: str,
     id_column: str | None = None,
+    recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
     """A table from beside the log, such as attributes of users or items: its columns typed, one row a key.
 
@@ -91,12 +93,13 @@ def read_attributes(
         key: the column, or the columns together, that must tell rows apart.
         section: of the configuration, for what an error advises.
         id_column: the column that holds ids of users or items, if there is one.
+        recorder: notes the file as an input of the run.
 
     Raises:
         DataError: there is no file, rows do not parse, ids break the rule of etl/raw/ids.py, keys are null or occur twice (a
             join would multiply rows).
     """
-    raw = require_raw(config, table, dt, f"{section}.path")
+    raw = require_raw(config, table, dt, f"{section}.path", recorder)
     rows = _rows(spark, config, table, raw)
     if id_column is not None:
         rows = rows.withColumn(REASON, F.coalesce(REASON, _bad_key(table, id_column)))
