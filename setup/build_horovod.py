@@ -17,15 +17,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from setup import horovod_patches
+from setup.compile_log import compile_logged
 from setup.console import SetupError, cache_folder, capture, run, say
 from setup.preflight import python_headers
 
@@ -41,32 +40,6 @@ CUDA_OPTIONS = {
     "HOROVOD_GPU_OPERATIONS": "NCCL",
     "HOROVOD_BUILD_CUDA_CC_LIST": "80,90",  # compute capabilities: 8.0 is A100, 9.0 is H100 and H200
 }
-
-# Pattern of a log line → cause and remedy. The first pattern that matches is reported.
-EXPLANATIONS = (
-    (
-        r"No space left on device",
-        "the disk is full: the build needs about 1 GB in the folder for temporary files (TMPDIR)",
-    ),
-    (r"Python\.h: No such file", "Python's headers are missing: apt-get install python3.11-dev"),
-    (
-        r"Killed signal terminated|c\+\+: fatal error: Killed",
-        "the compiler was killed, probably because memory ran out: 4 GB are needed",
-    ),
-    (
-        r"No CMAKE_CXX_COMPILER could be found|CMAKE_CXX_COMPILER.*not able to compile",
-        "no working g++: apt-get install g++",
-    ),
-    (
-        r"unsupported GNU version",
-        "this g++ is newer than nvcc supports: install an older one and set CXX to it",
-    ),
-    (
-        r"Could NOT find (NCCL|CUDAToolkit)|nvcc fatal|ptxas fatal",
-        "the CUDA packages of requirements/build.in do not match those of torch",
-    ),
-    (r"Could NOT find Pytorch|No module named 'torch'", "torch cannot be imported from .venv"),
-)
 
 VERIFY = """
 import torch
@@ -102,14 +75,14 @@ class BuildInputs:
 
 
 def inputs_of(venv: Path, requirement_file: Path) -> BuildInputs:
-    found = json.loads(capture([venv / "bin/python", "-c", _DESCRIBE]))
+    environment = json.loads(capture([venv / "bin/python", "-c", _DESCRIBE]))
     lines = requirement_file.read_text().splitlines()
     changes = [asdict(change) for change in horovod_patches.read_changes()]
     return BuildInputs(
         requirement=" ".join(line.strip(" \\") for line in lines if not line.lstrip().startswith("#")),
         compiler=capture([compiler(), "-dumpfullversion", "-dumpmachine"]).strip(),
         recipe=digest_of([changes, OPTIONS, CUDA_OPTIONS]),
-        **found,
+        **environment,
     )
 
 
@@ -241,50 +214,9 @@ def parallel_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory_gb // 2))
 
 
-def compile_logged(command: Sequence[str | Path], environment: dict[str, str], log: Path) -> None:
-    """Runs the build with its output in the log, and prints the percentage that make reports."""
-    words = [str(word) for word in command]
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT) as build,
-    ):
-        shown = 0
-        while _still_runs(build, for_s=2):
-            percent = last_percentage(log)
-            if percent >= shown + 20:
-                shown = percent
-                say(f"    compiling: {percent} %")
-    if build.returncode != 0:
-        raise SetupError(explain(log.read_text(errors="replace"), log))
-
-
-def _still_runs(process: subprocess.Popen[bytes], for_s: float) -> bool:
-    try:
-        process.wait(timeout=for_s)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
-
-
-def last_percentage(log: Path) -> int:
-    """The last percentage such as `[ 48%]` near the end of the log; 0 if there is none."""
-    with log.open("rb") as text:
-        text.seek(max(0, log.stat().st_size - 20_000))
-        found = re.findall(rb"\[\s*(\d+)%\]", text.read())
-    return int(found[-1]) if found else 0
-
-
-def explain(log_text: str, log: Path) -> str:
-    """The message for a failed build: the cause if it is a known one, the path of the log, and its last lines."""
-    causes = [advice for pattern, advice in EXPLANATIONS if re.search(pattern, log_text)]
-    cause = causes[0] if causes else "the cause is none of the known ones; read the first error in the log"
-    tail = "\n".join(f"    {line[:200]}" for line in log_text.splitlines()[-25:])
-    return f"Horovod did not compile: {cause}\n  the end of {log}:\n{tail}"
-
-
 def _keep(wheel: Path, kept: Path, inputs: BuildInputs) -> Path:
     """Moves the wheel into the cache in one step, with a file that says what it was built against."""
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="keeping-") as folder:
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="new-") as folder:
         staged = Path(folder) / "wheel"
         staged.mkdir()
         shutil.copy(wheel, staged)

@@ -54,6 +54,6 @@ def _compile(folder: Path, shown: str) -> None:
 def _pack(folder: Path, archive: Path) -> None:
     packed = archive.with_suffix(".new")
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as out:
-        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             out.write(path, path.relative_to(folder))
     packed.replace(archive)  # a new file, because the old one may be a hard link into a package cache

@@ -74,7 +74,7 @@ def locked(path: Path, patience_s: float = 3600) -> Iterator[None]:
 
 
 def _lock(file: int, path: Path, patience_s: float) -> None:
-    end, told = time.monotonic() + patience_s, False
+    end, reported = time.monotonic() + patience_s, False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,9 +85,9 @@ def _lock(file: int, path: Path, patience_s: float) -> None:
                     f"another process has held the lock {path} for {patience_s:.0f} s\n"
                     f"  see which (fuser -v {path}); end it, or delete the file, and try again"
                 ) from error
-        if not told:
+        if not reported:
             say(f"    waiting for another process that holds {path}")
-            told = True
+            reported = True
         time.sleep(0.2)
 
 

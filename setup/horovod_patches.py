@@ -38,7 +38,7 @@ def read_changes(folder: Path = FOLDER) -> list[Change]:
 
 def _changes(path: Path) -> list[Change]:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    found: list[Change] = []
+    changes: list[Change] = []
     source, target, at = "", "", 0
     while at < len(lines):
         line, at = lines[at], at + 1
@@ -49,8 +49,8 @@ def _changes(path: Path) -> list[Change]:
         elif header := _HUNK.match(line):
             counts = [int(count) if count is not None else 1 for count in header.groups()]
             old, new, at = _hunk(lines, at, counts)
-            found.append(Change(target, "" if source == _NO_FILE else old, new))
-    return found
+            changes.append(Change(target, "" if source == _NO_FILE else old, new))
+    return changes
 
 
 def _name(line: str) -> str:

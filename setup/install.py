@@ -125,8 +125,8 @@ def install(root: Path) -> None:
 
 def archive_classes(root: Path) -> None:
     """Makes the class archive. Jobs start faster with it, and work without it."""
-    found = capture([VENV / "bin/python", root / "setup/java_home.py"]).strip()
-    if trouble := class_archive.make(root, VENV, Path(found)):
+    java_home = capture([VENV / "bin/python", root / "setup/java_home.py"]).strip()
+    if trouble := class_archive.make(root, VENV, Path(java_home)):
         say(f"    left out, so jobs start 2 s later: {trouble}")
 
 

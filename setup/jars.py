@@ -64,7 +64,7 @@ def locked(lock: Path = LOCK) -> list[Jar]:
     Raises:
         SetupError: a line is not `group:artifact:version sha256:… bytes`.
     """
-    found = []
+    jars = []
     for line in lock.read_text(encoding="utf-8").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
@@ -72,8 +72,8 @@ def locked(lock: Path = LOCK) -> list[Jar]:
         if match is None:
             raise SetupError(f"{lock}: {line!r} is not `group:artifact:version sha256:… bytes`")
         group, artifact, version, sha256, size = match.groups()
-        found.append(Jar(group, artifact, version, sha256, int(size)))
-    return found
+        jars.append(Jar(group, artifact, version, sha256, int(size)))
+    return jars
 
 
 def accelerator() -> Jar:
@@ -111,14 +111,14 @@ def fetch(jar: Jar) -> None:
         return
     jar.path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=jar.path.parent, prefix=".fetching-") as scratch:
-        found = _from_maven_repository(jar, Path(scratch)) or _by_ivy(jar, Path(scratch))
-        actual = digest(found)
+        downloaded = _from_maven_repository(jar, Path(scratch)) or _by_ivy(jar, Path(scratch))
+        actual = digest(downloaded)
         if actual != jar.sha256:
             raise SetupError(
                 f"{jar.file_name} as fetched has the SHA-256 {actual}, requirements/jars.lock says {jar.sha256}: "
                 "the download is damaged, or the repository has another file; try again, or check the repository"
             )
-        os.replace(found, jar.path)
+        os.replace(downloaded, jar.path)
     say(f"    {jar.path}")
 
 
@@ -174,10 +174,10 @@ def _by_ivy(jar: Jar, scratch: Path) -> Path:
             capture(command)
         except SetupError as error:
             raise SetupError(f"{_advice(jar)}\n{error}") from error
-    found = scratch / jar.file_name
-    if not found.is_file():
+    jar_path = scratch / jar.file_name
+    if not jar_path.is_file():
         raise SetupError(_advice(jar))
-    return found
+    return jar_path
 
 
 def _advice(jar: Jar) -> str:
@@ -190,10 +190,10 @@ def _advice(jar: Jar) -> str:
 def _ivy() -> Path:
     import pyspark
 
-    found = sorted((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
-    if not found:
+    ivy_jars = sorted((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
+    if not ivy_jars:
         raise SetupError("pyspark has no ivy jar: run `make setup` again")
-    return found[-1]
+    return ivy_jars[-1]
 
 
 def digest(path: Path) -> str:
