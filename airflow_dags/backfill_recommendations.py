@@ -30,9 +30,9 @@ _LOOK_EVERY_S = 10
 def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
     """For each day, the id and the configuration of its run of the daily DAG."""
     asked = asked_overrides(params, read_settings())  # refused once, before the first day
-    given = {"when_published": params["when_published"], "set": list(asked)}
+    options = {"when_published": params["when_published"], "set": list(asked)}
     return [
-        {"trigger_run_id": f"{run_id}__{day}", "conf": {"run_date": day, **given}}
+        {"trigger_run_id": f"{run_id}__{day}", "conf": {"run_date": day, **options}}
         for day in days_between(params["from"], params["to"])
     ]
 

@@ -37,11 +37,11 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_dags.alerts import late, task_failed
 from airflow_dags.assets import CHAMPION, RECOMMENDATIONS
 from airflow_dags.dates import DATE_PARAM
-from airflow_dags.sensors import begin
+from airflow_dags.sensors import first_sensors
 from airflow_dags.submit import RETRIES, stage
 
 DAG_ID = "daily_recommendations"
-_LOG_MAY_TAKE = timedelta(hours=12)
+_LOG_TIMEOUT = timedelta(hours=12)
 _LATE_AFTER_HOURS = 6
 
 
@@ -51,13 +51,18 @@ def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None
     checked = ti.xcom_pull(task_ids="publish_checks")
     if not checked:
         raise AirflowSkipException("no lists were published")
-    told = {name: checked[name] for name in ("run_date", "model_version", "users", "digest")}
+    lists = {name: checked[name] for name in ("run_date", "model_version", "users", "digest")}
     promotions = [event.extra for event in inlet_events[CHAMPION]]
-    told["promoted_on"] = next(
-        (each["run_date"] for each in reversed(promotions) if each["version"] == told["model_version"]), None
+    lists["promoted_on"] = next(
+        (
+            promotion["run_date"]
+            for promotion in reversed(promotions)
+            if promotion["version"] == lists["model_version"]
+        ),
+        None,
     )
-    outlet_events[RECOMMENDATIONS].extra = told
-    return told
+    outlet_events[RECOMMENDATIONS].extra = lists
+    return lists
 
 
 with DAG(
@@ -82,14 +87,14 @@ with DAG(
         callback=SyncCallback(late, {"dag": DAG_ID, "hours": _LATE_AFTER_HOURS}),
     ),
 ) as dag:
-    turn, raw_log = begin("weekly_training", yields=False, log_timeout=_LOG_MAY_TAKE)
+    wait_for_other_dag, raw_log = first_sensors("weekly_training", yields=False, log_timeout=_LOG_TIMEOUT)
     checks = stage("publish_checks", step="score_daily", job="check_lists", overrides=())
     measure = stage("measure_recommendations")
     report = stage("report", trigger_rule=TriggerRule.ALL_DONE)
     # The report runs after failures too. This task makes the run fail if a stage failed.
     night_is_done = EmptyOperator(task_id="night_is_done", trigger_rule=TriggerRule.NONE_FAILED)
     chain(
-        turn,
+        wait_for_other_dag,
         raw_log,
         stage("quality_gate", step="build_features", job="check_quality", overrides=()),
         stage("build_features"),

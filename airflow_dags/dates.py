@@ -30,9 +30,9 @@ def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
     Raises:
         AirflowFailException: there is neither a Param nor a partition key, or its value is not a date.
     """
-    given = context["params"].get(RUN_DATE)
-    if given:
-        return _parsed(given, f"the Param {RUN_DATE}").isoformat()
+    param = context["params"].get(RUN_DATE)
+    if param:
+        return _parsed(param, f"the Param {RUN_DATE}").isoformat()
     key = getattr(context["dag_run"], "partition_key", None)
     if not key:
         raise AirflowFailException(
@@ -54,7 +54,7 @@ def days_between(first: str, last: str) -> list[str]:
         raise AirflowFailException(
             f"from={first} to={last} are {count} days\n  what to do: give 1 to {_MOST_DAYS} days, the earlier one first"
         )
-    return [(start + timedelta(days=each)).isoformat() for each in range(count)]
+    return [(start + timedelta(days=days)).isoformat() for days in range(count)]
 
 
 def _parsed(text: str, origin: str) -> date:

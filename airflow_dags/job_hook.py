@@ -53,9 +53,9 @@ class JobHook(SparkSubmitHook):
         for line in lines:
             if line.startswith("{"):
                 with suppress(json.JSONDecodeError):
-                    found = json.loads(line)
-                    if isinstance(found, dict) and {"job", "seconds"} <= found.keys():
-                        self.closing = found
+                    summary = json.loads(line)
+                    if isinstance(summary, dict) and {"job", "seconds"} <= summary.keys():
+                        self.closing = summary
             yield line
 
     def _end_group(self) -> None:

@@ -104,5 +104,7 @@ def _not_plain(text: str) -> str | None:
         return f"a value that is not YAML ({error})"
     values = value if isinstance(value, list) else [value]
     return (
-        "a mapping or a nested list" if any(isinstance(each, dict | list | set) for each in values) else None
+        "a mapping or a nested list"
+        if any(isinstance(value, dict | list | set) for value in values)
+        else None
     )

@@ -15,9 +15,9 @@ from airflow_dags.submit import PLAN, Call, application, asked_overrides, failur
 
 # States of a task that has not begun, or that waits.
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
-_LOOK_FOR_LOG = timedelta(minutes=5)
-_LOOK_FOR_TURN = timedelta(minutes=1)
-_TURN_MAY_TAKE = timedelta(days=1)
+_LOG_POKE_INTERVAL = timedelta(minutes=5)
+_OTHER_DAG_POKE_INTERVAL = timedelta(minutes=1)
+_OTHER_DAG_TIMEOUT = timedelta(days=1)
 
 
 class RawLogSensor(BaseSensorOperator):
@@ -63,7 +63,7 @@ class RawLogSensor(BaseSensorOperator):
             self._hook.on_kill()
 
 
-class TurnSensor(BaseSensorOperator):
+class OtherDagSensor(BaseSensorOperator):
     """Waits while the other DAG works: a training and a daily run of one date write the same tables.
 
     Args:
@@ -73,7 +73,7 @@ class TurnSensor(BaseSensorOperator):
     """
 
     def __init__(self, *, other: str, yields: bool, **kwargs: Any) -> None:
-        super().__init__(task_id="turn", mode="reschedule", **kwargs)
+        super().__init__(task_id="wait_for_other_dag", mode="reschedule", **kwargs)
         self.other = other
         self.yields = yields
 
@@ -88,11 +88,13 @@ class TurnSensor(BaseSensorOperator):
         return bool(running <= waiting)
 
 
-def begin(
+def first_sensors(
     other: str, *, yields: bool, log_timeout: timedelta, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
     """The two sensors that a DAG begins with, in order: wait for the other DAG, then for the raw log and the plan."""
     return [
-        TurnSensor(other=other, yields=yields, timeout=_TURN_MAY_TAKE, poke_interval=_LOOK_FOR_TURN),
-        RawLogSensor(days_before_key=days_before_key, timeout=log_timeout, poke_interval=_LOOK_FOR_LOG),
+        OtherDagSensor(
+            other=other, yields=yields, timeout=_OTHER_DAG_TIMEOUT, poke_interval=_OTHER_DAG_POKE_INTERVAL
+        ),
+        RawLogSensor(days_before_key=days_before_key, timeout=log_timeout, poke_interval=_LOG_POKE_INTERVAL),
     ]

@@ -96,7 +96,7 @@ def settings_of(values: Any) -> Settings:
 
 
 def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(each, str) for each in values)
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def require_spark_connection() -> None:

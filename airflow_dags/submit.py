@@ -113,13 +113,13 @@ class JobOperator(SparkSubmitOperator):
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Runs the job. Raises the exception that `failure` returns for its exit code."""
         plan = context["ti"].xcom_pull(task_ids=PLAN)
-        found = find_step(plan, self.part, self.step)
-        if found is None:
+        step = find_step(plan, self.part, self.step)
+        if step is None:
             raise AirflowSkipException(f"the plan has no step {self.step}")
-        overrides = tuple(found["overrides"] if self.overrides is None else self.overrides)
+        overrides = tuple(step["overrides"] if self.overrides is None else self.overrides)
         self._settings = read_settings()
         asked = asked_overrides(context["params"], self._settings)
-        self._call = Call(self.job or found["job"], found["run_date"], (*overrides, *asked))
+        self._call = Call(self.job or step["job"], step["run_date"], (*overrides, *asked))
         self.application = application(self._call, self._settings)
         self._hook = None  # a retry in this process must not reuse the hook of the last attempt
         try:

@@ -37,11 +37,11 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_dags.alerts import late, task_failed, tell
 from airflow_dags.assets import CHAMPION
 from airflow_dags.dates import DATE_PARAM
-from airflow_dags.sensors import begin
+from airflow_dags.sensors import first_sensors
 from airflow_dags.submit import RETRIES, JobOperator, stage
 
 DAG_ID = "weekly_training"
-_LOG_MAY_TAKE = timedelta(hours=12)
+_LOG_TIMEOUT = timedelta(hours=12)
 _LATE_AFTER_HOURS = 24
 
 
@@ -116,7 +116,7 @@ with DAG(
     )
     chain(
         # The partition key is the Sunday. The last complete day is the Saturday before.
-        *begin("daily_recommendations", yields=True, log_timeout=_LOG_MAY_TAKE, days_before_key=1),
+        *first_sensors("daily_recommendations", yields=True, log_timeout=_LOG_TIMEOUT, days_before_key=1),
         stage("quality_gate", step="build_features", part="retraining", job="check_quality", overrides=()),
         stage("build_features", part="retraining"),
         stage("train_model", part="retraining"),

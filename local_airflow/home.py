@@ -126,6 +126,6 @@ def free_port() -> int:
     draw = random.SystemRandom()
     while True:
         port = draw.randrange(15_000, 32_000)
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
             return port

@@ -77,15 +77,15 @@ def chromium() -> Iterator[Page]:
         options += ["--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen([program, *options], stderr=subprocess.DEVNULL)
         try:
-            told = Path(profile) / "DevToolsActivePort"
+            port_file = Path(profile) / "DevToolsActivePort"
             end = time.monotonic() + _PATIENCE_S
-            while not (told.exists() and "\n" in told.read_text()):
+            while not (port_file.exists() and "\n" in port_file.read_text()):
                 if time.monotonic() > end:
                     raise TimeoutError("chromium does not listen")
                 time.sleep(0.2)
-            port = told.read_text().splitlines()[0]
+            port = port_file.read_text().splitlines()[0]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-                tab = next(each for each in json.load(answer) if each["type"] == "page")
+                tab = next(target for target in json.load(answer) if target["type"] == "page")
             with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
                 yield Page(socket)
         finally:

@@ -66,13 +66,13 @@ class Api:
             if state in _ENDED:
                 return state
             time.sleep(_LOOK_EVERY_S)
-        states = {name: each["state"] for name, each in self.tasks(dag, run).items()}
+        states = {name: instance["state"] for name, instance in self.tasks(dag, run).items()}
         raise SetupError(f"{dag} {run} has not ended after {timeout_s:g} s: {states}")
 
     def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
         """task_id → its current task instance as the API returns it; the id of a mapped task has its index, such as night[0]."""
         listed = self.get(f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances?limit=100")
-        return {_name(each): each for each in listed["task_instances"]}
+        return {_name(instance): instance for instance in listed["task_instances"]}
 
     def log(self, dag: str, run: str, task: str, try_number: int) -> str:
         """The text of a task's log."""
@@ -91,8 +91,8 @@ class Api:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
-            said = error.read().decode(errors="replace")[:500]
-            raise SetupError(f"{method} {path} was answered with {error.code}: {said}") from error
+            answer = error.read().decode(errors="replace")[:500]
+            raise SetupError(f"{method} {path} was answered with {error.code}: {answer}") from error
 
 
 def _name(task: Mapping[str, Any]) -> str:
