@@ -1,8 +1,8 @@
 """### The lists of past days, one after another
 
-Runs `daily_recommendations` for each day from `from` to `to`. It waits for each day before it starts the next one, because the lists of
-a day are compared with those of the day before, which are measured too. A day that fails does not stop the days after it. When the
-cause is corrected, clear its task.
+Runs `daily_recommendations` for each day from `from` to `to`. It waits for each day before it starts the next
+one, because the lists of a day are compared with those of the day before, which are measured too. A day that
+fails does not stop the days after it. When the cause is corrected, clear its task.
 
 | | |
 |---|---|

@@ -1,7 +1,8 @@
 """### The lists of one day
 
-Waits for the day's raw log, checks its quality, builds features and candidates, scores every user, checks what was published,
-delivers it and measures the lists of the day before. The report is written even if a stage failed.
+Waits for the day's raw log, checks its quality, builds features and candidates, scores every user, checks
+what was published, delivers it and measures the lists of the day before. The report is written even if a
+stage failed.
 
 | | |
 |---|---|

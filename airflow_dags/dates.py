@@ -1,4 +1,7 @@
-"""The logical day of a run: from the Param, otherwise from the partition key. Never from the clock, so a rerun has the same day."""
+"""The logical day of a run: from the Param, otherwise from the partition key.
+
+Never from the clock, so a rerun has the same day.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ def days_between(first: str, last: str) -> list[str]:
     """All days from `first` to `last`, both included.
 
     Raises:
-        AirflowFailException: a value is not a date, the last day is before the first, or there are more than 1000 days.
+        AirflowFailException: a value is not a date, the last day is before the first, or there are more than
+            1000 days.
     """
     start, end = _parsed(first, "the Param from"), _parsed(last, "the Param to")
     count = (end - start).days + 1

@@ -16,7 +16,8 @@ class JobHook(SparkSubmitHook):
     """Runs spark-submit in a given folder and in a process group of its own.
 
     Attributes:
-        closing: the job summary, the JSON object that ends the job's standard output; empty if the driver ran on another machine.
+        closing: the job summary, the JSON object that ends the job's standard output; empty if the driver ran
+            on another machine.
     """
 
     def __init__(self, *, folder: str, **options: Any) -> None:
@@ -35,7 +36,10 @@ class JobHook(SparkSubmitHook):
         return 128 - code if code < 0 else code
 
     def submit(self, application: str = "", **options: Any) -> str | None:
-        """As the provider's. Afterwards it ends what a failed job left running: a killed JVM leaves its Python driver."""
+        """As the provider's.
+
+        Afterwards it ends what a failed job left running: a killed JVM leaves its Python driver.
+        """
         try:
             return super().submit(application, cwd=self._folder, start_new_session=True, **options)
         finally:

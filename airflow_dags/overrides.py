@@ -1,9 +1,10 @@
 """The keys of the configuration that the Param `set` may change.
 
-People who may trigger a run give this Param. They need not be allowed to read the lake or the credentials of the jobs. A key that
-names a place could send data and passwords there (deliver.sinks, watch.push_gateway), read from there (log.path, lake) or load
-code from there (driver_jar). So only keys that change how a run computes are allowed. The Variable's key `param_keys` replaces
-the list. Overrides in the Variable itself are not restricted.
+People who may trigger a run give this Param. They need not be allowed to read the lake or the credentials of
+the jobs. A key that names a place could send data and passwords there (deliver.sinks, watch.push_gateway),
+read from there (log.path, lake) or load code from there (driver_jar). So only keys that change how a run
+computes are allowed. The Variable's key `param_keys` replaces the list. Overrides in the Variable itself are
+not restricted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 import yaml
 
-# A name that ends with a dot allows all keys below it, with plain values. Any other name allows exactly that key, with any value.
+# A name that ends with a dot allows all keys below it, with plain values. Any other name allows exactly that
+# key, with any value.
 DEFAULT_KEYS = (
     "candidates.active_days",
     "candidates.exclude_clicked",

@@ -1,4 +1,7 @@
-"""The two sensors that a run begins with. One waits for the other DAG; the other waits for the raw log and returns the plan."""
+"""The two sensors that a run begins with.
+
+One waits for the other DAG; the other waits for the raw log and returns the plan.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ _OTHER_DAG_TIMEOUT = timedelta(days=1)
 class RawLogSensor(BaseSensorOperator):
     """Waits until the day's raw log is there; returns the job summary of plan_night, which is the plan of the run.
 
-    The job plan_night looks for the log, because only the configuration says where it is: by pattern, by manifest, on S3 or HDFS. A
-    wrong configuration fails at once. If the Param `when_published` is `skip`, the plan of a day with published lists is empty.
+    The job plan_night looks for the log, because only the configuration says where it is: by pattern, by
+    manifest, on S3 or HDFS. A wrong configuration fails at once. If the Param `when_published` is `skip`, the
+    plan of a day with published lists is empty.
 
     Args:
         days_before_key: see run_date_of.
@@ -68,8 +72,8 @@ class OtherDagSensor(BaseSensorOperator):
 
     Args:
         other: dag_id of the other DAG.
-        yields: whether to wait also for runs of the other DAG that are still waiting themselves. Only one of the two DAGs
-            may do so, or both would wait without end.
+        yields: whether to wait also for runs of the other DAG that are still waiting themselves. Only one of
+            the two DAGs may do so, or both would wait without end.
     """
 
     def __init__(self, *, other: str, yields: bool, **kwargs: Any) -> None:

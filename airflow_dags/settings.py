@@ -53,7 +53,8 @@ def read_settings() -> Settings:
     """The current settings.
 
     Raises:
-        AirflowFailException: the Variable is missing, has unknown or missing keys, or names a path that does not exist. A retry cannot help.
+        AirflowFailException: the Variable is missing, has unknown or missing keys, or names a path that does
+            not exist. A retry cannot help.
     """
     values = Variable.get(VARIABLE, default=None, deserialize_json=True)
     if values is None:

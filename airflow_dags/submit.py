@@ -1,7 +1,8 @@
 """Tasks that run a job. `stage(name)` is the only factory of them.
 
-Such a task is a SparkSubmitOperator. It reads profile, configuration and `--set` values from the Variable, and its day and its own
-overrides from the plan of the run. The job's exit code decides whether the task is retried.
+Such a task is a SparkSubmitOperator. It reads profile, configuration and `--set` values from the Variable,
+and its day and its own overrides from the plan of the run. The job's exit code decides whether the task is
+retried.
 """
 
 from __future__ import annotations

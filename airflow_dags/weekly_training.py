@@ -1,9 +1,10 @@
 """### Train a challenger and let the gate decide
 
-Fits or extends the workflow on the days up to the run date and trains a challenger. If candidates are retrieved by vectors, it trains
-the retriever too. The gate then compares the challenger with the champion on the same raw test day. If it promotes the challenger, the
-asset `nightrank_champion` is updated, and the new champion makes the lists of the next day. If not, the champion still serves, and the
-day's features are made again as the champion needs them.
+Fits or extends the workflow on the days up to the run date and trains a challenger. If candidates are
+retrieved by vectors, it trains the retriever too. The gate then compares the challenger with the champion on
+the same raw test day. If it promotes the challenger, the asset `nightrank_champion` is updated, and the new
+champion makes the lists of the next day. If not, the champion still serves, and the day's features are made
+again as the champion needs them.
 
 | | |
 |---|---|

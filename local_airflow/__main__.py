@@ -1,6 +1,7 @@
 """`make airflow`: starts an Airflow on 127.0.0.1, trains on a generated click log and makes the lists of one day. Airflow then keeps running.
 
-All state is in one folder, and the next start continues from there. Ctrl-C ends Airflow and all processes that it started.
+All state is in one folder, and the next start continues from there. Ctrl-C ends Airflow and all processes
+that it started.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""The Python environment of Airflow. It shares no package with the jobs, which Airflow starts by spark-submit.
+"""The Python environment of Airflow.
 
-It is made below the cache folder when it is first needed (660 MB), from the lock file requirements/airflow.txt.
+It shares no package with the jobs, which Airflow starts by spark-submit.
+
+It is made below the cache folder when it is first needed (660 MB), from the lock file
+requirements/airflow.txt.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from typing import Any
 from local_airflow.environment import ROOT
 from setup.console import SetupError
 
-# Variables that Airflow must not inherit: those of another Airflow, and paths to our packages, which would shadow its own.
+# Variables that Airflow must not inherit: those of another Airflow, and paths to our packages, which would
+# shadow its own.
 _NOT_OURS = ("AIRFLOW", "PYTHONPATH", "SPARK_HOME", "VIRTUAL_ENV")
 
 
@@ -62,7 +63,10 @@ class Home:
             secret.write_text(secrets.token_urlsafe(48))
 
     def environment(self) -> dict[str, str]:
-        """The environment of Airflow's processes. Everybody who reaches the port is an administrator, so it is on 127.0.0.1 only."""
+        """The environment of Airflow's processes.
+
+        Everybody who reaches the port is an administrator, so it is on 127.0.0.1 only.
+        """
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
         secret = (self.folder / "secret").read_text()
         return {
@@ -121,7 +125,8 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
 def free_port() -> int:
     """A free port on 127.0.0.1, drawn from below the range that systems give to connections (Linux: from 32768).
 
-    Port 0 would give a port of that range. Another connection could take it before a server starts seconds later.
+    Port 0 would give a port of that range. Another connection could take it before a server starts seconds
+    later.
     """
     draw = random.SystemRandom()
     while True:

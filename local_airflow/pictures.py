@@ -2,7 +2,8 @@
 
     ~/.cache/nightrank/airflow/bin/python local_airflow/pictures.py http://127.0.0.1:8080 docs/pictures
 
-It runs with Airflow's interpreter, which has a WebSocket client, and drives Chromium over its debugging protocol.
+It runs with Airflow's interpreter, which has a WebSocket client, and drives Chromium over its debugging
+protocol.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 DAG = "daily_recommendations"
-# The grid of runs and the graph of tasks are two views of one page. The browser's local storage holds which one is shown.
+# The grid of runs and the graph of tasks are two views of one page. The browser's local storage holds which
+# one is shown.
 VIEWS = {"airflow-grid": "grid", "airflow-graph": "graph"}
 SIZES = {"airflow-grid": (1680, 760), "airflow-graph": (2600, 620)}
 _PATIENCE_S = 60

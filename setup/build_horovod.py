@@ -1,15 +1,17 @@
 """Builds Horovod from its PyPI sdist against the torch in .venv, and keeps the wheel in the cache.
 
-Horovod's last release is older than torch 2.1, which needs C++17. Its rendezvous server runs code for anybody who reaches its port
-(CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod correct both; each begins with what it changes and why:
+Horovod's last release is older than torch 2.1, which needs C++17. Its rendezvous server runs code for anybody
+who reaches its port (CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod correct both; each begins
+with what it changes and why:
 
     torch.patch             builds against a current torch, into a wheel that works in any environment
     interface.patch         process sets use the network interface that the launcher gives
     signed-requests.patch   servers accept only requests signed with the job's key, and listen on one address
     command-lifetime.patch  horovod.spark.run does not sleep for 3 s at its end
 
-With a CUDA build of torch, Horovod's CMake needs a whole CUDA toolkit. The Python packages of torch and of requirements/build.in have
-its files; they are arranged as the compiler expects. Neither building nor importing Horovod needs a GPU or an installed CUDA.
+With a CUDA build of torch, Horovod's CMake needs a whole CUDA toolkit. The Python packages of torch and of
+requirements/build.in have its files; they are arranged as the compiler expects. Neither building nor
+importing Horovod needs a GPU or an installed CUDA.
 """
 
 from __future__ import annotations
@@ -144,7 +146,8 @@ def pip_of(bootstrap: Path) -> list[str]:
 
 def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path:
     """Downloads the sdist, checks its hash and unpacks it. Returns its folder."""
-    # pip builds the metadata of an sdist even if it only downloads it; the bootstrap environment has the packages for that.
+    # pip builds the metadata of an sdist even if it only downloads it; the bootstrap environment has the
+    # packages for that.
     options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
     run([*pip_of(bootstrap), "--quiet", "download", *options, "--dest", scratch, "-r", requirement_file])
     (archive,) = scratch.glob("horovod-*.tar.gz")
@@ -197,8 +200,8 @@ def nvidia_packages(venv: Path) -> Path:
 def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
     """Makes a CUDA toolkit from the files of the Python packages.
 
-    The folders are real and the files are links. nvcc looks for its libraries in ../lib64 of the real path of its folder, so `bin`
-    itself must not be a link.
+    The folders are real and the files are links. nvcc looks for its libraries in ../lib64 of the real path of
+    its folder, so `bin` itself must not be a link.
     """
     shutil.copytree(nvidia / "cu13", toolkit, copy_function=os.symlink)
     (toolkit / "lib64").symlink_to("lib")
@@ -227,7 +230,10 @@ def _keep(wheel: Path, kept: Path, inputs: BuildInputs) -> Path:
 
 
 def verify(venv: Path) -> None:
-    """Imports Horovod and reduces a tensor in one process. Raises SetupError with the error output if that fails."""
+    """Imports Horovod and reduces a tensor in one process.
+
+    Raises SetupError with the error output if that fails.
+    """
     # On the loopback interface: otherwise Gloo resolves the host's name, which fails in some containers.
     environment = {**os.environ, "HOROVOD_GLOO_IFACE": "lo"}
     command = [str(venv / "bin/python"), "-W", "ignore", "-c", VERIFY]

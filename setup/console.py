@@ -56,10 +56,13 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(path: Path, patience_s: float = 3600) -> Iterator[None]:
-    """Holds the lock on a file, so that two calls do not do the same work at once. Makes the file if it is missing.
+    """Holds the lock on a file, so that two calls do not do the same work at once.
+
+    Makes the file if it is missing.
 
     Raises:
-        SetupError: another process still holds the lock after `patience_s` seconds, or the file is a symbolic link.
+        SetupError: another process still holds the lock after `patience_s` seconds, or the file is a symbolic
+            link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

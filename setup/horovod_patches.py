@@ -1,7 +1,7 @@
 """Reads and applies the patches of Horovod's sources, the files of setup/horovod.
 
-Each begins with what it changes and why. They are unified diffs. They are applied without the program `patch`, which small containers
-lack, and strictly: the lines of each hunk must be in the file exactly once.
+Each begins with what it changes and why. They are unified diffs. They are applied without the program
+`patch`, which small containers lack, and strictly: the lines of each hunk must be in the file exactly once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
 
 
 def apply(source: Path, changes: list[Change]) -> None:
-    """Changes the sources in this folder. Raises SetupError if a file is not the one that the patches were written for."""
+    """Changes the sources in this folder.
+
+    Raises SetupError if a file is not the one that the patches were written for.
+    """
     for change in changes:
         path = source / change.file
         if not change.old:

@@ -1,7 +1,7 @@
 """Makes .venv: the locked packages, our own folders on its path, and a Horovod built against its torch.
 
-Run it as `python -m setup.install` from the checkout. If the lock files and these scripts have not changed since .venv was made, it
-does nothing, in well under a second.
+Run it as `python -m setup.install` from the checkout. If the lock files and these scripts have not changed
+since .venv was made, it does nothing, in well under a second.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ STAMP = VENV / "setup.stamp"
 LOCK = ROOT / ".setup.lock"  # two calls of make must not install at the same time
 LOCKS = ("runtime.txt", "tools.txt", "benchmark.txt")
 
-# The packages take 6.5 GB, and Horovod's build needs 1 GB for a short time. The package cache shares its files with the environment
-# by hard links if both are on one file system.
+# The packages take 6.5 GB, and Horovod's build needs 1 GB for a short time. The package cache shares its
+# files with the environment by hard links if both are on one file system.
 ENVIRONMENT_BYTES = 9 * 1024**3
 
 # `setup` is this package. If it can be imported from another folder, so can our other packages.
@@ -35,8 +35,8 @@ CHECK_IMPORTS = (
 def fingerprint(root: Path) -> str:
     """Digest of everything that the environment depends on.
 
-    The path of the checkout is part of it: installed scripts name their interpreter by absolute path, so a moved checkout needs a
-    new environment.
+    The path of the checkout is part of it: installed scripts name their interpreter by absolute path, so a
+    moved checkout needs a new environment.
     """
     digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
     scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
@@ -81,14 +81,16 @@ def install_packages() -> None:
     # pyspark is published as source only, so the packages that build it are locked too.
     constraints = ["--build-constraints", str(ROOT / "requirements/tools.txt")]
     locks = [ROOT / "requirements" / name for name in LOCKS]
-    # Compiled once here. If PYTHONDONTWRITEBYTECODE is set, every process would otherwise compile torch again, for half a minute.
+    # Compiled once here. If PYTHONDONTWRITEBYTECODE is set, every process would otherwise compile torch
+    # again, for half a minute.
     uv_pip("sync", "--require-hashes", "--compile-bytecode", *constraints, *locks)
 
 
 def install_own_packages() -> None:
     """Puts the checkout on the environment's path, so that Spark's Python workers import our packages too.
 
-    It writes a .pth file. An editable install would list the packages of today and miss one that is added later.
+    It writes a .pth file. An editable install would list the packages of today and miss one that is added
+    later.
     """
     (site_packages(VENV) / "nightrank.pth").write_text(f"{ROOT}\n")
 

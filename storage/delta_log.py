@@ -1,8 +1,9 @@
 """Tables on an object store for other people's readers: a Delta log beside the data files says which of them are published.
 
-An object store has no links, and a listing shows every attempt. `<lake>/_data/<table>` is a Delta table with the partition column `dt`;
-replacing a date is one transaction that takes away the date's files and adds the new. The manifest is replaced first: a job killed
-before its transaction leaves readers the older files, which the next run mends.
+An object store has no links, and a listing shows every attempt. `<lake>/_data/<table>` is a Delta table with
+the partition column `dt`; replacing a date is one transaction that takes away the date's files and adds the
+new. The manifest is replaced first: a job killed before its transaction leaves readers the older files, which
+the next run mends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("nightrank.publish")
 
 DATE = "dt"
-# A commit of another date is merged by delta-rs itself; what fails is one of the same date, or the creation of the table.
+# A commit of another date is merged by delta-rs itself; what fails is one of the same date, or the creation
+# of the table.
 _TRIES = 20
 _WAIT_S = 0.2
 _UNNAMEABLE = set(" ,;{}()\n\t=")
@@ -105,7 +107,8 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
 
     for turn in range(_TRIES):
         with _named(table, dt):
-            # In this order: who replaces the manifest after it was read here commits after the state that was loaded.
+            # In this order: who replaces the manifest after it was read here commits after the state that was
+            # loaded.
             known = _load(table)
             wanted = now()
             if _paths(known, dt) == wanted.paths:
@@ -167,7 +170,8 @@ def _create(table: str, columns: Sequence[tuple[str, str]]) -> DeltaTable:
 def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
     from deltalake.transaction import AddAction, CommitProperties, Transaction
 
-    # Two transactions of one application conflict: without it delta-rs would let both replacements of a date stand.
+    # Two transactions of one application conflict: without it delta-rs would let both replacements of a date
+    # stand.
     application = f"{DATE}={dt}"
     number = (table.transaction_version(application) or 0) + 1
     modified = int(time.time() * 1000)

@@ -36,7 +36,10 @@ def raw_keys(keys: Keys | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Feature:
-    """One model input. `cardinality` counts embedding rows, reserved ids included; None for dense features."""
+    """One model input.
+
+    `cardinality` counts embedding rows, reserved ids included; None for dense features.
+    """
 
     name: str
     kind: Literal["dense", "categorical", "multi_hot"]
@@ -49,11 +52,11 @@ class Feature:
 class FeatureSpec:
     """Ordered features, keys and the workflow that made them.
 
-    A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition; with the
-    section `negatives` that position times (per_positive + 1), plus the number of the draw, 0 for a row of the log),
-    `user_key`, `item_key` and `group_key` (strings, the raw ids; only where the config names them), `event_time` (int64,
-    µs UTC; only where the config names it), `label` (float32, 0 or 1) and one column a feature, non-null but for lists of ids: a
-    null list is an empty one.
+    A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition;
+    with the section `negatives` that position times (per_positive + 1), plus the number of the draw, 0 for a
+    row of the log), `user_key`, `item_key` and `group_key` (strings, the raw ids; only where the config names
+    them), `event_time` (int64, µs UTC; only where the config names it), `label` (float32, 0 or 1) and one
+    column a feature, non-null but for lists of ids: a null list is an empty one.
     """
 
     features: tuple[Feature, ...]

@@ -1,7 +1,8 @@
 """Small files on local disks and object stores: read, list, and replace atomically; and where the file system of a path is.
 
-A replacement is a rename on a local file system and one upload on an object store, which appears when it is complete: a
-reader sees the old bytes or the new ones. `create_json` writes a file only where there is none. HDFS is read through the Hadoop client of a Spark session, which a job hands in.
+A replacement is a rename on a local file system and one upload on an object store, which appears when it is
+complete: a reader sees the old bytes or the new ones. `create_json` writes a file only where there is none.
+HDFS is read through the Hadoop client of a Spark session, which a job hands in.
 """
 
 from __future__ import annotations
@@ -176,11 +177,13 @@ def replace_json(path: str, value: Any) -> None:
 def create_json(path: str, value: Any) -> bool:
     """Writes a small file unless it exists already. Returns whether the file holds `value` afterwards.
 
-    Readers see a whole file or none. On a local file system exactly one of several concurrent callers gets True.
+    Readers see a whole file or none. On a local file system exactly one of several concurrent callers gets
+    True.
 
-    pyarrow's clients of object stores have no conditional write, and some local file systems have no hard links. There
-    the file is written if none is seen, and read back. Of concurrent callers the last one wins; an earlier one gets True
-    too if it reads back before it is overwritten. So callers must keep whatever their `value` refers to.
+    pyarrow's clients of object stores have no conditional write, and some local file systems have no hard
+    links. There the file is written if none is seen, and read back. Of concurrent callers the last one wins;
+    an earlier one gets True too if it reads back before it is overwritten. So callers must keep whatever
+    their `value` refers to.
 
     Args:
         value: must differ from what any other caller writes there.

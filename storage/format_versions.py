@@ -1,8 +1,8 @@
 """Versions of the formats on disk: every JSON file that a job writes says its own, and a reader refuses a newer one.
 
-A format's version grows when a reader of the version before would misread the file, not when a key is added that it may
-ignore. Release 0.1.0 wrote no versions: a file without the key is version 1. Readers accept every version up to the
-current one; `jobs/migrate.py` rewrites older files.
+A format's version grows when a reader of the version before would misread the file, not when a key is added
+that it may ignore. Release 0.1.0 wrote no versions: a file without the key is version 1. Readers accept every
+version up to the current one; `jobs/migrate.py` rewrites older files.
 """
 
 from __future__ import annotations

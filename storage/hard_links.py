@@ -1,7 +1,8 @@
 """What readers see of a local partition that list its folder: one hard link for each file that the manifest names.
 
-Links cannot be exchanged in one step. So a file that no reader can read lies in the folder while they change: whoever lists the folder
-sees the files of one manifest or fails, also where the process was killed in between. The next run then finds the links wrong.
+Links cannot be exchanged in one step. So a file that no reader can read lies in the folder while they change:
+whoever lists the folder sees the files of one manifest or fails, also where the process was killed in
+between. The next run then finds the links wrong.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from storage import file_io
 log = logging.getLogger("nightrank.publish")
 
 LOCK_NAME = ".lock"
-# First in the order of names, since a reader that wants a few rows may look at the first file alone. Spark takes a line that is no
-# JSON for a row, and fails where an archive is none.
+# First in the order of names, since a reader that wants a few rows may look at the first file alone. Spark
+# takes a line that is no JSON for a row, and fails where an archive is none.
 STOP = "0-being-replaced"
 _STOPS = {".parquet": (".parquet",), ".jsonl": (".jsonl", ".json.gz"), ".json.gz": (".json.gz",)}
 _STOP_TEXT = "This partition is being replaced. Read it again; if it stays like this, a job was killed: run it again.\n"

@@ -1,12 +1,12 @@
 """Which datasets a run reads and publishes: facts for manifests and for the record of the run.
 
-`Lake`, `Table` and `Partition` hold a recorder. Functions that read or publish a partition report to the recorder of
-that partition. Functions that read other data, such as a raw log or a model, take a recorder as an argument. The
-recorder of a job is a `RunLineage`. Everywhere else (workers, notebooks, tests) it is `NOT_RECORDED`, which keeps
-nothing.
+`Lake`, `Table` and `Partition` hold a recorder. Functions that read or publish a partition report to the
+recorder of that partition. Functions that read other data, such as a raw log or a model, take a recorder as
+an argument. The recorder of a job is a `RunLineage`. Everywhere else (workers, notebooks, tests) it is
+`NOT_RECORDED`, which keeps nothing.
 
-Events follow OpenLineage. A dataset is one partition. Its namespace and name follow OpenLineage's rules for file paths,
-and its version is the digest of its manifest.
+Events follow OpenLineage. A dataset is one partition. Its namespace and name follow OpenLineage's rules for
+file paths, and its version is the digest of its manifest.
 """
 
 from __future__ import annotations
@@ -64,12 +64,18 @@ class LineageRecorder:
         """Notes an output that has no manifest, such as a model."""
 
     def record_combined(self, digest: str, parts: Iterable[str]) -> None:
-        """Notes of which digests another digest consists. The digest of a part such as `train 0123…` is its last word."""
+        """Notes of which digests another digest consists.
+
+        The digest of a part such as `train 0123…` is its last word.
+        """
 
     def record_publication(
         self, dataset: DatasetVersion, input_digests: Iterable[str], time: str
     ) -> Mapping[str, Any]:
-        """Notes an output that has a manifest. Returns the event of its publication; empty if no run is recorded."""
+        """Notes an output that has a manifest.
+
+        Returns the event of its publication; empty if no run is recorded.
+        """
         return {}
 
 
@@ -80,7 +86,8 @@ NOT_RECORDED = LineageRecorder()
 class RunLineage(LineageRecorder):
     """One run of one job: its identity, and the datasets that it has read and published so far, by path.
 
-    A copy that is sent to another process keeps nothing: workers read for the driver, and the driver records it.
+    A copy that is sent to another process keeps nothing: workers read for the driver, and the driver records
+        it.
 
     Attributes:
         combined: combined digest → the digests that it consists of.
@@ -119,8 +126,8 @@ class RunLineage(LineageRecorder):
     ) -> Mapping[str, Any]:
         """Notes an output and returns the event of its publication.
 
-        The inputs of the event are the datasets of this run whose version is in `input_digests`, which are the inputs of
-        the manifest. If there is none, they are all datasets that the run has read.
+        The inputs of the event are the datasets of this run whose version is in `input_digests`, which are
+        the inputs of the manifest. If there is none, they are all datasets that the run has read.
         """
         digests = set(input_digests)
         digests |= {part for digest in digests for part in self.combined.get(digest, ())}

@@ -1,11 +1,12 @@
 """Brings the files of a lake to the format versions of this release.
 
-One thing needs work. Manifests of version 1 name data files in the partition's own folder, where readers that list it also see the
-files of replaced attempts. Migration links or copies these files to the folder of data files, replaces the manifest by one that
-names them there, and then removes the old ones. All other older files are read as they are.
+One thing needs work. Manifests of version 1 name data files in the partition's own folder, where readers that
+list it also see the files of replaced attempts. Migration links or copies these files to the folder of data
+files, replaces the manifest by one that names them there, and then removes the old ones. All other older
+files are read as they are.
 
-No job may work on the lake meanwhile. Killed at any instant, migration leaves each partition as it was or migrated; run again, it
-goes on.
+No job may work on the lake meanwhile. Killed at any instant, migration leaves each partition as it was or
+migrated; run again, it goes on.
 """
 
 from __future__ import annotations
@@ -143,7 +144,10 @@ def _paths(root: str) -> Iterator[str]:
 
 
 def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
-    """Folders with files below a folder of theirs: partitions in which attempts of version 1 lie. Raw logs have none."""
+    """Folders with files below a folder of theirs: partitions in which attempts of version 1 lie.
+
+    Raw logs have none.
+    """
     return frozenset(
         path[: match.start()]
         for path in paths

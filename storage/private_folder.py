@@ -1,7 +1,7 @@
 """A folder for temporary files that no other user of the machine can prepare, read or lock.
 
-/tmp is writable by everybody, and our names in it can be guessed. So the folder is of mode 0700 and checked each time, and
-files in it are opened without following links.
+/tmp is writable by everybody, and our names in it can be guessed. So the folder is of mode 0700 and checked
+each time, and files in it are opened without following links.
 """
 
 from __future__ import annotations

@@ -32,9 +32,10 @@ class RunContext:
         name: the job, such as `build_features`.
         run_date: the logical day, ISO.
         phases: phase → seconds, of those that have ended.
-        open_session: builds the Spark session when it is first needed, so that bad input fails before executors start.
-        recorder: receives what the run reads and publishes. A job's runner passes the lineage of its run; a notebook or a
-            test keeps nothing.
+        open_session: builds the Spark session when it is first needed, so that bad input fails before
+            executors start.
+        recorder: receives what the run reads and publishes. A job's runner passes the lineage of its run; a
+            notebook or a test keeps nothing.
     """
 
     name: str
