@@ -7,8 +7,8 @@ fails does not stop the days after it. When the cause is corrected, clear its ta
 | | |
 |---|---|
 | days | Params `from` and `to`, both included |
-| published days | Param `when_published`: `skip` does nothing for them, `rerun` makes again what has changed inputs |
-| beside the schedule | `daily_recommendations` has one run at a time, so days of the back-fill and scheduled days run one after another |
+| published days | Param `when_published`: `skip` leaves them, `rerun` makes again what has changed inputs |
+| beside the schedule | `daily_recommendations` has one run at a time, and scheduled days wait for it |
 """
 
 from __future__ import annotations

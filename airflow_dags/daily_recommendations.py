@@ -7,9 +7,9 @@ stage failed.
 | | |
 |---|---|
 | day | Param `run_date`; a scheduled run takes it from its partition key, the day before the run |
-| a published day | a run leaves unchanged what has equal inputs; with `when_published: skip` it does nothing |
+| a published day | a run keeps what has equal inputs; with `when_published: skip` it does nothing |
 | one value changed for one run | Param `set`, such as `["quality.psi_stop=0.5"]` |
-| a failed task | read the end of its log: it says what is wrong and what to do. Exit codes 2 (configuration) and 3 (data) are not retried |
+| a failed task | its log ends with cause and remedy. Exit codes 2 (configuration), 3 (data) are not retried |
 | order | one run at a time, and never together with `weekly_training`: each day depends on the one before |
 
 See docs/airflow.md for more.

@@ -56,7 +56,8 @@ def days_between(first: str, last: str) -> list[str]:
     count = (end - start).days + 1
     if not 0 < count <= _MOST_DAYS:
         raise AirflowFailException(
-            f"from={first} to={last} are {count} days\n  what to do: give 1 to {_MOST_DAYS} days, the earlier one first"
+            f"from={first} to={last} are {count} days\n"
+            f"  what to do: give 1 to {_MOST_DAYS} days, the earlier one first"
         )
     return [(start + timedelta(days=days)).isoformat() for days in range(count)]
 

@@ -1,4 +1,4 @@
-"""A spark-submit hook that reads the exit code and the job summary of our jobs, and ends all of their processes."""
+"""A spark-submit hook that reads exit code and job summary of our jobs, and ends all of their processes."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class JobHook(SparkSubmitHook):
                 self._end_group()
 
     def on_kill(self) -> None:
+        """Ends spark-submit and all of its processes."""
         super().on_kill()
         self._end_group()
 

@@ -75,15 +75,19 @@ DEFAULT_KEYS = (
 
 
 def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
-    """The error message for the first override of the Param `set` that is not allowed; None if all are allowed."""
+    """The error message for the first override in the Param `set` that is not allowed; None if all are."""
     for override in overrides:
         key, separator, text = str(override).partition("=")
         if not separator or not key:
-            return f"the Param set holds {override!r}, which is not of the form a.b=value\n  what to do: write section.key=value"
+            return (
+                f"the Param set holds {override!r}, which is not of the form a.b=value\n"
+                "  what to do: write section.key=value"
+            )
         if not is_allowed(key, allowed):
             return (
                 f"the Param set must not change {key}: it may name {', '.join(allowed) or 'nothing'}\n"
-                f"  what to do: set {key} in the configuration file, or in the Variable nightrank (keys set and param_keys)"
+                f"  what to do: set {key} in the configuration file, "
+                "or in the Variable nightrank (keys set and param_keys)"
             )
         if key not in allowed and (problem := _not_plain(text)):
             return (
@@ -99,7 +103,7 @@ def is_allowed(key: str, allowed: Sequence[str]) -> bool:
 
 
 def _not_plain(text: str) -> str | None:
-    """What is wrong with a value that may contain further keys; None for a plain value or a list of plain values."""
+    """What is wrong with a value that may contain keys; None for a plain value or a list of plain values."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -24,7 +24,7 @@ _OTHER_DAG_TIMEOUT = timedelta(days=1)
 
 
 class RawLogSensor(BaseSensorOperator):
-    """Waits until the day's raw log is there; returns the job summary of plan_night, which is the plan of the run.
+    """Waits for the day's raw log; returns the job summary of plan_night, which is the plan of the run.
 
     The job plan_night looks for the log, because only the configuration says where it is: by pattern, by
     manifest, on S3 or HDFS. A wrong configuration fails at once. If the Param `when_published` is `skip`, the
@@ -40,6 +40,7 @@ class RawLogSensor(BaseSensorOperator):
         self._hook: Any = None
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
+        """Runs plan_night. Returns whether the raw log is there, and the plan."""
         params, settings = context["params"], read_settings()
         call = Call(
             "plan_night", run_date_of(context, self.days_before_key), asked_overrides(params, settings)
@@ -63,6 +64,7 @@ class RawLogSensor(BaseSensorOperator):
         return PokeReturnValue(raw_log["bytes"] > 0, plan)
 
     def on_kill(self) -> None:
+        """Ends plan_night."""
         if self._hook is not None:
             self._hook.on_kill()
 
@@ -82,6 +84,7 @@ class OtherDagSensor(BaseSensorOperator):
         self.yields = yields
 
     def poke(self, context: Mapping[str, Any]) -> bool:
+        """Whether the other DAG has no run that this one must wait for."""
         ti = context["ti"]
         running = ti.get_dr_count(dag_id=self.other, states=["running"])
         waiting = (
@@ -95,7 +98,7 @@ class OtherDagSensor(BaseSensorOperator):
 def first_sensors(
     other: str, *, yields: bool, log_timeout: timedelta, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
-    """The two sensors that a DAG begins with, in order: wait for the other DAG, then for the raw log and the plan."""
+    """The first two tasks of a DAG: wait for the other DAG, then for the raw log and the plan."""
     return [
         OtherDagSensor(
             other=other, yields=yields, timeout=_OTHER_DAG_TIMEOUT, poke_interval=_OTHER_DAG_POKE_INTERVAL

@@ -71,6 +71,7 @@ def asked_overrides(params: Mapping[str, Any], settings: Settings) -> tuple[str,
 
 
 def application(call: Call, settings: Settings) -> str:
+    """The path of the script of a job."""
     return f"{settings.home}/jobs/{call.job}.py"
 
 
@@ -139,6 +140,7 @@ class JobOperator(SparkSubmitOperator):
         return hook_for(self._call, self._settings)
 
     def on_kill(self) -> None:
+        """Ends the job."""
         if self._hook is not None:
             self._hook.on_kill()
 

@@ -1,7 +1,7 @@
-"""`make airflow`: starts an Airflow on 127.0.0.1, trains on a generated click log and makes the lists of one day. Airflow then keeps running.
+"""`make airflow`: starts an Airflow on 127.0.0.1, trains on a generated click log, and makes lists of a day.
 
-All state is in one folder, and the next start continues from there. Ctrl-C ends Airflow and all processes
-that it started.
+Airflow then keeps running. All state is in one folder, and the next start continues from there. Ctrl-C ends
+Airflow and all processes that it started.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _RUN_MAY_TAKE_S = 1200
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
     arguments = _parser().parse_args(argv)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

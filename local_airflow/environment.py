@@ -36,6 +36,7 @@ def environment() -> Path:
 
 
 def is_current(folder: Path) -> bool:
+    """Whether the environment was made from the present lock file and Python."""
     stamp = folder / "locked.sha256"
     return stamp.is_file() and stamp.read_text() == _wanted()
 

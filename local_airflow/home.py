@@ -44,14 +44,16 @@ class Home:
 
     @property
     def url(self) -> str:
+        """The address of the UI and the API."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def dags(self) -> Path:
+        """The folder of the DAGs."""
         return self.folder / "dags"
 
     def prepare(self) -> None:
-        """Makes the folder, and a link in it to the DAGs of the checkout, so that edits take effect at once."""
+        """Makes the folder, with a link to the DAGs of the checkout, so that edits take effect at once."""
         self.dags.mkdir(parents=True, exist_ok=True)
         (self.folder / "logs").mkdir(exist_ok=True)
         link = self.dags / "airflow_dags"
@@ -123,7 +125,7 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A free port on 127.0.0.1, drawn from below the range that systems give to connections (Linux: from 32768).
+    """A free port on 127.0.0.1 below the range that systems use for connections (Linux: from 32768).
 
     Port 0 would give a port of that range. Another connection could take it before a server starts seconds
     later.

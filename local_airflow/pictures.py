@@ -41,6 +41,7 @@ class Page:
         self._numbers = itertools.count(1)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Calls a method of the DevTools protocol and returns its result."""
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
@@ -49,6 +50,7 @@ class Page:
                 return dict(answer["result"])
 
     def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
         return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
 
     def visit(self, url: str, until: str) -> None:
@@ -62,6 +64,7 @@ class Page:
         time.sleep(_SETTLED_S)
 
     def picture(self, path: Path, width: int, height: int) -> None:
+        """Writes a screenshot of this size as PNG."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         time.sleep(_SETTLED_S)
@@ -96,6 +99,7 @@ def chromium() -> Iterator[Page]:
 
 
 def main(url: str, folder: Path) -> None:
+    """Writes the pictures of an Airflow at this address into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with chromium() as page:
         page.visit(f"{url}/dags/{DAG}", until=DAG)

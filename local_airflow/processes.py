@@ -128,7 +128,7 @@ def _end(started: dict[str, subprocess.Popen[bytes]]) -> None:
         process.wait()
     for child in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()  # psutil also compares start times, so a process that reuses the number is not killed
+            child.kill()  # psutil compares start times: it does not kill a process that reuses the id
     psutil.wait_procs(family, timeout=_GRACE_S)
 
 

@@ -36,12 +36,15 @@ class Api:
         return all(health[part]["status"] == "healthy" for part in parts)
 
     def get(self, path: str) -> Any:
+        """The parsed answer to GET."""
         return self._json("GET", f"/api/v2{path}")
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The parsed answer to POST."""
         return self._json("POST", f"/api/v2{path}", body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The parsed answer to PATCH."""
         return self._json("PATCH", f"/api/v2{path}", body)
 
     def trigger(self, dag: str, conf: Mapping[str, Any], partition_key: str | None = None) -> str:
@@ -52,6 +55,7 @@ class Api:
         return str(self.post(f"/dags/{dag}/dagRuns", asked)["dag_run_id"])
 
     def state(self, dag: str, run: str) -> str:
+        """The state of a run, such as success."""
         return str(self.get(f"/dags/{dag}/dagRuns/{quote(run)}")["state"])
 
     def wait(self, dag: str, run: str, timeout_s: float) -> str:
@@ -70,7 +74,10 @@ class Api:
         raise SetupError(f"{dag} {run} has not ended after {timeout_s:g} s: {states}")
 
     def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
-        """task_id → its current task instance as the API returns it; the id of a mapped task has its index, such as night[0]."""
+        """task_id → its current task instance as the API returns it.
+
+        The id of a mapped task has its index, such as night[0].
+        """
         listed = self.get(f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances?limit=100")
         return {_name(instance): instance for instance in listed["task_instances"]}
 

@@ -56,6 +56,7 @@ hvd.shutdown()
 
 
 def digest_of(value: object) -> str:
+    """16 hex digits of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -73,10 +74,12 @@ class BuildInputs:
     recipe: str  # digest of the patches and the options
 
     def digest(self) -> str:
+        """The digest of all inputs."""
         return digest_of(asdict(self))
 
 
 def inputs_of(venv: Path, requirement_file: Path) -> BuildInputs:
+    """The inputs of a build for this environment on this machine."""
     environment = json.loads(capture([venv / "bin/python", "-c", _DESCRIBE]))
     lines = requirement_file.read_text().splitlines()
     changes = [asdict(change) for change in horovod_patches.read_changes()]
@@ -91,7 +94,8 @@ def inputs_of(venv: Path, requirement_file: Path) -> BuildInputs:
 _DESCRIBE = """
 import importlib.metadata, json, platform, sysconfig, torch
 cuda = torch.version.cuda
-nccl = [d.version for d in importlib.metadata.distributions() if d.metadata["Name"].startswith("nvidia-nccl-cu")]
+packages = importlib.metadata.distributions()
+nccl = [package.version for package in packages if package.metadata["Name"].startswith("nvidia-nccl-cu")]
 print(json.dumps({
     "torch": torch.__version__,
     "cuda": cuda,
@@ -103,6 +107,7 @@ print(json.dumps({
 
 
 def compiler() -> str:
+    """The C++ compiler: $CXX, or g++."""
     return os.environ.get("CXX", "g++")
 
 
@@ -141,6 +146,7 @@ def _build(
 
 
 def pip_of(bootstrap: Path) -> list[str]:
+    """The command of the pip in the bootstrap environment."""
     return [str(bootstrap / "bin/python"), "-m", "pip", "--disable-pip-version-check"]
 
 
@@ -175,6 +181,7 @@ def build_environment(scratch: Path, venv: Path, inputs: BuildInputs) -> dict[st
 
 
 def cuda_environment(scratch: Path, venv: Path, path: str) -> dict[str, str]:
+    """Variables of a build with CUDA and NCCL. Arranges their files in `scratch`."""
     nvidia = nvidia_packages(venv)
     toolkit = lay_out_toolkit(nvidia, scratch / "cuda")
     nccl = scratch / "nccl"
@@ -193,6 +200,7 @@ def cuda_environment(scratch: Path, venv: Path, path: str) -> dict[str, str]:
 
 
 def nvidia_packages(venv: Path) -> Path:
+    """The folder of NVIDIA's Python packages."""
     (folder,) = venv.glob("lib/python3.*/site-packages/nvidia")
     return folder
 
@@ -212,7 +220,7 @@ def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
 
 
 def parallel_jobs() -> int:
-    """How many compilers run at once: one per core, with 2 GB of memory each, because torch's headers are large."""
+    """How many compilers run at once: one per core, if each has 2 GB of memory for torch's large headers."""
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1000**3
     return max(1, min(len(os.sched_getaffinity(0)), memory_gb // 2))
 

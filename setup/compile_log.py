@@ -70,7 +70,7 @@ def last_percentage(log: Path) -> int:
 
 
 def explain(log_text: str, log: Path) -> str:
-    """The message for a failed build: the cause if it is a known one, the path of the log, and its last lines."""
+    """The message for a failed build: the cause if it is known, the path of the log, and its last lines."""
     causes = [advice for pattern, advice in EXPLANATIONS if re.search(pattern, log_text)]
     cause = causes[0] if causes else "the cause is none of the known ones; read the first error in the log"
     tail = "\n".join(f"    {line[:200]}" for line in log_text.splitlines()[-25:])

@@ -17,6 +17,7 @@ class SetupError(Exception):
 
 
 def say(text: str) -> None:
+    """Prints a line at once."""
     print(text, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Makes an environment that can be moved: the locked packages that jobs need, Horovod, our wheel and its compiled libraries.
+"""Makes an environment that can be moved: locked packages, Horovod, our wheel and its compiled libraries.
 
 Its interpreter is a link to the Python that made it, so a node must have that Python at the same path. No
 other file depends on the path of the environment. The part that depends on the lock files alone is made once

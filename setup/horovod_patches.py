@@ -60,7 +60,7 @@ def _name(line: str) -> str:
 
 
 def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
-    """Old text, new text and the index of the line after the hunk; `counts` are the numbers of old and new lines."""
+    """Old text, new text and index of the line after the hunk; `counts` are numbers of old and new lines."""
     old: list[str] = []
     new: list[str] = []
     while len(old) < counts[0] or len(new) < counts[1]:
@@ -89,6 +89,7 @@ def apply(source: Path, changes: list[Change]) -> None:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if (count := text.count(change.old)) != 1:
             raise SetupError(
-                f"{change.file} of this Horovod is not the one to patch: {change.old.strip()!r} is in it {count} times"
+                f"{change.file} of this Horovod is not the one to patch: "
+                f"{change.old.strip()!r} is in it {count} times"
             )
         path.write_text(text.replace(change.old, change.new), encoding="utf-8")

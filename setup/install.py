@@ -67,16 +67,19 @@ def _lives_at(python: Path, folder: Path) -> bool:
 
 
 def install_bootstrap() -> None:
+    """Makes .bootstrap, the environment that installs the others."""
     make_venv(BOOTSTRAP)
     options = ["--quiet", "--require-hashes", "-r", str(ROOT / "requirements/bootstrap.txt")]
     run([*build_horovod.pip_of(BOOTSTRAP), "install", *options])
 
 
 def uv_pip(command: str, *words: str | Path) -> None:
+    """Runs `uv pip` on .venv."""
     run([BOOTSTRAP / "bin/uv", "pip", command, "--python", VENV / "bin/python", *words])
 
 
 def install_packages() -> None:
+    """Makes .venv with the locked packages."""
     make_venv(VENV, "--without-pip")
     # pyspark is published as source only, so the packages that build it are locked too.
     constraints = ["--build-constraints", str(ROOT / "requirements/tools.txt")]
@@ -96,16 +99,19 @@ def install_own_packages() -> None:
 
 
 def site_packages(venv: Path) -> Path:
+    """The folder of packages of an environment."""
     return venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 def install_horovod() -> None:
+    """Installs Horovod, from the cache or built now, and verifies it."""
     wheel = build_horovod.cached_wheel(VENV, BOOTSTRAP, ROOT / "requirements/horovod.txt")
     uv_pip("install", "--quiet", "--no-deps", "--no-index", "--reinstall-package", "horovod", wheel)
     build_horovod.verify(VENV)
 
 
 def install(root: Path) -> None:
+    """Makes .venv from nothing."""
     with step("checking this machine"):
         preflight.check_machine(root, needed_bytes=0 if VENV.exists() else ENVIRONMENT_BYTES)
         preflight.python_headers()
@@ -133,6 +139,7 @@ def archive_classes(root: Path) -> None:
 
 
 def main() -> int:
+    """Makes .venv unless it is up to date, and returns the exit code."""
     wanted = fingerprint(ROOT)
     if is_current(wanted):
         return 0
@@ -150,6 +157,7 @@ def main() -> int:
 
 
 def is_current(wanted: str) -> bool:
+    """Whether .venv was made from the files that have this digest."""
     return STAMP.is_file() and STAMP.read_text() == wanted
 
 

@@ -48,6 +48,7 @@ class Jar:
 
     @property
     def file_name(self) -> str:
+        """The name of the file in the cache."""
         return f"{self.artifact}-{self.version}.jar"
 
     @property
@@ -57,6 +58,7 @@ class Jar:
 
     @property
     def is_there(self) -> bool:
+        """Whether the cache has the file."""
         return self.path.is_file() and self.path.stat().st_size == self.size_bytes
 
 
@@ -117,8 +119,9 @@ def fetch(jar: Jar) -> None:
         actual = digest(downloaded)
         if actual != jar.sha256:
             raise SetupError(
-                f"{jar.file_name} as fetched has the SHA-256 {actual}, requirements/jars.lock says {jar.sha256}: "
-                "the download is damaged, or the repository has another file; try again, or check the repository"
+                f"{jar.file_name} as fetched has the SHA-256 {actual}, requirements/jars.lock says "
+                f"{jar.sha256}: the download is damaged, or the repository has another file; try again, or "
+                "check the repository"
             )
         os.replace(downloaded, jar.path)
     say(f"    {jar.path}")
@@ -184,7 +187,8 @@ def _by_ivy(jar: Jar, scratch: Path) -> Path:
 
 def _advice(jar: Jar) -> str:
     return (
-        f"{jar.group}:{jar.artifact}:{jar.version} could not be fetched from Maven Central; on a machine that cannot reach "
+        f"{jar.group}:{jar.artifact}:{jar.version} could not be fetched from Maven Central; "
+        "on a machine that cannot reach "
         f"it, put the file at {jar.path} by hand"
     )
 
@@ -199,11 +203,13 @@ def _ivy() -> Path:
 
 
 def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> int:
+    """Fetches all locked jars and returns the exit code."""
     try:
         for jar in locked():
             fetch(jar)

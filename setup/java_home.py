@@ -17,7 +17,7 @@ WANTED_MAJOR = 17
 
 
 def major_version(java_version_output: str) -> int | None:
-    """The major version in the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_392", None for no version."""
+    """The major version in the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_392", or None."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', java_version_output)
     if match is None:
         return None
@@ -63,6 +63,7 @@ def bundled_home() -> Path | None:
 
 
 def find() -> Path | None:
+    """The home of a Java 17; None if there is none."""
     if os.environ.get("JAVA_HOME"):
         home = usable_home(Path(os.environ["JAVA_HOME"]) / "bin" / "java", "from JAVA_HOME")
         if home is not None:
@@ -76,6 +77,7 @@ def find() -> Path | None:
 
 
 def main() -> int:
+    """Prints the home of a Java 17 and returns the exit code."""
     home = find()
     if home is None:
         print(

@@ -82,7 +82,7 @@ class Dataset:
 
 
 def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
-    """Publishes `datasets/dt=<run date>` as the last step of build_features, unless it has the same content already."""
+    """Publishes `datasets/dt=<run date>`, unless it is up to date: the last step of build_features."""
     splits = {
         split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in members]
         for split, members in dataset.splits.items()
@@ -193,7 +193,7 @@ def split_partitions(
 
 
 def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]:
-    """The dataset with the present digests of its partitions, and the days that were replaced since its publication.
+    """The dataset with the present digests of its partitions, and the days that were replaced since then.
 
     This is for readers that need the days and not exactly the published rows. A training must not use it.
 

@@ -170,7 +170,11 @@ class RunLineage(LineageRecorder):
 
 
 def dataset_name(path: str) -> tuple[str, str]:
-    """(namespace, name) of a path or URI: `file` and the absolute path, or scheme and authority and the path below."""
+    """(namespace, name) of a path or URI.
+
+    The namespace is `file`, or scheme and authority of the URI. The name is the absolute path, or the path
+    of the URI.
+    """
     scheme, separator, rest = path.partition("://")
     if not separator or scheme == "file":
         return "file", os.path.abspath(rest if separator else path)

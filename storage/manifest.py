@@ -155,7 +155,7 @@ def read_manifest(partition: Partition) -> Manifest:
 
 
 def data_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
-    """Full paths of a partition's data files, in the order of the manifest; only those of `split` if it is not None."""
+    """Full paths of a partition's data files, in the manifest's order; of one split if `split` is given."""
     return [partition.file(entry.path) for entry in manifest.split_files(split)]
 
 

@@ -13,8 +13,8 @@ models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
 candidates|candidate_items/<workflow version>/dt=…
 recommendations|scores|evaluations|measures/dt=…
-list_changes/dt=…               comparison of the lists of a date with the last published lists, also if they are
-                                held back
+list_changes/dt=…               comparison of the lists of a date with the last published lists, also if they
+                                are held back
 deliveries/dt=…                 the sinks to which the lists of a date were delivered
 checkpoints/<version>/          checkpoints of trainings in progress
 runs/dt=…                       one run record for each attempt at a job (reporting/monitoring)
@@ -27,7 +27,7 @@ link for each published file, for readers that list folders. The files themselve
 which no reader lists:
 
 _data/<table>/dt=…/<attempt>/   data files of one attempt to write them; the manifest names them
-_data/<table>/_delta_log/       only on an object store: the Delta log through which other tools read the table
+_data/<table>/_delta_log/       only on an object store: the Delta log for other tools
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Partition:
         return f"{_UP * self.depth}{DATA}/{below}"
 
     def file(self, name: str) -> str:
-        """Full path of a file that a manifest names relative to the partition's folder; the name may begin with `../`."""
+        """Full path of a file that a manifest names relative to the partition's folder (`../` is allowed)."""
         folder = self.path
         while name.startswith(_UP):
             folder, name = folder.rpartition("/")[0] if "/" in folder else ".", name.removeprefix(_UP)

@@ -1,4 +1,4 @@
-"""Replaces one date partition: writes files under new names, verifies them, replaces the manifest, deletes old files.
+"""Replaces a date partition: writes files under new names, verifies them, and replaces the manifest.
 
 A job that is killed leaves the previous partition, or the new one if it had replaced the manifest already.
 """
@@ -279,7 +279,7 @@ def rows_of(
     split: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """The rows of the files that a manifest names, even if the partition was replaced after the caller read it."""
+    """The rows of the files that a manifest names, even if the partition was replaced in the meantime."""
     files = data_files(partition, manifest, split)
     schema = spark_schema(manifest.schema)
     rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)

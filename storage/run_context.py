@@ -83,7 +83,7 @@ class RunContext:
 
 
 def require(config: Config, *sections: str) -> None:
-    """ConfigError unless the optional sections a job needs are there."""
+    """Raises ConfigError if the configuration lacks optional sections that a job needs."""
     missing = [name for name in sections if getattr(config, name) is None]
     if missing:
         raise ConfigError(
