@@ -21,7 +21,7 @@ from tests.standalone import Cluster
 
 CONFIG = "conf/datasets/generated.yaml"
 FIRST, RUN_DATE = "2026-01-01", "2026-01-04"
-# (job, run date), in the order of a night that trains.
+# (job, run date), in the order of a run that trains.
 CHAIN = (
     ("generate_clicks", FIRST),
     ("build_features", RUN_DATE),
@@ -112,5 +112,5 @@ def write_profile(
 
 def lists(lake: Path) -> pd.DataFrame:
     """The recommendations of a lake, sorted by user and position."""
-    found = read_rows(Lake(str(lake)).recommendations.partition(RUN_DATE))
-    return found.sort_values(["user_id", "position"], ignore_index=True)
+    rows = read_rows(Lake(str(lake)).recommendations.partition(RUN_DATE))
+    return rows.sort_values(["user_id", "position"], ignore_index=True)

@@ -14,8 +14,8 @@ from tests.standalone import Cluster, standalone_cluster
 
 @pytest.fixture(scope="package")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with unpacked_archive(tmp_path_factory.mktemp("node")) as found:
-        yield found
+    with unpacked_archive(tmp_path_factory.mktemp("node")) as node:
+        yield node
 
 
 @pytest.fixture(scope="package")
@@ -37,15 +37,15 @@ def lakes(
     profile = write_profile(folder / "unpacked.conf", cluster, str(node.python), root=node.folder)
     brought = write_profile(folder / "brought.conf", cluster, "./environment/bin/python", driver, node.folder)
     archives = ("--archives", f"{node.thin_environment(folder)}#environment")
-    made = Lakes(folder / "alone", folder / "spread", profile, {})
-    run_in_process(spark, made.alone)
+    lakes = Lakes(folder / "alone", folder / "spread", profile, {})
+    run_in_process(spark, lakes.alone)
     for job, run_date in CHAIN:
         known = cluster.applications()
         training = job == "train_model"
         how, more = (brought, archives) if training else (profile, ())
-        ended = node.submit(job, run_date, how, made.spread, *more)
+        ended = node.submit(job, run_date, how, lakes.spread, *more)
         assert ended.exit_code == 0, ended.log[-3000:]
         for application in cluster.applications()[len(known) :]:
-            made.tasks[job] = len(cluster.log_lines(STARTED, application))
-            made.training = application if training else made.training
-    return made
+            lakes.tasks[job] = len(cluster.log_lines(STARTED, application))
+            lakes.training = application if training else lakes.training
+    return lakes

@@ -36,10 +36,10 @@ def require_equal_features(first: Path, second: Path) -> None:
 
 def require_equal_rows(mine: Partition, other: Partition) -> int:
     """Two partitions hold the same rows in any order; says how many."""
-    first, second = (read_rows(each) for each in (mine, other))
+    first, second = (read_rows(path) for path in (mine, other))
     # The file a line was in lies below the lake, which differs.
     first, second = (rows.drop(columns="source_file", errors="ignore") for rows in (first, second))
-    order = [each for each in ("row_id", "column", "value", "user_key", "item_key") if each in first]
+    order = [name for name in ("row_id", "column", "value", "user_key", "item_key") if name in first]
     first, second = (rows.sort_values(order, ignore_index=True) for rows in (first, second))
     pd.testing.assert_frame_equal(first, second, check_exact=True)
     return len(first)
@@ -47,12 +47,12 @@ def require_equal_rows(mine: Partition, other: Partition) -> int:
 
 def require_equal_models(first: Path, second: Path) -> None:
     """The same version was trained on the same rows, and measures the same."""
-    found = []
+    models = []
     for path in (first, second):
         lake = Lake(str(path))
         version = challenger_of(lake, "generated", RUN_DATE)
-        found.append((version, read_description(model_path(lake, "generated", version))))
-    (mine, one), (other, two) = found
+        models.append((version, read_description(model_path(lake, "generated", version))))
+    (mine, one), (other, two) = models
     assert mine == other
     assert one["steps"] == two["steps"]
     assert one["metrics"]["test"]["auc"] > 0.55

@@ -67,7 +67,7 @@ class Node:
         disturb: Callable[[], None] | None = None,
     ) -> Ended:
         """Runs a job by spark-submit, with more words of its own."""
-        settings = " ".join(f"--set '{each}'" for each in overrides(lake))
+        settings = " ".join(f"--set '{override}'" for override in overrides(lake))
         words = f"spark-submit --properties-file {profile} {' '.join(more)} jobs/{job}.py"
         return self.run(f"{words} --config {CONFIG} --run-date {run_date} {settings}", disturb)
 
@@ -90,7 +90,7 @@ class Node:
 def unpacked_archive(folder: Path) -> Iterator[Node]:
     """Makes the archive and unpacks it in this folder, which is gone at the end: gigabytes, which pytest would keep."""
     try:
-        archive = make_dist(folder / "made")
+        archive = make_dist(folder / "dist")
         unpacked = folder / archive.stem
         inner = f"{archive.stem}/environment.tar.gz"
         # The environment straight from the archive, 3 GB that are not written in between, and by a faster gzip than tar's: that
@@ -101,7 +101,7 @@ def unpacked_archive(folder: Path) -> Iterator[Node]:
             f"tar -xOf {archive} {inner} | {sys.executable} -m isal.igzip -d | tar -C {unpacked}/environment -x",
         ):
             subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=True)
-        shutil.rmtree(folder / "made")
+        shutil.rmtree(folder / "dist")
         home = folder / "home"
         home.mkdir()
         variables = {"PATH": "/usr/bin:/bin", "HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}

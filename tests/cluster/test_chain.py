@@ -32,7 +32,7 @@ def test_every_worker_took_part(lakes: Lakes, cluster: Cluster) -> None:
     assert len(cluster.applications()) >= len(lakes.tasks)
     for job, application in zip(lakes.tasks, cluster.applications(), strict=False):
         started = cluster.folder.glob(f"work-*/{application}/*")
-        assert sorted(each.parent.parent.name for each in started) == ["work-0", "work-1"]
+        assert sorted(path.parent.parent.name for path in started) == ["work-0", "work-1"]
         ran = {Path(folder).parent.parent.name for folder, _ in cluster.log_lines(STARTED, application)}
         assert ran == {"work-0", "work-1"} or (job not in PARALLEL and ran)
 
@@ -54,11 +54,11 @@ def test_lists_are_those_of_one_machine(lakes: Lakes) -> None:
 def test_the_training_ran_the_environment_that_the_application_brought(
     lakes: Lakes, cluster: Cluster
 ) -> None:
-    said = [line for _, line in cluster.log_lines(" of 2 on ", lakes.training)]
+    lines = [line for _, line in cluster.log_lines(" of 2 on ", lakes.training)]
     executors = list(cluster.folder.glob(f"work-*/{lakes.training}/*"))
-    assert len(said) == len(executors) == 2
+    assert len(lines) == len(executors) == 2
     for executor in executors:
-        assert sum(f" in {executor}/environment, " in line for line in said) == 1
+        assert sum(f" in {executor}/environment, " in line for line in lines) == 1
 
 
 def disturbed(cluster: Cluster, tasks: int, kill: Callable[[], None]) -> Callable[[], None]:

@@ -50,9 +50,9 @@ def test_the_second_time_nothing_is_done_and_a_link_elsewhere_keeps_what_it_had(
     before = linked.read_bytes()
     add_compiled(tmp_path)
     assert linked.read_bytes() == before
-    made = archive.stat()
+    status = archive.stat()
     add_compiled(tmp_path)
-    assert (archive.stat().st_ino, archive.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    assert (archive.stat().st_ino, archive.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
 
 
 def test_what_does_not_compile_or_is_not_there_is_said_and_nothing_changes(

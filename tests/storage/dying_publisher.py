@@ -106,14 +106,14 @@ def read_listed(root: str) -> int | None:
         ValueError: what it sees is not exactly one whole generation.
     """
     try:
-        found = [
+        tables = [
             pq.read_table(path, partitioning=None) for path in Path(partition_of(root).path).glob("*.parquet")
         ]
     except (pa.ArrowInvalid, FileNotFoundError):
         return None
-    if not found:
+    if not tables:
         return None
-    seen = pa.concat_tables(found)["generation"].to_pylist()
+    seen = pa.concat_tables(tables)["generation"].to_pylist()
     if len(seen) != FILES * ROWS_A_FILE or len(set(seen)) != 1:
         raise ValueError(f"the folder shows generations {sorted(set(seen))}, {len(seen)} rows")
     return int(seen[0])
