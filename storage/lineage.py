@@ -87,7 +87,7 @@ class RunLineage(LineageRecorder):
     """One run of one job: its identity, and the datasets that it has read and published so far, by path.
 
     A copy that is sent to another process keeps nothing: workers read for the driver, and the driver records
-        it.
+    it.
 
     Attributes:
         combined: combined digest → the digests that it consists of.

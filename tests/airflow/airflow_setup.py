@@ -45,8 +45,8 @@ SMALL_LOG = [
     "gate.margin=0.1",
 ]
 
-# Takes the place of spark-submit. While <folder>/<job> has lines, a start of that job takes the first line as its end:
-# an exit code, or `kill`. Otherwise the real spark-submit runs.
+# Takes the place of spark-submit. While <folder>/<job> has lines, a start of that job takes the first line as
+# its end: an exit code, or `kill`. Otherwise the real spark-submit runs.
 _SUBMIT = """#!/bin/bash
 for word in "$@"; do case "$word" in */jobs/*.py) job=$(basename "$word" .py);; esac; done
 ends={folder}/$job

@@ -1,4 +1,4 @@
-"""One Airflow for the folder: its environment, then a training and a daily run by dag.test(), then the scheduler."""
+"""One Airflow for the folder: its environment, a training and a daily run by dag.test(), the scheduler."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def airflow_setup(
 
 @pytest.fixture(scope="package")
 def run_airflow_script(airflow_setup: AirflowSetup, airflow_environment: Path) -> Callable[..., Any]:
-    """Runs a script of tests/airflow/airflow_scripts with Airflow's interpreter; returns the JSON that it printed last."""
+    """Runs a script of airflow_scripts with Airflow's interpreter; returns the JSON that it printed last."""
 
     def run_script(script: str, *words: str, **environment: str) -> Any:
         done = subprocess.run(
@@ -84,7 +84,9 @@ def run_airflow_script(airflow_setup: AirflowSetup, airflow_environment: Path) -
 
 @pytest.fixture(scope="package")
 def trained(run_airflow_script: Callable[..., Any], airflow_setup: AirflowSetup) -> dict[str, Any]:
-    """Task states by DAG after a training and a daily run of TRAINED by dag.test(). The gate promotes the model.
+    """Task states by DAG after a training and a daily run of TRAINED by dag.test().
+
+    The gate promotes the model.
 
     Only on this day a retriever makes candidates, and lists are delivered.
     """
@@ -99,7 +101,7 @@ def trained(run_airflow_script: Callable[..., Any], airflow_setup: AirflowSetup)
 
 @pytest.fixture(scope="package")
 def api(airflow_setup: AirflowSetup, airflow_environment: Path, trained: dict[str, Any]) -> Iterator[Api]:
-    """The API of a real scheduler, DAG processor, triggerer and API server, on the lake that `trained` has left."""
+    """The API of a real scheduler, DAG processor, triggerer and API server, on the lake of `trained`."""
     shutil.copy(SCRIPTS / "late_run.py", airflow_setup.home.dags)
     with running(airflow_environment, airflow_setup.home) as started:
         yield started

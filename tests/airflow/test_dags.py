@@ -183,7 +183,7 @@ ALLOWED: dict[str, tuple[list[str], list[str] | None]] = {
 
 @pytest.fixture(scope="module")
 def outcomes(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]) -> dict[str, Any]:
-    """Name of a case → class and text of the errors of a stage, the sensor and a back-fill with this Param `set`."""
+    """Name of a case → class and text of the errors of stage, sensor and back-fill with this Param `set`."""
     cases = {name: (overrides, keys) for name, (overrides, keys, _) in NOT_ALLOWED.items()} | ALLOWED
     errors: dict[str, Any] = run_airflow_script(
         "try_overrides", json.dumps(cases), PLANNED_ENDS=str(airflow_setup.planned_ends)

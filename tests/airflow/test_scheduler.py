@@ -1,4 +1,4 @@
-"""Days with real jobs on a real scheduler, DAG processor, triggerer and API server: back-fill, rerun, failures."""
+"""Days with real jobs on a real scheduler, triggerer and API server: back-fill, rerun, failures."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ PATIENCE_S = 1200
 pytestmark = pytest.mark.timeout(1500)
 
 
-# A rerun over equal inputs leaves the files of these tables alone. It writes other tables again, with equal rows.
+# A rerun over equal inputs leaves the files of these tables alone. It writes other tables again, with equal
+# rows.
 LEFT_ALONE = ("quarantine", "value_counts", "profiles", "features", "users", "items", "raw")
 
 
 def published_partitions(airflow_setup: AirflowSetup) -> dict[str, tuple[str, list[str]]]:
-    """`<table>/dt=…` → digest of its manifest, and its files if a rerun leaves them alone; of all published partitions."""
+    """`<table>/dt=…` of all partitions → digest of its manifest, and files that a rerun leaves alone."""
     partitions = {}
     for path in sorted(airflow_setup.lake.rglob("_MANIFEST.json")):
         manifest = json.loads(path.read_text())
@@ -163,7 +164,10 @@ def test_late_run_sends_an_alert(api: Api, airflow_setup: AirflowSetup, alerts: 
 
 
 def kill_an_executor_of(airflow_setup: AirflowSetup, api: Api, run: str, task: str) -> None:
-    """Kills the executor of a task's job with SIGKILL after it has begun to work. The worker starts another."""
+    """Kills the executor of a task's job with SIGKILL after it has begun to work.
+
+    The worker starts another.
+    """
     wait_for(lambda: api.tasks(DAILY, run)[task]["state"] == "running", PATIENCE_S, 0.5)
     known = len(airflow_setup.cluster.applications())  # the application of this job starts seconds later
     wait_for(lambda: len(airflow_setup.cluster.applications()) > known, look_every_s=0.2)
@@ -179,7 +183,10 @@ def wait_for(happened: Callable[[], bool], timeout_s: float = 300, look_every_s:
 
 
 def break_log(lake: Path, day: str) -> None:
-    """Replaces the tabs in every second line of a day's raw log, so that these lines do not parse. The size stays."""
+    """Replaces the tabs in every second line of a day's raw log, so that these lines do not parse.
+
+    The size stays.
+    """
     for path in (lake / f"raw/dt={day}").glob("*.tsv*"):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text(

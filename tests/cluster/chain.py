@@ -83,7 +83,7 @@ def run_in_process(spark: SparkSession, lake: Path) -> None:
 def write_profile(
     path: Path, cluster: Cluster, python: str, more: Mapping[str, str] | None = None, root: Path = ROOT
 ) -> Path:
-    """conf/spark's profile for a standalone cluster, cut down to executors of one core, one a worker, on loopback."""
+    """Writes conf/spark's profile for a standalone cluster, with one executor of one core for each worker."""
     settings = {}
     for name in ("cpu", "on-standalone"):
         settings |= read_profile(root / f"conf/spark/{name}.conf")

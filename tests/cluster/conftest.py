@@ -20,7 +20,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture(scope="package")
 def cluster(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two workers of two cores, started from the archive's pyspark without a word about where its packages are."""
+    """Two workers of two cores, started from the archive's pyspark without settings of package paths."""
     folder, spark_class = tmp_path_factory.mktemp("cluster"), node.folder / "environment/bin/spark-class"
     variables = {**node.variables, "PYSPARK_PYTHON": str(node.python)}
     with standalone_cluster(folder, spark_class=spark_class, variables=variables) as started:
@@ -31,7 +31,7 @@ def cluster(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 def lakes(
     spark: SparkSession, node: Node, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Lakes:
-    """Executors run the environment unpacked on their node; those of the training one that the application brings, as on YARN."""
+    """Two lakes of one chain. Executors use their node's environment; the training brings its own."""
     folder = tmp_path_factory.mktemp("chain")
     driver = {"spark.pyspark.driver.python": str(node.python)}
     profile = write_profile(folder / "unpacked.conf", cluster, str(node.python), root=node.folder)

@@ -1,4 +1,4 @@
-"""Two lakes that must hold the same: rows exactly, but scores within 1e-5 and places in a list that hang on such scores."""
+"""Compares two lakes: rows exactly, scores within 1e-5, and positions that depend on such scores."""
 
 from __future__ import annotations
 
@@ -62,13 +62,15 @@ def require_equal_models(first: Path, second: Path) -> None:
 
 
 def require_equal_lists(first: pd.DataFrame, second: pd.DataFrame, tolerance: float = 1e-5) -> None:
-    """Lists sorted by user and position: equal users and lengths, scores within the tolerance, items that differ only
-    between scores that close.
+    """Requires equal users and lengths of lists that are sorted by user and position.
+
+    Scores may differ by the tolerance. Items may differ only between scores that are as close.
     """
     assert first[["user_id", "position"]].equals(second[["user_id", "position"]])
     assert (first["score"] - second["score"]).abs().max() <= tolerance
     for place in first.index[first["item_id"] != second["item_id"]]:
-        # The item the other lake has at this place stands in this one at a score that close, or just missed the list.
+        # The item the other lake has at this place stands in this one at a score that close, or just missed
+        # the list.
         mine = first[first["user_id"] == first["user_id"][place]]
         there = mine.loc[mine["item_id"] == second["item_id"][place], "score"]
         assert all(abs(score - first["score"][place]) <= tolerance for score in there)

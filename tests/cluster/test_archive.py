@@ -1,4 +1,7 @@
-"""What the archive of `make dist` holds: all that jobs import, and nothing of the checkout. That its chain runs: test_chain.py."""
+"""What the archive of `make dist` holds: all that jobs import, and nothing of the checkout.
+
+That its chain runs: test_chain.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ pytestmark = pytest.mark.timeout(900)
 def test_what_is_imported_is_the_archives(node: Node) -> None:
     """The environment is complete without the packages of tests, and jobs run what the wheel holds."""
     result = node.run(
-        "cd /; python -c 'import jobs, etl, training, sys; print(jobs.__file__, sys.prefix, *sys.path, sep=\"\\n\")'"
+        "cd /; python -c 'import jobs, etl, training, sys; "
+        'print(jobs.__file__, sys.prefix, *sys.path, sep="\\n")\''
     )
     assert result.exit_code == 0, result.log
     origin, prefix, *path = result.log.splitlines()

@@ -1,5 +1,7 @@
-"""Every job, from the archive of `make dist` in a folder of its own with Java and Python beside it, on a standalone cluster of two
-workers: it gives what the checkout gives on one machine, also when parts of the cluster are killed.
+"""Every job from the archive of `make dist` on a standalone cluster of two workers.
+
+The results equal those of the checkout on one machine, also if parts of the cluster are killed. The archive
+is unpacked in a separate folder, with Java and Python.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def test_the_model_is_that_of_one_machine(lakes: Lakes) -> None:
 
 
 def test_lists_are_those_of_one_machine(lakes: Lakes) -> None:
-    """Two trainings of two ranks add up in the same order, so that scores are closer than models have to be."""
+    """Two trainings of two ranks add in the same order, so scores are closer than models have to be."""
     require_equal_lists(lists(lakes.alone), lists(lakes.spread))
     assert Path(Lake(str(lakes.spread)).report(RUN_DATE)).stat().st_size > 10_000
 

@@ -1,4 +1,4 @@
-"""container/: linted, in step with the lock files, and its entry point starts what Spark on Kubernetes asks for. No engine builds it here."""
+"""The files of container/: lint, lock files, and what the entry point starts. Builds no image."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ ENTRYPOINT = ROOT / "container/entrypoint.sh"
 PODS = sorted((ROOT / "conf/spark/kubernetes").glob("*.yaml"))
 PLACE = "/opt/nightrank/environment"
 
-# Reads a pod as the API server would: a field it does not know, or a value of another type, is named and ends it.
+# Reads a pod as the API server would: a field it does not know, or a value of another type, is named and ends
+# it.
 _READ_POD = """
 import json, sys
 from kubernetes.client import V1Pod
@@ -98,7 +99,7 @@ def test_bases_are_one_pinned_image_of_our_python() -> None:
 
 
 def test_packages_come_from_the_lock_files_alone() -> None:
-    """By the same two modules that make every environment of ours; nothing else installs, and no address is named."""
+    """The image is installed by the two modules that make all environments, and names no address."""
     assert any(copy == "requirements requirements" for copy in instructions("COPY"))
     runs = instructions("RUN")
     assert f"python -m setup.install && python -m setup.environment {PLACE}" in runs
@@ -151,7 +152,8 @@ def test_jars_are_those_of_the_lock() -> None:
         *wanted,
         "rapids-4-spark.jar",  # what profiles call it
     }
-    # Of the accelerator the file that `make jars` put there, whatever its release: the pattern takes it and no other jar.
+    # Of the accelerator the file that `make jars` put there, whatever its release: the pattern takes it and
+    # no other jar.
     (accelerator,) = instructions("ARG")
     pattern = accelerator.removeprefix("ACCELERATOR=")
     assert "--from=jars ${ACCELERATOR} /opt/nightrank/rapids-4-spark.jar" in instructions("COPY")

@@ -1,4 +1,4 @@
-"""The archive of classes that setup makes: Spark's JVM takes them from there, and does without it in silence."""
+"""The archive of classes that setup makes: Spark's JVM loads classes from it, or silently from the jars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archive of pyspark's sources with compiled modules: taken by Python wherever it runs, made once, never half."""
+"""The archive of pyspark's sources with compiled modules: every Python uses it, and it is written whole."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from setup.pack import Joined, entries, packed_parts
 
 
 def test_a_packed_environment_is_unpacked_by_spark_as_it_was(tmp_path: Path, spark: SparkSession) -> None:
-    """Several gzip files one after another, of two tar files in one, links and modes included: as Spark does with --archives."""
+    """Unpacks several gzip files that hold one tar, with links and modes, as Spark does with --archives."""
     base, folder = tmp_path / "base", tmp_path / "folder"
     (base / "bin").mkdir(parents=True)
     (base / "bin/run").write_text("#!/bin/sh\n")
@@ -101,7 +101,7 @@ def test_gradle_calls_what_make_has() -> None:
 
 @pytest.mark.skipif(shutil.which("gradle") is None, reason="Gradle is not installed")
 def test_gradle_reads_its_file(tmp_path: Path) -> None:
-    """Debian's Gradle or a newer one; it finds the tasks, in the order in which it would run them, and runs none."""
+    """Debian's Gradle or a newer one finds the tasks in the order in which it would run them."""
     command = [
         "gradle",
         "--no-daemon",

@@ -1,4 +1,4 @@
-"""The patches of Horovod: how they are applied, that the wheel's name depends on them, and that what is installed has them."""
+"""The patches of Horovod: how they are applied, the digest of the wheel, and the installed Horovod."""
 
 from __future__ import annotations
 

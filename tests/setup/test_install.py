@@ -65,7 +65,8 @@ def test_locked_packages_have_hashes_and_no_address() -> None:
 
 
 def test_lock_files_agree_on_versions() -> None:
-    # Airflow, a peer of the benchmarks and what some tests start have environments, and so versions, of their own.
+    # Airflow, a peer of the benchmarks and what some tests start have environments, and so versions, of their
+    # own.
     apart = {
         "airflow.txt",
         "benchmark-nvtabular.txt",

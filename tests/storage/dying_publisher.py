@@ -1,6 +1,7 @@
-"""Processes for test_publish_faults: one that publishes and kills itself at a named step, and one that reads all the while.
+"""Processes for test_publish_faults: one publishes and kills itself at a named step, another one reads.
 
-Publishing is storage.publish's own; only the Spark write is replaced by pyarrow's, so that a process costs milliseconds.
+Publishing is storage.publish's own; only the Spark write is replaced by pyarrow's, so that a process costs
+milliseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FILES, ROWS_A_FILE = 3, 10
 
 @dataclass(frozen=True)
 class Death:
-    """Where SIGKILL arrives: right before or right after the n-th call of a function, named where it is looked up."""
+    """Where SIGKILL arrives: before or after the n-th call of a function, which `module` looks up."""
 
     module: str
     function: str
@@ -100,7 +101,7 @@ def read_generation(root: str) -> int:
 
 
 def read_listed(root: str) -> int | None:
-    """The generation that a reader sees who lists the partition's folder, or None where it fails or finds nothing.
+    """The generation that a reader of the partition's folder sees; None if it fails or the folder is empty.
 
     Raises:
         ValueError: what it sees is not exactly one whole generation.
@@ -120,7 +121,7 @@ def read_listed(root: str) -> int | None:
 
 
 def read_until_told(root: str, channel: Connection) -> None:
-    """Reads over and over until something arrives; then sends the generations seen, in order, or what went wrong."""
+    """Reads until a message arrives; then sends the generations that it saw, in order, or the error."""
     seen = [read_generation(root)]
     channel.send("reading")
     try:

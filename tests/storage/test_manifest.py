@@ -1,4 +1,4 @@
-"""The manifest: it comes back as it was written, its digest is of the content, and it is replaced whole or not at all."""
+"""The manifest: reading and writing, the digest of its content, and atomic replacement."""
 
 from __future__ import annotations
 

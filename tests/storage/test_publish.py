@@ -1,4 +1,4 @@
-"""Publishing one partition: what is verified first, what readers see, what is swept, and the shape of the files."""
+"""Publishing a partition: verification, what readers see, deletion of old files, layout of the files."""
 
 from __future__ import annotations
 

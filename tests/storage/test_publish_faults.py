@@ -1,4 +1,4 @@
-"""SIGKILL right before and right after every step of publishing, under a reader that never stops; each time, a rerun."""
+"""SIGKILL before and after each step of publishing, while a reader reads; then a rerun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Format versions: what release 0.1.0 wrote is read, and what a newer release wrote is refused by every reader."""
+"""Format versions: readers accept what release 0.1.0 wrote, and refuse what a newer release wrote."""
 
 from __future__ import annotations
 

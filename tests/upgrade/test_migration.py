@@ -1,4 +1,4 @@
-"""`jobs/migrate.py`: an old lake gets the present layout, so that readers which list folders see the published rows alone."""
+"""`jobs/migrate.py` gives an old lake the present layout, in which folders show only published rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs DAGs by dag.test(), in the order of the arguments (dag={conf}); prints the states of runs and tasks as JSON."""
+"""Runs DAGs by dag.test() in the order of the arguments (dag={conf}); prints the states of runs and tasks."""
 
 import json
 import sys

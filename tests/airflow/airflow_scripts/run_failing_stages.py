@@ -1,4 +1,4 @@
-"""Executes tasks whose spark-submit ends as the arguments say (exit codes, `kill`); prints the errors that they raise."""
+"""Executes tasks whose spark-submit ends as the arguments say (exit codes, `kill`); prints their errors."""
 
 import json
 import os

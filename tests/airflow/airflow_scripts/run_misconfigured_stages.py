@@ -1,4 +1,4 @@
-"""Executes a task under several values of the Variable, and without a connection; prints the errors that it raises."""
+"""Executes a task under several values of the Variable, and without a connection; prints its errors."""
 
 import json
 import os

@@ -1,6 +1,7 @@
-"""Passes values of the Param `set` to tasks and prints the errors of a stage, the sensor of the raw log, and a back-fill.
+"""Prints the errors of a stage, the sensor of the raw log and a back-fill for values of the Param `set`.
 
-The argument is JSON: name of a case → [set, param_keys or null]. A job that starts ends at once with exit code 4.
+The argument is JSON: name of a case → [set, param_keys or null]. A job that starts ends at once with exit
+code 4.
 """
 
 import json
