@@ -60,7 +60,7 @@ def make_dist(build: Path = BUILD) -> Path:
     with step("making the environment"):
         make_environment(build / "environment", wheel)
     with step("packing the environment"):
-        parts = packed_parts(build / "environment", kept_packages(), build / "dist/own.tar.gz")
+        parts = packed_parts(build / "environment", kept_packages(), build / "dist/extra.tar.gz")
     with step(f"writing {archive}"):
         copy_contents(ROOT, staged)
         with tarfile.open(archive.with_suffix(".new"), "w") as packed:

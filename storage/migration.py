@@ -100,14 +100,14 @@ def survey(lake: Lake) -> Survey:
     return Survey(tuple(files), tuple(problems))
 
 
-def migrate(lake: Lake, found: FoundFile) -> int:
+def migrate(lake: Lake, file: FoundFile) -> int:
     """Moves the data files of one partition out of its folder. Returns how many.
 
     Raises:
         DataError: a file that the manifest names is not there, or has another length.
         InfrastructureError: a file could not be linked, copied or deleted.
     """
-    partition = _partition(lake, found.path)
+    partition = _partition(lake, file.path)
     manifest = _read(partition)
     if not is_whole(partition, manifest):
         raise DataError(
