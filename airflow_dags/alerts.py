@@ -1,6 +1,7 @@
 """Alerts: a failed task, a late run, the outcome of a training.
 
-Each alert is logged. If the Airflow connection `nightrank_alerts` exists, it is also posted as JSON to its address.
+Each alert is logged. If the Airflow connection `nightrank_alerts` exists, it is also posted as JSON to its
+address.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ log = logging.getLogger("nightrank.alerts")
 
 
 def tell(kind: Kind, text: str, **facts: Any) -> None:
-    """Logs an alert and posts it. A failed post is logged only, because an alert must not fail the task that sends it.
+    """Logs an alert and posts it.
+
+    A failed post is logged only, because an alert must not fail the task that sends it.
 
     Args:
         text: the message for people; chats that accept webhooks show this key.

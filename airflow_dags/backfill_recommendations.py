@@ -1,14 +1,14 @@
 """### The lists of past days, one after another
 
-Runs `daily_recommendations` for each day from `from` to `to`. It waits for each day before it starts the next one, because the lists of
-a day are compared with those of the day before, which are measured too. A day that fails does not stop the days after it. When the
-cause is corrected, clear its task.
+Runs `daily_recommendations` for each day from `from` to `to`. It waits for each day before it starts the next
+one, because the lists of a day are compared with those of the day before, which are measured too. A day that
+fails does not stop the days after it. When the cause is corrected, clear its task.
 
 | | |
 |---|---|
 | days | Params `from` and `to`, both included |
-| published days | Param `when_published`: `skip` does nothing for them, `rerun` makes again what has changed inputs |
-| beside the schedule | `daily_recommendations` has one run at a time, so days of the back-fill and scheduled days run one after another |
+| published days | Param `when_published`: `skip` leaves them, `rerun` makes again what has changed inputs |
+| beside the schedule | `daily_recommendations` has one run at a time, and scheduled days wait for it |
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LOOK_EVERY_S = 10
 def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
     """For each day, the id and the configuration of its run of the daily DAG."""
     asked = asked_overrides(params, read_settings())  # refused once, before the first day
-    given = {"when_published": params["when_published"], "set": list(asked)}
+    options = {"when_published": params["when_published"], "set": list(asked)}
     return [
-        {"trigger_run_id": f"{run_id}__{day}", "conf": {"run_date": day, **given}}
+        {"trigger_run_id": f"{run_id}__{day}", "conf": {"run_date": day, **options}}
         for day in days_between(params["from"], params["to"])
     ]
 

@@ -1,14 +1,15 @@
 """### The lists of one day
 
-Waits for the day's raw log, checks its quality, builds features and candidates, scores every user, checks what was published,
-delivers it and measures the lists of the day before. The report is written even if a stage failed.
+Waits for the day's raw log, checks its quality, builds features and candidates, scores every user, checks
+what was published, delivers it and measures the lists of the day before. The report is written even if a
+stage failed.
 
 | | |
 |---|---|
 | day | Param `run_date`; a scheduled run takes it from its partition key, the day before the run |
-| a published day | a run leaves unchanged what has equal inputs; with `when_published: skip` it does nothing |
+| a published day | a run keeps what has equal inputs; with `when_published: skip` it does nothing |
 | one value changed for one run | Param `set`, such as `["quality.psi_stop=0.5"]` |
-| a failed task | read the end of its log: it says what is wrong and what to do. Exit codes 2 (configuration) and 3 (data) are not retried |
+| a failed task | its log ends with cause and remedy. Exit codes 2 (configuration), 3 (data) are not retried |
 | order | one run at a time, and never together with `weekly_training`: each day depends on the one before |
 
 See docs/airflow.md for more.
@@ -37,11 +38,11 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_dags.alerts import late, task_failed
 from airflow_dags.assets import CHAMPION, RECOMMENDATIONS
 from airflow_dags.dates import DATE_PARAM
-from airflow_dags.sensors import begin
+from airflow_dags.sensors import first_sensors
 from airflow_dags.submit import RETRIES, stage
 
 DAG_ID = "daily_recommendations"
-_LOG_MAY_TAKE = timedelta(hours=12)
+_LOG_TIMEOUT = timedelta(hours=12)
 _LATE_AFTER_HOURS = 6
 
 
@@ -51,13 +52,18 @@ def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None
     checked = ti.xcom_pull(task_ids="publish_checks")
     if not checked:
         raise AirflowSkipException("no lists were published")
-    told = {name: checked[name] for name in ("run_date", "model_version", "users", "digest")}
+    lists = {name: checked[name] for name in ("run_date", "model_version", "users", "digest")}
     promotions = [event.extra for event in inlet_events[CHAMPION]]
-    told["promoted_on"] = next(
-        (each["run_date"] for each in reversed(promotions) if each["version"] == told["model_version"]), None
+    lists["promoted_on"] = next(
+        (
+            promotion["run_date"]
+            for promotion in reversed(promotions)
+            if promotion["version"] == lists["model_version"]
+        ),
+        None,
     )
-    outlet_events[RECOMMENDATIONS].extra = told
-    return told
+    outlet_events[RECOMMENDATIONS].extra = lists
+    return lists
 
 
 with DAG(
@@ -82,14 +88,14 @@ with DAG(
         callback=SyncCallback(late, {"dag": DAG_ID, "hours": _LATE_AFTER_HOURS}),
     ),
 ) as dag:
-    turn, raw_log = begin("weekly_training", yields=False, log_timeout=_LOG_MAY_TAKE)
+    wait_for_other_dag, raw_log = first_sensors("weekly_training", yields=False, log_timeout=_LOG_TIMEOUT)
     checks = stage("publish_checks", step="score_daily", job="check_lists", overrides=())
     measure = stage("measure_recommendations")
     report = stage("report", trigger_rule=TriggerRule.ALL_DONE)
     # The report runs after failures too. This task makes the run fail if a stage failed.
     night_is_done = EmptyOperator(task_id="night_is_done", trigger_rule=TriggerRule.NONE_FAILED)
     chain(
-        turn,
+        wait_for_other_dag,
         raw_log,
         stage("quality_gate", step="build_features", job="check_quality", overrides=()),
         stage("build_features"),

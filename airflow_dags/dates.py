@@ -1,4 +1,7 @@
-"""The logical day of a run: from the Param, otherwise from the partition key. Never from the clock, so a rerun has the same day."""
+"""The logical day of a run: from the Param, otherwise from the partition key.
+
+Never from the clock, so a rerun has the same day.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
     Raises:
         AirflowFailException: there is neither a Param nor a partition key, or its value is not a date.
     """
-    given = context["params"].get(RUN_DATE)
-    if given:
-        return _parsed(given, f"the Param {RUN_DATE}").isoformat()
+    param = context["params"].get(RUN_DATE)
+    if param:
+        return _parsed(param, f"the Param {RUN_DATE}").isoformat()
     key = getattr(context["dag_run"], "partition_key", None)
     if not key:
         raise AirflowFailException(
@@ -46,15 +49,17 @@ def days_between(first: str, last: str) -> list[str]:
     """All days from `first` to `last`, both included.
 
     Raises:
-        AirflowFailException: a value is not a date, the last day is before the first, or there are more than 1000 days.
+        AirflowFailException: a value is not a date, the last day is before the first, or there are more than
+            1000 days.
     """
     start, end = _parsed(first, "the Param from"), _parsed(last, "the Param to")
     count = (end - start).days + 1
     if not 0 < count <= _MOST_DAYS:
         raise AirflowFailException(
-            f"from={first} to={last} are {count} days\n  what to do: give 1 to {_MOST_DAYS} days, the earlier one first"
+            f"from={first} to={last} are {count} days\n"
+            f"  what to do: give 1 to {_MOST_DAYS} days, the earlier one first"
         )
-    return [(start + timedelta(days=each)).isoformat() for each in range(count)]
+    return [(start + timedelta(days=days)).isoformat() for days in range(count)]
 
 
 def _parsed(text: str, origin: str) -> date:

@@ -1,4 +1,4 @@
-"""A spark-submit hook that reads the exit code and the job summary of our jobs, and ends all of their processes."""
+"""A spark-submit hook that reads exit code and job summary of our jobs, and ends all of their processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class JobHook(SparkSubmitHook):
     """Runs spark-submit in a given folder and in a process group of its own.
 
     Attributes:
-        closing: the job summary, the JSON object that ends the job's standard output; empty if the driver ran on another machine.
+        closing: the job summary, the JSON object that ends the job's standard output; empty if the driver ran
+            on another machine.
     """
 
     def __init__(self, *, folder: str, **options: Any) -> None:
@@ -35,7 +36,10 @@ class JobHook(SparkSubmitHook):
         return 128 - code if code < 0 else code
 
     def submit(self, application: str = "", **options: Any) -> str | None:
-        """As the provider's. Afterwards it ends what a failed job left running: a killed JVM leaves its Python driver."""
+        """As the provider's.
+
+        Afterwards it ends what a failed job left running: a killed JVM leaves its Python driver.
+        """
         try:
             return super().submit(application, cwd=self._folder, start_new_session=True, **options)
         finally:
@@ -43,6 +47,7 @@ class JobHook(SparkSubmitHook):
                 self._end_group()
 
     def on_kill(self) -> None:
+        """Ends spark-submit and all of its processes."""
         super().on_kill()
         self._end_group()
 
@@ -53,9 +58,9 @@ class JobHook(SparkSubmitHook):
         for line in lines:
             if line.startswith("{"):
                 with suppress(json.JSONDecodeError):
-                    found = json.loads(line)
-                    if isinstance(found, dict) and {"job", "seconds"} <= found.keys():
-                        self.closing = found
+                    summary = json.loads(line)
+                    if isinstance(summary, dict) and {"job", "seconds"} <= summary.keys():
+                        self.closing = summary
             yield line
 
     def _end_group(self) -> None:

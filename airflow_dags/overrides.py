@@ -1,9 +1,10 @@
 """The keys of the configuration that the Param `set` may change.
 
-People who may trigger a run give this Param. They need not be allowed to read the lake or the credentials of the jobs. A key that
-names a place could send data and passwords there (deliver.sinks, watch.push_gateway), read from there (log.path, lake) or load
-code from there (driver_jar). So only keys that change how a run computes are allowed. The Variable's key `param_keys` replaces
-the list. Overrides in the Variable itself are not restricted.
+People who may trigger a run give this Param. They need not be allowed to read the lake or the credentials of
+the jobs. A key that names a place could send data and passwords there (deliver.sinks, watch.push_gateway),
+read from there (log.path, lake) or load code from there (driver_jar). So only keys that change how a run
+computes are allowed. The Variable's key `param_keys` replaces the list. Overrides in the Variable itself are
+not restricted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 import yaml
 
-# A name that ends with a dot allows all keys below it, with plain values. Any other name allows exactly that key, with any value.
+# A name that ends with a dot allows all keys below it, with plain values. Any other name allows exactly that
+# key, with any value.
 DEFAULT_KEYS = (
     "candidates.active_days",
     "candidates.exclude_clicked",
@@ -73,15 +75,19 @@ DEFAULT_KEYS = (
 
 
 def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
-    """The error message for the first override of the Param `set` that is not allowed; None if all are allowed."""
+    """The error message for the first override in the Param `set` that is not allowed; None if all are."""
     for override in overrides:
         key, separator, text = str(override).partition("=")
         if not separator or not key:
-            return f"the Param set holds {override!r}, which is not of the form a.b=value\n  what to do: write section.key=value"
+            return (
+                f"the Param set holds {override!r}, which is not of the form a.b=value\n"
+                "  what to do: write section.key=value"
+            )
         if not is_allowed(key, allowed):
             return (
                 f"the Param set must not change {key}: it may name {', '.join(allowed) or 'nothing'}\n"
-                f"  what to do: set {key} in the configuration file, or in the Variable nightrank (keys set and param_keys)"
+                f"  what to do: set {key} in the configuration file, "
+                "or in the Variable nightrank (keys set and param_keys)"
             )
         if key not in allowed and (problem := _not_plain(text)):
             return (
@@ -97,12 +103,14 @@ def is_allowed(key: str, allowed: Sequence[str]) -> bool:
 
 
 def _not_plain(text: str) -> str | None:
-    """What is wrong with a value that may contain further keys; None for a plain value or a list of plain values."""
+    """What is wrong with a value that may contain keys; None for a plain value or a list of plain values."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         return f"a value that is not YAML ({error})"
     values = value if isinstance(value, list) else [value]
     return (
-        "a mapping or a nested list" if any(isinstance(each, dict | list | set) for each in values) else None
+        "a mapping or a nested list"
+        if any(isinstance(value, dict | list | set) for value in values)
+        else None
     )

@@ -1,4 +1,7 @@
-"""The two sensors that a run begins with. One waits for the other DAG; the other waits for the raw log and returns the plan."""
+"""The two sensors that a run begins with.
+
+One waits for the other DAG; the other waits for the raw log and returns the plan.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,17 @@ from airflow_dags.submit import PLAN, Call, application, asked_overrides, failur
 
 # States of a task that has not begun, or that waits.
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
-_LOOK_FOR_LOG = timedelta(minutes=5)
-_LOOK_FOR_TURN = timedelta(minutes=1)
-_TURN_MAY_TAKE = timedelta(days=1)
+_LOG_POKE_INTERVAL = timedelta(minutes=5)
+_OTHER_DAG_POKE_INTERVAL = timedelta(minutes=1)
+_OTHER_DAG_TIMEOUT = timedelta(days=1)
 
 
 class RawLogSensor(BaseSensorOperator):
-    """Waits until the day's raw log is there; returns the job summary of plan_night, which is the plan of the run.
+    """Waits for the day's raw log; returns the job summary of plan_night, which is the plan of the run.
 
-    The job plan_night looks for the log, because only the configuration says where it is: by pattern, by manifest, on S3 or HDFS. A
-    wrong configuration fails at once. If the Param `when_published` is `skip`, the plan of a day with published lists is empty.
+    The job plan_night looks for the log, because only the configuration says where it is: by pattern, by
+    manifest, on S3 or HDFS. A wrong configuration fails at once. If the Param `when_published` is `skip`, the
+    plan of a day with published lists is empty.
 
     Args:
         days_before_key: see run_date_of.
@@ -36,6 +40,7 @@ class RawLogSensor(BaseSensorOperator):
         self._hook: Any = None
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
+        """Runs plan_night. Returns whether the raw log is there, and the plan."""
         params, settings = context["params"], read_settings()
         call = Call(
             "plan_night", run_date_of(context, self.days_before_key), asked_overrides(params, settings)
@@ -59,25 +64,27 @@ class RawLogSensor(BaseSensorOperator):
         return PokeReturnValue(raw_log["bytes"] > 0, plan)
 
     def on_kill(self) -> None:
+        """Ends plan_night."""
         if self._hook is not None:
             self._hook.on_kill()
 
 
-class TurnSensor(BaseSensorOperator):
+class OtherDagSensor(BaseSensorOperator):
     """Waits while the other DAG works: a training and a daily run of one date write the same tables.
 
     Args:
         other: dag_id of the other DAG.
-        yields: whether to wait also for runs of the other DAG that are still waiting themselves. Only one of the two DAGs
-            may do so, or both would wait without end.
+        yields: whether to wait also for runs of the other DAG that are still waiting themselves. Only one of
+            the two DAGs may do so, or both would wait without end.
     """
 
     def __init__(self, *, other: str, yields: bool, **kwargs: Any) -> None:
-        super().__init__(task_id="turn", mode="reschedule", **kwargs)
+        super().__init__(task_id="wait_for_other_dag", mode="reschedule", **kwargs)
         self.other = other
         self.yields = yields
 
     def poke(self, context: Mapping[str, Any]) -> bool:
+        """Whether the other DAG has no run that this one must wait for."""
         ti = context["ti"]
         running = ti.get_dr_count(dag_id=self.other, states=["running"])
         waiting = (
@@ -88,11 +95,13 @@ class TurnSensor(BaseSensorOperator):
         return bool(running <= waiting)
 
 
-def begin(
+def first_sensors(
     other: str, *, yields: bool, log_timeout: timedelta, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
-    """The two sensors that a DAG begins with, in order: wait for the other DAG, then for the raw log and the plan."""
+    """The first two tasks of a DAG: wait for the other DAG, then for the raw log and the plan."""
     return [
-        TurnSensor(other=other, yields=yields, timeout=_TURN_MAY_TAKE, poke_interval=_LOOK_FOR_TURN),
-        RawLogSensor(days_before_key=days_before_key, timeout=log_timeout, poke_interval=_LOOK_FOR_LOG),
+        OtherDagSensor(
+            other=other, yields=yields, timeout=_OTHER_DAG_TIMEOUT, poke_interval=_OTHER_DAG_POKE_INTERVAL
+        ),
+        RawLogSensor(days_before_key=days_before_key, timeout=log_timeout, poke_interval=_LOG_POKE_INTERVAL),
     ]

@@ -46,6 +46,7 @@ class Settings:
     param_keys: tuple[str, ...] = DEFAULT_KEYS
 
     def profile(self, job: str) -> str:
+        """The Spark profile of a job."""
         return self.profiles.get(job, self.profiles["default"])
 
 
@@ -53,12 +54,14 @@ def read_settings() -> Settings:
     """The current settings.
 
     Raises:
-        AirflowFailException: the Variable is missing, has unknown or missing keys, or names a path that does not exist. A retry cannot help.
+        AirflowFailException: the Variable is missing, has unknown or missing keys, or names a path that does
+            not exist. A retry cannot help.
     """
     values = Variable.get(VARIABLE, default=None, deserialize_json=True)
     if values is None:
         raise AirflowFailException(
-            f"the Airflow Variable {VARIABLE!r} does not exist\n  what to do: create it as docs/airflow.md says"
+            f"the Airflow Variable {VARIABLE!r} does not exist\n"
+            "  what to do: create it as docs/airflow.md says"
         )
     return settings_of(values)
 
@@ -96,7 +99,7 @@ def settings_of(values: Any) -> Settings:
 
 
 def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(each, str) for each in values)
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def require_spark_connection() -> None:
@@ -105,7 +108,8 @@ def require_spark_connection() -> None:
         BaseHook.get_connection(SPARK_CONNECTION)
     except AirflowException as error:
         raise AirflowFailException(
-            f"the Airflow connection {SPARK_CONNECTION!r} does not exist, so no Spark master is set for the jobs\n"
+            f"the Airflow connection {SPARK_CONNECTION!r} does not exist, "
+            "so no Spark master is set for the jobs\n"
             f'  what to do: create it with type spark and the master as host: {{"conn_type": "spark", "host": "spark://…:7077"}}'
         ) from error
 

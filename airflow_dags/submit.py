@@ -1,7 +1,8 @@
 """Tasks that run a job. `stage(name)` is the only factory of them.
 
-Such a task is a SparkSubmitOperator. It reads profile, configuration and `--set` values from the Variable, and its day and its own
-overrides from the plan of the run. The job's exit code decides whether the task is retried.
+Such a task is a SparkSubmitOperator. It reads profile, configuration and `--set` values from the Variable,
+and its day and its own overrides from the plan of the run. The job's exit code decides whether the task is
+retried.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def asked_overrides(params: Mapping[str, Any], settings: Settings) -> tuple[str,
 
 
 def application(call: Call, settings: Settings) -> str:
+    """The path of the script of a job."""
     return f"{settings.home}/jobs/{call.job}.py"
 
 
@@ -113,13 +115,13 @@ class JobOperator(SparkSubmitOperator):
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Runs the job. Raises the exception that `failure` returns for its exit code."""
         plan = context["ti"].xcom_pull(task_ids=PLAN)
-        found = find_step(plan, self.part, self.step)
-        if found is None:
+        step = find_step(plan, self.part, self.step)
+        if step is None:
             raise AirflowSkipException(f"the plan has no step {self.step}")
-        overrides = tuple(found["overrides"] if self.overrides is None else self.overrides)
+        overrides = tuple(step["overrides"] if self.overrides is None else self.overrides)
         self._settings = read_settings()
         asked = asked_overrides(context["params"], self._settings)
-        self._call = Call(self.job or found["job"], found["run_date"], (*overrides, *asked))
+        self._call = Call(self.job or step["job"], step["run_date"], (*overrides, *asked))
         self.application = application(self._call, self._settings)
         self._hook = None  # a retry in this process must not reuse the hook of the last attempt
         try:
@@ -138,6 +140,7 @@ class JobOperator(SparkSubmitOperator):
         return hook_for(self._call, self._settings)
 
     def on_kill(self) -> None:
+        """Ends the job."""
         if self._hook is not None:
             self._hook.on_kill()
 

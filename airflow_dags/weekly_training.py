@@ -1,9 +1,10 @@
 """### Train a challenger and let the gate decide
 
-Fits or extends the workflow on the days up to the run date and trains a challenger. If candidates are retrieved by vectors, it trains
-the retriever too. The gate then compares the challenger with the champion on the same raw test day. If it promotes the challenger, the
-asset `nightrank_champion` is updated, and the new champion makes the lists of the next day. If not, the champion still serves, and the
-day's features are made again as the champion needs them.
+Fits or extends the workflow on the days up to the run date and trains a challenger. If candidates are
+retrieved by vectors, it trains the retriever too. The gate then compares the challenger with the champion on
+the same raw test day. If it promotes the challenger, the asset `nightrank_champion` is updated, and the new
+champion makes the lists of the next day. If not, the champion still serves, and the day's features are made
+again as the champion needs them.
 
 | | |
 |---|---|
@@ -37,11 +38,11 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_dags.alerts import late, task_failed, tell
 from airflow_dags.assets import CHAMPION
 from airflow_dags.dates import DATE_PARAM
-from airflow_dags.sensors import begin
+from airflow_dags.sensors import first_sensors
 from airflow_dags.submit import RETRIES, JobOperator, stage
 
 DAG_ID = "weekly_training"
-_LOG_MAY_TAKE = timedelta(hours=12)
+_LOG_TIMEOUT = timedelta(hours=12)
 _LATE_AFTER_HOURS = 24
 
 
@@ -49,6 +50,7 @@ class FeaturesOfChampion(JobOperator):
     """Runs build_features again with the champion's workflow, if the gate kept the champion."""
 
     def execute(self, context: Any) -> dict[str, Any]:
+        """Runs the job, or skips it if the gate promoted the challenger."""
         evaluated = context["ti"].xcom_pull(task_ids="evaluate_model")
         if evaluated["promoted"] or evaluated["champion"] is None:
             raise AirflowSkipException("the features are already those of the model that serves")
@@ -116,7 +118,7 @@ with DAG(
     )
     chain(
         # The partition key is the Sunday. The last complete day is the Saturday before.
-        *begin("daily_recommendations", yields=True, log_timeout=_LOG_MAY_TAKE, days_before_key=1),
+        *first_sensors("daily_recommendations", yields=True, log_timeout=_LOG_TIMEOUT, days_before_key=1),
         stage("quality_gate", step="build_features", part="retraining", job="check_quality", overrides=()),
         stage("build_features", part="retraining"),
         stage("train_model", part="retraining"),

@@ -30,6 +30,7 @@ from etl.workflow.feature_plan import plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_both_labels
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest, current_manifest
 from storage.paths import Lake, Partition
 from storage.publish import Rules, publish
@@ -51,18 +52,27 @@ class BuildResult:
     quality: DataReport
 
 
-def raw_days(config: Config, run_date: str) -> dict[Split, list[RawFiles]]:
+def raw_days(
+    config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED
+) -> dict[Split, list[RawFiles]]:
     """The raw days of each split. All splits of a log that is one undated table share its one partition.
+
+    `recorder` notes these days, and later what is read together with them, as inputs of the run.
 
     Raises:
         DataError: a day that is needed has no raw log.
     """
     if config.split.by != "day":
-        raw = require_raw(config, config.log, run_date)
+        raw = require_raw(config, config.log, run_date, recorder=recorder)
         return {split: [raw] for split in SPLITS}
-    require_raw(config, config.log, run_date)
-    days = plan_days(config.split, run_date, lambda day: find_raw(config, config.log, day) is not None)
-    return {split: [require_raw(config, config.log, day) for day in dates] for split, dates in days.items()}
+    require_raw(config, config.log, run_date, recorder=recorder)
+    days = plan_days(
+        config.split, run_date, lambda day: find_raw(config, config.log, day, recorder) is not None
+    )
+    return {
+        split: [require_raw(config, config.log, day, recorder=recorder) for day in dates]
+        for split, dates in days.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, p
         ConfigError, DataError: see the parts. Quarantine and data report are published even if a limit stops
             the run.
     """
-    splits = raw_days(config, run_date)
+    splits = raw_days(config, run_date, lake.recorder)
     by_date = {day.dt: day for days in splits.values() for day in days}
     in_order = [raw for _, raw in sorted(by_date.items())]
     passes = TextPasses(spark, config, lake) if text_passes_apply(spark, config) else None
@@ -146,11 +156,16 @@ def build(
 
 
 def encode_split(
-    spark: SparkSession, config: Config, workflow: FittedWorkflow, run_date: str, split: Split
+    spark: SparkSession,
+    config: Config,
+    workflow: FittedWorkflow,
+    run_date: str,
+    split: Split,
+    recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
     """The rows of one split of a run date, encoded by a workflow: `spec.table_columns`. Writes nothing."""
     frames = []
-    for raw in raw_days(config, run_date)[split]:
+    for raw in raw_days(config, run_date, recorder)[split]:
         rows = prepared_rows(spark, config, raw)
         frames.append(workflow.apply(rows.where(F.col(SPLIT) == split) if SPLIT in rows.columns else rows))
     return reduce(DataFrame.unionByName, frames)

@@ -22,7 +22,7 @@ def build_features(context: RunContext) -> JobSummary:
     if context.config.workflow.mode == "retrain":  # the features are made for a training
         check_training(context.config)
     raw_days(
-        context.config, context.run_date
+        context.config, context.run_date, context.recorder
     )  # what can be refused without a session is refused before one starts
     champion = champion_as_of(context.lake, context.config.name, context.run_date, before=True)
     parent = None

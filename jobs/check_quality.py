@@ -17,7 +17,7 @@ from storage.run_context import RunContext
 def check_quality(context: RunContext) -> JobSummary:
     """Inspects the window of raw days that ends on the run date."""
     raw_days(
-        context.config, context.run_date
+        context.config, context.run_date, context.recorder
     )  # what can be refused without a session is refused before one starts
     found = check_days(context.spark, context.config, context.lake, context.run_date, context.phase)
     found.rows_of.release()

@@ -23,6 +23,7 @@ from scoring.inputs.requests import require_context, require_no_pairs
 from scoring.rules.attributes import files_of
 from scoring.rules.request import AttributeTable
 from spark.session import read_profile
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from training.settings import Features, check_model, read_settings
 
 
@@ -47,18 +48,18 @@ def check_training(config: Config) -> None:
             check_model(model, features)
 
 
-def check_tables(config: Config, run_date: str) -> None:
+def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> None:
     """What would stop a later stage of a run: a table beside the log that is not there.
 
     Tables that are delivered by day (`{date}` in their path) may arrive while the run is under way, and those on HDFS cannot be
-    seen without a session: the stages that read them check them.
+    seen without a session: the stages that read them check them. `recorder` notes the tables as inputs of the run.
 
     Raises:
         ConfigError, DataError: there is no file at a path that the configuration names.
     """
     for key, table in _tables(config).items():
         if _is_static(config, table.path):
-            require_raw(config, table, run_date, key)
+            require_raw(config, table, run_date, key, recorder)
     rules = config.score.rules
     for each in rules.attributes.values() if rules else ():
         if _is_static(config, each.path):

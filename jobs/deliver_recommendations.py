@@ -32,7 +32,7 @@ def deliver_recommendations(context: RunContext) -> JobSummary:
             f"{partition.path} was written by an earlier release, without reasons",
             f"run score_daily for {context.run_date} again",
         )
-    lists = PublishedLists(rows_of(context.spark, partition, manifest), manifest)
+    lists = PublishedLists(rows_of(context.spark, partition, manifest), manifest, context.recorder)
     done = []
     for sink in sinks:
         start = time.monotonic()

@@ -23,11 +23,11 @@ log = logging.getLogger("nightrank.evaluate_model")
 def evaluate_model(context: RunContext) -> JobSummary:
     """Measures both models, publishes the comparison, and last of all records the decision."""
     lake, name, run_date = context.lake, context.config.name, context.run_date
-    challenger = read_model_info(model_path(lake, name, challenger_of(lake, name, run_date)))
+    challenger = read_model_info(model_path(lake, name, challenger_of(lake, name, run_date)), lake.recorder)
     mlflow_mirror.prepare(lake)
     standing = champion_state_as_of(lake, name, run_date, before=True)
     before = standing.champion
-    champion = read_model_info(model_path(lake, name, before)) if before else None
+    champion = read_model_info(model_path(lake, name, before), lake.recorder) if before else None
     dataset = read_dataset(lake, run_date)
     barred_because = reason_against_promotion(lake, name, challenger.version, standing)
     evaluation = run_gate(context, dataset, challenger, champion, barred_because)

@@ -105,7 +105,9 @@ def positives(context: RunContext, dataset: Dataset) -> DataFrame:
         day_after = (date.fromisoformat(context.run_date) + timedelta(days=1)).isoformat()
         rows = good_rows(
             read_log(
-                context.spark, context.config, require_raw(context.config, context.config.log, day_after)
+                context.spark,
+                context.config,
+                require_raw(context.config, context.config.log, day_after, recorder=context.recorder),
             )
         )
     return rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY).distinct()

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ def run_night(
     progress.say(f"Night of {night.run_date}{', retraining' if night.retrain else ''}  ({submission.config})")
     preparing = stages(night, night.preparing())
     observer = Observer.begin("nightly", night.config, night.run_date, waits=True)
+    night = replace(night, recorder=observer.run)
     outcomes: list[Outcome] = []
     exit_code, failure = EXIT_CRASHED, None
     try:

@@ -20,9 +20,9 @@ def plan_night(context: RunContext) -> JobSummary:
     """Facts: `raw_log` (its path, files and bytes), `published`, and the steps of an ordinary night and of a retraining."""
     config, run_date = context.config, context.run_date
     with context.phase("raw log"):
-        found = find_raw(config, config.log, run_date)
+        found = find_raw(config, config.log, run_date, context.recorder)
     if found is not None:  # until then the day is waited for, and tables may come with it
-        check_tables(config, run_date)
+        check_tables(config, run_date, context.recorder)
     night, training = (Night(config, run_date, retrain) for retrain in (False, True))
     lists = context.lake.recommendations if config.keys else context.lake.scores
     path = raw_path(config, config.log, run_date)

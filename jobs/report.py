@@ -16,7 +16,7 @@ DESCRIPTION = (
 
 def report(context: RunContext) -> JobSummary:
     with context.phase("read and draw"):
-        _, page = build(context.config, context.run_date)
+        _, page = build(context.config, context.run_date, context.recorder)
     path = context.lake.report(context.run_date)
     with context.phase("write"):
         file_io.replace_text(path, page)

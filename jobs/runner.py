@@ -119,6 +119,7 @@ def _run(
         log.error("%s failed: %s", name, error)
         return error.exit_code
     observer = Observer.begin(name, config, context.run_date)
+    context.recorder = observer.run
     exit_code, summary = EXIT_CRASHED, None
     failure: BaseException | None = None
     try:

@@ -8,7 +8,6 @@ from conf.types import Config
 from jobs.checks import check_training
 from jobs.runner import run_job
 from reporting.terminal.training_bar import TrainingBar
-from storage import lineage
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
@@ -47,7 +46,7 @@ def train(context: RunContext, config: Config) -> JobSummary:
         spark = context.spark
         with context.phase("train"), TrainingBar() as bar:
             description = train_on_ranks(spark, plan, bar.show)
-    lineage.writes(plan.model_path, description["version"])
+    context.recorder.record_write(plan.model_path, description["version"])
     record_run(context.lake, config.name, context.run_date, description["version"])
     delete_leftovers(context.lake, config.name, config.output.grace_hours)
     with context.phase("track"):

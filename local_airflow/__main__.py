@@ -1,6 +1,7 @@
-"""`make airflow`: starts an Airflow on 127.0.0.1, trains on a generated click log and makes the lists of one day. Airflow then keeps running.
+"""`make airflow`: starts an Airflow on 127.0.0.1, trains on a generated click log, and makes lists of a day.
 
-All state is in one folder, and the next start continues from there. Ctrl-C ends Airflow and all processes that it started.
+Airflow then keeps running. All state is in one folder, and the next start continues from there. Ctrl-C ends
+Airflow and all processes that it started.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _RUN_MAY_TAKE_S = 1200
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
     arguments = _parser().parse_args(argv)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -58,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(arguments: argparse.Namespace, stop: threading.Event) -> None:
     """Starts Airflow, runs the DAGs for one day unless its lists exist, and waits for Ctrl-C."""
     folder = Path(arguments.folder).resolve()
-    made = environment()
+    airflow_environment = environment()
     overrides = [*SMALL_LOG, f"lake={folder}/lake"]
     variable = local_variable(CONFIG, overrides)
     if not (folder / f"lake/raw/dt={FIRST_DAY}/_MANIFEST.json").exists():
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace, stop: threading.Event) -> None:
         folder, arguments.port or free_port(), variable, connections, os.environ.get("AIRFLOW_DATABASE")
     )
     with step("starting scheduler, DAG processor, triggerer and API server"):
-        context = running(made, home)
+        context = running(airflow_environment, home)
         api = context.__enter__()
     try:
         say(f"    {home.url}")
@@ -114,7 +116,7 @@ def run_dag(api: Api, dag: str, conf: Mapping[str, Any]) -> None:
         run_id = api.trigger(dag, conf)
         state = api.wait(dag, run_id, _RUN_MAY_TAKE_S)
         tasks = api.tasks(dag, run_id)
-        for name, task in sorted(tasks.items(), key=lambda each: each[1]["start_date"] or ""):
+        for name, task in sorted(tasks.items(), key=lambda item: item[1]["start_date"] or ""):
             say(f"    {name:<24} {task['state']:<16} {task['duration'] or 0:6.1f} s")
     if state != "success":
         failed = [name for name, task in tasks.items() if task["state"] == "failed"]
@@ -129,18 +131,18 @@ def _interrupt(stop: threading.Event) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="make airflow",
         description=__doc__,
         epilog="Set AIRFLOW_DATABASE=postgresql+psycopg2://… to keep Airflow's state in PostgreSQL.",
     )
-    made.add_argument(
+    parser.add_argument(
         "--folder", default=".airflow", help="folder for all state (default: %(default)s, in the checkout)"
     )
-    made.add_argument("--port", type=int, help="port of the UI on 127.0.0.1 (default: a free one)")
-    made.add_argument("--master", default="local[2]", help="Spark master (default: %(default)s)")
-    made.add_argument("--once", action="store_true", help="end when the lists of the day are made")
-    return made
+    parser.add_argument("--port", type=int, help="port of the UI on 127.0.0.1 (default: a free one)")
+    parser.add_argument("--master", default="local[2]", help="Spark master (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="end when the lists of the day are made")
+    return parser
 
 
 if __name__ == "__main__":

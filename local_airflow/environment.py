@@ -1,6 +1,9 @@
-"""The Python environment of Airflow. It shares no package with the jobs, which Airflow starts by spark-submit.
+"""The Python environment of Airflow.
 
-It is made below the cache folder when it is first needed (660 MB), from the lock file requirements/airflow.txt.
+It shares no package with the jobs, which Airflow starts by spark-submit.
+
+It is made below the cache folder when it is first needed (660 MB), from the lock file
+requirements/airflow.txt.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ def environment() -> Path:
 
 
 def is_current(folder: Path) -> bool:
+    """Whether the environment was made from the present lock file and Python."""
     stamp = folder / "locked.sha256"
     return stamp.is_file() and stamp.read_text() == _wanted()
 

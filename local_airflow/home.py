@@ -17,7 +17,8 @@ from typing import Any
 from local_airflow.environment import ROOT
 from setup.console import SetupError
 
-# Variables that Airflow must not inherit: those of another Airflow, and paths to our packages, which would shadow its own.
+# Variables that Airflow must not inherit: those of another Airflow, and paths to our packages, which would
+# shadow its own.
 _NOT_OURS = ("AIRFLOW", "PYTHONPATH", "SPARK_HOME", "VIRTUAL_ENV")
 
 
@@ -43,14 +44,16 @@ class Home:
 
     @property
     def url(self) -> str:
+        """The address of the UI and the API."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def dags(self) -> Path:
+        """The folder of the DAGs."""
         return self.folder / "dags"
 
     def prepare(self) -> None:
-        """Makes the folder, and a link in it to the DAGs of the checkout, so that edits take effect at once."""
+        """Makes the folder, with a link to the DAGs of the checkout, so that edits take effect at once."""
         self.dags.mkdir(parents=True, exist_ok=True)
         (self.folder / "logs").mkdir(exist_ok=True)
         link = self.dags / "airflow_dags"
@@ -62,7 +65,10 @@ class Home:
             secret.write_text(secrets.token_urlsafe(48))
 
     def environment(self) -> dict[str, str]:
-        """The environment of Airflow's processes. Everybody who reaches the port is an administrator, so it is on 127.0.0.1 only."""
+        """The environment of Airflow's processes.
+
+        Everybody who reaches the port is an administrator, so it is on 127.0.0.1 only.
+        """
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
         secret = (self.folder / "secret").read_text()
         return {
@@ -119,13 +125,14 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A free port on 127.0.0.1, drawn from below the range that systems give to connections (Linux: from 32768).
+    """A free port on 127.0.0.1 below the range that systems use for connections (Linux: from 32768).
 
-    Port 0 would give a port of that range. Another connection could take it before a server starts seconds later.
+    Port 0 would give a port of that range. Another connection could take it before a server starts seconds
+    later.
     """
     draw = random.SystemRandom()
     while True:
         port = draw.randrange(15_000, 32_000)
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
             return port

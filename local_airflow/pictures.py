@@ -2,7 +2,8 @@
 
     ~/.cache/nightrank/airflow/bin/python local_airflow/pictures.py http://127.0.0.1:8080 docs/pictures
 
-It runs with Airflow's interpreter, which has a WebSocket client, and drives Chromium over its debugging protocol.
+It runs with Airflow's interpreter, which has a WebSocket client, and drives Chromium over its debugging
+protocol.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 DAG = "daily_recommendations"
-# The grid of runs and the graph of tasks are two views of one page. The browser's local storage holds which one is shown.
+# The grid of runs and the graph of tasks are two views of one page. The browser's local storage holds which
+# one is shown.
 VIEWS = {"airflow-grid": "grid", "airflow-graph": "graph"}
 SIZES = {"airflow-grid": (1680, 760), "airflow-graph": (2600, 620)}
 _PATIENCE_S = 60
@@ -39,6 +41,7 @@ class Page:
         self._numbers = itertools.count(1)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Calls a method of the DevTools protocol and returns its result."""
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
@@ -47,6 +50,7 @@ class Page:
                 return dict(answer["result"])
 
     def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
         return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
 
     def visit(self, url: str, until: str) -> None:
@@ -60,6 +64,7 @@ class Page:
         time.sleep(_SETTLED_S)
 
     def picture(self, path: Path, width: int, height: int) -> None:
+        """Writes a screenshot of this size as PNG."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         time.sleep(_SETTLED_S)
@@ -77,15 +82,15 @@ def chromium() -> Iterator[Page]:
         options += ["--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen([program, *options], stderr=subprocess.DEVNULL)
         try:
-            told = Path(profile) / "DevToolsActivePort"
+            port_file = Path(profile) / "DevToolsActivePort"
             end = time.monotonic() + _PATIENCE_S
-            while not (told.exists() and "\n" in told.read_text()):
+            while not (port_file.exists() and "\n" in port_file.read_text()):
                 if time.monotonic() > end:
                     raise TimeoutError("chromium does not listen")
                 time.sleep(0.2)
-            port = told.read_text().splitlines()[0]
+            port = port_file.read_text().splitlines()[0]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-                tab = next(each for each in json.load(answer) if each["type"] == "page")
+                tab = next(target for target in json.load(answer) if target["type"] == "page")
             with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
                 yield Page(socket)
         finally:
@@ -94,6 +99,7 @@ def chromium() -> Iterator[Page]:
 
 
 def main(url: str, folder: Path) -> None:
+    """Writes the pictures of an Airflow at this address into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with chromium() as page:
         page.visit(f"{url}/dags/{DAG}", until=DAG)

@@ -88,8 +88,8 @@ def _wait_until_ready(api: Api, home: Home, started: dict[str, subprocess.Popen[
     while not (api.answers() and _parsed(api)):
         for name, process in started.items():
             if process.poll() is not None:
-                said = _end_of(home.folder / "logs" / f"{name}.log")
-                raise SetupError(f"airflow {name} ended with {process.returncode}:\n{said}")
+                log_end = _end_of(home.folder / "logs" / f"{name}.log")
+                raise SetupError(f"airflow {name} ended with {process.returncode}:\n{log_end}")
         if time.monotonic() > end:
             raise SetupError(f"Airflow was not ready after {_PATIENCE_S} s: read {home.folder}/logs")
         time.sleep(0.5)
@@ -97,7 +97,7 @@ def _wait_until_ready(api: Api, home: Home, started: dict[str, subprocess.Popen[
 
 def make_ready(api: Api, spark_slots: int) -> None:
     """Creates the pool and unpauses the DAGs."""
-    if POOL not in {each["name"] for each in api.get("/pools")["pools"]}:
+    if POOL not in {pool["name"] for pool in api.get("/pools")["pools"]}:
         pool = {"name": POOL, "slots": spark_slots, "description": "Spark applications that run at once"}
         api.post("/pools", pool)
     for dag in DAGS:
@@ -108,7 +108,7 @@ def _parsed(api: Api) -> bool:
     errors = api.get("/importErrors")["import_errors"]
     if errors:
         raise SetupError(f"a DAG could not be parsed: {errors[0]['filename']}\n{errors[0]['stack_trace']}")
-    return {each["dag_id"] for each in api.get("/dags")["dags"]} >= set(DAGS)
+    return {dag["dag_id"] for dag in api.get("/dags")["dags"]} >= set(DAGS)
 
 
 def _end(started: dict[str, subprocess.Popen[bytes]]) -> None:
@@ -128,7 +128,7 @@ def _end(started: dict[str, subprocess.Popen[bytes]]) -> None:
         process.wait()
     for child in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()  # psutil also compares start times, so a process that reuses the number is not killed
+            child.kill()  # psutil compares start times: it does not kill a process that reuses the id
     psutil.wait_procs(family, timeout=_GRACE_S)
 
 

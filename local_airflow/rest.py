@@ -36,12 +36,15 @@ class Api:
         return all(health[part]["status"] == "healthy" for part in parts)
 
     def get(self, path: str) -> Any:
+        """The parsed answer to GET."""
         return self._json("GET", f"/api/v2{path}")
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The parsed answer to POST."""
         return self._json("POST", f"/api/v2{path}", body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The parsed answer to PATCH."""
         return self._json("PATCH", f"/api/v2{path}", body)
 
     def trigger(self, dag: str, conf: Mapping[str, Any], partition_key: str | None = None) -> str:
@@ -52,6 +55,7 @@ class Api:
         return str(self.post(f"/dags/{dag}/dagRuns", asked)["dag_run_id"])
 
     def state(self, dag: str, run: str) -> str:
+        """The state of a run, such as success."""
         return str(self.get(f"/dags/{dag}/dagRuns/{quote(run)}")["state"])
 
     def wait(self, dag: str, run: str, timeout_s: float) -> str:
@@ -66,13 +70,16 @@ class Api:
             if state in _ENDED:
                 return state
             time.sleep(_LOOK_EVERY_S)
-        states = {name: each["state"] for name, each in self.tasks(dag, run).items()}
+        states = {name: instance["state"] for name, instance in self.tasks(dag, run).items()}
         raise SetupError(f"{dag} {run} has not ended after {timeout_s:g} s: {states}")
 
     def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
-        """task_id → its current task instance as the API returns it; the id of a mapped task has its index, such as night[0]."""
+        """task_id → its current task instance as the API returns it.
+
+        The id of a mapped task has its index, such as night[0].
+        """
         listed = self.get(f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances?limit=100")
-        return {_name(each): each for each in listed["task_instances"]}
+        return {_name(instance): instance for instance in listed["task_instances"]}
 
     def log(self, dag: str, run: str, task: str, try_number: int) -> str:
         """The text of a task's log."""
@@ -91,8 +98,8 @@ class Api:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
-            said = error.read().decode(errors="replace")[:500]
-            raise SetupError(f"{method} {path} was answered with {error.code}: {said}") from error
+            answer = error.read().decode(errors="replace")[:500]
+            raise SetupError(f"{method} {path} was answered with {error.code}: {answer}") from error
 
 
 def _name(task: Mapping[str, Any]) -> str:

@@ -1,15 +1,17 @@
 """Builds Horovod from its PyPI sdist against the torch in .venv, and keeps the wheel in the cache.
 
-Horovod's last release is older than torch 2.1, which needs C++17. Its rendezvous server runs code for anybody who reaches its port
-(CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod correct both; each begins with what it changes and why:
+Horovod's last release is older than torch 2.1, which needs C++17. Its rendezvous server runs code for anybody
+who reaches its port (CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod correct both; each begins
+with what it changes and why:
 
     torch.patch             builds against a current torch, into a wheel that works in any environment
     interface.patch         process sets use the network interface that the launcher gives
     signed-requests.patch   servers accept only requests signed with the job's key, and listen on one address
     command-lifetime.patch  horovod.spark.run does not sleep for 3 s at its end
 
-With a CUDA build of torch, Horovod's CMake needs a whole CUDA toolkit. The Python packages of torch and of requirements/build.in have
-its files; they are arranged as the compiler expects. Neither building nor importing Horovod needs a GPU or an installed CUDA.
+With a CUDA build of torch, Horovod's CMake needs a whole CUDA toolkit. The Python packages of torch and of
+requirements/build.in have its files; they are arranged as the compiler expects. Neither building nor
+importing Horovod needs a GPU or an installed CUDA.
 """
 
 from __future__ import annotations
@@ -17,15 +19,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from setup import horovod_patches
+from setup.compile_log import compile_logged
 from setup.console import SetupError, cache_folder, capture, run, say
 from setup.preflight import python_headers
 
@@ -42,32 +43,6 @@ CUDA_OPTIONS = {
     "HOROVOD_BUILD_CUDA_CC_LIST": "80,90",  # compute capabilities: 8.0 is A100, 9.0 is H100 and H200
 }
 
-# Pattern of a log line → cause and remedy. The first pattern that matches is reported.
-EXPLANATIONS = (
-    (
-        r"No space left on device",
-        "the disk is full: the build needs about 1 GB in the folder for temporary files (TMPDIR)",
-    ),
-    (r"Python\.h: No such file", "Python's headers are missing: apt-get install python3.11-dev"),
-    (
-        r"Killed signal terminated|c\+\+: fatal error: Killed",
-        "the compiler was killed, probably because memory ran out: 4 GB are needed",
-    ),
-    (
-        r"No CMAKE_CXX_COMPILER could be found|CMAKE_CXX_COMPILER.*not able to compile",
-        "no working g++: apt-get install g++",
-    ),
-    (
-        r"unsupported GNU version",
-        "this g++ is newer than nvcc supports: install an older one and set CXX to it",
-    ),
-    (
-        r"Could NOT find (NCCL|CUDAToolkit)|nvcc fatal|ptxas fatal",
-        "the CUDA packages of requirements/build.in do not match those of torch",
-    ),
-    (r"Could NOT find Pytorch|No module named 'torch'", "torch cannot be imported from .venv"),
-)
-
 VERIFY = """
 import torch
 import horovod.torch as hvd
@@ -81,6 +56,7 @@ hvd.shutdown()
 
 
 def digest_of(value: object) -> str:
+    """16 hex digits of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -98,25 +74,28 @@ class BuildInputs:
     recipe: str  # digest of the patches and the options
 
     def digest(self) -> str:
+        """The digest of all inputs."""
         return digest_of(asdict(self))
 
 
 def inputs_of(venv: Path, requirement_file: Path) -> BuildInputs:
-    found = json.loads(capture([venv / "bin/python", "-c", _DESCRIBE]))
+    """The inputs of a build for this environment on this machine."""
+    environment = json.loads(capture([venv / "bin/python", "-c", _DESCRIBE]))
     lines = requirement_file.read_text().splitlines()
     changes = [asdict(change) for change in horovod_patches.read_changes()]
     return BuildInputs(
         requirement=" ".join(line.strip(" \\") for line in lines if not line.lstrip().startswith("#")),
         compiler=capture([compiler(), "-dumpfullversion", "-dumpmachine"]).strip(),
         recipe=digest_of([changes, OPTIONS, CUDA_OPTIONS]),
-        **found,
+        **environment,
     )
 
 
 _DESCRIBE = """
 import importlib.metadata, json, platform, sysconfig, torch
 cuda = torch.version.cuda
-nccl = [d.version for d in importlib.metadata.distributions() if d.metadata["Name"].startswith("nvidia-nccl-cu")]
+packages = importlib.metadata.distributions()
+nccl = [package.version for package in packages if package.metadata["Name"].startswith("nvidia-nccl-cu")]
 print(json.dumps({
     "torch": torch.__version__,
     "cuda": cuda,
@@ -128,6 +107,7 @@ print(json.dumps({
 
 
 def compiler() -> str:
+    """The C++ compiler: $CXX, or g++."""
     return os.environ.get("CXX", "g++")
 
 
@@ -166,12 +146,14 @@ def _build(
 
 
 def pip_of(bootstrap: Path) -> list[str]:
+    """The command of the pip in the bootstrap environment."""
     return [str(bootstrap / "bin/python"), "-m", "pip", "--disable-pip-version-check"]
 
 
 def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path:
     """Downloads the sdist, checks its hash and unpacks it. Returns its folder."""
-    # pip builds the metadata of an sdist even if it only downloads it; the bootstrap environment has the packages for that.
+    # pip builds the metadata of an sdist even if it only downloads it; the bootstrap environment has the
+    # packages for that.
     options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
     run([*pip_of(bootstrap), "--quiet", "download", *options, "--dest", scratch, "-r", requirement_file])
     (archive,) = scratch.glob("horovod-*.tar.gz")
@@ -199,6 +181,7 @@ def build_environment(scratch: Path, venv: Path, inputs: BuildInputs) -> dict[st
 
 
 def cuda_environment(scratch: Path, venv: Path, path: str) -> dict[str, str]:
+    """Variables of a build with CUDA and NCCL. Arranges their files in `scratch`."""
     nvidia = nvidia_packages(venv)
     toolkit = lay_out_toolkit(nvidia, scratch / "cuda")
     nccl = scratch / "nccl"
@@ -217,6 +200,7 @@ def cuda_environment(scratch: Path, venv: Path, path: str) -> dict[str, str]:
 
 
 def nvidia_packages(venv: Path) -> Path:
+    """The folder of NVIDIA's Python packages."""
     (folder,) = venv.glob("lib/python3.*/site-packages/nvidia")
     return folder
 
@@ -224,8 +208,8 @@ def nvidia_packages(venv: Path) -> Path:
 def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
     """Makes a CUDA toolkit from the files of the Python packages.
 
-    The folders are real and the files are links. nvcc looks for its libraries in ../lib64 of the real path of its folder, so `bin`
-    itself must not be a link.
+    The folders are real and the files are links. nvcc looks for its libraries in ../lib64 of the real path of
+    its folder, so `bin` itself must not be a link.
     """
     shutil.copytree(nvidia / "cu13", toolkit, copy_function=os.symlink)
     (toolkit / "lib64").symlink_to("lib")
@@ -236,55 +220,14 @@ def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
 
 
 def parallel_jobs() -> int:
-    """How many compilers run at once: one per core, with 2 GB of memory each, because torch's headers are large."""
+    """How many compilers run at once: one per core, if each has 2 GB of memory for torch's large headers."""
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1000**3
     return max(1, min(len(os.sched_getaffinity(0)), memory_gb // 2))
 
 
-def compile_logged(command: Sequence[str | Path], environment: dict[str, str], log: Path) -> None:
-    """Runs the build with its output in the log, and prints the percentage that make reports."""
-    words = [str(word) for word in command]
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT) as build,
-    ):
-        shown = 0
-        while _still_runs(build, for_s=2):
-            percent = last_percentage(log)
-            if percent >= shown + 20:
-                shown = percent
-                say(f"    compiling: {percent} %")
-    if build.returncode != 0:
-        raise SetupError(explain(log.read_text(errors="replace"), log))
-
-
-def _still_runs(process: subprocess.Popen[bytes], for_s: float) -> bool:
-    try:
-        process.wait(timeout=for_s)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
-
-
-def last_percentage(log: Path) -> int:
-    """The last percentage such as `[ 48%]` near the end of the log; 0 if there is none."""
-    with log.open("rb") as text:
-        text.seek(max(0, log.stat().st_size - 20_000))
-        found = re.findall(rb"\[\s*(\d+)%\]", text.read())
-    return int(found[-1]) if found else 0
-
-
-def explain(log_text: str, log: Path) -> str:
-    """The message for a failed build: the cause if it is a known one, the path of the log, and its last lines."""
-    causes = [advice for pattern, advice in EXPLANATIONS if re.search(pattern, log_text)]
-    cause = causes[0] if causes else "the cause is none of the known ones; read the first error in the log"
-    tail = "\n".join(f"    {line[:200]}" for line in log_text.splitlines()[-25:])
-    return f"Horovod did not compile: {cause}\n  the end of {log}:\n{tail}"
-
-
 def _keep(wheel: Path, kept: Path, inputs: BuildInputs) -> Path:
     """Moves the wheel into the cache in one step, with a file that says what it was built against."""
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="keeping-") as folder:
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="new-") as folder:
         staged = Path(folder) / "wheel"
         staged.mkdir()
         shutil.copy(wheel, staged)
@@ -295,7 +238,10 @@ def _keep(wheel: Path, kept: Path, inputs: BuildInputs) -> Path:
 
 
 def verify(venv: Path) -> None:
-    """Imports Horovod and reduces a tensor in one process. Raises SetupError with the error output if that fails."""
+    """Imports Horovod and reduces a tensor in one process.
+
+    Raises SetupError with the error output if that fails.
+    """
     # On the loopback interface: otherwise Gloo resolves the host's name, which fails in some containers.
     environment = {**os.environ, "HOROVOD_GLOO_IFACE": "lo"}
     command = [str(venv / "bin/python"), "-W", "ignore", "-c", VERIFY]

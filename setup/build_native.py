@@ -1,7 +1,8 @@
 """Compiles the folders named `native` into the environment: loops that are too slow in Python.
 
-It takes a few seconds, with the g++ that builds Horovod. The cache keeps each library under a digest of its sources and flags. The
-libraries use only instructions that every 64-bit x86 processor has, so they run wherever a packed environment is installed.
+It takes a few seconds, with the g++ that builds Horovod. The cache keeps each library under a digest of its
+sources and flags. The libraries use only instructions that every 64-bit x86 processor has, so they run
+wherever a packed environment is installed.
 """
 
 from __future__ import annotations

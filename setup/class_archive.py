@@ -1,7 +1,8 @@
-"""Archives the JVM classes that Spark's drivers load, so that a job starts 2 to 3 s sooner (class-data sharing, JEP 350).
+"""Archives the JVM classes that Spark's drivers load, so that jobs start sooner (see JEP 350).
 
-The archive is valid for one Java and for jars at one path, so it is part of the environment. setup/env.sh names it in
-SPARK_SUBMIT_OPTS. A JVM that cannot use it, or does not find it, silently loads the classes from the jars.
+The archive is valid for one Java and for jars at one path, so it is part of the environment. setup/env.sh
+names it in SPARK_SUBMIT_OPTS. A JVM that cannot use it, or does not find it, silently loads the classes from
+the jars.
 
 spark-submit runs this file as a job. The classes that this job loads are archived.
 """
@@ -20,7 +21,10 @@ _PATIENCE_S = 300
 
 
 def make(root: Path, venv: Path, java_home: Path) -> str | None:
-    """Writes venv/spark.jsa. Returns None, or what went wrong: some Java runtimes cannot write such archives."""
+    """Writes venv/spark.jsa.
+
+    Returns None, or what went wrong: some Java runtimes cannot write such archives.
+    """
     archive = venv / NAME
     archive.unlink(missing_ok=True)
     profile = root / "conf/spark/local.conf"
@@ -63,7 +67,7 @@ def make(root: Path, venv: Path, java_home: Path) -> str | None:
 
 
 def typical_work(folder: Path) -> None:
-    """Uses Spark as the jobs do: reads and writes text and Parquet, joins, windows, sums, Python workers with Arrow and pickled rows."""
+    """Uses Spark as the jobs do: text, Parquet, joins, windows, sums, Python workers with Arrow rows."""
     import pyarrow as pa
     from pyspark.sql import SparkSession, Window
     from pyspark.sql import functions as F

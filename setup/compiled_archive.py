@@ -1,8 +1,8 @@
 """Adds compiled modules to pyspark.zip, the archive that Spark puts on the path of every Python process.
 
-The driver's Python and those of the executors import <pyspark>/python/lib/pyspark.zip before the installed package. Python does not
-cache what it compiles from a zip, so each process would compile pyspark again. If the zip has name.pyc beside name.py, zipimport
-loads that file instead.
+The driver's Python and those of the executors import <pyspark>/python/lib/pyspark.zip before the installed
+package. Python does not cache what it compiles from a zip, so each process would compile pyspark again. If
+the zip has name.pyc beside name.py, zipimport loads that file instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def add_compiled(site_packages: Path) -> None:
 
 
 def _compile(folder: Path, shown: str) -> None:
-    """Compiles with unchecked hashes. Times cannot be compared: those of zip entries are local, and nodes may be in another time zone."""
+    """Compiles with unchecked hashes.
+
+    Times cannot be compared: those of zip entries are local, and nodes may be in another time zone.
+    """
     done = compileall.compile_dir(
         folder,
         maxlevels=20,
@@ -54,6 +57,6 @@ def _compile(folder: Path, shown: str) -> None:
 def _pack(folder: Path, archive: Path) -> None:
     packed = archive.with_suffix(".new")
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as out:
-        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             out.write(path, path.relative_to(folder))
     packed.replace(archive)  # a new file, because the old one may be a hard link into a package cache

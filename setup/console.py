@@ -17,6 +17,7 @@ class SetupError(Exception):
 
 
 def say(text: str) -> None:
+    """Prints a line at once."""
     print(text, flush=True)
 
 
@@ -56,10 +57,13 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(path: Path, patience_s: float = 3600) -> Iterator[None]:
-    """Holds the lock on a file, so that two calls do not do the same work at once. Makes the file if it is missing.
+    """Holds the lock on a file, so that two calls do not do the same work at once.
+
+    Makes the file if it is missing.
 
     Raises:
-        SetupError: another process still holds the lock after `patience_s` seconds, or the file is a symbolic link.
+        SetupError: another process still holds the lock after `patience_s` seconds, or the file is a symbolic
+            link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -74,7 +78,7 @@ def locked(path: Path, patience_s: float = 3600) -> Iterator[None]:
 
 
 def _lock(file: int, path: Path, patience_s: float) -> None:
-    end, told = time.monotonic() + patience_s, False
+    end, reported = time.monotonic() + patience_s, False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,9 +89,9 @@ def _lock(file: int, path: Path, patience_s: float) -> None:
                     f"another process has held the lock {path} for {patience_s:.0f} s\n"
                     f"  see which (fuser -v {path}); end it, or delete the file, and try again"
                 ) from error
-        if not told:
+        if not reported:
             say(f"    waiting for another process that holds {path}")
-            told = True
+            reported = True
         time.sleep(0.2)
 
 

@@ -2,7 +2,7 @@
 
 nightrank-<version>/
     nightrank-<version>-py3-none-any.whl   our packages
-    environment.tar.gz                     these and all that they import, Java included; for --archives or to unpack on each node
+    environment.tar.gz                     all that these import, with Java; for --archives, or for each node
     jobs/ conf/ airflow_dags/              the jobs, their settings and the DAGs
     requirements/jars.lock                 the jars for GPUs, object stores and PostgreSQL, with their SHA-256
     setup/env.sh docs/clusters.md …        the environment variables; documents
@@ -41,6 +41,7 @@ CONTENTS = (
 
 
 def version(root: Path = ROOT) -> str:
+    """The version in pyproject.toml."""
     return str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
 
 
@@ -59,7 +60,7 @@ def make_dist(build: Path = BUILD) -> Path:
     with step("making the environment"):
         make_environment(build / "environment", wheel)
     with step("packing the environment"):
-        parts = packed_parts(build / "environment", kept_packages(), build / "dist/own.tar.gz")
+        parts = packed_parts(build / "environment", kept_packages(), build / "dist/extra.tar.gz")
     with step(f"writing {archive}"):
         copy_contents(ROOT, staged)
         with tarfile.open(archive.with_suffix(".new"), "w") as packed:
@@ -89,6 +90,7 @@ def copy_contents(root: Path, staged: Path) -> None:
 
 
 def main() -> int:
+    """Makes the files of the distribution and returns the exit code."""
     try:
         archive = make_dist()
     except SetupError as error:

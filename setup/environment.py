@@ -1,8 +1,8 @@
-"""Makes an environment that can be moved: the locked packages that jobs need, Horovod, our wheel and its compiled libraries.
+"""Makes an environment that can be moved: locked packages, Horovod, our wheel and its compiled libraries.
 
-Its interpreter is a link to the Python that made it, so a node must have that Python at the same path. No other file depends on the
-path of the environment. The part that depends on the lock files alone is made once and kept in the cache; environments share its
-files by hard links.
+Its interpreter is a link to the Python that made it, so a node must have that Python at the same path. No
+other file depends on the path of the environment. The part that depends on the lock files alone is made once
+and kept in the cache; environments share its files by hard links.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _make_packages(kept: Path) -> None:
     _uv_pip(scratch, "sync", *options, *constraints, ROOT / "requirements/runtime.txt")
     wheel = build_horovod.cached_wheel(VENV, BOOTSTRAP, ROOT / "requirements/horovod.txt")
     _uv_pip(scratch, "install", *_OFFLINE, wheel)
-    # Compiled once here. Python workers on nodes often cannot write beside the sources, so each would compile them again.
+    # Compiled once here. Python workers on nodes often cannot write beside the sources, so each would compile
+    # them again.
     _link_compiled(site_packages(VENV), site_packages(scratch))
     compileall.compile_dir(site_packages(scratch), quiet=2)  # the rest; files that fail are left out
     compiled_archive.add_compiled(site_packages(scratch))

@@ -1,7 +1,7 @@
 """Reads and applies the patches of Horovod's sources, the files of setup/horovod.
 
-Each begins with what it changes and why. They are unified diffs. They are applied without the program `patch`, which small containers
-lack, and strictly: the lines of each hunk must be in the file exactly once.
+Each begins with what it changes and why. They are unified diffs. They are applied without the program
+`patch`, which small containers lack, and strictly: the lines of each hunk must be in the file exactly once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_changes(folder: Path = FOLDER) -> list[Change]:
 
 def _changes(path: Path) -> list[Change]:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    found: list[Change] = []
+    changes: list[Change] = []
     source, target, at = "", "", 0
     while at < len(lines):
         line, at = lines[at], at + 1
@@ -49,8 +49,8 @@ def _changes(path: Path) -> list[Change]:
         elif header := _HUNK.match(line):
             counts = [int(count) if count is not None else 1 for count in header.groups()]
             old, new, at = _hunk(lines, at, counts)
-            found.append(Change(target, "" if source == _NO_FILE else old, new))
-    return found
+            changes.append(Change(target, "" if source == _NO_FILE else old, new))
+    return changes
 
 
 def _name(line: str) -> str:
@@ -60,7 +60,7 @@ def _name(line: str) -> str:
 
 
 def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
-    """Old text, new text and the index of the line after the hunk; `counts` are the numbers of old and new lines."""
+    """Old text, new text and index of the line after the hunk; `counts` are numbers of old and new lines."""
     old: list[str] = []
     new: list[str] = []
     while len(old) < counts[0] or len(new) < counts[1]:
@@ -75,7 +75,10 @@ def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
 
 
 def apply(source: Path, changes: list[Change]) -> None:
-    """Changes the sources in this folder. Raises SetupError if a file is not the one that the patches were written for."""
+    """Changes the sources in this folder.
+
+    Raises SetupError if a file is not the one that the patches were written for.
+    """
     for change in changes:
         path = source / change.file
         if not change.old:
@@ -86,6 +89,7 @@ def apply(source: Path, changes: list[Change]) -> None:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if (count := text.count(change.old)) != 1:
             raise SetupError(
-                f"{change.file} of this Horovod is not the one to patch: {change.old.strip()!r} is in it {count} times"
+                f"{change.file} of this Horovod is not the one to patch: "
+                f"{change.old.strip()!r} is in it {count} times"
             )
         path.write_text(text.replace(change.old, change.new), encoding="utf-8")

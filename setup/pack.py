@@ -1,7 +1,7 @@
 """Packs an environment as .tar.gz quickly: compressed on all cores, and the locked packages only once.
 
-A gzip file may consist of several gzip files in a row. So may a tar file, up to its end mark. So the packages are packed without that
-mark and kept in the cache, and our own few files are appended.
+A gzip file may consist of several gzip files in a row. So may a tar file, up to its end mark. So the packages
+are packed without that mark and kept in the cache, and our few files are appended.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from isal import isal_zlib
 _BLOCK_BYTES = 16 * 1024 * 1024
 
 
-def packed_parts(folder: Path, base: Path, own: Path) -> tuple[Path, Path]:
+def packed_parts(folder: Path, base: Path, extra: Path) -> tuple[Path, Path]:
     """Two files that, one after the other, are `folder` as .tar.gz.
 
     Args:
         folder: has all that `base` has, and more.
         base: the packed form of it is the first file, which is kept beside it for the next time.
-        own: the second file, which is written: what `folder` has beyond `base`.
+        extra: the second file, which is written: what `folder` has beyond `base`.
     """
     kept = base.with_name(f"{base.name}.tar.gz")
     if not kept.is_file():
@@ -34,9 +34,9 @@ def packed_parts(folder: Path, base: Path, own: Path) -> tuple[Path, Path]:
         with scratch.open("wb") as out:
             pack(base, entries(base), out, ended=False)
         scratch.replace(kept)
-    with own.open("wb") as out:
+    with extra.open("wb") as out:
         pack(folder, (name for name in entries(folder) if not os.path.lexists(base / name)), out)
-    return kept, own
+    return kept, extra
 
 
 class Joined:
@@ -48,12 +48,12 @@ class Joined:
 
     def read(self, size_bytes: int) -> bytes:
         """The next `size_bytes` bytes; fewer at the end."""
-        found = b""
-        while self._files and len(found) < size_bytes:
-            found += self._files[0].read(size_bytes - len(found))
-            if len(found) < size_bytes:
+        content = b""
+        while self._files and len(content) < size_bytes:
+            content += self._files[0].read(size_bytes - len(content))
+            if len(content) < size_bytes:
                 self._files.popleft().close()
-        return found
+        return content
 
 
 def entries(folder: Path) -> Iterator[str]:
@@ -66,7 +66,10 @@ def entries(folder: Path) -> Iterator[str]:
 
 
 def pack(folder: Path, names: Iterable[str], out: IO[bytes], *, ended: bool = True) -> None:
-    """Writes these entries of a folder as a compressed tar. With `ended=False` it has no end mark, so that more can follow."""
+    """Writes these entries of a folder as a compressed tar.
+
+    With `ended=False` it has no end mark, so that more can follow.
+    """
     with _Compressor(out) as compressed:
         packed = tarfile.TarFile(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT)  # type: ignore[arg-type]
         for name in names:

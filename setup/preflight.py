@@ -13,7 +13,7 @@ from setup.console import SetupError, cache_folder, capture, say
 
 
 def check_machine(root: Path, needed_bytes: int) -> None:
-    """Raises one SetupError that lists everything that is missing, so that one round of corrections is enough."""
+    """Raises one SetupError that lists everything that is missing, so that it can be corrected at once."""
     problems = [*_platform_problems(), *_tool_problems(), *_folder_problems(root, needed_bytes)]
     if problems:
         raise SetupError(
@@ -62,8 +62,8 @@ def _folder_problems(root: Path, needed_bytes: int) -> list[str]:
 def python_headers() -> Path | None:
     """A folder to add to the compiler's include path, or None if Python's headers are installed.
 
-    Debian has Python's headers in a separate package. If it is missing, its files are unpacked into the cache. That needs no root
-    rights and changes nothing else on the machine.
+    Debian has Python's headers in a separate package. If it is missing, its files are unpacked into the
+    cache. That needs no root rights and changes nothing else on the machine.
     """
     if (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return None
@@ -74,7 +74,10 @@ def python_headers() -> Path | None:
 
 
 def _unpack_debian_headers(target: Path) -> None:
-    advice = "Python's headers (Python.h) are missing, and Horovod needs them to compile: apt-get install python3.11-dev"
+    advice = (
+        "Python's headers (Python.h) are missing, and Horovod needs them to compile: "
+        "apt-get install python3.11-dev"
+    )
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise SetupError(advice)
     say("    Python.h is not installed: unpacking Debian's libpython3.11-dev into the cache")

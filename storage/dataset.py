@@ -1,6 +1,6 @@
-"""The data manifest: which feature partitions one run of build_features made for which split.
+"""The data manifest: the feature partitions of each split, as one run of build_features published them.
 
-Published as `datasets/dt=<run date>`; training, evaluation and scoring find everything else from it.
+It is published as `datasets/dt=<run date>`. Training, evaluation and scoring begin with it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ _NAMED_DAYS = 7
 
 @dataclass(frozen=True)
 class Member:
-    """One feature partition's part in a split. `label` picks its files of that split; None takes all of them.
+    """The part of one feature partition in a split.
 
-    `clicks` counts its rows with label 1; None where a release before this count published the dataset.
+    Attributes:
+        label: selects the files of the split; None selects all files.
+        clicks: rows with label 1; None if an earlier release, which did not count them, published the
+            dataset.
     """
 
     dt: str
@@ -42,17 +45,17 @@ class Member:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What one run of build_features made.
+    """The result of one run of build_features.
 
     Attributes:
         run_date: the logical day.
-        workflow_version: the version its features were made with.
+        workflow_version: the workflow version of its features.
         splits: split → feature partitions, in date order; their rows are disjoint.
-        mode: `fit`, `extend` or `apply`: what became of the workflow in that run.
-        parent_workflow: the version that `workflow_version` extends. Ids keep their meaning only along this line, so
-            a model may be warm-started from another one only if that was made with one of these two versions.
-        changed_days: days whose raw log changed after the workflow, or a parent of it, counted them. Their features are
-            made of the new log, their counts are those of the old one.
+        mode: whether that run fitted a workflow, extended one or applied one: `fit`, `extend` or `apply`.
+        parent_workflow: the version that `workflow_version` extends. Only an extension keeps the meaning of
+            ids. So a model may be warm-started only from a model of one of these two versions.
+        changed_days: days whose raw log changed after the workflow, or a parent of it, counted them. Their
+            features come from the new log, their counts from the old one.
     """
 
     run_date: str
@@ -64,29 +67,36 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """Identifies the data, whatever its files are called: enters the model's version."""
+        """Identifies the data; names of files do not count. It is part of the model's version."""
         members = [
-            [split, m.dt, m.digest, m.label or ""] for split, found in self.splits.items() for m in found
+            [split, member.dt, member.digest, member.label or ""]
+            for split, split_members in self.splits.items()
+            for member in split_members
         ]
         return digest_of([self.workflow_version, sorted(members)])
 
     @property
     def days(self) -> list[str]:
+        """The days of all splits, in date order."""
         return sorted({member.dt for members in self.splits.values() for member in members})
 
 
 def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
-    """Writes `datasets/dt=<run date>`, unless it says the same already: the last step of build_features."""
+    """Publishes `datasets/dt=<run date>`, unless it is up to date: the last step of build_features."""
     splits = {
-        split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in found]
-        for split, found in dataset.splits.items()
+        split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in members]
+        for split, members in dataset.splits.items()
     }
     manifest = Manifest(
         table="datasets",
         partition=dataset.run_date,
         files=(),
         schema=(),
-        inputs={"features": combined_digest(m.digest for found in dataset.splits.values() for m in found)},
+        inputs={
+            "features": combined_digest(
+                (member.digest for members in dataset.splits.values() for member in members), lake.recorder
+            )
+        },
         facts=format_versions.DATASET.stamp(
             {
                 "workflow_version": dataset.workflow_version,
@@ -112,7 +122,9 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
     """
     partition = lake.datasets.partition(run_date)
     facts = format_versions.DATASET.check(read_manifest(partition).facts, partition.file(MANIFEST_NAME))
-    splits = {split: tuple(Member(**each) for each in found) for split, found in facts["splits"].items()}
+    splits = {
+        split: tuple(Member(**member) for member in members) for split, members in facts["splits"].items()
+    }
     return Dataset(
         run_date,
         facts["workflow_version"],
@@ -124,23 +136,23 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
 
 
 def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
-    """Refuses rows that all have one label: a model trained on them is a constant.
+    """Refuses training rows that all have the same label, because a model of them would be a constant.
 
     Args:
-        days: (day, rows, clicks) of what a model is to be trained on.
+        days: (day, rows, clicks) of the training rows.
 
     Raises:
-        DataError: there are rows, and none of them, or every one, is a click.
+        DataError: there are rows, and none of them or all of them are clicks.
     """
-    rows, clicks = sum(each[1] for each in days), sum(each[2] for each in days)
+    rows, clicks = sum(day[1] for day in days), sum(day[2] for day in days)
     if not rows or 0 < clicks < rows:
         return
     named = ", ".join(f"{day}: {count} of {of} rows" for day, of, count in days[:_NAMED_DAYS])
     more = f", and {len(days) - _NAMED_DAYS} more days" if len(days) > _NAMED_DAYS else ""
-    held = "no click" if not clicks else "clicks alone"
+    content = "no click" if not clicks else "clicks alone"
     raise DataError(
-        f"the training rows hold {held} ({named}{more}; {clicks} of {rows} rows in all), and a model cannot learn from rows "
-        "of one label",
+        f"the training rows hold {content} ({named}{more}; {clicks} of {rows} rows in all), "
+        "and a model cannot learn from rows of one label",
         "look into the quarantine of these days and at log.label, and deliver the days again"
         if not clicks
         else "look at log.label; a log of choices alone needs the section negatives",
@@ -148,6 +160,7 @@ def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
 
 
 def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
+    """The feature spec of a workflow version. Raises DataError if there is none."""
     path = lake.feature_spec(workflow_version)
     try:
         return feature_spec.loads(file_io.read_text(path), path)
@@ -165,24 +178,24 @@ def split_partitions(
     Raises:
         DataError: a partition was replaced by other rows since the dataset was published.
     """
-    found = []
+    partitions = []
     for member in dataset.splits.get(split, ()):
         partition = lake.features(dataset.workflow_version).partition(member.dt)
         manifest = read_manifest(partition)
         if manifest.digest != member.digest:
             raise DataError(
-                f"{partition.path} holds other rows ({manifest.digest}) than dataset {dataset.run_date} was made of "
-                f"({member.digest})",
+                f"{partition.path} holds other rows ({manifest.digest}) than dataset {dataset.run_date} "
+                f"was made of ({member.digest})",
                 f"run build_features for {dataset.run_date} again",
             )
-        found.append((partition, manifest, member.label))
-    return found
+        partitions.append((partition, manifest, member.label))
+    return partitions
 
 
 def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]:
-    """The dataset with the rows that its partitions hold now, and the days that were made again since it was published.
+    """The dataset with the present digests of its partitions, and the days that were replaced since then.
 
-    For readers to whom the days matter and not their very rows. A training must not use it.
+    This is for readers that need the days and not exactly the published rows. A training must not use it.
 
     Raises:
         DataError: a partition is missing.

@@ -1,8 +1,9 @@
-"""Tables on an object store for other people's readers: a Delta log beside the data files says which of them are published.
+"""Delta logs of tables on an object store, through which other tools read the published files.
 
-An object store has no links, and a listing shows every attempt. `<lake>/_data/<table>` is a Delta table with the partition column `dt`;
-replacing a date is one transaction that takes away the date's files and adds the new. The manifest is replaced first: a job killed
-before its transaction leaves readers the older files, which the next run mends.
+An object store has no links, and a listing shows every attempt. `<lake>/_data/<table>` is a Delta table with
+the partition column `dt`; replacing a date is one transaction that takes away the date's files and adds the
+new. The manifest is replaced first: a job killed before its transaction leaves readers the older files, which
+the next run mends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("nightrank.publish")
 
 DATE = "dt"
-# A commit of another date is merged by delta-rs itself; what fails is one of the same date, or the creation of the table.
+# A commit of another date is merged by delta-rs itself; what fails is one of the same date, or the creation
+# of the table.
 _TRIES = 20
 _WAIT_S = 0.2
 _UNNAMEABLE = set(" ,;{}()\n\t=")
@@ -49,24 +51,25 @@ _TYPES: dict[str, Any] = {
     },
 }
 
-# Tables as this process saw them last, None for one without a log: a run asks for many dates of a table.
+# The state of each table when this process read it last; None for a table without a log.
 _loaded: dict[str, DeltaTable | None] = {}
 
 
 @dataclass(frozen=True)
 class Content:
-    """One date of a table: (path below the table, rows, bytes) of each file, and (column, Arrow type) in order."""
+    """One date of a table: (path below the table, rows, bytes) of its files, and its (column, Arrow type)."""
 
     files: Sequence[tuple[str, int, int]]
     schema: Sequence[tuple[str, str]]
 
     @property
     def paths(self) -> set[str]:
+        """The paths of the files."""
         return {path for path, _, _ in self.files}
 
 
 def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
-    """Whether a Delta table can have these columns; there is a warning where only their names forbid it."""
+    """Whether a Delta table can have these columns. Logs a warning if only their names forbid it."""
     if any(kind not in _TYPES for _, kind in schema):
         return False
     names = [name.casefold() for name, _ in schema]
@@ -79,23 +82,23 @@ def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
 
 
 def says(table: str, dt: str, wanted: Content) -> bool:
-    """Whether the table's log has exactly these files of a date, as far as this process knows.
+    """Whether the table's log, as this process read it last, has exactly these files of a date.
 
     Raises:
         InfrastructureError: the log cannot be read.
     """
     if table not in _loaded:
-        with _named(table, dt):
+        with _infrastructure_errors(table, dt):
             _load(table)
     return _paths(_loaded[table], dt) == wanted.paths
 
 
 def show(table: str, dt: str, now: Callable[[], Content]) -> None:
-    """Makes the files of a date in the table's log exactly the wanted ones.
+    """Replaces the files of a date in the table's log, unless they are the wanted ones already.
 
     Args:
         table: URI of the table's folder.
-        now: gives what the manifest says that is there when it is called.
+        now: reads the manifest and returns its content.
 
     Raises:
         DataError: a column has another type than in the table.
@@ -103,9 +106,10 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
     """
     from deltalake.exceptions import CommitFailedError
 
-    for turn in range(_TRIES):
-        with _named(table, dt):
-            # In this order: who replaces the manifest after it was read here commits after the state that was loaded.
+    for attempt in range(_TRIES):
+        with _infrastructure_errors(table, dt):
+            # The order matters: a job that replaces the manifest after `now` commits after the state of
+            # `_load`.
             known = _load(table)
             wanted = now()
             if _paths(known, dt) == wanted.paths:
@@ -114,7 +118,7 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
                 _commit(known or _create(table, wanted.schema), dt, wanted)
                 return
             except CommitFailedError:
-                time.sleep(random.uniform(0, _WAIT_S * (turn + 1)))
+                time.sleep(random.uniform(0, _WAIT_S * (attempt + 1)))
     raise InfrastructureError(
         f"the Delta log of {table}: others replaced dt={dt} in each of {_TRIES} tries",
         "run one job a date at a time, then rerun",
@@ -122,8 +126,8 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
 
 
 @contextmanager
-def _named(table: str, dt: str) -> Iterator[None]:
-    """Errors of delta-rs as ours."""
+def _infrastructure_errors(table: str, dt: str) -> Iterator[None]:
+    """Turns errors of delta-rs into InfrastructureError."""
     from deltalake.exceptions import DeltaError
 
     try:
@@ -136,7 +140,7 @@ def _named(table: str, dt: str) -> Iterator[None]:
 
 
 def _load(table: str) -> DeltaTable | None:
-    """The newest state of a table; None where it has no log."""
+    """The newest state of a table; None if it has no log."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
@@ -167,7 +171,7 @@ def _create(table: str, columns: Sequence[tuple[str, str]]) -> DeltaTable:
 def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
     from deltalake.transaction import AddAction, CommitProperties, Transaction
 
-    # Two transactions of one application conflict: without it delta-rs would let both replacements of a date stand.
+    # Two transactions of one application conflict. Otherwise delta-rs would keep both replacements of a date.
     application = f"{DATE}={dt}"
     number = (table.transaction_version(application) or 0) + 1
     modified = int(time.time() * 1000)
@@ -188,15 +192,16 @@ def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
 def _merged(table: DeltaTable, columns: Sequence[tuple[str, str]]) -> Schema:
     """The table's columns, and after them those that it does not have yet."""
     fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
-    known = {each["name"]: each["type"] for each in fields}
+    known = {field["name"]: field["type"] for field in fields}
     for column in columns:
         field = _field(*column)
         if known.setdefault(field["name"], field["type"]) != field["type"]:
             raise DataError(
-                f"{table.table_uri}: {field['name']} is {field['type']}, in the Delta log's earlier dates {known[field['name']]}",
+                f"{table.table_uri}: {field['name']} is {field['type']}, "
+                f"in the Delta log's earlier dates {known[field['name']]}",
                 f"delete {table.table_uri}/_delta_log, then run the job again for each date that others read",
             )
-    added = [_field(name, kind) for name, kind in columns if name not in {each["name"] for each in fields}]
+    added = [_field(name, kind) for name, kind in columns if name not in {field["name"] for field in fields}]
     return _schema([*fields, *added])
 
 

@@ -1,4 +1,4 @@
-"""The FeatureSpec: the one contract between ETL, loader, models and scorer about columns and their order."""
+"""The FeatureSpec: the columns of feature tables and their order, for ETL, loader, models and scoring."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def raw_keys(keys: Keys | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Feature:
-    """One model input. `cardinality` counts embedding rows, reserved ids included; None for dense features."""
+    """One model input.
+
+    `cardinality` counts embedding rows, reserved ids included; None for dense features.
+    """
 
     name: str
     kind: Literal["dense", "categorical", "multi_hot"]
@@ -47,13 +50,13 @@ class Feature:
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Ordered features, keys and the workflow that made them.
+    """Ordered features, keys and the version of their workflow.
 
-    A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition; with the
-    section `negatives` that position times (per_positive + 1), plus the number of the draw, 0 for a row of the log),
-    `user_key`, `item_key` and `group_key` (strings, the raw ids; only where the config names them), `event_time` (int64,
-    µs UTC; only where the config names it), `label` (float32, 0 or 1) and one column a feature, non-null but for lists of ids: a
-    null list is an empty one.
+    A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition;
+    with the section `negatives` that position times (per_positive + 1), plus the number of the draw, 0 for a
+    row of the log), `user_key`, `item_key` and `group_key` (strings, the raw ids; only where the config names
+    them), `event_time` (int64, µs UTC; only where the config names it), `label` (float32, 0 or 1) and one
+    column a feature, non-null but for lists of ids: a null list is an empty one.
     """
 
     features: tuple[Feature, ...]
@@ -66,54 +69,59 @@ class FeatureSpec:
 
     @cached_property
     def dense(self) -> tuple[Feature, ...]:
-        return tuple(each for each in self.features if each.kind == "dense")
+        """Features that are numbers."""
+        return tuple(feature for feature in self.features if feature.kind == "dense")
 
     @cached_property
     def categorical(self) -> tuple[Feature, ...]:
-        return tuple(each for each in self.features if each.kind == "categorical")
+        """Features that are one id a row."""
+        return tuple(feature for feature in self.features if feature.kind == "categorical")
 
     @cached_property
     def multi_hot(self) -> tuple[Feature, ...]:
         """Features that are lists of ids."""
-        return tuple(each for each in self.features if each.kind == "multi_hot")
+        return tuple(feature for feature in self.features if feature.kind == "multi_hot")
 
     @property
     def embedded(self) -> tuple[Feature, ...]:
-        """The features made of ids, in the order in which embedding tables hold them: one id a row, then lists of ids."""
+        """The features of ids in the order of embedding tables: one id a row first, then lists."""
         return (*self.categorical, *self.multi_hot)
 
     @property
     def cardinalities(self) -> list[int]:
         """Embedding rows of each feature of `embedded`, in order."""
-        return [int(each.cardinality or 0) for each in self.embedded]
+        return [int(feature.cardinality or 0) for feature in self.embedded]
 
     def list_lengths(self, multi_hot: MultiHot) -> list[int]:
-        """How many ids of each list a model takes, in the order of `multi_hot`.
+        """How many ids of each list a model uses, in the order of `multi_hot`.
 
         Raises:
-            ConfigError: `lengths` names a feature that is no list of ids.
+            ConfigError: `lengths` names a feature that is not a list of ids.
         """
-        names = [each.name for each in self.multi_hot]
+        names = [feature.name for feature in self.multi_hot]
         require_lists(multi_hot, names)
         return [multi_hot.lengths.get(name, multi_hot.max_length) for name in names]
 
     def scoped(self, scope: Scope) -> tuple[Feature, ...]:
-        return tuple(each for each in self.features if each.scope == scope)
+        """Features of one scope, in order."""
+        return tuple(feature for feature in self.features if feature.scope == scope)
 
     @property
     def table_columns(self) -> list[str]:
         """Every column of a feature table, in order."""
-        return [*self.key_columns, self.label, *(each.name for each in self.features)]
+        return [*self.key_columns, self.label, *(feature.name for feature in self.features)]
 
     def to_json(self) -> dict[str, Any]:
+        """The spec as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> FeatureSpec:
+        """The inverse of `to_json`."""
         return cls(
             **{
                 **values,
-                "features": tuple(Feature(**each) for each in values["features"]),
+                "features": tuple(Feature(**feature) for feature in values["features"]),
                 "key_columns": tuple(values["key_columns"]),
             }
         )
@@ -136,6 +144,7 @@ class FeatureSpec:
 
 
 def dumps(spec: FeatureSpec) -> str:
+    """The text of a `feature_spec.json`."""
     return json.dumps(format_versions.FEATURE_SPEC.stamp(spec.to_json()), indent=1, sort_keys=True)
 
 
@@ -149,10 +158,10 @@ def loads(text: str, path: str) -> FeatureSpec:
 
 
 def require_lists(multi_hot: MultiHot, names: Sequence[str]) -> None:
-    """Raises ConfigError where `lengths` names a feature that is no list of ids.
+    """Raises ConfigError where `lengths` names a feature that is not a list of ids.
 
     Args:
-        names: the features that are.
+        names: the features that are lists of ids.
     """
     unknown = sorted(set(multi_hot.lengths) - set(names))
     if unknown:

@@ -1,7 +1,8 @@
-"""Small files on local disks and object stores: read, list, and replace atomically; and where the file system of a path is.
+"""File systems of paths, and small files on them: read, list, and replace atomically.
 
-A replacement is a rename on a local file system and one upload on an object store, which appears when it is complete: a
-reader sees the old bytes or the new ones. `create_json` writes a file only where there is none. HDFS is read through the Hadoop client of a Spark session, which a job hands in.
+A replacement is a rename on a local file system and one upload on an object store, which appears when it is
+complete: a reader sees the old bytes or the new ones. `create_json` writes a file only where there is none.
+HDFS is read through the Hadoop client of a Spark session, which a job hands in.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _hdfs: Callable[[], fs.FileSystem] | None = None
 
 
 def read_hdfs_through(hdfs: Callable[[], fs.FileSystem] | None) -> None:
-    """Says what reads hdfs:// in this process from now on; it is asked for when a path is met."""
+    """Sets what reads hdfs:// in this process from now on. It is called at the first path on HDFS."""
     global _hdfs
     _hdfs = hdfs
 
@@ -38,10 +39,10 @@ def read_hdfs_through(hdfs: Callable[[], fs.FileSystem] | None) -> None:
 def filesystem(path: str) -> tuple[fs.FileSystem, str]:
     """The file system of a path or URI, and the path within it. A plain path is local, relative to the cwd.
 
-    s3:// and s3a:// follow AWS's own environment variables (docs/lakes.md); nothing in a path is an escape.
+    For s3:// and s3a://, AWS's environment variables count (docs/lakes.md). A path has no escapes.
 
     Raises:
-        ConfigError: there is no reader for the scheme.
+        ConfigError: no reader supports the scheme.
     """
     scheme, inner = scheme_of(path), path.split("://", 1)[-1]
     if scheme in ("", "file"):
@@ -51,24 +52,24 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
     if scheme == "hdfs" and _hdfs is not None:
         return _hdfs(), inner.rstrip("/")
     try:
-        found, inner = fs.FileSystem.from_uri(path)
+        files, inner = fs.FileSystem.from_uri(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise ConfigError(
             f"{path} cannot be opened here: {error}",
             "use a local path, file://, s3a://, or hdfs:// for the raw log",
         ) from error
-    return found, inner
+    return files, inner
 
 
 def s3_place() -> tuple[str, str]:
-    """(endpoint, region) by AWS's environment variables; empty where they say nothing."""
+    """(endpoint, region) from AWS's environment variables; empty if these are not set."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     return endpoint.rstrip("/"), os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
 
 
 @lru_cache(maxsize=16)
 def _s3(bucket: str, endpoint: str, region: str) -> fs.FileSystem:
-    """A client, whose connections are kept; credentials are found by AWS's own rules."""
+    """A client, whose connections are reused. It finds credentials by AWS's rules."""
     if endpoint:
         scheme, _, host = endpoint.rpartition("://")
         return fs.S3FileSystem(endpoint_override=host, scheme=scheme or "https", region=region or "us-east-1")
@@ -76,37 +77,39 @@ def _s3(bucket: str, endpoint: str, region: str) -> fs.FileSystem:
 
 
 def is_local(path: str) -> bool:
+    """Whether a path is on a local file system."""
     return scheme_of(path) in ("", "file")
 
 
 def exists(path: str) -> bool:
+    """Whether there is a file or folder at a path."""
     files, inner = filesystem(path)
     return bool(files.get_file_info(inner).type != fs.FileType.NotFound)
 
 
 def sizes(paths: Sequence[str]) -> list[int | None]:
-    """Bytes of each file, all on one file system; None where there is no such file."""
+    """Bytes of each file; None for a file that does not exist. All files must be on one file system."""
     if not paths:
         return []
     files = filesystem(paths[0])[0]
-    found = files.get_file_info([filesystem(path)[1] for path in paths])
-    return [info.size if info.is_file else None for info in found]
+    infos = files.get_file_info([filesystem(path)[1] for path in paths])
+    return [info.size if info.is_file else None for info in infos]
 
 
 def make_durable(paths: Iterable[str], root: str) -> None:
-    """Flushes local files, and the folders that lead to them from `root`, to disk: they survive a power cut.
+    """Flushes local files, and their folders up to `root`, to disk, so that they survive a power cut.
 
-    Files of an object store are durable once they are there.
+    A file on an object store is durable as soon as it exists.
 
     Raises:
-        InfrastructureError: one cannot be flushed.
+        InfrastructureError: a file or folder cannot be flushed.
     """
     top = Path(filesystem(root)[1])
-    files = [Path(filesystem(path)[1]) for path in paths if is_local(path)]
+    files = [Path(filesystem(name)[1]) for name in paths if is_local(name)]
     folders = {folder for file in files for folder in file.parents if folder.is_relative_to(top)}
     try:
-        for each in [*files, *sorted(folders, reverse=True)]:
-            flush(each)
+        for path in [*files, *sorted(folders, reverse=True)]:
+            flush(path)
     except OSError as error:
         raise InfrastructureError(
             f"cannot flush {error.filename or top} to disk: {error}", "check the disk, then rerun"
@@ -134,7 +137,7 @@ def read_text(path: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """Parsed JSON of a file; DataError names the file when it does not parse."""
+    """The parsed JSON of a file. Raises DataError with the path if it does not parse."""
     text = read_text(path)
     try:
         return json.loads(text)
@@ -145,19 +148,20 @@ def read_json(path: str) -> Any:
 
 
 def list_files(path: str, recursive: bool = False) -> list[fs.FileInfo]:
-    """Entries below a folder, sorted by path; empty when the folder does not exist."""
+    """Entries below a folder, sorted by path; empty if the folder does not exist."""
     files, inner = filesystem(path)
-    found = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive))
-    return sorted(found, key=lambda info: info.path)
+    infos = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive))
+    return sorted(infos, key=lambda info: info.path)
 
 
 def delete_file(path: str) -> None:
+    """Deletes a file. Raises OSError if it cannot be deleted."""
     files, inner = filesystem(path)
     files.delete_file(inner)
 
 
 def replace_text(path: str, text: str) -> None:
-    """Writes a small file so that readers see the old content or the new, whole.
+    """Replaces a small file in one step: readers see the whole old content or the whole new content.
 
     Raises:
         InfrastructureError: the file could not be written.
@@ -170,17 +174,20 @@ def replace_text(path: str, text: str) -> None:
 
 
 def replace_json(path: str, value: Any) -> None:
+    """Writes a small JSON file as `replace_text` does."""
     replace_text(path, _dump(value))
 
 
 def create_json(path: str, value: Any) -> bool:
     """Writes a small file unless it exists already. Returns whether the file holds `value` afterwards.
 
-    Readers see a whole file or none. On a local file system exactly one of several concurrent callers gets True.
+    Readers see a whole file or none. On a local file system exactly one of several concurrent callers gets
+    True.
 
-    pyarrow's clients of object stores have no conditional write, and some local file systems have no hard links. There
-    the file is written if none is seen, and read back. Of concurrent callers the last one wins; an earlier one gets True
-    too if it reads back before it is overwritten. So callers must keep whatever their `value` refers to.
+    pyarrow's clients of object stores have no conditional write, and some local file systems have no hard
+    links. There the file is written if none is seen, and read back. Of concurrent callers the last one wins;
+    an earlier one gets True too if it reads back before it is overwritten. So callers must keep whatever
+    their `value` refers to.
 
     Args:
         value: must differ from what any other caller writes there.
@@ -232,7 +239,7 @@ def _create_local(path: Path, text: str) -> bool:
     try:
         os.link(scratch, path)
     except FileExistsError:
-        # NFS repeats a request whose answer was lost, and then reports that our own link exists.
+        # NFS repeats a request whose answer was lost. Then it reports that our own link exists.
         return os.stat(scratch).st_nlink > 1
     finally:
         scratch.unlink(missing_ok=True)
@@ -241,7 +248,7 @@ def _create_local(path: Path, text: str) -> bool:
 
 
 def _write_scratch(path: Path, text: str) -> Path:
-    """Writes a file of a unique name beside `path`; its bytes are on disk when this returns."""
+    """Writes a file with a unique name in the folder of `path`, and flushes it to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -250,7 +257,7 @@ def _write_scratch(path: Path, text: str) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        scratch.unlink(missing_ok=True)  # a full disk must not fill up with attempts
+        scratch.unlink(missing_ok=True)  # on a full disk, failed attempts must leave no file
         raise
     return scratch
 

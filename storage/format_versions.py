@@ -1,8 +1,8 @@
-"""Versions of the formats on disk: every JSON file that a job writes says its own, and a reader refuses a newer one.
+"""Versions of the formats on disk. Each JSON file holds its version, and readers refuse newer versions.
 
-A format's version grows when a reader of the version before would misread the file, not when a key is added that it may
-ignore. Release 0.1.0 wrote no versions: a file without the key is version 1. Readers accept every version up to the
-current one; `jobs/migrate.py` rewrites older files.
+A format's version grows when a reader of the version before would misread the file, not when a key is added
+that it may ignore. Release 0.1.0 wrote no versions: a file without the key is version 1. Readers accept every
+version up to the current one; `jobs/migrate.py` rewrites older files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Format:
         version = self.version_of(values, path)
         if version > self.version:
             raise DataError(
-                f"{path} is a {self.name} of format version {version}; this release reads up to version {self.version}",
+                f"{path} is a {self.name} of format version {version}; "
+                f"this release reads up to version {self.version}",
                 "run the release that wrote it, or a newer one: an older release must not work on this lake",
             )
         return {key: value for key, value in values.items() if key != KEY}

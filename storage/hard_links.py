@@ -1,7 +1,8 @@
-"""What readers see of a local partition that list its folder: one hard link for each file that the manifest names.
+"""Hard links in a local partition's folder, for readers that list it: one link for each file of the manifest.
 
-Links cannot be exchanged in one step. So a file that no reader can read lies in the folder while they change: whoever lists the folder
-sees the files of one manifest or fails, also where the process was killed in between. The next run then finds the links wrong.
+Links cannot be exchanged in one step. So a file that no reader can read lies in the folder while they change:
+whoever lists the folder sees the files of one manifest or fails, also where the process was killed in
+between. The next run then finds the links wrong.
 """
 
 from __future__ import annotations
@@ -21,23 +22,26 @@ from storage import file_io
 log = logging.getLogger("nightrank.publish")
 
 LOCK_NAME = ".lock"
-# First in the order of names, since a reader that wants a few rows may look at the first file alone. Spark takes a line that is no
-# JSON for a row, and fails where an archive is none.
+# First in the order of names, since a reader that wants a few rows may look at the first file alone. Spark
+# takes a line that is no JSON for a row, and fails where an archive is none.
 STOP = "0-being-replaced"
 _STOPS = {".parquet": (".parquet",), ".jsonl": (".jsonl", ".json.gz"), ".json.gz": (".json.gz",)}
-_STOP_TEXT = "This partition is being replaced. Read it again; if it stays like this, a job was killed: run it again.\n"
+_STOP_TEXT = (
+    "This partition is being replaced. Read it again; if it stays like this, "
+    "a job was killed: run it again.\n"
+)
 # What a file system answers that has no hard links, none between these folders, or no more of one file.
 _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def show(folder: str, data: str, wanted: Set[str], targets: Callable[[], Mapping[str, str]]) -> None:
-    """Makes what lies in a partition's folder exactly the wanted links; names that begin with `_` or `.` are left alone.
+    """Makes the links in a partition's folder exactly the wanted ones. Names that begin with `_` or `.` stay.
 
     Args:
         folder: of the partition, where its manifest is.
-        data: the folder of its data files, in which processes wait for each other that change the links.
-        wanted: names of the links; where these are there, nothing is done.
-        targets: gives name → path of its file, by the manifest that is there when it is called.
+        data: the folder of its data files, which has the lock for changes of the links.
+        wanted: names of the links. If exactly these exist, nothing changes.
+        targets: reads the manifest and returns name of a link → path of its file.
 
     Raises:
         InfrastructureError: the links could not be made.
@@ -45,7 +49,7 @@ def show(folder: str, data: str, wanted: Set[str], targets: Callable[[], Mapping
     if _listed(folder) == wanted:
         return
     try:
-        with _turn(Path(data)):
+        with _exclusive(Path(data)):
             _exchange(Path(folder), targets())
     except OSError as error:
         raise InfrastructureError(
@@ -59,11 +63,11 @@ def _listed(folder: str) -> set[str]:
 
 
 @contextmanager
-def _turn(data: Path) -> Iterator[None]:
-    """Only one process at a time: one that is late must not show what another has replaced."""
+def _exclusive(data: Path) -> Iterator[None]:
+    """Lets one process at a time change the links, so that a late one does not link replaced files."""
     data.mkdir(parents=True, exist_ok=True)
-    with (data / LOCK_NAME).open("a") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    with (data / LOCK_NAME).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -87,7 +91,7 @@ def _exchange(folder: Path, wanted: Mapping[str, str]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """A link, or the folder of an attempt: earlier releases kept data files in the partition's folder."""
+    """Deletes a link, or a folder of data files, which earlier releases kept in the partition's folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -95,18 +99,19 @@ def _remove(path: Path) -> None:
 
 
 def _link(folder: Path, targets: Mapping[str, str]) -> None:
-    """Links all targets, or none where the file system cannot: then whoever lists the folder finds no file."""
+    """Links all targets, or none if the file system has no hard links. Then the folder shows no files."""
     for name, target in targets.items():
         try:
             os.link(target, folder / name)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            for made in _listed(str(folder)):
-                if not made.startswith(STOP):
-                    (folder / made).unlink()
+            for link in _listed(str(folder)):
+                if not link.startswith(STOP):
+                    (folder / link).unlink()
             log.warning(
-                "%s cannot be linked into %s (%s): readers that list the folder find no file, those of the manifest all",
+                "%s cannot be linked into %s (%s): readers that list the folder find no file, "
+                "those of the manifest all",
                 target,
                 folder,
                 error.strerror,

@@ -1,23 +1,26 @@
-"""What the running job reads and publishes, told as OpenLineage tells it: facts for manifests and for the record of a run.
+"""Which datasets a run reads and publishes: facts for manifests and for the record of the run.
 
-A job begins a run; whatever reads or publishes a partition in that process says so here. Where no run was begun (tests, workers,
-a notebook) nothing is kept. A dataset is one partition: its namespace and name follow OpenLineage's rules for file paths, its
-version is the manifest's digest.
+`Lake`, `Table` and `Partition` hold a recorder. Functions that read or publish a partition report to the
+recorder of that partition. Functions that read other data, such as a raw log or a model, take a recorder as
+an argument. The recorder of a job is a `RunLineage`. Everywhere else (workers, notebooks, tests) it is
+`NOT_RECORDED`, which keeps nothing.
+
+Events follow OpenLineage. A dataset is one partition. Its namespace and name follow OpenLineage's rules for
+file paths, and its version is the digest of its manifest.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 PRODUCER = "urn:nightrank"
 _SPEC = "https://openlineage.io/spec"
 SCHEMA_URL = f"{_SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
-# Facet → where the version that is written here is defined.
+# Facet → URL of the definition of the version that is written here.
 FACETS: Mapping[str, str] = {
     "version": f"{_SPEC}/facets/1-0-0/DatasetVersionDatasetFacet.json#/$defs/DatasetVersionDatasetFacet",
     "schema": f"{_SPEC}/facets/1-0-0/SchemaDatasetFacet.json#/$defs/SchemaDatasetFacet",
@@ -31,7 +34,7 @@ FACETS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Dataset:
+class DatasetVersion:
     """One partition, model or raw day as it was read or published; None where a figure is not known.
 
     Attributes:
@@ -47,30 +50,110 @@ class Dataset:
     schema: Sequence[tuple[str, str]] = ()
 
 
-@dataclass
-class Run:
-    """One run of one job: its identity, and the datasets it has read and published so far, by path.
+class LineageRecorder:
+    """Receives what is read and published. This class keeps nothing; `RunLineage` keeps everything."""
 
-    `parts`: combined digest → the digests it was made of.
+    def record_read(
+        self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
+    ) -> None:
+        """Notes an input of the run."""
+
+    def record_write(
+        self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
+    ) -> None:
+        """Notes an output that has no manifest, such as a model."""
+
+    def record_combined(self, digest: str, parts: Iterable[str]) -> None:
+        """Notes of which digests another digest consists.
+
+        The digest of a part such as `train 0123…` is its last word.
+        """
+
+    def record_publication(
+        self, dataset: DatasetVersion, input_digests: Iterable[str], time: str
+    ) -> Mapping[str, Any]:
+        """Notes an output that has a manifest.
+
+        Returns the event of its publication; empty if no run is recorded.
+        """
+        return {}
+
+
+NOT_RECORDED = LineageRecorder()
+
+
+@dataclass(eq=False)
+class RunLineage(LineageRecorder):
+    """One run of one job: its identity, and the datasets that it has read and published so far, by path.
+
+    A copy that is sent to another process keeps nothing: workers read for the driver, and the driver records
+    it.
+
+    Attributes:
+        combined: combined digest → the digests that it consists of.
     """
 
     job: str
     namespace: str
     run_date: str
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    read: dict[str, Dataset] = field(default_factory=dict)
-    published: dict[str, Dataset] = field(default_factory=dict)
-    parts: dict[str, frozenset[str]] = field(default_factory=dict)
+    inputs: dict[str, DatasetVersion] = field(default_factory=dict)
+    outputs: dict[str, DatasetVersion] = field(default_factory=dict)
+    combined: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    def event(
+    def __reduce__(self) -> tuple[type[LineageRecorder], tuple[()]]:
+        """Pickles as a recorder that keeps nothing."""
+        return LineageRecorder, ()
+
+    def record_read(
+        self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
+    ) -> None:
+        """Notes an input of the run."""
+        self.inputs[path] = DatasetVersion(path, version, rows, size_bytes)
+
+    def record_write(
+        self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
+    ) -> None:
+        """Notes an output that has no manifest."""
+        self.outputs[path] = DatasetVersion(path, version, rows, size_bytes)
+
+    def record_combined(self, digest: str, parts: Iterable[str]) -> None:
+        """Notes of which digests another digest consists."""
+        self.combined[digest] = frozenset(part.rsplit(" ", 1)[-1] for part in parts)
+
+    def record_publication(
+        self, dataset: DatasetVersion, input_digests: Iterable[str], time: str
+    ) -> Mapping[str, Any]:
+        """Notes an output and returns the event of its publication.
+
+        The inputs of the event are the datasets of this run whose version is in `input_digests`, which are
+        the inputs of the manifest. If there is none, they are all datasets that the run has read.
+        """
+        digests = set(input_digests)
+        digests |= {part for digest in digests for part in self.combined.get(digest, ())}
+        datasets = {**self.inputs, **self.outputs}
+        inputs = [used for path, used in datasets.items() if used.version in digests and path != dataset.path]
+        self.outputs[dataset.path] = dataset
+        return self._event("OTHER", time, inputs or self.external_inputs(), [dataset])
+
+    def external_inputs(self) -> list[DatasetVersion]:
+        """The inputs that this run did not publish itself: a job reads the partition that it replaces."""
+        return [dataset for path, dataset in self.inputs.items() if path not in self.outputs]
+
+    def end_event(self, time: str, error: str | None) -> dict[str, Any]:
+        """The event that ends the run, with all its inputs and outputs. `time` is UTC, ISO 8601."""
+        kind = "COMPLETE" if error is None else "FAIL"
+        return self._event(kind, time, self.external_inputs(), self.outputs.values(), error)
+
+    def _event(
         self,
         kind: str,
         time: str,
-        inputs: Iterable[Dataset],
-        outputs: Iterable[Dataset],
+        inputs: Iterable[DatasetVersion],
+        outputs: Iterable[DatasetVersion],
         error: str | None = None,
     ) -> dict[str, Any]:
-        """A RunEvent. `kind`: OTHER while the run goes on, COMPLETE or FAIL at its end; `time`: UTC, ISO 8601."""
+        """A RunEvent. `kind` is OTHER during the run, and COMPLETE or FAIL at its end."""
         run = {"nominalTime": _facet("nominalTime", nominalStartTime=f"{self.run_date}T00:00:00Z")}
         if error is not None:
             run["errorMessage"] = _facet("errorMessage", message=error, programmingLanguage="PYTHON")
@@ -81,77 +164,17 @@ class Run:
             "schemaURL": SCHEMA_URL,
             "run": {"runId": self.run_id, "facets": run},
             "job": {"namespace": self.namespace, "name": self.job, "facets": {}},
-            "inputs": [_input(each) for each in inputs],
-            "outputs": [_output(each) for each in outputs],
+            "inputs": [_input(dataset) for dataset in inputs],
+            "outputs": [_output(dataset) for dataset in outputs],
         }
-
-    def publishes(self, dataset: Dataset, digests: Iterable[str], time: str) -> dict[str, Any]:
-        """Notes an output, and gives the event of its publication.
-
-        Its inputs are those datasets of this run whose version stands among `digests`, the manifest's own inputs; where none
-        does, everything that the run has read.
-        """
-        wanted = set(digests)
-        wanted |= {part for digest in wanted for part in self.parts.get(digest, ())}
-        known = {**self.read, **self.published}
-        inputs = [each for path, each in known.items() if each.version in wanted and path != dataset.path]
-        self.published[dataset.path] = dataset
-        return self.event("OTHER", time, inputs or self.inputs(), [dataset])
-
-    def inputs(self) -> list[Dataset]:
-        """What was read and not published by this very run: a job looks at the partition that it replaces."""
-        return [each for path, each in self.read.items() if path not in self.published]
-
-    def ended(self, time: str, error: str | None) -> dict[str, Any]:
-        """The event that ends the run, with all its inputs and outputs."""
-        kind = "COMPLETE" if error is None else "FAIL"
-        return self.event(kind, time, self.inputs(), self.published.values(), error)
-
-
-_current: Run | None = None
-
-
-def begin(run: Run | None) -> None:
-    """From now on this process works for `run`; None ends that."""
-    global _current
-    _current = run
-
-
-def current() -> Run | None:
-    return _current
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """What is read in here is no input of the run: it is looked at, and nothing is made of it."""
-    run = _current
-    begin(None)
-    try:
-        yield
-    finally:
-        begin(run)
-
-
-def reads(path: str, version: str, rows: int | None = None, size: int | None = None) -> None:
-    """Notes an input of the current run, if there is one."""
-    if _current is not None:
-        _current.read[path] = Dataset(path, version, rows, size)
-
-
-def combines(digest: str, parts: Iterable[str]) -> None:
-    """Notes of which digests another one was made; of a part such as `train 0123…` the last word is the digest."""
-    if _current is not None:
-        _current.parts[digest] = frozenset(part.rsplit(" ", 1)[-1] for part in parts)
-
-
-def writes(path: str, version: str, rows: int | None = None, size: int | None = None) -> None:
-    """Notes an output that has no manifest, such as a model."""
-    if _current is not None:
-        _current.published[path] = Dataset(path, version, rows, size)
 
 
 def dataset_name(path: str) -> tuple[str, str]:
-    """(namespace, name): `file` and an absolute path, or scheme and authority, and the path below."""
+    """(namespace, name) of a path or URI.
+
+    The namespace is `file`, or scheme and authority of the URI. The name is the absolute path, or the path
+    of the URI.
+    """
     scheme, separator, rest = path.partition("://")
     if not separator or scheme == "file":
         return "file", os.path.abspath(rest if separator else path)
@@ -165,7 +188,7 @@ def _facet(name: str, **values: Any) -> dict[str, Any]:
     return {"_producer": PRODUCER, "_schemaURL": FACETS[name], **values}
 
 
-def _named(dataset: Dataset) -> dict[str, Any]:
+def _dataset(dataset: DatasetVersion) -> dict[str, Any]:
     namespace, name = dataset_name(dataset.path)
     facets = {"version": _facet("version", datasetVersion=dataset.version)}
     if dataset.schema:
@@ -174,16 +197,16 @@ def _named(dataset: Dataset) -> dict[str, Any]:
     return {"namespace": namespace, "name": name, "facets": facets}
 
 
-def _input(dataset: Dataset) -> dict[str, Any]:
+def _input(dataset: DatasetVersion) -> dict[str, Any]:
     counts = _present(rowCount=dataset.rows, bytes=dataset.bytes)
-    measured = {"dataQualityMetrics": _facet("dataQualityMetrics", columnMetrics={}, **counts)}
-    return {**_named(dataset), "inputFacets": measured if counts else {}}
+    facets = {"dataQualityMetrics": _facet("dataQualityMetrics", columnMetrics={}, **counts)}
+    return {**_dataset(dataset), "inputFacets": facets if counts else {}}
 
 
-def _output(dataset: Dataset) -> dict[str, Any]:
+def _output(dataset: DatasetVersion) -> dict[str, Any]:
     counts = _present(rowCount=dataset.rows, size=dataset.bytes)
-    measured = {"outputStatistics": _facet("outputStatistics", **counts)}
-    return {**_named(dataset), "outputFacets": measured if dataset.rows is not None else {}}
+    facets = {"outputStatistics": _facet("outputStatistics", **counts)}
+    return {**_dataset(dataset), "outputFacets": facets if dataset.rows is not None else {}}
 
 
 def _present(**values: int | None) -> dict[str, int]:

@@ -1,8 +1,13 @@
-"""The manifest: what a published partition consists of. Every reader takes its file list from here, never from a listing.
+"""The manifest: the files of a published partition.
 
-The manifest file is the one atomic step of publishing: files are written under names no manifest holds yet, and the
-replacement of `_MANIFEST.json` makes them the partition. What other people's readers see follows: hard links in the partition's
-folder (storage.hard_links), or a Delta log where there are none (storage.delta_log); whoever finds the partition up to date mends it.
+Readers take the list of files from it, never from a listing.
+
+Publishing has one atomic step. Files are written under names that no manifest has yet. Then the replacement
+of `_MANIFEST.json` makes them the partition.
+
+Other tools do not read manifests. For them the partition's folder has hard links (storage.hard_links), or the
+table has a Delta log (storage.delta_log). Both are updated after the manifest. If a job is killed in between,
+the next job that finds the partition up to date repairs them.
 """
 
 from __future__ import annotations
@@ -14,7 +19,8 @@ from hashlib import sha256
 from typing import Any
 
 from conf.errors import DataError
-from storage import delta_log, file_io, format_versions, hard_links, lineage
+from storage import delta_log, file_io, format_versions, hard_links
+from storage.lineage import NOT_RECORDED, DatasetVersion, LineageRecorder
 from storage.paths import Partition
 
 MANIFEST_NAME = "_MANIFEST.json"
@@ -22,10 +28,13 @@ MANIFEST_NAME = "_MANIFEST.json"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One data file. `path` is relative to the partition's folder, which it leaves (`../../_data/…`) but in a raw log and in tables
-    of early releases; `row_groups` holds rows per row group, in file order.
+    """One data file.
 
-    `split` says which split the file's rows belong to, in partitions cut into splits; otherwise it is None.
+    Attributes:
+        path: relative to the partition's folder. It leaves that folder (`../../_data/…`), except in a raw log
+            and in tables of early releases.
+        row_groups: rows of each row group, in file order.
+        split: the split of the file's rows, in partitions that are cut into splits; otherwise None.
     """
 
     path: str
@@ -44,12 +53,12 @@ class Manifest:
         files: the data files, sorted by path.
         schema: (column, Arrow type) in order.
         inputs: name → digest of everything the rows were computed from.
-        rows_in: rows read to make it; rows_in = rows + sum(dropped), where the table maps rows one to one.
+        rows_in: rows read. If each input row gives one row, rows_in = rows + sum(dropped).
         dropped: reason → rows that were left out.
-        facts: what else the job wants its readers to know (JSON values; enters no digest).
-        created_at: when it was published (UTC; enters no digest).
-        lineage: the OpenLineage event of its publication (storage.lineage; enters no digest): job, run, datasets read; empty
-            where no job published it.
+        facts: further JSON values for readers; not part of the digest.
+        created_at: time of publication in UTC; not part of the digest.
+        lineage: the OpenLineage event of the publication (storage.lineage), with job, run and datasets read;
+            empty if no job published the partition. Not part of the digest.
     """
 
     table: str
@@ -65,23 +74,25 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        return sum(each.rows for each in self.files)
+        """Rows of all files."""
+        return sum(file.rows for file in self.files)
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in self.files)
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files)
 
     def split_files(self, split: str | None) -> tuple[FileEntry, ...]:
         """The files of one split; all of them for None."""
-        return tuple(each for each in self.files if split is None or each.split == split)
+        return tuple(file for file in self.files if split is None or file.split == split)
 
     @property
     def digest(self) -> str:
-        """Digest of the content: equal for a rerun over equal inputs, whatever the files are called."""
+        """Digest of the content. It is equal after a rerun over equal inputs; names of files do not count."""
         rows_of_split: dict[str, int] = {}
-        for each in self.files:
-            name = each.split or ""
-            rows_of_split[name] = rows_of_split.get(name, 0) + each.rows
+        for file in self.files:
+            name = file.split or ""
+            rows_of_split[name] = rows_of_split.get(name, 0) + file.rows
         return digest_of(
             {
                 "table": self.table,
@@ -94,13 +105,15 @@ class Manifest:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The values of the manifest file, without its format version."""
         return {**asdict(self), "rows": self.rows, "digest": self.digest}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
+        """The inverse of `to_json`."""
         known = {key: value for key, value in values.items() if key not in ("rows", "digest")}
         files = tuple(
-            FileEntry(**{**each, "row_groups": tuple(each["row_groups"])}) for each in values["files"]
+            FileEntry(**{**entry, "row_groups": tuple(entry["row_groups"])}) for entry in values["files"]
         )
         schema = tuple((name, kind) for name, kind in values["schema"])
         return cls(**{**known, "files": files, "schema": schema})
@@ -112,11 +125,12 @@ def digest_of(value: Any) -> str:
 
 
 def is_published(partition: Partition) -> bool:
+    """Whether the partition has a manifest."""
     return file_io.exists(partition.file(MANIFEST_NAME))
 
 
 def read_manifest(partition: Partition) -> Manifest:
-    """The manifest of a published partition.
+    """The manifest of a published partition, which becomes an input of the recorded run.
 
     Raises:
         DataError: the partition is not published, or its manifest is damaged.
@@ -136,53 +150,61 @@ def read_manifest(partition: Partition) -> Manifest:
         raise DataError(
             f"{path} is not a manifest: {error}", "delete it and rerun the job that writes it"
         ) from error
-    lineage.reads(partition.path, manifest.digest, manifest.rows, manifest.bytes)
+    partition.recorder.record_read(partition.path, manifest.digest, manifest.rows, manifest.bytes)
     return manifest
 
 
 def data_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
-    """Full paths of a partition's data files, in manifest order; of one split where one is named."""
-    return [partition.file(each.path) for each in manifest.split_files(split)]
+    """Full paths of a partition's data files, in the manifest's order; of one split if `split` is given."""
+    return [partition.file(entry.path) for entry in manifest.split_files(split)]
 
 
 def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
-    """The manifest of a partition that was made of exactly these inputs and is whole; None where it must be made.
+    """The manifest of a partition that is whole and has exactly these inputs; None if it must be built.
 
-    What other people's readers see of it is mended, where a job was killed before it had shown it.
+    Also repairs the hard links or the Delta log of the partition, if a job was killed before it had updated
+    them.
     """
     if not is_published(partition):
         return None
     manifest = read_manifest(partition)
     if dict(manifest.inputs) != dict(inputs) or not is_whole(partition, manifest):
         return None
-    _show(partition, manifest)
+    _update_views(partition, manifest)
     return manifest
 
 
 def is_whole(partition: Partition, manifest: Manifest) -> bool:
-    """Whether each file is there with the bytes that the manifest says."""
-    return file_io.sizes(data_files(partition, manifest)) == [each.bytes for each in manifest.files]
+    """Whether each file exists and has as many bytes as the manifest says."""
+    return file_io.sizes(data_files(partition, manifest)) == [entry.bytes for entry in manifest.files]
 
 
 def replace_manifest(partition: Partition, manifest: Manifest) -> None:
-    """Publishes: the one atomic step. Everything the manifest names must be durable and verified already."""
-    run = lineage.current()
-    if run is not None:
-        made = lineage.Dataset(
-            partition.path, manifest.digest, manifest.rows, manifest.bytes, manifest.schema
-        )
-        event = run.publishes(made, manifest.inputs.values(), manifest.created_at or file_io.utc_now())
+    """Publishes a partition in one atomic step.
+
+    All files that the manifest names must be durable and verified already.
+    """
+    published = DatasetVersion(
+        partition.path, manifest.digest, manifest.rows, manifest.bytes, manifest.schema
+    )
+    event = partition.recorder.record_publication(
+        published, manifest.inputs.values(), manifest.created_at or file_io.utc_now()
+    )
+    if event:
         manifest = replace(manifest, lineage=event)
     file_io.replace_json(partition.file(MANIFEST_NAME), format_versions.MANIFEST.stamp(manifest.to_json()))
-    _show(partition, manifest)
+    _update_views(partition, manifest)
 
 
-def _show(partition: Partition, manifest: Manifest) -> None:
-    """Makes what other people's readers see the files of the manifest, or of the one that has replaced it meanwhile."""
-    if any(not each.path.startswith(f"{partition.data}/") for each in manifest.files):
-        return  # files in the partition's folder: a raw log, or a table that an early release wrote
+def _update_views(partition: Partition, manifest: Manifest) -> None:
+    """Updates the hard links or the Delta log of a partition for other tools.
 
-    def now() -> Manifest:
+    If another job has replaced the manifest in the meantime, they get the files of the newer one.
+    """
+    if any(not entry.path.startswith(f"{partition.data}/") for entry in manifest.files):
+        return  # The files are in the partition's folder: a raw log, or a table of an early release.
+
+    def newest_manifest() -> Manifest:
         path = partition.file(MANIFEST_NAME)
         return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
 
@@ -190,39 +212,46 @@ def _show(partition: Partition, manifest: Manifest) -> None:
         folder, data = (
             file_io.filesystem(path)[1] for path in (partition.path, partition.file(partition.data))
         )
-        hard_links.show(folder, data, _links(partition, manifest).keys(), lambda: _links(partition, now()))
+        hard_links.show(
+            folder,
+            data,
+            _links(partition, manifest).keys(),
+            lambda: _links(partition, newest_manifest()),
+        )
         return
     table, content = partition.file(partition.data).rpartition("/")[0], _content(partition, manifest)
-    logged = partition.path.endswith(f"/dt={partition.dt}") and delta_log.can_hold(manifest.schema)
-    if logged and delta_log.says(table, partition.dt, content):
+    has_log = partition.path.endswith(f"/dt={partition.dt}") and delta_log.can_hold(manifest.schema)
+    if has_log and delta_log.says(table, partition.dt, content):
         return
     for info in file_io.list_files(partition.path, recursive=True):
-        if info.is_file and info.base_name != MANIFEST_NAME:  # of an early release, which kept attempts here
+        if info.is_file and info.base_name != MANIFEST_NAME:  # early releases kept data files here
             file_io.filesystem(partition.path)[0].delete_file(info.path)
-    if logged:
-        delta_log.show(table, partition.dt, lambda: _content(partition, now()))
+    if has_log:
+        delta_log.show(table, partition.dt, lambda: _content(partition, newest_manifest()))
 
 
 def _content(partition: Partition, manifest: Manifest) -> delta_log.Content:
     table = f"{partition.data.rpartition('/')[0]}/"
-    files = [(each.path.removeprefix(table), each.rows, each.bytes) for each in manifest.files]
+    files = [(entry.path.removeprefix(table), entry.rows, entry.bytes) for entry in manifest.files]
     return delta_log.Content(files, manifest.schema)
 
 
 def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
-    """Name in the partition's folder → the file it stands for. No two attempts have a name in common.
+    """Name of the hard link in the partition's folder → path of the file.
 
-    Lines of JSON are shown as .jsonl: `*.json` would find the manifest too.
+    No two attempts have a name in common.
+
+    Files of JSON lines get the ending .jsonl, because the pattern `*.json` would match the manifest too.
     """
-    names = [each.path.removeprefix(f"{partition.data}/").replace("/", "-") for each in manifest.files]
-    shown = [f"{name}l" if name.endswith(".json") else name for name in names]
+    names = [entry.path.removeprefix(f"{partition.data}/").replace("/", "-") for entry in manifest.files]
+    links = [f"{name}l" if name.endswith(".json") else name for name in names]
     paths = [file_io.filesystem(path)[1] for path in data_files(partition, manifest)]
-    return dict(zip(shown, paths, strict=True))
+    return dict(zip(links, paths, strict=True))
 
 
-def combined_digest(digests: Iterable[str]) -> str:
-    """One digest of several, independent of their order."""
+def combined_digest(digests: Iterable[str], recorder: LineageRecorder = NOT_RECORDED) -> str:
+    """One digest of several, independent of their order. `recorder` notes of which digests it consists."""
     parts = sorted(digests)
-    made = digest_of(parts)
-    lineage.combines(made, parts)
-    return made
+    digest = digest_of(parts)
+    recorder.record_combined(digest, parts)
+    return digest

@@ -1,11 +1,12 @@
 """Brings the files of a lake to the format versions of this release.
 
-One thing needs work. Manifests of version 1 name data files in the partition's own folder, where readers that list it also see the
-files of replaced attempts. Migration links or copies these files to the folder of data files, replaces the manifest by one that
-names them there, and then removes the old ones. All other older files are read as they are.
+One thing needs work. Manifests of version 1 name data files in the partition's own folder, where readers that
+list it also see the files of replaced attempts. Migration links or copies these files to the folder of data
+files, replaces the manifest by one that names them there, and then removes the old ones. All other older
+files are read as they are.
 
-No job may work on the lake meanwhile. Killed at any instant, migration leaves each partition as it was or migrated; run again, it
-goes on.
+No job may work on the lake meanwhile. Killed at any instant, migration leaves each partition as it was or
+migrated; run again, it goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from storage.format_versions import Format
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole, replace_manifest
 from storage.paths import DATA, Lake, Partition
 
-# Path below the lake → what lies there. The first pattern that fits counts.
+# Pattern of a path below the lake → format of the file. The first pattern that matches counts.
 _KINDS: tuple[tuple[re.Pattern[str], Format], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
@@ -42,7 +43,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Format], ...] = tuple(
 
 @dataclass(frozen=True)
 class FoundFile:
-    """One versioned file: its path below the lake, its kind and version, and whether migration would rewrite it."""
+    """One versioned file: path below the lake, kind, version, and whether migration would rewrite it."""
 
     path: str
     kind: Format
@@ -52,11 +53,11 @@ class FoundFile:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a lake holds.
+    """The versioned files of a lake.
 
     Attributes:
         files: every versioned file that can be read.
-        problems: the error of each file that cannot be: damaged, or written by a newer release.
+        problems: the error of each file that cannot be read: it is damaged, or a newer release wrote it.
     """
 
     files: tuple[FoundFile, ...]
@@ -64,11 +65,12 @@ class Survey:
 
     @property
     def to_migrate(self) -> tuple[FoundFile, ...]:
+        """The files that migration would rewrite."""
         return tuple(file for file in self.files if file.needs_work)
 
 
 def survey(lake: Lake) -> Survey:
-    """Every versioned file of a lake; nothing is changed.
+    """Lists every versioned file of a lake. Changes nothing.
 
     Raises:
         DataError: there is no lake at that path.
@@ -98,14 +100,14 @@ def survey(lake: Lake) -> Survey:
     return Survey(tuple(files), tuple(problems))
 
 
-def migrate(lake: Lake, found: FoundFile) -> int:
-    """Moves the data files of one partition out of its folder; how many.
+def migrate(lake: Lake, file: FoundFile) -> int:
+    """Moves the data files of one partition out of its folder. Returns how many.
 
     Raises:
         DataError: a file that the manifest names is not there, or has another length.
         InfrastructureError: a file could not be linked, copied or deleted.
     """
-    partition = _partition(lake, found.path)
+    partition = _partition(lake, file.path)
     manifest = _read(partition)
     if not is_whole(partition, manifest):
         raise DataError(
@@ -134,7 +136,7 @@ def migrate(lake: Lake, found: FoundFile) -> int:
 
 
 def _paths(root: str) -> Iterator[str]:
-    """Files below the lake, as paths relative to it; data files of the current layout are not looked at."""
+    """Files below the lake, as paths relative to it, without the data files of the current layout."""
     _, inner = file_io.filesystem(root)
     for info in file_io.list_files(root, recursive=True):
         path = info.path.removeprefix(f"{inner}/")
@@ -143,7 +145,10 @@ def _paths(root: str) -> Iterator[str]:
 
 
 def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
-    """Folders with files below a folder of theirs: partitions in which attempts of version 1 lie. Raw logs have none."""
+    """Folders with files below a folder of theirs: partitions in which attempts of version 1 lie.
+
+    Raw logs have none.
+    """
     return frozenset(
         path[: match.start()]
         for path in paths
@@ -156,7 +161,9 @@ def _partition(lake: Lake, manifest_path: str) -> Partition:
     """The partition of a manifest, by its path below the lake: `<table>/<partition>/_MANIFEST.json`."""
     table, _, name = manifest_path.removesuffix(f"/{MANIFEST_NAME}").rpartition("/")
     depth = table.count("/") + 2
-    return Partition(table, name.removeprefix("dt="), f"{lake.root.rstrip('/')}/{table}/{name}", depth)
+    return Partition(
+        table, name.removeprefix("dt="), f"{lake.root.rstrip('/')}/{table}/{name}", depth, lake.recorder
+    )
 
 
 def _read(partition: Partition) -> Manifest:
@@ -165,7 +172,7 @@ def _read(partition: Partition) -> Manifest:
 
 
 def _copy(source: str, target: str) -> None:
-    """A second name for a local file, a copy of an object; what a killed migration left at the target is replaced."""
+    """Links a local file or copies an object. Replaces what a killed migration left at the target."""
     files, inner = file_io.filesystem(target)
     if not file_io.is_local(target):
         files.copy_file(file_io.filesystem(source)[1], inner)
@@ -177,7 +184,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _remove(partition: Partition) -> None:
-    """Deletes what attempts of earlier releases left below the partition's folder: folders, and all that is in them."""
+    """Deletes the folders in the partition's folder, in which earlier releases kept data files."""
     for info in file_io.list_files(partition.path):
         if info.type == fs.FileType.Directory:
             file_io.filesystem(partition.path)[0].delete_dir(info.path)

@@ -1,4 +1,4 @@
-"""What Parquet footers say: rows, row groups, columns and their statistics."""
+"""Reads footers of Parquet files: rows, row groups, columns and their statistics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def written_files(folder: str) -> list[str]:
 
 
 def describe(path: str) -> Description:
-    """(columns with Arrow types, rows, bytes, rows per row group, column → (nulls, lowest, highest)) of a file."""
+    """(columns and Arrow types, rows, bytes, row group rows, column → (nulls, least, highest)) of a file."""
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
         size = source.size()
@@ -60,13 +60,13 @@ def describe(path: str) -> Description:
 def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any, Any]:
     nulls, lowest, highest = 0, None, None
     for group in groups:
-        found = group.column(index).statistics
-        if found is None:
+        statistics = group.column(index).statistics
+        if statistics is None:
             continue
-        nulls += found.null_count or 0
-        if found.has_min_max:
-            lowest = found.min if lowest is None else min(lowest, found.min)
-            highest = found.max if highest is None else max(highest, found.max)
+        nulls += statistics.null_count or 0
+        if statistics.has_min_max:
+            lowest = statistics.min if lowest is None else min(lowest, statistics.min)
+            highest = statistics.max if highest is None else max(highest, statistics.max)
     return nulls, lowest, highest
 
 

@@ -1,38 +1,41 @@
-"""Where everything lies below the lake's root. No other module builds these paths.
+"""The layout of a lake. No other module builds these paths.
 
 raw/dt=…                        raw day files of the generator
 quarantine/dt=…                 rows that did not parse
-value_counts/dt=…               how often each raw value occurs in a day, slice by slice
-profiles/<config name>/dt=…     what a day's raw columns hold, and the values of the categorical ones
-                                (profiles/<config name>/<split>/dt=… for a log cut inside one partition)
-quality/<config name>/dt=…      the data report of a run date: its day against the training window
+value_counts/dt=…               counts of the raw values of a day, by file split
+profiles/<config name>/dt=…     profile of the raw columns of a day, and the values of the categorical columns
+                                (profiles/<config name>/<split>/dt=… for a log that is one partition)
+quality/<config name>/dt=…      the data report of a run date: its day compared with the train days
 workflow/<version>/             fitted operators, feature_spec.json, vocabularies
 features|users|items/<workflow version>/dt=…
-datasets/dt=…                   what a run of build_features made: workflow version, days of each split
+datasets/dt=…                   data manifest of a run of build_features: workflow version, days of each split
 models/<name>/<version>/        weights and model.json
-models/<name>/promotions/       one decision of the gate a run date
+models/<name>/promotions/       one decision of the gate for each run date
 candidates|candidate_items/<workflow version>/dt=…
 recommendations|scores|evaluations|measures/dt=…
-list_changes/dt=…               the lists of a date beside the last published ones, also where they were held back
-deliveries/dt=…                 which sinks have the lists of a date
-checkpoints/<version>/          of trainings in progress
-runs/dt=…                       one file an attempt of a job: how it ended, its figures, its Spark stages (reporting/monitoring)
-spark-events/                   Spark's event logs, for its history server
+list_changes/dt=…               comparison of the lists of a date with the last published lists, also if they
+                                are held back
+deliveries/dt=…                 the sinks to which the lists of a date were delivered
+checkpoints/<version>/          checkpoints of trainings in progress
+runs/dt=…                       one run record for each attempt at a job (reporting/monitoring)
+spark-events/                   Spark's event logs, for Spark's history server
 reports/, logs/
-mlflow.db                       MLflow's store, in a local lake only
+mlflow.db                       MLflow's store; only in a local lake
 
-A folder of a partition (`<table>/dt=…`) holds its manifest and, on a local file system, one hard link a published file: what readers see
-that list folders. The files themselves lie in a folder of their own for all attempts to write them, which no reader of a table lists:
+The folder of a partition (`<table>/dt=…`) holds the manifest. On a local file system it also has one hard
+link for each published file, for readers that list folders. The files themselves are in a separate folder,
+which no reader lists:
 
-_data/<table>/dt=…/<attempt>/   data files; the manifest names them
-_data/<table>/_delta_log/       where the lake is on an object store: the Delta log by which others read the table
+_data/<table>/dt=…/<attempt>/   data files of one attempt to write them; the manifest names them
+_data/<table>/_delta_log/       only on an object store: the Delta log for other tools
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from storage import file_io
+from storage.lineage import NOT_RECORDED, LineageRecorder
 
 DATA = "_data"
 _UP = "../"
@@ -40,15 +43,18 @@ _UP = "../"
 
 @dataclass(frozen=True)
 class Partition:
-    """One date of one table: the unit that is replaced. `path` is its folder, `dt` an ISO date.
+    """One date of one table. A job replaces a partition as a whole. `path` is its folder, `dt` an ISO date.
 
-    `depth` says how many folders `path` lies below the one that holds `_data`: two for `<lake>/<table>/dt=…`.
+    Attributes:
+        depth: how many folders `path` lies below the one that holds `_data`: two for `<lake>/<table>/dt=…`.
+        recorder: receives what is read and published here. It does not count for equality and hash.
     """
 
     table: str
     dt: str
     path: str
     depth: int = 2
+    recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
     @property
     def root(self) -> str:
@@ -57,12 +63,12 @@ class Partition:
 
     @property
     def data(self) -> str:
-        """The folder of its data files, named as manifests name files: relative to the partition's folder."""
+        """The folder of its data files, relative to the partition's folder, as in manifests."""
         below = "/".join(self.path.split("/")[-self.depth :])
         return f"{_UP * self.depth}{DATA}/{below}"
 
     def file(self, name: str) -> str:
-        """Full path of what a manifest names: relative to the partition's folder, which `../` leaves."""
+        """Full path of a file that a manifest names relative to the partition's folder (`../` is allowed)."""
         folder = self.path
         while name.startswith(_UP):
             folder, name = folder.rpartition("/")[0] if "/" in folder else ".", name.removeprefix(_UP)
@@ -71,123 +77,151 @@ class Partition:
 
 @dataclass(frozen=True)
 class Table:
-    """A table kept by date. `name` is its path below the root."""
+    """A table with one partition for each date. `name` is its path below the root."""
 
     name: str
     path: str
+    recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
     def partition(self, dt: str) -> Partition:
-        return Partition(self.name, dt, f"{self.path}/dt={dt}", self.name.count("/") + 2)
+        """The partition of one date."""
+        depth = self.name.count("/") + 2
+        return Partition(self.name, dt, f"{self.path}/dt={dt}", depth, self.recorder)
 
 
 @dataclass(frozen=True)
 class Lake:
-    """The tables below one root (a local path or a URI)."""
+    """The tables below one root (a local path or a URI).
+
+    `recorder` receives what is read and published in these tables. It does not count for equality and hash.
+    """
 
     root: str
+    recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
     def _table(self, *parts: str) -> Table:
         name = "/".join(parts)
-        return Table(name, f"{self.root.rstrip('/')}/{name}")
+        return Table(name, f"{self.root.rstrip('/')}/{name}", self.recorder)
 
     @property
     def raw(self) -> Table:
+        """Raw logs that generate_clicks writes."""
         return self._table("raw")
 
     @property
     def quarantine(self) -> Table:
+        """Rows that did not parse, with reasons."""
         return self._table("quarantine")
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
-        """Of days; of one split, for a log that is cut inside its one partition."""
+        """Profiles of days; of one split, for a log that is one partition."""
         return self._table("profiles", config_name, *([split] if split else []))
 
     def quality(self, config_name: str) -> Table:
+        """Data reports of run dates."""
         return self._table("quality", config_name)
 
     @property
     def value_counts(self) -> Table:
+        """Counts of raw values by day."""
         return self._table("value_counts")
 
     @property
     def datasets(self) -> Table:
+        """Data manifests of run dates."""
         return self._table("datasets")
 
     @property
     def recommendations(self) -> Table:
+        """Top-k lists of run dates."""
         return self._table("recommendations")
 
     @property
     def list_changes(self) -> Table:
-        """Of score_daily: the lists of a date against the last published ones."""
+        """Written by score_daily: the lists of a date compared with the last published lists."""
         return self._table("list_changes")
 
     @property
     def deliveries(self) -> Table:
-        """Of deliver_recommendations: which sinks have the lists of a date."""
+        """Written by deliver_recommendations: the sinks that have the lists of a date."""
         return self._table("deliveries")
 
     @property
     def scores(self) -> Table:
+        """Probabilities of rows, for logs without users and items."""
         return self._table("scores")
 
     @property
     def evaluations(self) -> Table:
-        """Of evaluate_model: champion against challenger."""
+        """Written by evaluate_model: champion compared with challenger."""
         return self._table("evaluations")
 
     @property
     def measures(self) -> Table:
-        """Of measure_recommendations: lists of a date against the clicks they were made for."""
+        """Written by measure_recommendations: the lists of a date compared with the clicks of their day."""
         return self._table("measures")
 
     def features(self, workflow_version: str) -> Table:
+        """Feature rows of days, of one workflow version."""
         return self._table("features", workflow_version)
 
     def users(self, workflow_version: str) -> Table:
+        """Features of users, one row a user."""
         return self._table("users", workflow_version)
 
     def items(self, workflow_version: str) -> Table:
+        """Features of items, one row an item."""
         return self._table("items", workflow_version)
 
     def candidates(self, workflow_version: str) -> Table:
+        """Candidates of users."""
         return self._table("candidates", workflow_version)
 
     def candidate_items(self, workflow_version: str) -> Table:
+        """Numbered items to which candidates refer."""
         return self._table("candidate_items", workflow_version)
 
     def workflow(self, version: str) -> str:
+        """Folder of a workflow version."""
         return self._table("workflow", version).path
 
     def feature_spec(self, workflow_version: str) -> str:
-        """The spec of a workflow version: its `feature_spec.json`, which stands beside the feature table too."""
+        """Path of the `feature_spec.json` of a workflow version.
+
+        The folder of the feature table has a copy.
+        """
         return f"{self.workflow(workflow_version)}/feature_spec.json"
 
     def models(self, name: str) -> str:
+        """Folder of all versions of a model."""
         return self._table("models", name).path
 
     def checkpoints(self, version: str) -> str:
+        """Folder of the checkpoints of a model version."""
         return self._table("checkpoints", version).path
 
     def report(self, dt: str) -> str:
+        """Path of the HTML report of a run date."""
         return f"{self._table('reports').path}/{dt}.html"
 
     @property
     def logs(self) -> str:
+        """Folder of logs."""
         return self._table("logs").path
 
     @property
     def runs(self) -> Table:
-        """Of every job: one file an attempt, never replaced. The files are rows; no manifest names them."""
+        """One record for each attempt at a job. A record is never replaced, and no manifest names it."""
         return self._table("runs")
 
     @property
     def event_logs(self) -> str:
+        """Folder of Spark's event logs."""
         return self._table("spark-events").path
 
     @property
     def mlflow_uri(self) -> str | None:
-        """MLflow's own store in the lake. None on an object store, where SQLite cannot keep a file."""
+        """URI of MLflow's store in the lake. None on an object store, because SQLite needs a local file."""
         if not file_io.is_local(self.root):
             return None
         return f"sqlite:///{file_io.filesystem(self.root)[1]}/mlflow.db"

@@ -1,7 +1,7 @@
 """A folder for temporary files that no other user of the machine can prepare, read or lock.
 
-/tmp is writable by everybody, and our names in it can be guessed. So the folder is of mode 0700 and checked each time, and
-files in it are opened without following links.
+/tmp is writable by everybody, and our names in it can be guessed. So the folder is of mode 0700 and checked
+each time, and files in it are opened without following links.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _POLL_S = 0.05
 
 
 def private_folder(below: str | None, setting: str) -> Path:
-    """`nightrank-<user id>` below a folder, made where it is missing.
+    """The folder `nightrank-<user id>` below another one. Creates it if it is missing.
 
     Args:
-        below: None is the folder of temporary files ($TMPDIR, or /tmp).
-        setting: the key of the configuration that says `below`, for the error.
+        below: None means the folder of temporary files ($TMPDIR, or /tmp).
+        setting: the key of the configuration that has the value of `below`, for error messages.
 
     Raises:
-        ConfigError: what lies there is not a folder of this user alone.
-        InfrastructureError: it cannot be made.
+        ConfigError: the path is not a folder, or other users may write to it.
+        InfrastructureError: the folder cannot be created.
     """
     path = Path(below or tempfile.gettempdir()).absolute() / f"nightrank-{os.getuid()}"
     try:
@@ -38,7 +38,7 @@ def private_folder(below: str | None, setting: str) -> Path:
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
-            _require_own(path, setting)
+            _require_private(path, setting)
     except OSError as error:
         raise InfrastructureError(
             f"cannot make the folder {path}: {error}",
@@ -47,16 +47,16 @@ def private_folder(below: str | None, setting: str) -> Path:
     return path
 
 
-def _require_own(path: Path, setting: str) -> None:
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        problem = "is a symbolic link" if stat.S_ISLNK(found.st_mode) else "is not a folder"
-    elif found.st_uid != os.getuid():
-        problem = f"belongs to user {found.st_uid}, not to user {os.getuid()}"
-    elif found.st_mode & _OTHERS_WRITE:
-        problem = f"is writable by other users (mode {stat.S_IMODE(found.st_mode):04o})"
+def _require_private(path: Path, setting: str) -> None:
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        problem = "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is not a folder"
+    elif status.st_uid != os.getuid():
+        problem = f"belongs to user {status.st_uid}, not to user {os.getuid()}"
+    elif status.st_mode & _OTHERS_WRITE:
+        problem = f"is writable by other users (mode {stat.S_IMODE(status.st_mode):04o})"
     else:
-        if stat.S_IMODE(found.st_mode) != 0o700:  # others could open files in it, and lock them
+        if stat.S_IMODE(status.st_mode) != 0o700:  # other users could open files in it, and lock them
             os.chmod(path, 0o700)
         return
     raise ConfigError(
@@ -66,10 +66,10 @@ def _require_own(path: Path, setting: str) -> None:
 
 
 def open_file(path: Path) -> int:
-    """A file descriptor to read and write; the file is made where it is missing, and a symbolic link is refused.
+    """Opens a file to read and write, and creates it if it is missing. Returns its descriptor.
 
     Raises:
-        ConfigError: there is a symbolic link.
+        ConfigError: the path is a symbolic link.
     """
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -83,7 +83,7 @@ def open_file(path: Path) -> int:
 
 @contextmanager
 def locked(path: Path, patience_s: float) -> Iterator[None]:
-    """Holds the lock on a file; it ends with the process too.
+    """Holds the lock on a file until the block or the process ends.
 
     Raises:
         InfrastructureError: another process still holds it after so many seconds.
@@ -108,6 +108,7 @@ def lock(file: int, path: Path, patience_s: float) -> None:
             if time.monotonic() > end:
                 raise InfrastructureError(
                     f"another process has held the lock on {path} for {patience_s:.0f} s",
-                    f"see who holds it (`fuser -v {path}`), end that process or delete {path.parent}, then rerun",
+                    f"see who holds it (`fuser -v {path}`), end that process or delete {path.parent}, "
+                    "then rerun",
                 ) from error
             time.sleep(_POLL_S)

@@ -1,6 +1,6 @@
-"""Replacing one date partition: write under new names, verify, replace the manifest, sweep what no manifest names.
+"""Replaces a date partition: writes files under new names, verifies them, and replaces the manifest.
 
-Killed before the manifest is replaced, a job leaves the previous partition as it was; killed after, the new one.
+A job that is killed leaves the previous partition, or the new one if it had replaced the manifest already.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ __all__ = [
     "write_files",
 ]
 
-# Above any file we write: Parquet would otherwise cut a file into row groups by its own estimate of bytes.
+# Larger than any file of ours. Otherwise Parquet would cut a file into row groups by its own estimate of
+# bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
 
 
@@ -54,17 +55,17 @@ def publish(
 ) -> Manifest:
     """Replaces one partition by `rows`.
 
-    Layout: with `sort_by`, rows are sorted over all files; with `expected_rows`, they are dealt evenly over as few
-    files as `row_group_rows` allows; otherwise they stay in the order and partitions they come in. Every file is one
-    row group of `row_group_rows` rows at most, give or take a few where rows are dealt evenly.
+    With `sort_by`, rows are sorted over all files. With `expected_rows`, they are dealt evenly over as few
+    files as `row_group_rows` allows. Otherwise they keep their order and Spark partitions. Each file is one
+    row group of at most `row_group_rows` rows, or a few more if rows are dealt evenly.
 
     Args:
-        inputs: name → digest of everything the rows were computed from.
-        expected_rows: how many rows there must be, where the caller knows.
+        inputs: name → digest of everything that the rows were computed from.
+        expected_rows: how many rows there must be; None if the caller does not know.
         rows_in, dropped: rows read, and reason → rows left out, for the manifest.
         facts: JSON values for readers of the manifest.
-        rules: what is verified on the written files' statistics.
-        split_column: column with the split of each row; it becomes the files' label and is not written.
+        rules: conditions on the statistics of the written files.
+        split_column: column with the split of each row. It becomes the label of the files and is not written.
         grace_hours: age from which files that no manifest names are deleted.
 
     Raises:
@@ -87,14 +88,17 @@ def publish(
 
 
 def new_attempt(partition: Partition) -> str:
-    """A folder for data files of a partition that no other attempt has, named as its manifest names files."""
+    """The name of a new folder for data files, relative to the partition's folder.
+
+    No other attempt has this name.
+    """
     return f"{partition.data}/a{uuid.uuid4().hex[:12]}"
 
 
 def own_path(path: str) -> str:
-    """`…/part-00000.parquet` → `…/part-00000.<16 hex digits>.parquet`, a path that no other attempt at a task has.
+    """A unique path: `…/part-00000.parquet` → `…/part-00000.<16 hex digits>.parquet`.
 
-    Spark may run a task again, or twice at once. Each attempt writes to a path of its own and returns it, so that a
+    Spark may run a task again, or twice at once. Each attempt writes to a unique path and returns it. So a
     second attempt never replaces the file that the first one reported.
     """
     stem, _, suffix = path.rpartition(".")
@@ -116,19 +120,19 @@ def publish_files(
     """Verifies Parquet files of a partition, makes them durable, and replaces the partition by them.
 
     Args:
-        files: path relative to the partition's folder → label, in the order of the rows. At least one, which may hold no
-            row: it has the columns.
+        files: path relative to the partition's folder → label, in the order of the rows. There must be at
+            least one, because it defines the columns; it may have no rows.
 
     Raises:
         DataError: the written rows break a rule; the previous partition stays.
     """
     entries, schema = _described(partition, files)
     verify(partition, entries, schema, expected_rows, rules or Rules())
-    written = sum(each.entry.rows for each in entries)
+    written = sum(file.entry.rows for file in entries)
     manifest = Manifest(
         table=partition.table,
         partition=partition.dt,
-        files=tuple(each.entry for each in entries if each.entry.rows),
+        files=tuple(file.entry for file in entries if file.entry.rows),
         schema=schema,
         inputs=dict(inputs),
         rows_in=written if rows_in is None else rows_in,
@@ -144,7 +148,7 @@ def publish_files(
 
 
 def publish_facts(partition: Partition, *, inputs: Mapping[str, str], facts: Mapping[str, Any]) -> Manifest:
-    """Replaces a partition that has no data files: only its manifest, with facts."""
+    """Publishes a partition that has only a manifest with facts, and no data files."""
     manifest = Manifest(
         table=partition.table,
         partition=partition.dt,
@@ -167,7 +171,10 @@ def write_files(
     sort_by: Sequence[str],
     split_column: str | None,
 ) -> dict[str, str | None]:
-    """Writes Parquet files into a folder of this attempt's own: path as in a manifest → label. Publishes nothing."""
+    """Writes Parquet files into the folder of an attempt.
+
+    Returns path as in a manifest → label. Publishes nothing.
+    """
     if split_column is None:
         _write(
             _laid_out(rows, row_group_rows, expected_rows, sort_by), partition.file(attempt), row_group_rows
@@ -175,7 +182,7 @@ def write_files(
         labelled: dict[str, str | None] = {attempt: None}
     else:
         labelled = {}
-        rows = rows.persist()  # one write a split would otherwise compute all rows as often
+        rows = rows.persist()  # otherwise the write of each split would compute all rows again
         counted = {row[split_column]: row["count"] for row in rows.groupBy(split_column).count().collect()}
         for split, count in sorted(counted.items()):
             folder = f"{attempt}/{split}"
@@ -193,7 +200,7 @@ def write_files(
 def _described(
     partition: Partition, files: Mapping[str, str | None]
 ) -> tuple[list[WrittenFile], tuple[tuple[str, str], ...]]:
-    found: list[WrittenFile] = []
+    written: list[WrittenFile] = []
     schema: tuple[tuple[str, str], ...] = ()
     for name, label in files.items():
         path = partition.file(name)
@@ -201,8 +208,8 @@ def _described(
         if schema and columns != schema:
             raise DataError(f"{path} has the columns {columns}, others {schema}", "rerun the job")
         schema = columns
-        found.append(WrittenFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
-    return found, schema
+        written.append(WrittenFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
+    return written, schema
 
 
 def _laid_out(
@@ -212,7 +219,7 @@ def _laid_out(
     if sort_by and files == 1:
         return rows.repartition(1).sortWithinPartitions(
             *sort_by
-        )  # coalesce would run what comes before in one task
+        )  # coalesce would run the steps before it in one task
     if sort_by:
         ranged = rows.repartitionByRange(files, *sort_by) if files else rows.repartitionByRange(*sort_by)
         return ranged.sortWithinPartitions(*sort_by)
@@ -223,15 +230,18 @@ def _laid_out(
 
 def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
     writer = rows.write.option("parquet.block.size", _ONE_ROW_GROUP_BYTES)
-    # Dealing rows over files is even to within one row a source task: a margin keeps that from adding tiny files.
+    # Each source task deals its rows evenly to within one row. The margin avoids tiny extra files.
     writer.option(
         "maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64
     ).parquet(folder)
 
 
 def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
-    """Deletes data files of the partition that none of the manifests names and that are past the grace; how many."""
-    named = {partition.file(each.path) for manifest in manifests if manifest for each in manifest.files}
+    """Deletes data files that are older than the grace and that none of the manifests names.
+
+    Returns how many.
+    """
+    named = {partition.file(entry.path) for manifest in manifests if manifest for entry in manifest.files}
     kept = {file_io.filesystem(path)[1] for path in named}
     limit = time.time() - grace_hours * 3600
     deleted = 0
@@ -252,7 +262,9 @@ def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hour
 def read_published(
     spark: SparkSession, partition: Partition, split: str | None = None, columns: Sequence[str] | None = None
 ) -> DataFrame:
-    """The rows of a published partition (of one split, where named), by its manifest and never by a listing.
+    """The rows of a published partition; only those of `split` if it is not None.
+
+    The manifest says which files to read.
 
     Raises:
         DataError: the partition is not published.
@@ -267,7 +279,7 @@ def rows_of(
     split: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """The rows that a manifest names, also where the partition was replaced since: of the build that the caller has checked."""
+    """The rows of the files that a manifest names, even if the partition was replaced in the meantime."""
     files = data_files(partition, manifest, split)
     schema = spark_schema(manifest.schema)
     rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)

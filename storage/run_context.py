@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
 from conf.types import Config
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.paths import Lake
 
 if TYPE_CHECKING:  # jobs without Spark never import it
@@ -31,7 +32,10 @@ class RunContext:
         name: the job, such as `build_features`.
         run_date: the logical day, ISO.
         phases: phase → seconds, of those that have ended.
-        open_session: builds the Spark session when it is first needed, so that bad input fails before executors start.
+        open_session: builds the Spark session when it is first needed, so that bad input fails before
+            executors start.
+        recorder: receives what the run reads and publishes. A job's runner passes the lineage of its run; a
+            notebook or a test keeps nothing.
     """
 
     name: str
@@ -39,12 +43,13 @@ class RunContext:
     run_date: str
     phases: dict[str, float] = field(default_factory=dict)
     open_session: Callable[[RunContext], SparkSession] = _no_session
+    recorder: LineageRecorder = NOT_RECORDED
     _spark: SparkSession | None = None
 
     @property
     def lake(self) -> Lake:
-        """The lake of the configuration."""
-        return Lake(self.config.lake)
+        """The lake of the configuration. What is read and published there is recorded."""
+        return Lake(self.config.lake, self.recorder)
 
     @property
     def spark(self) -> SparkSession:
@@ -78,7 +83,7 @@ class RunContext:
 
 
 def require(config: Config, *sections: str) -> None:
-    """ConfigError unless the optional sections a job needs are there."""
+    """Raises ConfigError if the configuration lacks optional sections that a job needs."""
     missing = [name for name in sections if getattr(config, name) is None]
     if missing:
         raise ConfigError(

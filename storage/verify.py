@@ -1,4 +1,4 @@
-"""What is checked of written files before they are published."""
+"""Checks written files before they are published."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FINITE = (-FLOAT32_MAX, math.inf)  # the range of a dense feature
 
 @dataclass(frozen=True)
 class Rules:
-    """What must hold for every written row: columns without nulls, and column → [low, high) of its values."""
+    """Conditions on every written row: columns without nulls, and column → [low, high) of its values."""
 
     not_null: Sequence[str] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -38,12 +38,12 @@ def verify(
     expected_rows: int | None,
     rules: Rules,
 ) -> None:
-    """Holds the written files against what was promised.
+    """Checks the written files against the expected rows, the schema and the rules.
 
     Raises:
         DataError: naming the column, what is wrong with it and the remedy.
     """
-    written = sum(each.entry.rows for each in files)
+    written = sum(file.entry.rows for file in files)
     if expected_rows is not None and written != expected_rows:
         raise DataError(
             f"{partition.path}: {written} rows were written, {expected_rows} expected",
@@ -54,11 +54,11 @@ def verify(
         if column not in names:
             raise DataError(f"{partition.path}: the column {column} was not written", "rerun the job")
     for column in rules.not_null:
-        nulls = sum(each.statistics[column][0] for each in files)
+        nulls = sum(file.statistics[column][0] for file in files)
         if nulls:
             raise null_column(partition.path, column, nulls, written)
     for column, (low, high) in rules.ranges.items():
-        bounds = [each.statistics[column][1:] for each in files if each.entry.rows]
+        bounds = [file.statistics[column][1:] for file in files if file.entry.rows]
         lowest = min((least for least, _ in bounds if least is not None), default=low)
         highest = max((most for _, most in bounds if most is not None), default=low)
         if math.isinf(lowest) or math.isinf(highest):
@@ -74,7 +74,7 @@ def verify(
 
 
 def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
-    """What is raised where a column that must not be is null in some of the rows that `path` holds, or that come from it."""
+    """The error for nulls in a column that must have none, in rows of `path` or in rows computed from it."""
     return DataError(
         f"{path}: {column} is null in {nulls} of {rows} rows",
         f"give {column} a fill (and clip before log1p) in features, or correct the raw log",

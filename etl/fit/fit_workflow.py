@@ -119,7 +119,7 @@ def _version(config: Config, planned: Plan, parent: FittedWorkflow | None, days:
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
     sections += [] if config.split.by == "day" else ["split"]
     external = {
-        table.path: require_raw(config, table, days[-1].dt, "join_external.path").digest
+        table.path: require_raw(config, table, days[-1].dt, "join_external.path", days[-1].recorder).digest
         for chain in planned.chains
         for step in chain.steps
         if isinstance(step.operator, JoinExternal) and not parent

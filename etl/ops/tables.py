@@ -25,7 +25,7 @@ RARE = "rare"
 
 def workflow_table(lake: Lake, version: str, name: str) -> Partition:
     """The partition of a table of a workflow version: `vocabulary`, `rare`, or the table of a step."""
-    return Partition(f"workflow/{version}", name, f"{lake.workflow(version)}/{name}", depth=3)
+    return Partition(f"workflow/{version}", name, f"{lake.workflow(version)}/{name}", 3, lake.recorder)
 
 
 def vocabulary_key(name: str) -> str:

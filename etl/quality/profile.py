@@ -154,7 +154,9 @@ def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: bo
     }
     for section, table in (("users", config.users), ("items", config.items)):
         if table:
-            inputs[section] = require_raw(config, table, piece.raw.dt, f"{section}.path").digest
+            inputs[section] = require_raw(
+                config, table, piece.raw.dt, f"{section}.path", piece.raw.recorder
+            ).digest
     return inputs
 
 

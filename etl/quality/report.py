@@ -70,7 +70,9 @@ def report_quality(
     ordered = sorted(pieces, key=lambda piece: (piece.raw.dt, SPLITS.index(piece.split)))
     profiles = profiles_of(config, lake, ordered, rows_of, counted)
     partition = lake.quality(config.name).partition(run_date)
-    inputs = {"profiles": combined_digest(f"{p.piece.split} {p.manifest.digest}" for p in profiles)}
+    inputs = {
+        "profiles": combined_digest((f"{p.piece.split} {p.manifest.digest}" for p in profiles), lake.recorder)
+    }
     known = read_manifest(partition) if is_published(partition) else None
     if known is not None and dict(known.inputs) == inputs:
         compared = Comparison.from_facts(known.facts)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyarrow import fs
 
 from conf.errors import DataError
 from conf.names import scheme_of
 from conf.types import Config, RawTable
-from storage import file_io, lineage
+from storage import file_io
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import data_files, digest_of, is_published, read_manifest
 from storage.paths import Partition
 
@@ -30,12 +31,14 @@ class RawFiles:
         bytes: their size.
         digest: of the raw manifest, if there is one. Otherwise of names (below the part of the path without
             wildcards), sizes and modification times, so that a late or replaced file changes it.
+        recorder: receives what is read together with these files, such as tables of attributes.
     """
 
     dt: str
     paths: tuple[str, ...]
     bytes: int
     digest: str
+    recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
 
 def raw_path(config: Config, table: RawTable, dt: str) -> str:
@@ -43,8 +46,10 @@ def raw_path(config: Config, table: RawTable, dt: str) -> str:
     return table.path.replace("{lake}", config.lake).replace("{data}", config.data).replace("{date}", dt)
 
 
-def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
-    """The raw files of one day; None if there are none.
+def find_raw(
+    config: Config, table: RawTable, dt: str, recorder: LineageRecorder = NOT_RECORDED
+) -> RawFiles | None:
+    """The raw files of one day; None if there are none. `recorder` notes them as an input of the run.
 
     If the folder has a manifest, these are its files; files of an interrupted or replaced delivery are left
     out. Otherwise they are all files that match the path. Its folders may have wildcards too. Names that
@@ -54,12 +59,12 @@ def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
         DataError: a file is compressed in a format that no engine reads.
     """
     pattern = raw_path(config, table, dt)
-    folder = Partition("raw", dt, pattern.rsplit("/", 1)[0])
+    folder = Partition("raw", dt, pattern.rsplit("/", 1)[0], recorder=recorder)
     if is_published(folder):
         manifest = read_manifest(folder)
         size = sum(file.bytes for file in manifest.files)
         paths = tuple(_absolute(path) for path in data_files(folder, manifest))
-        return RawFiles(dt, paths, size, manifest.digest)
+        return RawFiles(dt, paths, size, manifest.digest, recorder)
     matches = _list_matches(pattern)
     if not matches:
         return None
@@ -71,17 +76,23 @@ def find_raw(config: Config, table: RawTable, dt: str) -> RawFiles | None:
         )
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in matches])
     size = sum(info.size for _, _, info in matches)
-    lineage.reads(pattern, digest, size=size)
-    return RawFiles(dt, tuple(path for path, _, _ in matches), size, digest)
+    recorder.record_read(pattern, digest, size_bytes=size)
+    return RawFiles(dt, tuple(path for path, _, _ in matches), size, digest, recorder)
 
 
-def require_raw(config: Config, table: RawTable, dt: str, key: str = "log.path") -> RawFiles:
+def require_raw(
+    config: Config,
+    table: RawTable,
+    dt: str,
+    key: str = "log.path",
+    recorder: LineageRecorder = NOT_RECORDED,
+) -> RawFiles:
     """The raw files of one day.
 
     Raises:
         DataError: there are none, or all are empty. The error names `key`, the configuration key of the path.
     """
-    raw = find_raw(config, table, dt)
+    raw = find_raw(config, table, dt, recorder)
     pattern = raw_path(config, table, dt)
     if raw is None:
         raise DataError(

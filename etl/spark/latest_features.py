@@ -47,7 +47,7 @@ def publish_latest(
         return {}
     inputs = {
         "workflow": workflow.version,
-        "features": combined_digest(manifest.digest for manifest in features),
+        "features": combined_digest((manifest.digest for manifest in features), lake.recorder),
     }
     published = {}
     for side, key, name, attributes, table in (
@@ -58,7 +58,7 @@ def publish_latest(
         columns = [feature.name for feature in workflow.spec.features if feature.scope == side]
         partition_inputs = dict(inputs)
         if attributes:
-            raw = require_raw(config, attributes, run_date, f"{side}s.path")
+            raw = require_raw(config, attributes, run_date, f"{side}s.path", lake.recorder)
             partition_inputs |= {"attributes": raw.digest, "layout": layout_digest(config)}
         current = current_manifest(partition, partition_inputs)
         if current is not None:

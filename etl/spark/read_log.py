@@ -20,6 +20,7 @@ from etl.raw.parse import FILE, LINE, LINE_NUMBER, REASON, number_of, read_parqu
 from etl.workflow.feature_plan import plan
 from storage import file_io
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, raw_keys
+from storage.lineage import NOT_RECORDED, LineageRecorder
 
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -92,6 +93,7 @@ def read_attributes(
     section: str,
     dt: str,
     id_column: str | None = None,
+    recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
     """A table other than the log, such as attributes of users or items: its typed columns, one row per key.
 
@@ -104,12 +106,13 @@ def read_attributes(
         section: of the configuration, for the remedy in an error.
         dt: the date of the table.
         id_column: the column of ids of users or items, if there is one.
+        recorder: notes the file as an input of the run.
 
     Raises:
         DataError: there is no file, rows do not parse, or ids break the rule of etl/raw/ids.py. Also if a key
             is null or not unique, because a join would then multiply rows.
     """
-    raw = require_raw(config, table, dt, f"{section}.path")
+    raw = require_raw(config, table, dt, f"{section}.path", recorder)
     rows = _rows(spark, config, table, raw)
     if id_column is not None:
         rows = rows.withColumn(REASON, F.coalesce(REASON, _bad_key(table, id_column)))

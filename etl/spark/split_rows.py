@@ -32,7 +32,7 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
             ("items", config.items, config.keys.item),
         ):
             if table:
-                attributes = read_attributes(spark, config, table, key, section, raw.dt, key)
+                attributes = read_attributes(spark, config, table, key, section, raw.dt, key, raw.recorder)
                 rows = rows.join(attributes, key, "left")
     rows = rows.withColumn(DAY, F.lit(raw.dt))
     for changer in plan(config).changers:

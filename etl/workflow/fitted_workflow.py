@@ -16,7 +16,7 @@ from etl.ops import OPERATORS
 from etl.ops.engine import Engine, choose_engine
 from etl.ops.tables import RARE, VOCABULARY, LocalTables, Tables, open_tables, vocabulary_key, workflow_table
 from etl.workflow.chains import FittedChain, apply_chains, as_number, compute_features, one_row
-from storage import feature_spec, file_io, format_versions, lineage
+from storage import feature_spec, file_io, format_versions
 from storage.feature_spec import Feature, FeatureSpec
 from storage.manifest import data_files, is_published, is_whole, read_manifest
 from storage.paths import Lake
@@ -171,7 +171,7 @@ def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]
             "latest": workflow.local.latest,
         },
     )
-    lineage.writes(lake.workflow(version), version)
+    lake.recorder.record_write(lake.workflow(version), version)
 
 
 def workflow_exists(lake: Lake, version: str) -> bool:
@@ -195,7 +195,7 @@ def _read(lake: Lake, version: str) -> dict[str, Any]:
             f"workflow {version} was written by an earlier release ({path})",
             "run build_features with --set workflow.mode=fit to fit a new one",
         )
-    lineage.reads(lake.workflow(version), version)
+    lake.recorder.record_read(lake.workflow(version), version)
     return stored
 
 

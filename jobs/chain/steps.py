@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 
 from conf.types import Config
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake
 from training.registry.versions import champion_as_of
@@ -23,15 +24,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Night:
-    """One run date of one configuration. `retrain` adds the training of a challenger and the gate."""
+    """One run date of one configuration. `retrain` adds the training of a challenger and the gate.
+
+    `recorder` receives what is read to decide on the steps.
+    """
 
     config: Config
     run_date: str
     retrain: bool
+    recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
     @property
     def lake(self) -> Lake:
-        return Lake(self.config.lake)
+        return Lake(self.config.lake, self.recorder)
 
     def preparing(self) -> list[Step]:
         """The steps up to the gate."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from conf.types import Config
 from reporting.monitoring.run_record import RunRecord, dates_up_to, read_records
-from storage import lineage
 from storage.manifest import is_published, read_manifest
 from storage.paths import Lake, Partition
 
@@ -80,14 +79,12 @@ class History:
 
 def read_history(config: Config, run_date: str, days: int = DAYS) -> History:
     """What the lake knows of the run dates up to this one."""
+    # This lake has no recorder: earlier run dates are not inputs of the run that draws the page.
     lake, dates = Lake(config.lake), dates_up_to(run_date, days)
     of_date: dict[str, list[RunRecord]] = {dt: [] for dt in dates}
     for record in read_records(lake, dates, config.name):
         of_date[record.run_date].append(record)
-    with (
-        lineage.paused(),
-        ThreadPoolExecutor(_READERS) as pool,
-    ):  # a page of figures is not made of these data
+    with ThreadPoolExecutor(_READERS) as pool:
         found = list(pool.map(lambda dt: _day(config, lake, dt, of_date[dt]), dates))
     currencies = [each.currency for records in of_date.values() for each in records if each.currency]
     told = tuple(day for day in found if day != DayFacts(day.dt))

@@ -17,6 +17,7 @@ from reporting.facts.parquet import column, even_files
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.feature_spec import LABEL
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest, is_published, read_manifest
 from storage.paths import Lake, Partition
 from training.registry.model_json import is_complete, read_description
@@ -91,9 +92,9 @@ class Night:
         return self.evaluation["challenger"] if self.promoted or champion is None else champion
 
 
-def read_night(config: Config, run_date: str) -> Night:
-    """The facts of a run date, as far as its jobs have run."""
-    lake = Lake(config.lake)
+def read_night(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Night:
+    """The facts of a run date, as far as its jobs have run. `recorder` receives what is read."""
+    lake = Lake(config.lake, recorder)
     evaluation = published_facts(lake.evaluations.partition(run_date))
     recommendations = _published(lake.recommendations.partition(run_date))
     mode, days = _days(lake, run_date)

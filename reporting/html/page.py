@@ -25,16 +25,17 @@ from reporting.html.sections import (
 )
 from storage import file_io
 from storage.dataset import read_dataset
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published
 from storage.paths import Lake
 
 _SAMPLE_USERS = 4
 
 
-def build(config: Config, run_date: str) -> tuple[Night, Html]:
-    """The facts of a night and its whole page."""
-    lake = Lake(config.lake)
-    night = read_night(config, run_date)
+def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> tuple[Night, Html]:
+    """The facts of a night and its whole page. `recorder` receives what is read."""
+    lake = Lake(config.lake, recorder)
+    night = read_night(config, run_date, recorder)
     counts, lists = None, []
     if night.recommendations is not None:
         partition = lake.recommendations.partition(run_date)
@@ -43,7 +44,7 @@ def build(config: Config, run_date: str) -> tuple[Night, Html]:
         lists = sample_lists(lake, partition, night.recommendations, dataset, _SAMPLE_USERS)
     sections = [
         last_thirty_days.render(read_history(config, run_date), run_date, config.quality.psi_warn),
-        runs.render(config, run_date),
+        runs.render(config, run_date, recorder),
         data.render(night),
         data_quality.render(night.quality),
         training.render(night),

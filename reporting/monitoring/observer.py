@@ -17,7 +17,8 @@ from conf.types import Config
 from reporting.monitoring.prometheus import expose
 from reporting.monitoring.run_record import RunRecord, write_record
 from reporting.monitoring.spark_stages import SparkWork, read_spark_work
-from storage import file_io, lineage
+from storage import file_io
+from storage.lineage import RunLineage
 from storage.paths import Lake
 
 log = logging.getLogger("nightrank.watch")
@@ -45,11 +46,12 @@ class _Warnings(logging.Handler):
 class Observer:
     """Of one run: what it reads and publishes, what it warns of, and when it began.
 
+    `run` receives what the run reads and publishes: pass it on to the context of the run.
     `waits`: it only waits for jobs that are recorded themselves, so that no core is counted twice.
     """
 
     config: Config
-    run: lineage.Run
+    run: RunLineage
     waits: bool = False
     started_s: float = field(default_factory=time.time)
     _began: float = field(default_factory=time.monotonic)
@@ -59,8 +61,7 @@ class Observer:
     @classmethod
     def begin(cls, job: str, config: Config, run_date: str, waits: bool = False) -> Observer:
         """Starts watching this process."""
-        made = cls(config, lineage.Run(job, f"nightrank.{config.name}", run_date), waits)
-        lineage.begin(made.run)
+        made = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
         logging.getLogger("nightrank").addHandler(made._warnings)
         return made
 
@@ -85,7 +86,6 @@ class Observer:
             error: what ended a job that failed.
         """
         logging.getLogger("nightrank").removeHandler(self._warnings)
-        lineage.begin(None)
         record = None
         with _harmless("this run is not recorded"):
             record = self._record(exit_code, phases, closing, error)
@@ -129,7 +129,7 @@ class Observer:
             currency=None if price is None else self.config.watch.currency,
             spark=spark.summary() if spark else None,
             stages=spark.stages if spark else (),
-            lineage=self.run.ended(ended_at, None if said is None else said["problem"]),
+            lineage=self.run.end_event(ended_at, None if said is None else said["problem"]),
         )
 
 

@@ -71,7 +71,14 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
         users_table = config.user_attributes
         key = users_table.key
         rows = read_attributes(
-            context.spark, context.config, users_table, key, USER_ATTRIBUTES, context.run_date, key
+            context.spark,
+            context.config,
+            users_table,
+            key,
+            USER_ATTRIBUTES,
+            context.run_date,
+            key,
+            context.recorder,
         )
         attributes = rows.withColumn(USER_KEY, F.col(key).cast("string"))
     filters, out_of_stock = [], None
@@ -87,6 +94,7 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
                 _section(number),
                 context.run_date,
                 table.item,
+                context.recorder,
             )
             out_of_stock = rows.select(F.col(table.item).cast("string").alias(ITEM_KEY))
     segments = _segments(context, version, users, attributes)
@@ -175,7 +183,7 @@ def table_digests(context: RunContext) -> dict[str, str]:
     if config.user_attributes is not None:
         tables[USER_ATTRIBUTES] = config.user_attributes
     return {
-        name: require_raw(context.config, table, context.run_date, f"{name}.path").digest
+        name: require_raw(context.config, table, context.run_date, f"{name}.path", context.recorder).digest
         for name, table in tables.items()
     }
 
@@ -210,7 +218,9 @@ def _retriever(context: RunContext, version: str) -> ModelInfo | None:
     if context.config.candidates.retrieval is None:
         return None
     trained = retriever_as_of(context.lake, context.config, context.run_date, version)
-    retriever = read_model_info(model_path(context.lake, retriever_name(context.config), trained))
+    retriever = read_model_info(
+        model_path(context.lake, retriever_name(context.config), trained), context.recorder
+    )
     retriever.require_spec(read_spec(context.lake, version))
     return retriever
 
@@ -219,12 +229,19 @@ def _attribute_filter(context: RunContext, number: int, table: NotAllowed) -> At
     """A filter with the rows of its table."""
     key = [table.item] if table.rule == "at_least" else [table.item, table.value]
     rows = read_attributes(
-        context.spark, context.config, table, key, _section(number), context.run_date, table.item
+        context.spark,
+        context.config,
+        table,
+        key,
+        _section(number),
+        context.run_date,
+        table.item,
+        context.recorder,
     )
     if table.rule == "at_least":
         missing = rows.where(F.col(table.value).isNull()).orderBy(table.item).first()
         if missing is not None:
-            path = require_raw(context.config, table, context.run_date).paths[0]
+            path = require_raw(context.config, table, context.run_date, recorder=context.recorder).paths[0]
             raise DataError(
                 f"{path}: {table.value} is null for {table.item}={missing[table.item]!r}",
                 f"give every item of the table a number in {table.value}, or leave its row out",

@@ -40,7 +40,9 @@ def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> D
     Raises:
         InfrastructureError: the files do not have exactly one line a user.
     """
-    partition = Partition(sink.name, lists.run_date, f"{sink.path.rstrip('/')}/dt={lists.run_date}")
+    partition = Partition(
+        sink.name, lists.run_date, f"{sink.path.rstrip('/')}/dt={lists.run_date}", recorder=lists.recorder
+    )
     inputs = {
         "recommendations": lists.manifest.digest,
         "layout": f"{sink.compression}, {sink.users_per_file} users a file",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest
 
 COLUMNS = ("user_id", "position", "item_id", "score", "reason")
@@ -18,10 +19,12 @@ class PublishedLists:
     Attributes:
         rows: COLUMNS, model_version and workflow_version.
         manifest: of the partition.
+        recorder: receives what is published from these lists.
     """
 
     rows: DataFrame
     manifest: Manifest
+    recorder: LineageRecorder = NOT_RECORDED
 
     @property
     def run_date(self) -> str:

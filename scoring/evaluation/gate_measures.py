@@ -138,7 +138,7 @@ def rows_to_judge(
     if workflow_version == dataset.workflow_version:
         return read_split(spark, context.lake, dataset, ["test"])
     workflow = load_workflow(context.lake, workflow_version, context.config.output.broadcast_max_rows)
-    return encode_split(spark, context.config, workflow, context.run_date, "test").persist()
+    return encode_split(spark, context.config, workflow, context.run_date, "test", context.recorder).persist()
 
 
 def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:

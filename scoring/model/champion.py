@@ -22,7 +22,7 @@ def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
             f"{lake.models(name)} has no champion on {context.run_date}",
             "run build_features, train_model and evaluate_model for this date or an earlier one",
         )
-    model = read_model_info(model_path(lake, name, version))
+    model = read_model_info(model_path(lake, name, version), lake.recorder)
     dataset = read_dataset(lake, context.run_date)
     if model.spec.workflow_version != dataset.workflow_version:
         raise DataError(

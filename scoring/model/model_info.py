@@ -9,8 +9,9 @@ from typing import Any
 from conf.errors import DataError
 from conf.types import Score
 from scoring.inputs.requests import ModelRequest
-from storage import file_io, format_versions, lineage
+from storage import file_io, format_versions
 from storage.feature_spec import FeatureSpec
+from storage.lineage import NOT_RECORDED, LineageRecorder
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class ModelInfo:
         self.spec.require_same(features, f"model {self.version}", "the features to score")
 
 
-def read_model_info(path: str) -> ModelInfo:
-    """Reads a folder's model.json.
+def read_model_info(path: str, recorder: LineageRecorder = NOT_RECORDED) -> ModelInfo:
+    """Reads a folder's model.json. `recorder` notes the model as an input of the run.
 
     Raises:
         DataError: the folder has no model.json, so the model is not complete.
@@ -62,7 +63,7 @@ def read_model_info(path: str) -> ModelInfo:
         raise DataError(
             f"{path} holds no complete model ({file} does not exist)", "run train_model first"
         ) from error
-    lineage.reads(path, description["version"])
+    recorder.record_read(path, description["version"])
     return ModelInfo(
         path, description["version"], FeatureSpec.from_json(description["feature_spec"]), description
     )

@@ -1,4 +1,4 @@
-"""One Airflow for the folder: first its environment alone, then a training and a night by dag.test(), then the scheduler."""
+"""One Airflow for the folder: its environment, a training and a daily run by dag.test(), the scheduler."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from local_airflow.environment import environment
 from local_airflow.processes import airflow, running
 from local_airflow.rest import Api
 from setup.console import SetupError
-from tests.airflow.world import TRAINED, Alerts, World, listening, make_world
+from tests.airflow.airflow_setup import TRAINED, AirflowSetup, Alerts, alert_server, prepare_airflow
 from tests.etl.lakes.servers import missing
 from tests.standalone import Cluster, standalone_cluster
 
-INSIDE = Path(__file__).parent / "inside"
+SCRIPTS = Path(__file__).parent / "airflow_scripts"
 
 
 @pytest.fixture(scope="package")
@@ -36,8 +36,8 @@ def airflow_environment() -> Path:
 
 @pytest.fixture(scope="package")
 def alerts() -> Iterator[Alerts]:
-    with listening() as found:
-        yield found
+    with alert_server() as alerts:
+        yield alerts
 
 
 @pytest.fixture(scope="package")
@@ -47,27 +47,31 @@ def airflow_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 
 @pytest.fixture(scope="package")
-def world(
+def airflow_setup(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     alerts: Alerts,
     airflow_environment: Path,
     airflow_cluster: Cluster,
-) -> World:
-    made = make_world(spark, tmp_path_factory.mktemp("airflow"), alerts.url, airflow_cluster)
-    airflow(airflow_environment, made.home, "db", "migrate")
-    return made
+) -> AirflowSetup:
+    setup = prepare_airflow(spark, tmp_path_factory.mktemp("airflow"), alerts.url, airflow_cluster)
+    airflow(airflow_environment, setup.home, "db", "migrate")
+    return setup
 
 
 @pytest.fixture(scope="package")
-def inside(world: World, airflow_environment: Path) -> Callable[..., Any]:
-    """Runs a script of tests/airflow/inside with Airflow's interpreter; returns the JSON that it printed last."""
+def run_airflow_script(airflow_setup: AirflowSetup, airflow_environment: Path) -> Callable[..., Any]:
+    """Runs a script of airflow_scripts with Airflow's interpreter; returns the JSON that it printed last."""
 
-    def call(script: str, *words: str, **environment: str) -> Any:
+    def run_script(script: str, *words: str, **environment: str) -> Any:
         done = subprocess.run(
-            [airflow_environment / "bin/python", INSIDE / f"{script}.py", *words],
-            env={**world.home.environment(), "PYTHONPATH": str(world.home.dags), **environment},
-            cwd=world.folder,
+            [airflow_environment / "bin/python", SCRIPTS / f"{script}.py", *words],
+            env={
+                **airflow_setup.home.environment(),
+                "PYTHONPATH": str(airflow_setup.home.dags),
+                **environment,
+            },
+            cwd=airflow_setup.folder,
             capture_output=True,
             text=True,
             check=False,
@@ -75,36 +79,40 @@ def inside(world: World, airflow_environment: Path) -> Callable[..., Any]:
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 
-    return call
+    return run_script
 
 
 @pytest.fixture(scope="package")
-def trained(inside: Callable[..., Any], world: World) -> dict[str, Any]:
-    """TRAINED, by dag.test(): a training whose model is promoted, and the night of that day. Task states by DAG.
+def trained(run_airflow_script: Callable[..., Any], airflow_setup: AirflowSetup) -> dict[str, Any]:
+    """Task states by DAG after a training and a daily run of TRAINED by dag.test().
 
-    Only this day has candidates by a retriever, and lists that are delivered.
+    The gate promotes the model.
+
+    Only on this day a retriever makes candidates, and lists are delivered.
     """
     retrieval = "candidates.sources=[{source: retrieval, n: 60, model: ../models/two_tower_small.yaml}]"
-    sink = f"deliver.sinks=[{{kind: json_lines, name: files, path: {world.delivered}}}]"
+    sink = f"deliver.sinks=[{{kind: json_lines, name: files, path: {airflow_setup.delivered}}}]"
     conf = json.dumps({"run_date": TRAINED, "set": [retrieval, sink]})
-    found: dict[str, Any] = inside("run_dags", f"weekly_training={conf}", f"daily_recommendations={conf}")
-    return found
+    states: dict[str, Any] = run_airflow_script(
+        "run_dags", f"weekly_training={conf}", f"daily_recommendations={conf}"
+    )
+    return states
 
 
 @pytest.fixture(scope="package")
-def api(world: World, airflow_environment: Path, trained: dict[str, Any]) -> Iterator[Api]:
-    """The API of a real scheduler, DAG processor, triggerer and API server, on the lake that dag.test() has left."""
-    shutil.copy(INSIDE / "late_night.py", world.home.dags)
-    with running(airflow_environment, world.home) as started:
+def api(airflow_setup: AirflowSetup, airflow_environment: Path, trained: dict[str, Any]) -> Iterator[Api]:
+    """The API of a real scheduler, DAG processor, triggerer and API server, on the lake of `trained`."""
+    shutil.copy(SCRIPTS / "late_run.py", airflow_setup.home.dags)
+    with running(airflow_environment, airflow_setup.home) as started:
         yield started
-    assert processes_of(world) == []
+    assert processes_of(airflow_setup) == []
 
 
-def processes_of(world: World) -> list[str]:
-    """The command lines of what runs with this Airflow's folder in its environment."""
-    found = []
+def processes_of(airflow_setup: AirflowSetup) -> list[str]:
+    """The command lines of the processes that have this Airflow's folder in their environment."""
+    commands = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get("AIRFLOW_HOME") == str(world.home.folder):
-                found.append(" ".join(process.cmdline()))
-    return found
+            if process.environ().get("AIRFLOW_HOME") == str(airflow_setup.home.folder):
+                commands.append(" ".join(process.cmdline()))
+    return commands

@@ -1,4 +1,4 @@
-"""The DAGs without a scheduler: that they parse, what they promise, how jobs' ends are taken, and a day by dag.test()."""
+"""The DAGs without a scheduler: parsing, settings, exit codes of jobs, and one day by dag.test()."""
 
 from __future__ import annotations
 
@@ -11,104 +11,102 @@ import pytest
 
 from conf.load import load_config
 from jobs.chain.steps import Night
-from tests.airflow.world import CONFIG, TRAINED, World
+from tests.airflow.airflow_setup import CONFIG, TRAINED, AirflowSetup
 
 NAMES = {"daily_recommendations", "weekly_training", "backfill_recommendations"}
-HOPELESS, RETRIED = "AirflowFailException", "AirflowException"
+NOT_RETRIED, RETRIED = "AirflowFailException", "AirflowException"
 
 
 @pytest.fixture(scope="module")
-def parsed(inside: Callable[..., Any]) -> dict[str, Any]:
-    found: dict[str, Any] = inside("describe")
-    assert found["errors"] == {}
-    return found
+def dag_bag(run_airflow_script: Callable[..., Any]) -> dict[str, Any]:
+    bag: dict[str, Any] = run_airflow_script("describe_dags")
+    assert bag["errors"] == {}
+    return bag
 
 
 @pytest.fixture(scope="module")
-def described(parsed: dict[str, Any]) -> dict[str, Any]:
-    # The scheduler's tests put a DAG of theirs into the folder, whichever come first.
-    return {name: dag for name, dag in parsed["dags"].items() if name != "late_night"}
+def dags(dag_bag: dict[str, Any]) -> dict[str, Any]:
+    # test_scheduler.py adds a DAG to the folder, and may run first.
+    return {name: dag for name, dag in dag_bag["dags"].items() if name != "late_run"}
 
 
-def test_a_run_knows_its_day_from_its_param_or_its_key(parsed: dict[str, Any]) -> None:
-    days = parsed["days"]
+def test_run_date_comes_from_param_or_partition_key(dag_bag: dict[str, Any]) -> None:
+    days = dag_bag["days"]
     assert (days["param"], days["key"]) == ("2026-01-04", "2026-03-01")
     assert days["day before the key"] == "2026-02-28"
     assert days["days"] == ["2026-02-27", "2026-02-28", "2026-03-01"]
-    for name, said in (
+    for name, message in (
         ("no date", "the Param run_date '2026-02-30' is not a date"),
         ("other form", "write 2026-01-04"),
         ("backwards", "are -1 days"),
     ):
-        assert days[name].startswith(HOPELESS)
-        assert said in days[name]
+        assert days[name].startswith(NOT_RETRIED)
+        assert message in days[name]
 
 
-def test_every_dag_parses_and_shows_whose_it_is_and_what_it_does(described: dict[str, Any]) -> None:
-    assert set(described) == NAMES
-    for name, dag in described.items():
+def test_dags_parse_and_have_owner_tags_and_description(dags: dict[str, Any]) -> None:
+    assert set(dags) == NAMES
+    for name, dag in dags.items():
         assert dag["owners"] == ["nightrank"], name
         assert "nightrank" in dag["tags"], name
         assert dag["doc"].startswith("### "), name
         assert dag["callbacks"], name
         assert (dag["runs"], dag["catchup"]) == (1, False), name
-    assert [described[name]["deadline"] for name in ("daily_recommendations", "weekly_training")] == [
-        True
-    ] * 2
+    assert [dags[name]["deadline"] for name in ("daily_recommendations", "weekly_training")] == [True] * 2
 
 
-def test_a_day_has_the_stages_of_nightly_in_their_order(described: dict[str, Any]) -> None:
+def test_daily_dag_has_the_stages_of_nightly_in_order(dags: dict[str, Any]) -> None:
     sink = "deliver.sinks=[{kind: json_lines, name: files, path: /out}]"
     for overrides in ([sink, "measure.against=test_split"], ["measure.against=test_split"]):
         night = Night(load_config(CONFIG, [*overrides, "lake=/nowhere"]), TRAINED, retrain=False)
         expected = [step.name for step in (*night.preparing(), *night.serving())]
-        order = described["daily_recommendations"]["order"]
+        order = dags["daily_recommendations"]["order"]
         assert [name for name in order if name in expected] == expected
     training = Night(load_config(CONFIG, ["lake=/nowhere"]), TRAINED, retrain=True)
-    order = described["weekly_training"]["order"]
+    order = dags["weekly_training"]["order"]
     assert [name for name in order if name in ("build_features", "train_model", "evaluate_model")] == [
         step.name for step in training.preparing()
     ]
 
 
-def test_jobs_have_a_pool_a_timeout_and_retries_and_a_failed_night_cannot_look_good(
-    described: dict[str, Any],
+def test_jobs_have_pool_timeout_and_retries_and_a_failed_stage_fails_the_run(
+    dags: dict[str, Any],
 ) -> None:
     for name in ("daily_recommendations", "weekly_training"):
-        dag = described[name]
+        dag = dags[name]
         pooled = [task for task, pool in dag["pools"].items() if pool == "nightrank_spark"]
         assert {"quality_gate", "build_features"} <= set(pooled)
         assert all(dag["timeouts"][task] and dag["retries"][task] == 2 for task in pooled)
-    below = described["daily_recommendations"]["below"]
+    below = dags["daily_recommendations"]["below"]
     assert [task for task, following in below.items() if not following] == ["night_is_done"]
     assert "night_is_done" in below["measure_recommendations"]
 
 
 @pytest.fixture(scope="module")
-def ends(world: World, inside: Callable[..., Any]) -> dict[str, Any]:
-    found: dict[str, Any] = inside(
-        "end_jobs", "2", "3", "4", "1", "134", "kill", FATES=str(world.folder / "fates")
+def failures(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]) -> dict[str, Any]:
+    errors: dict[str, Any] = run_airflow_script(
+        "run_failing_stages", "2", "3", "4", "1", "134", "kill", PLANNED_ENDS=str(airflow_setup.planned_ends)
     )
-    return found
+    return errors
 
 
-@pytest.mark.parametrize("end, raised", [("2", HOPELESS), ("3", HOPELESS)])
-def test_bad_configuration_and_bad_data_are_not_tried_again(
-    ends: dict[str, Any], end: str, raised: str
+@pytest.mark.parametrize("end, raised", [("2", NOT_RETRIED), ("3", NOT_RETRIED)])
+def test_bad_configuration_and_bad_data_are_not_retried(
+    failures: dict[str, Any], end: str, raised: str
 ) -> None:
-    assert ends[end][0] == raised
-    assert f"report ended with exit code {end}" in ends[end][1]
+    assert failures[end][0] == raised
+    assert f"report ended with exit code {end}" in failures[end][1]
 
 
 @pytest.mark.parametrize("end, code", [("4", 4), ("1", 1), ("134", 134), ("kill", 137)])
-def test_every_other_end_is_worth_a_retry(ends: dict[str, Any], end: str, code: int) -> None:
-    assert ends[end][0] == RETRIED
-    assert f"report ended with exit code {code}: worth a retry" in ends[end][1]
+def test_every_other_exit_code_is_retried(failures: dict[str, Any], end: str, code: int) -> None:
+    assert failures[end][0] == RETRIED
+    assert f"report ended with exit code {code}: worth a retry" in failures[end][1]
     for word in ("--set score.k=3", "--set score.k=4", f"--run-date {TRAINED}"):
-        assert word in ends[end][1]
+        assert word in failures[end][1]
 
 
-REFUSED = [
+MISCONFIGURED = [
     ("missing connection", {}, "the Airflow connection 'spark_default' does not exist"),
     ("missing variable", None, "the Airflow Variable 'nightrank' does not exist"),
     ("missing key", {"home": None}, "lacks the keys ['home']"),
@@ -122,29 +120,29 @@ REFUSED = [
 
 
 @pytest.fixture(scope="module")
-def refusals(world: World, inside: Callable[..., Any]) -> dict[str, Any]:
-    """Name → class and text of what a task raised that found this Variable, or this connection."""
+def refusals(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]) -> dict[str, Any]:
+    """Name of a case → class and text of the error that a task raised with this Variable or connection."""
     cases = {}
-    for name, change, _ in REFUSED:
-        values = {**world.home.variable, **(change or {})}
+    for name, change, _ in MISCONFIGURED:
+        values = {**airflow_setup.home.variable, **(change or {})}
         cases[name] = (
             None if change is None else {key: value for key, value in values.items() if value is not None}
         )
-    found: dict[str, Any] = inside("refuse", json.dumps(cases))
-    return found
+    errors: dict[str, Any] = run_airflow_script("run_misconfigured_stages", json.dumps(cases))
+    return errors
 
 
-@pytest.mark.parametrize("name, said", [(name, said) for name, _, said in REFUSED])
-def test_what_is_not_set_up_is_a_clear_failure_and_never_yarn(
-    refusals: dict[str, Any], name: str, said: str
+@pytest.mark.parametrize("name, message", [(name, message) for name, _, message in MISCONFIGURED])
+def test_missing_settings_are_clear_errors_and_never_mean_yarn(
+    refusals: dict[str, Any], name: str, message: str
 ) -> None:
     kind, text = refusals[name]
-    assert kind == HOPELESS
-    assert said in text
+    assert kind == NOT_RETRIED
+    assert message in text
     assert "what to do" in text
 
 
-# name → the Param `set`, the Variable's param_keys, what refuses it
+# Name of a case → the Param `set`, param_keys of the Variable, what the error names.
 NOT_ALLOWED: dict[str, tuple[list[str], list[str] | None, str]] = {
     "a foreign URL": (
         ["deliver.sinks=[{kind: jdbc, url: 'jdbc:postgresql://evil/x'}]"],
@@ -184,47 +182,51 @@ ALLOWED: dict[str, tuple[list[str], list[str] | None]] = {
 
 
 @pytest.fixture(scope="module")
-def answers(world: World, inside: Callable[..., Any]) -> dict[str, Any]:
-    """Name → what a stage, the sensor and a back-fill made of a Param `set`: class and text of what they raised."""
-    cases = {name: (asked, keys) for name, (asked, keys, _) in NOT_ALLOWED.items()} | ALLOWED
-    found: dict[str, Any] = inside("ask", json.dumps(cases), FATES=str(world.folder / "fates"))
-    return found
+def outcomes(airflow_setup: AirflowSetup, run_airflow_script: Callable[..., Any]) -> dict[str, Any]:
+    """Name of a case → class and text of the errors of stage, sensor and back-fill with this Param `set`."""
+    cases = {name: (overrides, keys) for name, (overrides, keys, _) in NOT_ALLOWED.items()} | ALLOWED
+    errors: dict[str, Any] = run_airflow_script(
+        "try_overrides", json.dumps(cases), PLANNED_ENDS=str(airflow_setup.planned_ends)
+    )
+    return errors
 
 
 @pytest.mark.parametrize("name", NOT_ALLOWED)
-def test_who_triggers_a_run_cannot_send_it_elsewhere(answers: dict[str, Any], name: str) -> None:
-    """Before any job is started, and also where only one task is cleared and runs again."""
-    said = NOT_ALLOWED[name][2]
+def test_param_set_cannot_change_keys_outside_the_allow_list(outcomes: dict[str, Any], name: str) -> None:
+    """The error comes before any job starts, and also if one task alone is cleared and runs again."""
+    message = NOT_ALLOWED[name][2]
     for place in ("stage", "sensor", "backfill"):
-        kind, text = answers[name][place]
-        assert kind == HOPELESS, (place, text)
-        assert said in text, place
+        kind, text = outcomes[name][place]
+        assert kind == NOT_RETRIED, (place, text)
+        assert message in text, place
         assert "what to do" in text, place
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_who_triggers_a_run_can_change_how_it_computes(answers: dict[str, Any], name: str) -> None:
-    words = [f"--set {each}" for each in ALLOWED[name][0]]
+def test_param_set_changes_allowed_keys(outcomes: dict[str, Any], name: str) -> None:
+    words = [f"--set {override}" for override in ALLOWED[name][0]]
     for place in ("stage", "sensor"):
-        kind, text = answers[name][place]
+        kind, text = outcomes[name][place]
         assert (kind, "ended with exit code 4" in text) == (RETRIED, True), (place, text)
         assert all(word in text for word in words), place
-    assert answers[name]["backfill"][0] == ""
+    assert outcomes[name]["backfill"][0] == ""
 
 
 @pytest.mark.timeout(600)
-def test_a_training_and_a_day_run_by_dag_test(trained: dict[str, Any], world: World) -> None:
+def test_a_training_and_a_day_run_by_dag_test(trained: dict[str, Any], airflow_setup: AirflowSetup) -> None:
     weekly, daily = trained["weekly_training"], trained["daily_recommendations"]
     assert (weekly["state"], daily["state"]) == ("success", "success")
     assert {task for task, state in weekly["tasks"].items() if state == "skipped"} == {"build_features_again"}
-    # There is no day before whose lists could be measured, and lists are made of candidates.
+    # There are no lists of the day before to measure, and the configuration makes lists from candidates.
     assert {task for task, state in daily["tasks"].items() if state == "skipped"} == {
         "score_rows",
         "measure_recommendations",
     }
-    manifest = json.loads((world.lake / f"recommendations/dt={TRAINED}/_MANIFEST.json").read_text())
-    promotion = json.loads((world.lake / f"models/generated/promotions/dt={TRAINED}.json").read_text())
+    manifest = json.loads((airflow_setup.lake / f"recommendations/dt={TRAINED}/_MANIFEST.json").read_text())
+    promotion = json.loads(
+        (airflow_setup.lake / f"models/generated/promotions/dt={TRAINED}.json").read_text()
+    )
     assert manifest["facts"]["model_version"] == promotion["champion_after"]
     assert manifest["rows"] == manifest["facts"]["users"] * 10
-    files = [gzip.decompress(path.read_bytes()) for path in world.delivered.rglob("*.json.gz")]
-    assert sum(len(each.splitlines()) for each in files) == manifest["facts"]["users"]
+    files = [gzip.decompress(path.read_bytes()) for path in airflow_setup.delivered.rglob("*.json.gz")]
+    assert sum(len(content.splitlines()) for content in files) == manifest["facts"]["users"]

@@ -21,7 +21,7 @@ from tests.standalone import Cluster
 
 CONFIG = "conf/datasets/generated.yaml"
 FIRST, RUN_DATE = "2026-01-01", "2026-01-04"
-# (job, run date), in the order of a night that trains.
+# (job, run date), in the order of a run that trains.
 CHAIN = (
     ("generate_clicks", FIRST),
     ("build_features", RUN_DATE),
@@ -83,7 +83,7 @@ def run_in_process(spark: SparkSession, lake: Path) -> None:
 def write_profile(
     path: Path, cluster: Cluster, python: str, more: Mapping[str, str] | None = None, root: Path = ROOT
 ) -> Path:
-    """conf/spark's profile for a standalone cluster, cut down to executors of one core, one a worker, on loopback."""
+    """Writes conf/spark's profile for a standalone cluster, with one executor of one core for each worker."""
     settings = {}
     for name in ("cpu", "on-standalone"):
         settings |= read_profile(root / f"conf/spark/{name}.conf")
@@ -112,5 +112,5 @@ def write_profile(
 
 def lists(lake: Path) -> pd.DataFrame:
     """The recommendations of a lake, sorted by user and position."""
-    found = read_rows(Lake(str(lake)).recommendations.partition(RUN_DATE))
-    return found.sort_values(["user_id", "position"], ignore_index=True)
+    rows = read_rows(Lake(str(lake)).recommendations.partition(RUN_DATE))
+    return rows.sort_values(["user_id", "position"], ignore_index=True)

@@ -14,13 +14,13 @@ from tests.standalone import Cluster, standalone_cluster
 
 @pytest.fixture(scope="package")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with unpacked_archive(tmp_path_factory.mktemp("node")) as found:
-        yield found
+    with unpacked_archive(tmp_path_factory.mktemp("node")) as node:
+        yield node
 
 
 @pytest.fixture(scope="package")
 def cluster(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two workers of two cores, started from the archive's pyspark without a word about where its packages are."""
+    """Two workers of two cores, started from the archive's pyspark without settings of package paths."""
     folder, spark_class = tmp_path_factory.mktemp("cluster"), node.folder / "environment/bin/spark-class"
     variables = {**node.variables, "PYSPARK_PYTHON": str(node.python)}
     with standalone_cluster(folder, spark_class=spark_class, variables=variables) as started:
@@ -31,21 +31,21 @@ def cluster(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 def lakes(
     spark: SparkSession, node: Node, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Lakes:
-    """Executors run the environment unpacked on their node; those of the training one that the application brings, as on YARN."""
+    """Two lakes of one chain. Executors use their node's environment; the training brings its own."""
     folder = tmp_path_factory.mktemp("chain")
     driver = {"spark.pyspark.driver.python": str(node.python)}
     profile = write_profile(folder / "unpacked.conf", cluster, str(node.python), root=node.folder)
     brought = write_profile(folder / "brought.conf", cluster, "./environment/bin/python", driver, node.folder)
     archives = ("--archives", f"{node.thin_environment(folder)}#environment")
-    made = Lakes(folder / "alone", folder / "spread", profile, {})
-    run_in_process(spark, made.alone)
+    lakes = Lakes(folder / "alone", folder / "spread", profile, {})
+    run_in_process(spark, lakes.alone)
     for job, run_date in CHAIN:
         known = cluster.applications()
         training = job == "train_model"
         how, more = (brought, archives) if training else (profile, ())
-        ended = node.submit(job, run_date, how, made.spread, *more)
+        ended = node.submit(job, run_date, how, lakes.spread, *more)
         assert ended.exit_code == 0, ended.log[-3000:]
         for application in cluster.applications()[len(known) :]:
-            made.tasks[job] = len(cluster.log_lines(STARTED, application))
-            made.training = application if training else made.training
-    return made
+            lakes.tasks[job] = len(cluster.log_lines(STARTED, application))
+            lakes.training = application if training else lakes.training
+    return lakes

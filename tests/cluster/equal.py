@@ -1,4 +1,4 @@
-"""Two lakes that must hold the same: rows exactly, but scores within 1e-5 and places in a list that hang on such scores."""
+"""Compares two lakes: rows exactly, scores within 1e-5, and positions that depend on such scores."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def require_equal_features(first: Path, second: Path) -> None:
 
 def require_equal_rows(mine: Partition, other: Partition) -> int:
     """Two partitions hold the same rows in any order; says how many."""
-    first, second = (read_rows(each) for each in (mine, other))
+    first, second = (read_rows(path) for path in (mine, other))
     # The file a line was in lies below the lake, which differs.
     first, second = (rows.drop(columns="source_file", errors="ignore") for rows in (first, second))
-    order = [each for each in ("row_id", "column", "value", "user_key", "item_key") if each in first]
+    order = [name for name in ("row_id", "column", "value", "user_key", "item_key") if name in first]
     first, second = (rows.sort_values(order, ignore_index=True) for rows in (first, second))
     pd.testing.assert_frame_equal(first, second, check_exact=True)
     return len(first)
@@ -47,12 +47,12 @@ def require_equal_rows(mine: Partition, other: Partition) -> int:
 
 def require_equal_models(first: Path, second: Path) -> None:
     """The same version was trained on the same rows, and measures the same."""
-    found = []
+    models = []
     for path in (first, second):
         lake = Lake(str(path))
         version = challenger_of(lake, "generated", RUN_DATE)
-        found.append((version, read_description(model_path(lake, "generated", version))))
-    (mine, one), (other, two) = found
+        models.append((version, read_description(model_path(lake, "generated", version))))
+    (mine, one), (other, two) = models
     assert mine == other
     assert one["steps"] == two["steps"]
     assert one["metrics"]["test"]["auc"] > 0.55
@@ -62,13 +62,15 @@ def require_equal_models(first: Path, second: Path) -> None:
 
 
 def require_equal_lists(first: pd.DataFrame, second: pd.DataFrame, tolerance: float = 1e-5) -> None:
-    """Lists sorted by user and position: equal users and lengths, scores within the tolerance, items that differ only
-    between scores that close.
+    """Requires equal users and lengths of lists that are sorted by user and position.
+
+    Scores may differ by the tolerance. Items may differ only between scores that are as close.
     """
     assert first[["user_id", "position"]].equals(second[["user_id", "position"]])
     assert (first["score"] - second["score"]).abs().max() <= tolerance
     for place in first.index[first["item_id"] != second["item_id"]]:
-        # The item the other lake has at this place stands in this one at a score that close, or just missed the list.
+        # The item the other lake has at this place stands in this one at a score that close, or just missed
+        # the list.
         mine = first[first["user_id"] == first["user_id"][place]]
         there = mine.loc[mine["item_id"] == second["item_id"][place], "score"]
         assert all(abs(score - first["score"][place]) <= tolerance for score in there)

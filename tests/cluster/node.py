@@ -37,7 +37,10 @@ class Node:
         return self.folder / "environment/bin/python"
 
     def run(self, command: str, disturb: Callable[[], None] | None = None, timeout_s: float = 240) -> Ended:
-        """Runs a command as a user of the archive would; `disturb` is called meanwhile. Its processes are gone at the end."""
+        """Runs a command as a user of the archive would; `disturb` is called meanwhile.
+
+        Its processes are gone at the end.
+        """
         log = self.folder / "printed.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -67,13 +70,15 @@ class Node:
         disturb: Callable[[], None] | None = None,
     ) -> Ended:
         """Runs a job by spark-submit, with more words of its own."""
-        settings = " ".join(f"--set '{each}'" for each in overrides(lake))
+        settings = " ".join(f"--set '{override}'" for override in overrides(lake))
         words = f"spark-submit --properties-file {profile} {' '.join(more)} jobs/{job}.py"
         return self.run(f"{words} --config {CONFIG} --run-date {run_date} {settings}", disturb)
 
     def thin_environment(self, folder: Path) -> Path:
-        """An archive of an environment that is a link to Python and borrows the node's packages: the real one would be unpacked
-        once more by every executor, for a minute, and tests/setup unpack such an archive.
+        """An archive of an environment that has a link to Python and uses the packages of the node.
+
+        Every executor would unpack the real environment again, for a minute. tests/setup test such an
+        archive.
         """
         thin = folder / "thin"
         make = [str(self.python.resolve()), "-m", "venv", "--without-pip", "--symlinks", str(thin)]
@@ -88,20 +93,21 @@ class Node:
 
 @contextmanager
 def unpacked_archive(folder: Path) -> Iterator[Node]:
-    """Makes the archive and unpacks it in this folder, which is gone at the end: gigabytes, which pytest would keep."""
+    """Makes the archive and unpacks it in this folder. Deletes the folder at the end, because it is large."""
     try:
-        archive = make_dist(folder / "made")
+        archive = make_dist(folder / "dist")
         unpacked = folder / archive.stem
         inner = f"{archive.stem}/environment.tar.gz"
-        # The environment straight from the archive, 3 GB that are not written in between, and by a faster gzip than tar's: that
-        # tar -xz reads such a file is tests/setup/test_dist.py's business.
+        # The environment straight from the archive, 3 GB that are not written in between, and by a faster
+        # gzip than tar's: that tar -xz reads such a file is tests/setup/test_dist.py's business.
         for command in (
             f"tar -C {folder} -xf {archive} --exclude={inner}",
             f"mkdir {unpacked}/environment",
-            f"tar -xOf {archive} {inner} | {sys.executable} -m isal.igzip -d | tar -C {unpacked}/environment -x",
+            f"tar -xOf {archive} {inner} | {sys.executable} -m isal.igzip -d "
+            f"| tar -C {unpacked}/environment -x",
         ):
             subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=True)
-        shutil.rmtree(folder / "made")
+        shutil.rmtree(folder / "dist")
         home = folder / "home"
         home.mkdir()
         variables = {"PATH": "/usr/bin:/bin", "HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}

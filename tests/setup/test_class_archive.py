@@ -1,4 +1,4 @@
-"""The archive of classes that setup makes: Spark's JVM takes them from there, and does without it in silence."""
+"""The archive of classes that setup makes: Spark's JVM loads classes from it, or silently from the jars."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_setup_made_it_and_the_environment_names_it() -> None:
 def test_classes_of_spark_come_from_it(tmp_path: Path) -> None:
     version(f"{options(ARCHIVE)} -Xlog:class+load:file={tmp_path}/loaded")
     loaded = (tmp_path / "loaded").read_text().splitlines()
-    found = [line for line in loaded if " org.apache.spark.deploy.SparkSubmit$ " in line]
-    assert [line.split("source: ")[1] for line in found] == ["shared objects file (top)"]
+    sources = [line for line in loaded if " org.apache.spark.deploy.SparkSubmit$ " in line]
+    assert [line.split("source: ")[1] for line in sources] == ["shared objects file (top)"]
 
 
 @pytest.mark.parametrize("content", [None, b"no archive"], ids=["missing", "broken"])

@@ -1,4 +1,4 @@
-"""The archive of pyspark's sources with compiled modules: taken by Python wherever it runs, made once, never half."""
+"""The archive of pyspark's sources with compiled modules: every Python uses it, and it is written whole."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_the_second_time_nothing_is_done_and_a_link_elsewhere_keeps_what_it_had(
     before = linked.read_bytes()
     add_compiled(tmp_path)
     assert linked.read_bytes() == before
-    made = archive.stat()
+    status = archive.stat()
     add_compiled(tmp_path)
-    assert (archive.stat().st_ino, archive.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    assert (archive.stat().st_ino, archive.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
 
 
 def test_what_does_not_compile_or_is_not_there_is_said_and_nothing_changes(

@@ -18,7 +18,7 @@ from setup.pack import Joined, entries, packed_parts
 
 
 def test_a_packed_environment_is_unpacked_by_spark_as_it_was(tmp_path: Path, spark: SparkSession) -> None:
-    """Several gzip files one after another, of two tar files in one, links and modes included: as Spark does with --archives."""
+    """Unpacks several gzip files that hold one tar, with links and modes, as Spark does with --archives."""
     base, folder = tmp_path / "base", tmp_path / "folder"
     (base / "bin").mkdir(parents=True)
     (base / "bin/run").write_text("#!/bin/sh\n")
@@ -27,12 +27,12 @@ def test_a_packed_environment_is_unpacked_by_spark_as_it_was(tmp_path: Path, spa
     noise = os.urandom(40_000_000)  # more than two blocks
     (base / "large").write_bytes(noise + bytes(10_000))
     shutil.copytree(base, folder, symlinks=True)
-    (folder / "bin/own").mkdir()
-    (folder / "bin/own/later.py").write_text("later")
+    (folder / "bin/extra").mkdir()
+    (folder / "bin/extra/later.py").write_text("later")
     for content in ("later", "later still"):  # the second time the packed base is there
-        (folder / "bin/own/later.py").write_text(content)
+        (folder / "bin/extra/later.py").write_text(content)
         archive = tmp_path / "folder.tar.gz"
-        joined = Joined(*packed_parts(folder, base, tmp_path / "own.tar.gz"))
+        joined = Joined(*packed_parts(folder, base, tmp_path / "extra.tar.gz"))
         archive.write_bytes(b"".join(iter(lambda: joined.read(1_000_003), b"")))  # noqa: B023
         assert archive.stat().st_size == joined.size_bytes
         assert archive.read_bytes().count(b"\x1f\x8b\x08\x00\x00\x00\x00\x00") >= 4
@@ -45,7 +45,7 @@ def test_a_packed_environment_is_unpacked_by_spark_as_it_was(tmp_path: Path, spa
         assert (unpacked / "large").read_bytes() == noise + bytes(10_000)
         assert os.access(unpacked / "bin/run", os.X_OK)
         assert (unpacked / "bin/python").readlink() == Path("/usr/bin/python3.11")
-        assert (unpacked / "bin/own/later.py").read_text() == content
+        assert (unpacked / "bin/extra/later.py").read_text() == content
         assert sorted(entries(unpacked)) == sorted(entries(folder))
         by_hand = subprocess.run(["tar", "-tzf", archive], capture_output=True, text=True, check=True).stdout
         assert sorted(Path(name).as_posix() for name in by_hand.split()) == sorted(entries(folder))
@@ -101,7 +101,7 @@ def test_gradle_calls_what_make_has() -> None:
 
 @pytest.mark.skipif(shutil.which("gradle") is None, reason="Gradle is not installed")
 def test_gradle_reads_its_file(tmp_path: Path) -> None:
-    """Debian's Gradle or a newer one; it finds the tasks, in the order in which it would run them, and runs none."""
+    """Debian's Gradle or a newer one finds the tasks in the order in which it would run them."""
     command = [
         "gradle",
         "--no-daemon",

@@ -1,4 +1,4 @@
-"""The patches of Horovod: how they are applied, that the wheel's name depends on them, and that what is installed has them."""
+"""The patches of Horovod: how they are applied, the digest of the wheel, and the installed Horovod."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def test_a_patch_changes_files_and_adds_them(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "source, said",
+    "source, message",
     [
         (SOURCE.replace("hello", "good morning"), "0 times"),
         (SOURCE * 2, "2 times"),
         (None, "0 times"),
     ],
 )
-def test_other_sources_are_refused(folder: Path, source: str | None, said: str) -> None:
+def test_other_sources_are_refused(folder: Path, source: str | None, message: str) -> None:
     path = folder / "src/greet.py"
     path.unlink() if source is None else path.write_text(source)
-    with pytest.raises(SetupError, match=rf"src/greet.py of this Horovod is not the one to patch.*{said}"):
+    with pytest.raises(SetupError, match=rf"src/greet.py of this Horovod is not the one to patch.*{message}"):
         horovod_patches.apply(folder, horovod_patches.read_changes(folder))
 
 
@@ -119,7 +119,7 @@ int main() {
 
 def test_the_compiled_signature_is_an_hmac(tmp_path: Path) -> None:
     """Against Python's, for messages of all lengths around a block's and keys shorter and longer than one."""
-    (header,) = [each for each in horovod_patches.read_changes() if each.file.endswith("/signature.h")]
+    (header,) = [change for change in horovod_patches.read_changes() if change.file.endswith("/signature.h")]
     (tmp_path / "signature.h").write_text(header.new)
     (tmp_path / "caller.cc").write_text(CALLER)
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
@@ -133,5 +133,7 @@ def test_the_compiled_signature_is_an_hmac(tmp_path: Path) -> None:
         for length in [*range(200), 70_000]
     ]
     lines = "\n".join(f"k{key.hex()} m{message.hex()}" for key, message in cases)
-    told = subprocess.run([program], input=lines, capture_output=True, text=True, check=True).stdout.split()
-    assert told == [hmac.new(key, message, hashlib.sha256).hexdigest() for key, message in cases]
+    signatures = subprocess.run(
+        [program], input=lines, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert signatures == [hmac.new(key, message, hashlib.sha256).hexdigest() for key, message in cases]

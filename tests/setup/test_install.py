@@ -44,12 +44,12 @@ def test_a_moved_checkout_needs_a_new_set_up(checkout: Path) -> None:
 
 
 def test_a_moved_environment_is_made_anew(tmp_path: Path) -> None:
-    made, moved = tmp_path / "made", tmp_path / "moved"
-    install.make_venv(made, "--without-pip")
-    (made / "kept").touch()
-    install.make_venv(made, "--without-pip")
-    assert (made / "kept").exists()
-    made.rename(moved)
+    environment, moved = tmp_path / "environment", tmp_path / "moved"
+    install.make_venv(environment, "--without-pip")
+    (environment / "kept").touch()
+    install.make_venv(environment, "--without-pip")
+    assert (environment / "kept").exists()
+    environment.rename(moved)
     install.make_venv(moved, "--without-pip")
     assert not (moved / "kept").exists()
 
@@ -65,7 +65,8 @@ def test_locked_packages_have_hashes_and_no_address() -> None:
 
 
 def test_lock_files_agree_on_versions() -> None:
-    # Airflow, a peer of the benchmarks and what some tests start have environments, and so versions, of their own.
+    # Airflow, a peer of the benchmarks and what some tests start have environments, and so versions, of their
+    # own.
     apart = {
         "airflow.txt",
         "benchmark-nvtabular.txt",
@@ -81,7 +82,7 @@ def test_lock_files_agree_on_versions() -> None:
     for lock in ours:
         for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE):
             versions.setdefault(name, set()).add(version)
-    assert {name: found for name, found in versions.items() if len(found) > 1} == {}
+    assert {name: numbers for name, numbers in versions.items() if len(numbers) > 1} == {}
 
 
 def sourced(script: str, **environment: str) -> list[str]:

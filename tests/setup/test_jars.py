@@ -29,9 +29,9 @@ def in_maven(jar: jars.Jar, content: bytes) -> Path:
 
 
 def test_the_lock_names_the_accelerator() -> None:
-    found = jars.accelerator()
-    assert (found.group, found.artifact) == ("com.nvidia", "rapids-4-spark_2.12")
-    assert found.size_bytes > 500e6
+    jar = jars.accelerator()
+    assert (jar.group, jar.artifact) == ("com.nvidia", "rapids-4-spark_2.12")
+    assert jar.size_bytes > 500e6
 
 
 @pytest.mark.parametrize("line", ["com.example:thing:1.0", "com.example:thing:1.0 sha256:12 5", "a b c"])

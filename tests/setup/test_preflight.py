@@ -20,7 +20,7 @@ def test_everything_missing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     with pytest.raises(SetupError) as caught:
         preflight.check_machine(root, needed_bytes=1024**6)
-    told = str(caught.value)
+    message = str(caught.value)
     for part in (
         "3.11 is needed",
         "g++",
@@ -29,7 +29,7 @@ def test_everything_missing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.
         "my projects",
         "1073741824.0 GiB are needed",
     ):
-        assert part in told
+        assert part in message
 
 
 def test_installed_headers_are_left_to_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

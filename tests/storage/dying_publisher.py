@@ -1,6 +1,7 @@
-"""Processes for test_publish_faults: one that publishes and kills itself at a named step, and one that reads all the while.
+"""Processes for test_publish_faults: one publishes and kills itself at a named step, another one reads.
 
-Publishing is storage.publish's own; only the Spark write is replaced by pyarrow's, so that a process costs milliseconds.
+Publishing is storage.publish's own; only the Spark write is replaced by pyarrow's, so that a process costs
+milliseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FILES, ROWS_A_FILE = 3, 10
 
 @dataclass(frozen=True)
 class Death:
-    """Where SIGKILL arrives: right before or right after the n-th call of a function, named where it is looked up."""
+    """Where SIGKILL arrives: before or after the n-th call of a function, which `module` looks up."""
 
     module: str
     function: str
@@ -100,27 +101,27 @@ def read_generation(root: str) -> int:
 
 
 def read_listed(root: str) -> int | None:
-    """The generation that a reader sees who lists the partition's folder, or None where it fails or finds nothing.
+    """The generation that a reader of the partition's folder sees; None if it fails or the folder is empty.
 
     Raises:
         ValueError: what it sees is not exactly one whole generation.
     """
     try:
-        found = [
+        tables = [
             pq.read_table(path, partitioning=None) for path in Path(partition_of(root).path).glob("*.parquet")
         ]
     except (pa.ArrowInvalid, FileNotFoundError):
         return None
-    if not found:
+    if not tables:
         return None
-    seen = pa.concat_tables(found)["generation"].to_pylist()
+    seen = pa.concat_tables(tables)["generation"].to_pylist()
     if len(seen) != FILES * ROWS_A_FILE or len(set(seen)) != 1:
         raise ValueError(f"the folder shows generations {sorted(set(seen))}, {len(seen)} rows")
     return int(seen[0])
 
 
 def read_until_told(root: str, channel: Connection) -> None:
-    """Reads over and over until something arrives; then sends the generations seen, in order, or what went wrong."""
+    """Reads until a message arrives; then sends the generations that it saw, in order, or the error."""
     seen = [read_generation(root)]
     channel.send("reading")
     try:

@@ -22,7 +22,7 @@ def test_it_writes_only_where_there_is_nothing(tmp_path: Path) -> None:
     assert file_io.create_json(str(path), {"of": 1})
     assert not file_io.create_json(str(path), {"of": 2})
     assert json.loads(path.read_text()) == {"of": 1}
-    assert [each.name for each in path.parent.iterdir()] == ["model.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["model.json"]
     with pytest.raises(InfrastructureError, match="cannot write"):
         file_io.create_json(f"{path}/below.json", {})
 
@@ -36,10 +36,10 @@ def test_one_of_many_creates_it(tmp_path: Path) -> None:
             created.append(number)
 
     threads = [threading.Thread(target=create, args=(number,)) for number in range(16)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert [json.loads((tmp_path / "x.json").read_text())["of"]] == created
 
 

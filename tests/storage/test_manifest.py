@@ -1,4 +1,4 @@
-"""The manifest: it comes back as it was written, its digest is of the content, and it is replaced whole or not at all."""
+"""The manifest: reading and writing, the digest of its content, and atomic replacement."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_manifest_comes_back_as_it_was_written(partition: Partition) -> None:
 
 
 def test_files_are_named_by_the_manifest_in_order(partition: Partition) -> None:
-    assert data_files(partition, MANIFEST) == [partition.file(each.path) for each in MANIFEST.files]
+    assert data_files(partition, MANIFEST) == [partition.file(entry.path) for entry in MANIFEST.files]
     assert data_files(partition, MANIFEST, "test") == [partition.file("a1/test/0.parquet")]
     assert data_files(partition, MANIFEST, "validation") == []
 
@@ -116,8 +116,8 @@ def test_readers_see_the_old_manifest_or_the_new(partition: Partition) -> None:
     done = threading.Event()
 
     def replace_often() -> None:
-        for turn in range(40):
-            replace_manifest(partition, MANIFEST if turn % 2 else many)
+        for attempt in range(40):
+            replace_manifest(partition, MANIFEST if attempt % 2 else many)
         done.set()
 
     writer = threading.Thread(target=replace_often)

@@ -25,13 +25,13 @@ def mode_of(path: Path) -> int:
 def test_it_is_of_this_user_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        made = private_folder(str(tmp_path / "below"), "x")
-        os.close(open_file(made / "file"))
+        folder = private_folder(str(tmp_path / "below"), "x")
+        os.close(open_file(folder / "file"))
     finally:
         os.umask(before)
-    assert made == tmp_path / "below" / NAME
-    assert (mode_of(made), mode_of(made / "file")) == (0o700, 0o600)
-    assert private_folder(str(tmp_path / "below"), "x") == made
+    assert folder == tmp_path / "below" / NAME
+    assert (mode_of(folder), mode_of(folder / "file")) == (0o700, 0o600)
+    assert private_folder(str(tmp_path / "below"), "x") == folder
 
 
 def test_by_default_it_lies_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

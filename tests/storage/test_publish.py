@@ -1,4 +1,4 @@
-"""Publishing one partition: what is verified first, what readers see, what is swept, and the shape of the files."""
+"""Publishing a partition: verification, what readers see, deletion of old files, layout of the files."""
 
 from __future__ import annotations
 
@@ -230,12 +230,12 @@ def test_the_sweep_deletes_old_files_no_manifest_names(spark: SparkSession, part
 
 def test_publishing_sweeps_but_keeps_the_files_it_replaces(spark: SparkSession, partition: Partition) -> None:
     oldest = publish_old(spark, partition)
-    for turn in (1, 2):
+    for attempt in (1, 2):
         for path in Path(partition.file(partition.data)).rglob("*.parquet"):
             _age(path, 25)
         newest = publish(
-            _rows(spark, 20 + turn), partition, inputs={}, row_group_rows=100, expected_rows=20 + turn
+            _rows(spark, 20 + attempt), partition, inputs={}, row_group_rows=100, expected_rows=20 + attempt
         )
         # The manifest replaced just now may still be read; the one before it is past its grace.
-        assert all(Path(path).exists() for path in data_files(partition, oldest)) == (turn == 1)
+        assert all(Path(path).exists() for path in data_files(partition, oldest)) == (attempt == 1)
     assert all(Path(path).exists() for path in data_files(partition, newest))

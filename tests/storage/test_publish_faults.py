@@ -1,4 +1,4 @@
-"""SIGKILL right before and right after every step of publishing, under a reader that never stops; each time, a rerun."""
+"""SIGKILL before and after each step of publishing, while a reader reads; then a rerun."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_readers_see_the_old_partition_or_the_new_whatever_the_instant(tmp_path:
         assert run(generation, death) == -signal.SIGKILL, f"nothing died {death}"
         assert read_generation(root) == (generation if is_new else generation - 1), death
         assert read_listed(root) in (generation - 1, generation if is_new else None, None), death
-        found = current_manifest(partition_of(root), {"generation": str(generation)})
+        manifest = current_manifest(partition_of(root), {"generation": str(generation)})
         if is_new:
-            assert found is not None
+            assert manifest is not None
             assert read_listed(root) == generation, f"what readers see was not mended after {death}"
         assert run(generation, None) == 0
         assert read_generation(root) == read_listed(root) == generation

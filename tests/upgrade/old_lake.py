@@ -1,8 +1,9 @@
-"""The lake that release 0.1.0 (commit 398f234) wrote, and every kind of JSON file in it with the function that reads it.
+"""The lake that release 0.1.0 (commit 398f234) wrote, and the reader of each kind of JSON file in it.
 
-`lake-0.1.0.tar.xz` holds what `generate_clicks`, `nightly --retrain` for 2026-01-04 and 2026-01-05, `champion --pin` and
-`champion --release` left for `upgrade.yaml`, and the checkpoints of a training that was killed; without event logs, reports
-and MLflow's database. The model of 2026-01-04 serves; the gate kept the one of 2026-01-05 out.
+`lake-0.1.0.tar.xz` holds what `generate_clicks`, `nightly --retrain` for 2026-01-04 and 2026-01-05, `champion
+--pin` and `champion --release` left for `upgrade.yaml`, and the checkpoints of a training that was killed;
+without event logs, reports and MLflow's database. The model of 2026-01-04 serves; the gate kept the one of
+2026-01-05 out.
 """
 
 from __future__ import annotations

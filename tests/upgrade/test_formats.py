@@ -1,4 +1,4 @@
-"""Format versions: what release 0.1.0 wrote is read, and what a newer release wrote is refused by every reader."""
+"""Format versions: readers accept what release 0.1.0 wrote, and refuse what a newer release wrote."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_version_this_release_does_not_know_is_refused(lake: Lake, name: str, 
     part[format_versions.KEY] = version
     kind.file(lake).write_text(json.dumps(whole))
     if version == 99:
-        current = next(each.version for each in format_versions.ALL if each.name == name)
+        current = next(kind.version for kind in format_versions.ALL if kind.name == name)
         stated = rf"a {name} of format version 99; this release reads up to version {current}"
     else:
         stated = rf"no {name}: format_version is {version!r}, not a positive integer"

@@ -1,4 +1,4 @@
-"""`jobs/migrate.py`: an old lake gets the present layout, so that readers which list folders see the published rows alone."""
+"""`jobs/migrate.py` gives an old lake the present layout, in which folders show only published rows."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def contents(lake: Lake) -> dict[str, str]:
 def manifests(lake: Lake) -> dict[str, Manifest]:
     """Path below the lake → manifest."""
     root = Path(lake.root)
-    found = {}
+    manifests = {}
     for path in sorted(root.rglob("_MANIFEST.json")):
         values = json.loads(path.read_text())
         values.pop(format_versions.KEY, None)
-        found[str(path.parent.relative_to(root))] = Manifest.from_json(values)
-    return found
+        manifests[str(path.parent.relative_to(root))] = Manifest.from_json(values)
+    return manifests
 
 
 def summary(output: str) -> dict[str, object]:
@@ -102,12 +102,12 @@ def test_a_dry_run_changes_nothing(lake: Lake, capsys: pytest.CaptureFixture[str
     before = contents(lake)
     assert main(["--lake", lake.root]) == 0
     output = capsys.readouterr().out
-    told = summary(output)
+    result = summary(output)
     assert contents(lake) == before
-    assert told["applied"] is False
-    assert told["migrated"] == 0
+    assert result["applied"] is False
+    assert result["migrated"] == 0
     attempts = {path.parents[1] for path in Path(lake.root).rglob("*.parquet")}
-    assert told["to_migrate"] == len(attempts) > 20
+    assert result["to_migrate"] == len(attempts) > 20
     assert "nothing was changed: start again with --apply" in output
     for name in set(KINDS) - {"data manifest"}:
         assert f"  {name} " in output
@@ -123,8 +123,8 @@ def test_after_it_listings_show_the_published_rows(lake: Lake, capsys: pytest.Ca
     stale.parent.mkdir()
     stale.write_bytes(attempt.read_bytes())
     assert main(["--lake", lake.root, "--apply"]) == 0
-    told = summary(capsys.readouterr().out)
-    assert told["migrated"] == told["to_migrate"]
+    result = summary(capsys.readouterr().out)
+    assert result["migrated"] == result["to_migrate"]
     assert_migrated(lake, before)
     assert rows_of(lake.features(CHAMPION_WORKFLOW).partition(SECOND)) > 0
     folder = Path(lake.root, f"recommendations/dt={SECOND}")

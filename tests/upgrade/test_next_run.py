@@ -1,4 +1,4 @@
-"""This release goes on where release 0.1.0 stopped: lists by the old champion, then a training that starts from it."""
+"""This release continues a lake of release 0.1.0: lists by the old champion, then a training from it."""
 
 from __future__ import annotations
 

@@ -6,15 +6,16 @@ from conf.types import Config
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, section, table, tag
 from reporting.facts.run_facts import earlier_nights, logistic_regression, published_facts
+from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.paths import Lake
 
 
-def render(config: Config, run_date: str) -> Html | None:
-    """One row a night, newest last; nothing before the second night."""
+def render(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Html | None:
+    """One row a night, newest last; nothing before the second night. `recorder` receives what is read."""
     dates = earlier_nights(config, run_date)
     if len(dates) < 2:
         return None
-    lake = Lake(config.lake)
+    lake = Lake(config.lake, recorder)
     headers = [
         "Night",
         "Model serving",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage import lineage
+from conf.load import load_config
+from conf.types import Config
+from etl.raw.files import raw_path, require_raw
+from storage.lineage import FACETS, NOT_RECORDED, SCHEMA_URL, DatasetVersion, RunLineage, dataset_name
 from storage.manifest import (
     FileEntry,
     Manifest,
@@ -20,20 +24,31 @@ from storage.manifest import (
     replace_manifest,
 )
 from storage.paths import Lake, Partition
+from storage.run_context import RunContext
 from tests.reporting.monitoring.openlineage import SCHEMA, assert_valid
 
 RUN_DATE = "2026-01-08"
 
 
 @pytest.fixture
-def run() -> Iterator[lineage.Run]:
-    made = lineage.Run("build_candidates", "nightrank.shop", RUN_DATE)
-    lineage.begin(made)
-    yield made
-    lineage.begin(None)
+def lineage() -> RunLineage:
+    """The lineage of a run that has read and published nothing yet."""
+    return RunLineage("build_candidates", "nightrank.shop", RUN_DATE)
+
+
+@pytest.fixture
+def lake(tmp_path: Path, lineage: RunLineage) -> Lake:
+    """An empty lake whose reads and publications are recorded in `lineage`."""
+    return Lake(str(tmp_path / "lake"), lineage)
+
+
+def config_of(folder: Path) -> Config:
+    """The configuration of generated logs, with its lake in `folder`."""
+    return load_config("conf/datasets/generated.yaml", [f"lake={folder}/lake"])
 
 
 def publish(partition: Partition, inputs: dict[str, str], rows: int = 7) -> Manifest:
+    """Publishes a manifest of one file without data, and returns it as it is read."""
     files = (FileEntry("a/0.parquet", rows, 100 * rows, (rows,)),)
     schema = (("user_id", "string"), ("score", "float"))
     replace_manifest(partition, Manifest(partition.table, partition.dt, files, schema, inputs))
@@ -41,69 +56,69 @@ def publish(partition: Partition, inputs: dict[str, str], rows: int = 7) -> Mani
 
 
 def names(event: Any, side: str) -> list[str]:
-    return [each["name"].split("/lake/")[1] for each in event[side]]
+    """The names of an event's `inputs` or `outputs`, below the lake."""
+    return [dataset["name"].split("/lake/")[1] for dataset in event[side]]
 
 
-def test_a_published_partition_says_exactly_what_it_was_made_of(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path / "lake"))
-    users, items = (table.partition(RUN_DATE) for table in (lake.users("w"), lake.items("w")))
-    before = {"users": publish(users, {}, 3).digest, "items": publish(items, {}, 5).digest}
-    run = lineage.Run("build_candidates", "nightrank.shop", RUN_DATE)
-    lineage.begin(run)
-    try:
-        read_manifest(users)
-        read_manifest(items)
-        made = publish(lake.candidates("w").partition(RUN_DATE), {"users": before["users"], "config": "c"})
-    finally:
-        lineage.begin(None)
-    assert_valid(made.lineage)
-    assert made.lineage["eventType"] == "OTHER"
-    assert made.lineage["run"]["runId"] == run.run_id
-    assert made.lineage["job"] == {"namespace": "nightrank.shop", "name": "build_candidates", "facets": {}}
-    assert names(made.lineage, "inputs") == [f"users/w/dt={RUN_DATE}"]  # its digest stands in `inputs`
-    (given,), (output,) = made.lineage["inputs"], made.lineage["outputs"]
-    assert given["facets"]["version"]["datasetVersion"] == before["users"]
-    assert given["inputFacets"]["dataQualityMetrics"]["rowCount"] == 3
-    assert given["inputFacets"]["dataQualityMetrics"]["bytes"] == 300
+def test_published_manifest_names_exactly_its_inputs(tmp_path: Path, lake: Lake, lineage: RunLineage) -> None:
+    without_recorder = Lake(lake.root)
+    users, items = (
+        table.partition(RUN_DATE) for table in (without_recorder.users("w"), without_recorder.items("w"))
+    )
+    digests = {"users": publish(users, {}, 3).digest, "items": publish(items, {}, 5).digest}
+    read_manifest(lake.users("w").partition(RUN_DATE))
+    read_manifest(lake.items("w").partition(RUN_DATE))
+    manifest = publish(lake.candidates("w").partition(RUN_DATE), {"users": digests["users"], "config": "c"})
+    event = manifest.lineage
+    assert_valid(event)
+    assert event["eventType"] == "OTHER"
+    assert event["run"]["runId"] == lineage.run_id
+    assert event["job"] == {"namespace": "nightrank.shop", "name": "build_candidates", "facets": {}}
+    assert names(event, "inputs") == [f"users/w/dt={RUN_DATE}"]  # its digest is an input of the manifest
+    (dataset,), (output,) = event["inputs"], event["outputs"]
+    assert dataset["facets"]["version"]["datasetVersion"] == digests["users"]
+    assert dataset["inputFacets"]["dataQualityMetrics"]["rowCount"] == 3
+    assert dataset["inputFacets"]["dataQualityMetrics"]["bytes"] == 300
     assert (output["namespace"], output["name"]) == ("file", f"{tmp_path}/lake/candidates/w/dt={RUN_DATE}")
-    assert output["facets"]["version"]["datasetVersion"] == made.digest
-    assert [each["name"] for each in output["facets"]["schema"]["fields"]] == ["user_id", "score"]
+    assert output["facets"]["version"]["datasetVersion"] == manifest.digest
+    assert [column["name"] for column in output["facets"]["schema"]["fields"]] == ["user_id", "score"]
     statistics = output["outputFacets"]["outputStatistics"]
     assert (statistics["rowCount"], statistics["size"]) == (7, 700)
 
 
-def test_combined_digests_are_taken_apart_and_unknown_ones_mean_all(tmp_path: Path, run: lineage.Run) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+def test_combined_digests_are_resolved_and_unknown_digests_mean_all_inputs(
+    lake: Lake, lineage: RunLineage
+) -> None:
     days = [publish(lake.raw.partition(f"2026-01-0{day}"), {}) for day in (1, 2, 3)]
-    two = combined_digest(f"train {each.digest}" for each in days[:2])
-    made = publish(lake.features("w").partition(RUN_DATE), {"profiles": two})
-    assert names(made.lineage, "inputs") == ["raw/dt=2026-01-01", "raw/dt=2026-01-02"]
-    lineage.begin(later := lineage.Run("score_daily", "nightrank.shop", RUN_DATE))
-    for each in days:
-        read_manifest(lake.raw.partition(each.partition))
-    made = publish(lake.scores.partition(RUN_DATE), {"all of it": "0123456789abcdef"})
-    assert len(made.lineage["inputs"]) == 3
-    assert later.run_id != run.run_id
+    two_days = combined_digest((f"train {day.digest}" for day in days[:2]), lineage)
+    manifest = publish(lake.features("w").partition(RUN_DATE), {"profiles": two_days})
+    assert names(manifest.lineage, "inputs") == ["raw/dt=2026-01-01", "raw/dt=2026-01-02"]
+    later = RunLineage("score_daily", "nightrank.shop", RUN_DATE)
+    lake_of_later_run = Lake(lake.root, later)
+    for day in days:
+        read_manifest(lake_of_later_run.raw.partition(day.partition))
+    manifest = publish(lake_of_later_run.scores.partition(RUN_DATE), {"all of it": "0123456789abcdef"})
+    assert len(manifest.lineage["inputs"]) == 3
+    assert later.run_id != lineage.run_id
 
 
-def test_the_partition_that_is_replaced_is_no_input(tmp_path: Path, run: lineage.Run) -> None:
-    partition = Lake(str(tmp_path / "lake")).scores.partition(RUN_DATE)
+def test_replaced_partition_is_not_an_input(lake: Lake, lineage: RunLineage) -> None:
+    partition = lake.scores.partition(RUN_DATE)
     old = publish(partition, {"model": "m1"})
-    made = publish(partition, {"model": "m2", "before": old.digest})
-    assert made.lineage["inputs"] == []
-    assert made.digest != old.digest
-    ended = run.ended("2026-01-09T03:00:00Z", None)
-    assert names(ended, "inputs") == []
-    assert names(ended, "outputs") == [f"scores/dt={RUN_DATE}"]
+    new = publish(partition, {"model": "m2", "before": old.digest})
+    assert new.lineage["inputs"] == []
+    assert new.digest != old.digest
+    event = lineage.end_event("2026-01-09T03:00:00Z", None)
+    assert names(event, "inputs") == []
+    assert names(event, "outputs") == [f"scores/dt={RUN_DATE}"]
 
 
-def test_the_end_of_a_run_tells_all_of_it_and_why_it_failed(tmp_path: Path, run: lineage.Run) -> None:
-    lake = Lake(str(tmp_path / "lake"))
-    lineage.reads(f"{lake.models('m')}/v1", "v1")
+def test_end_event_has_all_datasets_and_the_error(lake: Lake, lineage: RunLineage) -> None:
+    lineage.record_read(f"{lake.models('m')}/v1", "v1")
     publish(lake.scores.partition(RUN_DATE), {"model": "v1"})
-    lineage.writes(f"{lake.models('m')}/v2", "v2")
+    lineage.record_write(f"{lake.models('m')}/v2", "v2")
     for error, kind in ((None, "COMPLETE"), ("disk is full", "FAIL")):
-        event = run.ended("2026-01-09T03:00:00Z", error)
+        event = lineage.end_event("2026-01-09T03:00:00Z", error)
         assert_valid(event)
         assert event["eventType"] == kind
         assert names(event, "inputs") == ["models/m/v1"]
@@ -111,28 +126,64 @@ def test_the_end_of_a_run_tells_all_of_it_and_why_it_failed(tmp_path: Path, run:
     assert event["run"]["facets"]["errorMessage"]["message"] == "disk is full"
 
 
-def test_nothing_is_kept_where_no_run_was_begun_or_while_it_is_paused(
-    tmp_path: Path, run: lineage.Run
-) -> None:
+def test_lake_without_recorder_keeps_nothing(tmp_path: Path, lineage: RunLineage) -> None:
     partition = Lake(str(tmp_path / "lake")).scores.partition(RUN_DATE)
-    with lineage.paused():
-        assert publish(partition, {}).lineage == {}
-        assert is_published(partition)
-    assert not run.read
-    assert lineage.current() is run
-    lineage.begin(None)
     assert publish(partition, {}).lineage == {}
+    assert is_published(partition)
+    assert not lineage.inputs
+    assert not lineage.outputs
+    assert RunContext("notebook", config_of(tmp_path), RUN_DATE).lake.recorder is NOT_RECORDED
 
 
-def test_lineage_enters_no_digest(tmp_path: Path, run: lineage.Run) -> None:
-    lake = Lake(str(tmp_path / "lake"))
-    told = publish(lake.scores.partition(RUN_DATE), {"model": "m"})
-    with lineage.paused():
-        assert publish(lake.scores.partition(RUN_DATE), {"model": "m"}).digest == told.digest
+def test_two_runs_in_one_process_are_recorded_apart(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    runs = [RunLineage(job, "nightrank.shop", RUN_DATE) for job in ("score_daily", "build_candidates")]
+    scoring, listing = (RunContext(run.job, config, RUN_DATE, recorder=run) for run in runs)
+    scores = publish(scoring.lake.scores.partition(RUN_DATE), {"model": "m"})
+    read_manifest(listing.lake.scores.partition(RUN_DATE))
+    assert [[dataset.version for dataset in run.outputs.values()] for run in runs] == [[scores.digest], []]
+    assert names(runs[1].end_event("2026-01-09T03:00:00Z", None), "inputs") == [f"scores/dt={RUN_DATE}"]
+
+
+def test_recorder_does_not_count_for_equality_and_stays_in_its_process(
+    lake: Lake, lineage: RunLineage
+) -> None:
+    plain = Lake(lake.root)
+    for recorded, other in (
+        (lake, plain),
+        (lake.scores, plain.scores),
+        (lake.scores.partition(RUN_DATE), plain.scores.partition(RUN_DATE)),
+    ):
+        assert (recorded, hash(recorded), repr(recorded)) == (other, hash(other), repr(other))
+        assert recorded.recorder is lineage
+        arrived = pickle.loads(pickle.dumps(recorded))
+        assert arrived == recorded
+        assert not isinstance(arrived.recorder, RunLineage)
+    assert publish(pickle.loads(pickle.dumps(lake)).scores.partition(RUN_DATE), {}).lineage == {}
+    assert not lineage.inputs
+
+
+def test_raw_day_without_manifest_is_an_input_and_passes_the_recorder_on(
+    tmp_path: Path, lineage: RunLineage
+) -> None:
+    config = config_of(tmp_path)
+    path = Path(raw_path(config, config.log, RUN_DATE))
+    path.parent.mkdir(parents=True)
+    path.with_name(path.name.replace("*", "0")).write_text("1\n", encoding="utf-8")
+    raw = require_raw(config, config.log, RUN_DATE, recorder=lineage)
+    assert list(lineage.inputs.values()) == [DatasetVersion(str(path), raw.digest, None, 2)]
+    assert raw.recorder is lineage
+    assert raw == require_raw(config, config.log, RUN_DATE)
+
+
+def test_lineage_enters_no_digest(lake: Lake) -> None:
+    recorded = publish(lake.scores.partition(RUN_DATE), {"model": "m"})
+    assert recorded.lineage
+    assert publish(Lake(lake.root).scores.partition(RUN_DATE), {"model": "m"}).digest == recorded.digest
 
 
 @pytest.mark.parametrize(
-    "path, named",
+    "path, name",
     [
         ("/lake/raw/dt=1", ("file", "/lake/raw/dt=1")),
         ("file:///lake/raw", ("file", "/lake/raw")),
@@ -140,21 +191,21 @@ def test_lineage_enters_no_digest(tmp_path: Path, run: lineage.Run) -> None:
         ("hdfs://name:8020/logs/x", ("hdfs://name:8020", "/logs/x")),
     ],
 )
-def test_datasets_are_named_as_openlineage_names_paths(path: str, named: tuple[str, str]) -> None:
-    assert lineage.dataset_name(path) == named
+def test_datasets_are_named_as_openlineage_names_paths(path: str, name: tuple[str, str]) -> None:
+    assert dataset_name(path) == name
 
 
-def test_datasets_of_many_threads_are_all_kept(run: lineage.Run) -> None:
-    def read(thread: int) -> None:
+def test_datasets_of_many_threads_are_all_kept(lineage: RunLineage) -> None:
+    def record(thread: int) -> None:
         for index in range(200):
-            lineage.reads(f"/lake/{thread}/{index}", "v")
+            lineage.record_read(f"/lake/{thread}/{index}", "v")
 
-    threads = [threading.Thread(target=read, args=(each,)) for each in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(run.inputs()) == 800
+    threads = [threading.Thread(target=record, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(lineage.external_inputs()) == 800
 
 
 def _drop(*path: str) -> Callable[[Any], None]:
@@ -178,10 +229,8 @@ def _drop(*path: str) -> Callable[[Any], None]:
         lambda event: event["run"]["facets"].update(spark={}),
     ],
 )
-def test_the_schema_refuses_what_openlineage_does(
-    tmp_path: Path, run: lineage.Run, spoil: Callable[[Any], None]
-) -> None:
-    event = publish(Lake(str(tmp_path / "lake")).scores.partition(RUN_DATE), {}).lineage
+def test_schema_refuses_what_openlineage_refuses(lake: Lake, spoil: Callable[[Any], None]) -> None:
+    event = publish(lake.scores.partition(RUN_DATE), {}).lineage
     assert_valid(event)
     spoiled = copy.deepcopy(dict(event))
     spoil(spoiled)
@@ -189,12 +238,12 @@ def test_the_schema_refuses_what_openlineage_does(
         assert_valid(spoiled)
 
 
-def test_the_version_that_is_written_is_the_one_of_the_schema() -> None:
-    assert SCHEMA["$defs"]["event"]["properties"]["schemaURL"]["const"] == lineage.SCHEMA_URL
+def test_written_version_is_the_version_of_the_schema() -> None:
+    assert SCHEMA["$defs"]["event"]["properties"]["schemaURL"]["const"] == SCHEMA_URL
     facets = {
         name
         for side in ("dataset", "input", "output")
         for holder in SCHEMA["$defs"][side]["properties"].values()
         for name in holder.get("properties", {})
     } | set(SCHEMA["$defs"]["event"]["properties"]["run"]["properties"]["facets"]["properties"])
-    assert facets == set(lineage.FACETS)
+    assert facets == set(FACETS)

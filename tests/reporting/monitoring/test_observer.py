@@ -19,7 +19,6 @@ from conf.errors import ConfigError, DataError, InfrastructureError
 from jobs.chain.submit import environment
 from jobs.runner import run_job
 from reporting.monitoring.run_record import RunRecord, read_records
-from storage import lineage
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, replace_manifest
 from storage.paths import Lake
@@ -74,7 +73,6 @@ def test_a_job_that_is_done_leaves_its_closing_line_as_a_row(tmp_path: Path, cap
     assert_valid(found.lineage)
     assert found.lineage["eventType"] == "COMPLETE"
     assert [each["name"] for each in found.lineage["outputs"]] == [f"{tmp_path}/scores/dt={RUN_DATE}"]
-    assert lineage.current() is None
 
 
 @pytest.mark.parametrize(

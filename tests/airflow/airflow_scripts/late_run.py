@@ -1,4 +1,4 @@
-"""A DAG whose run is late at once: it ends when the file appears that AIRFLOW_VAR_LATE_NIGHT names."""
+"""A DAG whose runs are late at once. A run ends when the file exists that AIRFLOW_VAR_LATE_RUN names."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from airflow_dags.alerts import late
 @task
 def wait() -> None:
     end = time.monotonic() + 120
-    while not Path(Variable.get("late_night")).exists():
+    while not Path(Variable.get("late_run")).exists():
         if time.monotonic() > end:
-            raise TimeoutError("nobody was told")
+            raise TimeoutError("no alert was sent")
         time.sleep(0.2)
 
 
 with DAG(
-    "late_night",
+    "late_run",
     schedule=None,
     deadline=DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
         interval=timedelta(seconds=1),
-        callback=SyncCallback(late, {"dag": "late_night", "hours": 0}),
+        callback=SyncCallback(late, {"dag": "late_run", "hours": 0}),
     ),
 ):
     wait()

@@ -1,4 +1,4 @@
-"""Executes a task under each of the given values of the Variable, and without a connection; prints what it raised."""
+"""Executes a task under several values of the Variable, and without a connection; prints its errors."""
 
 import json
 import os
@@ -14,7 +14,7 @@ class Ti:
         return {"night": [STEP]}
 
 
-found = {}
+errors = {}
 connection = os.environ.pop("AIRFLOW_CONN_SPARK_DEFAULT")
 for name, variable in json.loads(sys.argv[1]).items():
     os.environ.pop("AIRFLOW_VAR_NIGHTRANK", None)
@@ -24,7 +24,7 @@ for name, variable in json.loads(sys.argv[1]).items():
         os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = connection
     try:
         stage("report").execute({"ti": Ti(), "params": {}})
-        found[name] = ["", ""]
+        errors[name] = ["", ""]
     except Exception as error:
-        found[name] = [type(error).__name__, str(error)]
-print(json.dumps(found))
+        errors[name] = [type(error).__name__, str(error)]
+print(json.dumps(errors))

@@ -1,4 +1,4 @@
-"""A tiny click log, and the Airflow that makes lists of it on a cluster: what the tests of this folder share."""
+"""The lake, the Airflow and the cluster that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ SMALL_LOG = [
     "gate.margin=0.1",
 ]
 
-# In spark-submit's place: as long as <folder>/<job> holds lines, a start of that job takes the first as its end: an exit
-# code, or `kill`. Else the real one runs.
-_FATEFUL = """#!/bin/bash
+# Takes the place of spark-submit. While <folder>/<job> has lines, a start of that job takes the first line as
+# its end: an exit code, or `kill`. Otherwise the real spark-submit runs.
+_SUBMIT = """#!/bin/bash
 for word in "$@"; do case "$word" in */jobs/*.py) job=$(basename "$word" .py);; esac; done
-fates={folder}/$job
-if [ -s "$fates" ]; then
-    fate=$(head -1 "$fates"); sed -i 1d "$fates"
-    echo "fated to end: $fate"
-    [ "$fate" = kill ] && kill -9 $$
-    exit "$fate"
+ends={folder}/$job
+if [ -s "$ends" ]; then
+    end=$(head -1 "$ends"); sed -i 1d "$ends"
+    echo "planned end: $end"
+    [ "$end" = kill ] && kill -9 $$
+    exit "$end"
 fi
 exec {real} "$@"
 """
@@ -68,12 +68,13 @@ class Alerts:
     received: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, **wanted: Any) -> list[dict[str, Any]]:
-        return [each for each in self.received if wanted.items() <= each.items()]
+        """The alerts that have these values."""
+        return [alert for alert in self.received if wanted.items() <= alert.items()]
 
 
 @dataclass
-class World:
-    """A lake with a raw log, the state of an Airflow beside it, and the cluster on which its jobs run."""
+class AirflowSetup:
+    """A lake with a raw log, the folder of an Airflow, and the cluster on which its jobs run."""
 
     folder: Path
     home: Home
@@ -81,29 +82,36 @@ class World:
 
     @property
     def lake(self) -> Path:
+        """The folder of the lake."""
         return self.folder / "lake"
 
     @property
     def delivered(self) -> Path:
+        """The folder to which lists are delivered."""
         return self.folder / "delivered"
 
-    def fate(self, job: str, *ends: str) -> None:
-        """What the next starts of a job come to: exit codes, or `kill`."""
-        (self.folder / "fates" / job).write_text("".join(f"{end}\n" for end in ends))
+    @property
+    def planned_ends(self) -> Path:
+        """The folder of files that say how the next starts of a job end."""
+        return self.folder / "planned_ends"
+
+    def plan_ends(self, job: str, *ends: str) -> None:
+        """Makes the next starts of a job end with these exit codes, or `kill`."""
+        (self.planned_ends / job).write_text("".join(f"{end}\n" for end in ends))
 
 
-def make_world(spark: SparkSession, folder: Path, alerts: str, cluster: Cluster) -> World:
-    """A generated log and an Airflow's folder, prepared and not started."""
-    (folder / "fates").mkdir()
+def prepare_airflow(spark: SparkSession, folder: Path, alerts: str, cluster: Cluster) -> AirflowSetup:
+    """Generates the log and prepares the folder of an Airflow. Starts nothing."""
+    (folder / "planned_ends").mkdir()
     variable = local_variable(CONFIG, [*SMALL_LOG, f"lake={folder}/lake"])
-    # An executor with all cores: that a job may have several is tests/cluster's business, and each takes seconds to start.
+    # One executor with all cores, because each takes seconds to start. tests/cluster has jobs with several.
     executors = {"spark.executor.cores": "2"}
     profile = write_profile(folder / "cluster.conf", cluster, sys.executable, executors)
     variable["profiles"] = {"default": str(profile)}
     variable["param_keys"] = [*DEFAULT_KEYS, "candidates.sources", "deliver.sinks"]  # those of one day only
     variable["environment"]["SPARK_LOCAL_IP"] = "127.0.0.1"
     submit = folder / "spark-submit"
-    submit.write_text(_FATEFUL.format(folder=folder / "fates", real=variable["spark_submit"]))
+    submit.write_text(_SUBMIT.format(folder=folder / "planned_ends", real=variable["spark_submit"]))
     submit.chmod(0o755)
     connections = {
         "spark_default": {"conn_type": "spark", "host": cluster.master},
@@ -112,8 +120,8 @@ def make_world(spark: SparkSession, folder: Path, alerts: str, cluster: Cluster)
     options = {
         "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",  # nobody edits these DAGs
-        "AIRFLOW_VAR_LATE_NIGHT": str(folder / "told"),
-        "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",  # a test that runs at three at night has no other night beside it
+        "AIRFLOW_VAR_LATE_RUN": str(folder / "late_run_may_end"),
+        "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",  # no scheduled run starts during the tests
     }
     home = Home(
         folder / "airflow",
@@ -125,12 +133,12 @@ def make_world(spark: SparkSession, folder: Path, alerts: str, cluster: Cluster)
     home.prepare()
     generate = load_config(str(ROOT / CONFIG), variable["set"])
     generate_clicks(RunContext("generate_clicks", generate, FIRST, _spark=spark))
-    return World(folder, home, cluster)
+    return AirflowSetup(folder, home, cluster)
 
 
 @contextmanager
-def listening() -> Iterator[Alerts]:
-    """A web address on loopback that keeps what is posted to it."""
+def alert_server() -> Iterator[Alerts]:
+    """A web server on loopback that keeps what is posted to it."""
     alerts = Alerts()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -140,7 +148,7 @@ def listening() -> Iterator[Alerts]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing: the server's own log is of no use here."""
+            """Logs nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Runs DAGs by dag.test(), in the order of the arguments (dag={conf}); prints the states of runs and tasks as JSON."""
+"""Runs DAGs by dag.test() in the order of the arguments (dag={conf}); prints the states of runs and tasks."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from airflow.configuration import conf
 from airflow.dag_processing.dagbag import DagBag
 
 bag = DagBag(conf.get("core", "dags_folder"))
-found = {}
+states = {}
 for word in sys.argv[1:]:
     name, run_conf = word.split("=", 1)
     dag = bag.dags[name]
@@ -16,5 +16,5 @@ for word in sys.argv[1:]:
     )
     run = dag.test(logical_date=None, run_conf=json.loads(run_conf))
     tasks = {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
-    found[name] = {"state": str(run.state), "tasks": tasks}
-print(json.dumps(found))
+    states[name] = {"state": str(run.state), "tasks": tasks}
+print(json.dumps(states))

@@ -1,4 +1,4 @@
-"""Executes tasks whose spark-submit ends as the arguments say (exit codes, `kill`); prints the class of what each raised."""
+"""Executes tasks whose spark-submit ends as the arguments say (exit codes, `kill`); prints their errors."""
 
 import json
 import os
@@ -16,13 +16,13 @@ class Ti:
         return {"night": [STEP]}
 
 
-found = {}
+errors = {}
 for end in sys.argv[1:]:
-    (Path(os.environ["FATES"]) / "report").write_text(f"{end}\n")
+    (Path(os.environ["PLANNED_ENDS"]) / "report").write_text(f"{end}\n")
     task = submit.stage("report")
     try:
         task.execute({"ti": Ti(), "params": {"set": ["score.k=4"]}})
-        found[end] = ["", ""]
+        errors[end] = ["", ""]
     except Exception as error:
-        found[end] = [type(error).__name__, str(error)]
-print(json.dumps(found))
+        errors[end] = [type(error).__name__, str(error)]
+print(json.dumps(errors))

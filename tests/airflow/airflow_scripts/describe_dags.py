@@ -1,4 +1,4 @@
-"""Prints what the DagBag holds: errors of import, and of each DAG what an operator sees."""
+"""Prints the import errors of the DagBag, and what an operator sees of each DAG."""
 
 import json
 
@@ -12,8 +12,8 @@ class Run:
     partition_key = "2026-03-01"
 
 
-def said(function, *values):
-    """What a function returns, or how it refuses."""
+def result_or_error(function, *values):
+    """The result of a function, or the class and the text of its error."""
     try:
         return function(*values)
     except Exception as error:
@@ -21,13 +21,13 @@ def said(function, *values):
 
 
 DAYS = {
-    "param": said(run_date_of, {"params": {"run_date": "2026-01-04"}, "dag_run": Run}, 1),
-    "key": said(run_date_of, {"params": {"run_date": None}, "dag_run": Run}),
-    "day before the key": said(run_date_of, {"params": {"run_date": None}, "dag_run": Run}, 1),
-    "no date": said(run_date_of, {"params": {"run_date": "2026-02-30"}, "dag_run": Run}),
-    "other form": said(run_date_of, {"params": {"run_date": "20260104"}, "dag_run": Run}),
-    "days": said(days_between, "2026-02-27", "2026-03-01"),
-    "backwards": said(days_between, "2026-03-01", "2026-02-27"),
+    "param": result_or_error(run_date_of, {"params": {"run_date": "2026-01-04"}, "dag_run": Run}, 1),
+    "key": result_or_error(run_date_of, {"params": {"run_date": None}, "dag_run": Run}),
+    "day before the key": result_or_error(run_date_of, {"params": {"run_date": None}, "dag_run": Run}, 1),
+    "no date": result_or_error(run_date_of, {"params": {"run_date": "2026-02-30"}, "dag_run": Run}),
+    "other form": result_or_error(run_date_of, {"params": {"run_date": "20260104"}, "dag_run": Run}),
+    "days": result_or_error(days_between, "2026-02-27", "2026-03-01"),
+    "backwards": result_or_error(days_between, "2026-03-01", "2026-02-27"),
 }
 bag = DagBag(conf.get("core", "dags_folder"))
 described = {
