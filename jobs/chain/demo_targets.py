@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from conf.errors import DataError
 from reporting.elements import numbers
-from reporting.facts.run_facts import Measure, Night, logistic_regression
+from reporting.facts.run_facts import Measure, RunFacts, logistic_regression
 from reporting.terminal.progress import text_table
 
 MODEL_SHARE, BASELINE_SHARE, LIFT = 0.9, 0.8, 1.5
@@ -23,28 +23,23 @@ class Figure:
     met: bool | None = None
 
 
-def verdict(night: Night) -> list[Figure]:
+def verdict(run: RunFacts) -> list[Figure]:
     """The figures of a measured night on a log whose best AUC is known.
 
     Raises:
         DataError: the night was not evaluated, or its lists were not measured.
     """
-    if (
-        night.evaluation is None
-        or night.judged is None
-        or night.measure is None
-        or night.measure.dt != night.run_date
-    ):
+    if run.evaluation is None or run.judged is None or run.measure is None or run.measure.dt != run.run_date:
         raise DataError(
-            f"the night of {night.run_date} has no evaluation or no measure of its lists",
+            f"the night of {run.run_date} has no evaluation or no measure of its lists",
             "run nightly --retrain for it, then measure_recommendations",
         )
-    best = night.evaluation.get("best_auc")
-    logistic = logistic_regression(night.evaluation)
+    best = run.evaluation.get("best_auc")
+    logistic = logistic_regression(run.evaluation)
     return [
-        Figure(f"Best AUC the log of {night.run_date} allows", numbers.decimal(best)),
+        Figure(f"Best AUC the log of {run.run_date} allows", numbers.decimal(best)),
         *_reached(
-            "DLRM", night.judged["auc"], best, f"at least {MODEL_SHARE}", lambda share: share >= MODEL_SHARE
+            "DLRM", run.judged["auc"], best, f"at least {MODEL_SHARE}", lambda share: share >= MODEL_SHARE
         ),
         *_reached(
             "Logistic regression",
@@ -53,7 +48,7 @@ def verdict(night: Night) -> list[Figure]:
             f"below {BASELINE_SHARE}",
             lambda share: share < BASELINE_SHARE,
         ),
-        *_hit_rates(night.measure),
+        *_hit_rates(run.measure),
     ]
 
 

@@ -133,12 +133,12 @@ def failures_of(records: Sequence[RunRecord]) -> list[Failure]:
         Failure(each.run_date, each.job, each.ended_at, each.exit_code, (each.error or {}).get("problem", ""))
         for each in own
     ]
-    for night in (each for each in records if each.job == "nightly"):
-        told = {each.job for each in own if night.started_at <= each.started_at <= night.ended_at}
-        for stage, code in night.facts.get("exit_codes", {}).items():
+    for run in (each for each in records if each.job == "nightly"):
+        told = {each.job for each in own if run.started_at <= each.started_at <= run.ended_at}
+        for stage, code in run.facts.get("exit_codes", {}).items():
             if code not in _CLEAN_EXITS and stage not in told:
                 said = "killed, or crashed before it could say why"
-                found.append(Failure(night.run_date, stage, night.ended_at, code, said))
+                found.append(Failure(run.run_date, stage, run.ended_at, code, said))
     return sorted(found, key=lambda each: (each.ended_at, each.job))
 
 

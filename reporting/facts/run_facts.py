@@ -53,7 +53,7 @@ class DataQuality:
 
 
 @dataclass(frozen=True)
-class Night:
+class RunFacts:
     """The facts of one run date.
 
     Attributes:
@@ -91,13 +91,13 @@ class Night:
         return self.evaluation["challenger"] if self.promoted or champion is None else champion
 
 
-def read_night(config: Config, run_date: str) -> Night:
+def read_run_facts(config: Config, run_date: str) -> RunFacts:
     """The facts of a run date, as far as its jobs have run."""
     lake = Lake(config.lake)
     evaluation = published_facts(lake.evaluations.partition(run_date))
     recommendations = _published(lake.recommendations.partition(run_date))
     mode, days = _days(lake, run_date)
-    return Night(
+    return RunFacts(
         name=config.name,
         run_date=run_date,
         mode=mode,
@@ -112,7 +112,7 @@ def read_night(config: Config, run_date: str) -> Night:
     )
 
 
-def earlier_nights(config: Config, run_date: str) -> list[str]:
+def earlier_run_dates(config: Config, run_date: str) -> list[str]:
     """Run dates up to and with this one that published lists or an evaluation: the last fourteen, oldest first."""
     lake = Lake(config.lake)
     found = set()

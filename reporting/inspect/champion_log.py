@@ -29,16 +29,16 @@ def history_table(lake: Lake, name: str, run_date: str) -> str:
     return "\n".join([_headline(lake, name, run_date), "", text_table(_HEADERS, shown, right=(4, 5))])
 
 
-def told(done: Intervention | None) -> str:
-    """What an intervention did, and what to run now."""
-    if done is None:
+def describe_override(override: Intervention | None) -> str:
+    """What an override did, and what to run now; None stands for one that changed nothing."""
+    if override is None:
         return "\n  Nothing was changed: it is so already. To go further back name a version: --rollback --to VERSION"
-    out = f" Withdrawn: {', '.join(done.withdrawn)}." if done.withdrawn else ""
-    words = (
-        f"Recorded: {done}. From {done.run_date} on {done.champion} serves.{out} Lists that are published already stay as "
-        f"they are: `nightly --run-date {done.run_date}` makes those of that date again."
+    withdrawn = f" Withdrawn: {', '.join(override.withdrawn)}." if override.withdrawn else ""
+    text = (
+        f"Recorded: {override}. From {override.run_date} on {override.champion} serves.{withdrawn} Lists that are published already stay as "
+        f"they are: `nightly --run-date {override.run_date}` makes those of that date again."
     )
-    return "\n" + textwrap.fill(words, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return "\n" + textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _headline(lake: Lake, name: str, run_date: str) -> str:

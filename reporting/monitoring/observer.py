@@ -18,12 +18,12 @@ from reporting.monitoring.prometheus import expose
 from reporting.monitoring.run_record import RunRecord, write_record
 from reporting.monitoring.spark_stages import SparkWork, read_spark_work
 from storage import file_io, lineage
+from storage.job_summary import JobSummary
 from storage.paths import Lake
 
 log = logging.getLogger("nightrank.watch")
 
 _MOST_WARNINGS, _MOST_CHARACTERS = 20, 500
-_NOT_FACTS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output")
 
 
 class _Warnings(logging.Handler):
@@ -75,20 +75,22 @@ class Observer:
         self,
         exit_code: int,
         phases: Mapping[str, float],
-        closing: Mapping[str, Any],
+        summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord | None:
         """Records the run, and shows it to Prometheus where that is configured; None where there was no row to make.
 
         Args:
-            closing: the job's closing line; empty where it failed.
+            exit_code: of the job.
+            phases: phase → seconds.
+            summary: of the job; None if it failed before it had one.
             error: what ended a job that failed.
         """
         logging.getLogger("nightrank").removeHandler(self._warnings)
         lineage.begin(None)
         record = None
         with _harmless("this run is not recorded"):
-            record = self._record(exit_code, phases, closing, error)
+            record = self._record(exit_code, phases, summary, error)
             write_record(Lake(self.config.lake), record)
         if record is not None:
             with _harmless("the metrics of this run are not shown to Prometheus"):
@@ -99,11 +101,12 @@ class Observer:
         self,
         exit_code: int,
         phases: Mapping[str, float],
-        closing: Mapping[str, Any],
+        summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord:
         seconds = round(time.monotonic() - self._began, 2)
         ended_at, said = file_io.utc_now(), None if error is None else _said(error)
+        reported = summary or JobSummary(None)
         spark, price = self._spark, self.config.watch.core_hour_price
         core_s = 0.0 if self.waits else spark.core_s if spark else seconds
         return RunRecord(
@@ -116,12 +119,12 @@ class Observer:
             seconds=seconds,
             exit_code=exit_code,
             error=said,
-            rows_in=closing.get("rows_in", 0),
-            rows_out=closing.get("rows_out", 0),
-            dropped=closing.get("dropped", {}),
-            output=closing.get("output"),
+            rows_in=reported.rows_in or 0,
+            rows_out=reported.rows_out or 0,
+            dropped=dict(reported.dropped or {}),
+            output=reported.output,
             phases=dict(phases),
-            facts={name: value for name, value in closing.items() if name not in _NOT_FACTS},
+            facts=dict(reported.facts),
             warnings=self._warnings.kept,
             warning_count=self._warnings.count,
             core_s=core_s,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conf.load import load_config
-from jobs.chain.steps import Night
+from jobs.chain.steps import RunPlan
 from tests.airflow.world import CONFIG, TRAINED, World
 
 NAMES = {"daily_recommendations", "weekly_training", "backfill_recommendations"}
@@ -60,14 +60,14 @@ def test_every_dag_parses_and_shows_whose_it_is_and_what_it_does(described: dict
 def test_a_day_has_the_stages_of_nightly_in_their_order(described: dict[str, Any]) -> None:
     sink = "deliver.sinks=[{kind: json_lines, name: files, path: /out}]"
     for overrides in ([sink, "measure.against=test_split"], ["measure.against=test_split"]):
-        night = Night(load_config(CONFIG, [*overrides, "lake=/nowhere"]), TRAINED, retrain=False)
-        expected = [step.name for step in (*night.preparing(), *night.serving())]
+        plan = RunPlan(load_config(CONFIG, [*overrides, "lake=/nowhere"]), TRAINED, retrain=False)
+        expected = [step.name for step in (*plan.steps_before_gate(), *plan.steps_after_gate())]
         order = described["daily_recommendations"]["order"]
         assert [name for name in order if name in expected] == expected
-    training = Night(load_config(CONFIG, ["lake=/nowhere"]), TRAINED, retrain=True)
+    training = RunPlan(load_config(CONFIG, ["lake=/nowhere"]), TRAINED, retrain=True)
     order = described["weekly_training"]["order"]
     assert [name for name in order if name in ("build_features", "train_model", "evaluate_model")] == [
-        step.name for step in training.preparing()
+        step.name for step in training.steps_before_gate()
     ]
 
 

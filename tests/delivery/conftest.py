@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from jobs import score_daily as score_daily_job
-from jobs.build_candidates import build_candidates
-from jobs.score_daily import score_daily
+from jobs.stages import score_daily as score_daily_job
+from jobs.stages.build_candidates import run as build_candidates
+from jobs.stages.score_daily import run as score_daily
 from setup import jars
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition

@@ -20,12 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 import metrics
 from conf.errors import ConfigError, DataError, raised_in
 from conf.types import Config
-from jobs import score_daily as score_daily_job
-from jobs.build_candidates import build_candidates
-from jobs.evaluate_model import evaluate_model
-from jobs.measure_recommendations import measure_recommendations
-from jobs.score_daily import score_daily
-from jobs.score_rows import score_rows
+from jobs.stages import score_daily as score_daily_job
+from jobs.stages.build_candidates import run as build_candidates
+from jobs.stages.evaluate_model import run as evaluate_model
+from jobs.stages.measure_recommendations import run as measure_recommendations
+from jobs.stages.score_daily import run as score_daily
+from jobs.stages.score_rows import run as score_rows
 from scoring.evaluation import gate_measures
 from scoring.spark import int8_change
 from storage import file_io
@@ -83,8 +83,8 @@ def night(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFa
     """All five jobs of RUN_DATE, in order."""
     config = make_lake(tmp_path_factory.mktemp("lake"), world)
     job = job_of(spark, config)
-    bodies = (evaluate_model, build_candidates, score_daily, score_rows, measure_recommendations)
-    return Night(config, job.lake, {body.__name__: body(job) for body in bodies})
+    stages = (evaluate_model, build_candidates, score_daily, score_rows, measure_recommendations)
+    return Night(config, job.lake, {stage.__module__.rpartition(".")[2]: stage(job) for stage in stages})
 
 
 @pytest.fixture(scope="module")

@@ -7,27 +7,27 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Html, figure, grid, lead, missing, section, table, tag
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.axis import percent
 from reporting.html.charts.bars import histogram
 from reporting.html.charts.scatter import scatter
 
 
-def render(night: Night) -> Html:
+def render(run: RunFacts) -> Html:
     """The reliability diagram and the scores, of the model that serves after the night's gate."""
     sentence, shown = missing("Calibration", "evaluate_model"), []
-    if night.judged is not None:
-        filled = [each for each in night.judged["calibration"] if each["rows"]]
+    if run.judged is not None:
+        filled = [each for each in run.judged["calibration"] if each["rows"]]
         sentence = _lead(filled)
         caption = "a dot is a bin of test rows, its area their number; the diagonal is perfect."
         points = [(each["mean_probability"], each["click_rate"], each["rows"]) for each in filled]
         drawn = scatter("Reliability", points, x_label="predicted click rate", y_label="observed click rate")
         shown += [figure(drawn, "Reliability", caption), _bins(filled)]
         caption = "predicted probability of every test row."
-        shown.append(_histogram("Test rows", caption, night.judged["histogram"], "rows"))
-    if night.recommendations is not None and "score_histogram" in night.recommendations.facts:
+        shown.append(_histogram("Test rows", caption, run.judged["histogram"], "rows"))
+    if run.recommendations is not None and "score_histogram" in run.recommendations.facts:
         caption = "predicted probability of what stands in tonight's lists."
-        found = night.recommendations.facts["score_histogram"]
+        found = run.recommendations.facts["score_histogram"]
         shown.append(_histogram("Recommended", caption, found, "list entries"))
     return section("calibration", "Calibration and scores", sentence, grid(*shown))
 

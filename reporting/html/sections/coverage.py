@@ -5,18 +5,18 @@ from __future__ import annotations
 from reporting.elements import numbers
 from reporting.elements.markup import Html, figure, grid, lead, missing, section, table, tag
 from reporting.facts.list_facts import ItemCounts
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.axis import percent
 from reporting.html.charts.line import Series, line_chart
 
 _TOP = 10
 
 
-def render(night: Night, counts: ItemCounts | None) -> Html:
+def render(run: RunFacts, counts: ItemCounts | None) -> Html:
     """The concentration of the lists and the items that stand in most of them."""
-    if night.recommendations is None or counts is None or not counts.rows:
+    if run.recommendations is None or counts is None or not counts.rows:
         return section("coverage", "Coverage", missing("How often items are recommended", "score_daily"))
-    items = int(night.recommendations.facts["items"])
+    items = int(run.recommendations.facts["items"])
     ordered = sorted(counts.times.items(), key=lambda each: (-each[1], each[0]))
     curve = _concentration([times for _, times in ordered], items, counts.rows)
     drawn = line_chart(

@@ -7,7 +7,7 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, figure, grid, lead, missing, section, table, tag
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.interval import Span, interval_chart
 
 _NAMES = {
@@ -25,11 +25,11 @@ _NAMES = {
 _MARKS = {"hold": "stop", "warn": "warn"}
 
 
-def render(night: Night) -> Html:
+def render(run: RunFacts) -> Html:
     """From the facts of evaluate_model."""
-    if night.evaluation is None:
+    if run.evaluation is None:
         return section("gate", "Gate", missing("The gate's decision", "evaluate_model"))
-    evaluation = night.evaluation
+    evaluation = run.evaluation
     checks = evaluation.get("checks") or []
     return section(
         "gate",

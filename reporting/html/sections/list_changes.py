@@ -7,16 +7,14 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, missing, section, table, tag
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 
 
-def render(night: Night) -> Html:
+def render(run: RunFacts) -> Html:
     """From list_changes and deliveries; lists that were held back have the first alone."""
-    if night.changes is None:
+    if run.changes is None:
         return section("changes", "Changes", missing("Changes of the lists", "score_daily"))
-    return section(
-        "changes", "Changes", _lead(night.changes), _figures(night.changes), _delivered(night.delivery)
-    )
+    return section("changes", "Changes", _lead(run.changes), _figures(run.changes), _delivered(run.delivery))
 
 
 def _lead(changes: Mapping[str, Any]) -> Html:

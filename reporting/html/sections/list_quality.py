@@ -7,17 +7,17 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, missing, section, table
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 
 _AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks of the test split"}
 
 
-def render(night: Night) -> Html:
+def render(run: RunFacts) -> Html:
     """The lists of this night, or of the night before while the clicks after this one are not in."""
-    if night.measure is None:
+    if run.measure is None:
         words = missing("Hits of the lists", "measure_recommendations")
         return section("measured", "Lists against clicks", words)
-    values, popular = night.measure.values, night.measure.values["popular"]
+    values, popular = run.measure.values, run.measure.values["popular"]
     k, cold = values["k"], values.get("cold_users")
     rows: list[list[Child]] = [
         ["These lists", numbers.count(values["users"]), *_measures(values)],
@@ -27,7 +27,7 @@ def render(night: Night) -> Html:
         rows.append(["These lists, users new to the log", numbers.count(cold["users"]), *_measures(cold)])
     against = _AGAINST.get(values["against"], str(values["against"]))
     sentence = lead(
-        f"The lists of {night.measure.dt} against {against}, for users known from the train days who clicked: "
+        f"The lists of {run.measure.dt} against {against}, for users known from the train days who clicked: "
         f"{numbers.times(values['lift'])} the hit rate of the most popular items."
     )
     headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from conf.types import Config
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, section, table, tag
-from reporting.facts.run_facts import earlier_nights, logistic_regression, published_facts
+from reporting.facts.run_facts import earlier_run_dates, logistic_regression, published_facts
 from storage.paths import Lake
 
 
 def render(config: Config, run_date: str) -> Html | None:
     """One row a night, newest last; nothing before the second night."""
-    dates = earlier_nights(config, run_date)
+    dates = earlier_run_dates(config, run_date)
     if len(dates) < 2:
         return None
     lake = Lake(config.lake)

@@ -12,7 +12,7 @@ from reporting.facts.recent_runs import last_successes
 from reporting.html.charts.bars import rows
 from reporting.monitoring.run_record import read_records
 from storage import file_io
-from storage.job_summary import summary_in
+from storage.job_summary import JobSummary
 from storage.paths import Lake
 
 
@@ -42,7 +42,8 @@ def _of_logs(lake: Lake, run_date: str) -> list[StageTime]:
     folder = Path(file_io.filesystem(lake.logs)[1]) / f"dt={run_date}"
     found = []
     for log in sorted(folder.glob("*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
-        seconds = dict(summary_in(log).get("seconds", {}))
+        summary = JobSummary.in_log(log)
+        seconds = dict(summary.seconds) if summary else {}
         if seconds and log.stem != "report":  # the report's own line is from an earlier run, if there is one
             found.append(StageTime(log.stem, float(seconds.pop("total")), seconds))
     return found

@@ -7,18 +7,18 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Html, facts_list, figure, grid, lead, missing, section, tag
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.line import Reference, Series, line_chart
 
 _WITHOUT_LISTS = {"architecture", "multi_hot"}
 
 
-def render(night: Night) -> Html:
+def render(run: RunFacts) -> Html:
     """From model.json of tonight's challenger, or of the serving model on a night without training."""
-    if night.model is None:
+    if run.model is None:
         return section("training", "Training", missing("The training curve", "train_model"))
-    model = night.model
-    trained = "tonight" if model.get("run_date") == night.run_date else f"on {model.get('run_date')}"
+    model = run.model
+    trained = "tonight" if model.get("run_date") == run.run_date else f"on {model.get('run_date')}"
     sentence = lead(
         "Model ",
         tag("code", model["version"]),

@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.types import Config, Label, Negatives
-from jobs import score_daily as score_daily_job
-from jobs.build_candidates import build_candidates
-from jobs.evaluate_model import evaluate_model
-from jobs.measure_recommendations import measure_recommendations
-from jobs.score_daily import score_daily
+from jobs.stages import score_daily as score_daily_job
+from jobs.stages.build_candidates import run as build_candidates
+from jobs.stages.evaluate_model import run as evaluate_model
+from jobs.stages.measure_recommendations import run as measure_recommendations
+from jobs.stages.score_daily import run as score_daily
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
 from storage.run_context import RunContext
@@ -165,8 +165,8 @@ def night(
     record_run(lake, "toy-retriever", RUN_DATE, "t1")
     made = Night(spark, lake, {})
     job = made.job()
-    bodies = (evaluate_model, build_candidates, score_daily, measure_recommendations)
-    made.facts.update({body.__name__: body(job) for body in bodies})
+    stages = (evaluate_model, build_candidates, score_daily, measure_recommendations)
+    made.facts.update({stage.__module__.rpartition(".")[2]: stage(job) for stage in stages})
     return made
 
 
