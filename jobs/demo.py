@@ -10,7 +10,7 @@ from conf.errors import EXIT_OK, NightrankError
 from jobs.chain.demo import run_demo
 from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
 from jobs.command_line import report_failure
-from reporting.terminal.progress import Progress
+from reporting.terminal.stage_progress import StageProgress
 
 DESCRIPTION = (
     "Generates a click log, runs a few nights with retraining on it, measures the last night's recommendations against "
@@ -26,7 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     submission = Submission(arguments.profile, arguments.config, overrides)
     try:
         with Interruptions() as interruptions:
-            missed = run_demo(submission, Path(arguments.out), arguments.nights, interruptions, Progress())
+            missed = run_demo(
+                submission, Path(arguments.out), arguments.nights, interruptions, StageProgress()
+            )
     except NightrankError as error:
         return report_failure("demo failed", error)
     return EXIT_MISSED if missed and arguments.strict else EXIT_OK

@@ -13,7 +13,7 @@ from jobs.chain.steps import RunPlan
 from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from jobs.command_line import job_parser, report_failure
-from reporting.terminal.progress import Progress
+from reporting.terminal.stage_progress import StageProgress
 
 DESCRIPTION = (
     "Runs the stages of one night as spark-submit processes: build_features, build_candidates, score_daily, "
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     """Checks the configuration, runs the chain, prints the job summary, and returns the exit code."""
     arguments = _parser().parse_args(argv)
     start = time.monotonic()
-    progress = Progress()
+    progress = StageProgress()
     try:
         config = load_config(arguments.config, arguments.overrides)
         check_config(config)
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         return report_failure("nightly failed", error)
     summary = summarize(plan, outcomes)
     total = time.monotonic() - start
-    progress.say(summary.completed("nightly", plan.run_date, summary.seconds, total).line())
+    progress.write(summary.completed("nightly", plan.run_date, summary.seconds, total).line())
     return EXIT_OK
 
 

@@ -20,7 +20,8 @@ from jobs.checks import check_config, check_lists, check_training
 from reporting.elements import numbers
 from reporting.facts.list_facts import UserList, sample_lists
 from reporting.facts.run_facts import read_run_facts
-from reporting.terminal.progress import Progress, text_table
+from reporting.terminal.stage_progress import StageProgress
+from reporting.terminal.text_table import text_table
 from storage.paths import Lake
 
 _MARKER = ".nightrank_demo"
@@ -43,7 +44,7 @@ class Calendar:
 
 
 def run_demo(
-    submission: Submission, out: Path, num_runs: int, interruptions: Interruptions, progress: Progress
+    submission: Submission, out: Path, num_runs: int, interruptions: Interruptions, progress: StageProgress
 ) -> bool:
     """Runs everything and prints the result.
 
@@ -71,37 +72,37 @@ def run_demo(
     make_fresh(out)
     lake, last = Lake(config.lake), days.run_dates[-1]
 
-    progress.say(f"Nightrank demo: {num_runs} runs on a generated click log, in {out}/")
+    progress.write(f"Nightrank demo: {num_runs} runs on a generated click log, in {out}/")
     generate = Stage("generate_clicks", days.first, log_path(lake, days.first, "generate_clicks"))
     StageRunner(submission, interruptions, progress).run([generate])
     outcomes = {}
     for run_date in days.run_dates:
-        progress.say()
+        progress.write()
         runner = StageRunner(submission, interruptions, progress)
         outcomes[run_date] = run_chain(RunPlan(config, run_date, retrain=True), runner)
-    progress.say(f"\nThe lists of {last} against the clicks of {days.held_out}, which no stage has seen")
+    progress.write(f"\nThe lists of {last} against the clicks of {days.held_out}, which no stage has seen")
     measure = Stage("measure_recommendations", last, log_path(lake, days.held_out, "measure_recommendations"))
     report = Stage("report", last, log_path(lake, last, "report"))
     StageRunner(submission, interruptions, progress).run([measure, report])
 
     missed = _print_quality(config, last, progress)
-    progress.say(f"\nSeconds by stage\n{seconds_table(outcomes)}")
-    progress.say(f"\nAll in {time.monotonic() - start:.0f} s. Report: {Path(lake.report(last)).resolve()}")
+    progress.write(f"\nSeconds by stage\n{seconds_table(outcomes)}")
+    progress.write(f"\nAll in {time.monotonic() - start:.0f} s. Report: {Path(lake.report(last)).resolve()}")
     return missed
 
 
-def _print_quality(config: Config, run_date: str, progress: Progress) -> bool:
+def _print_quality(config: Config, run_date: str, progress: StageProgress) -> bool:
     """Prints a few lists of a run date and the figures against their targets; true if a target was missed."""
     lake, facts = Lake(config.lake), read_run_facts(config, run_date)
     if facts.recommendations is not None:
         partition = lake.recommendations.partition(run_date)
         lists = sample_lists(lake, partition, facts.recommendations, None, _USERS)
-        progress.say(
+        progress.write(
             f"\nRecommendations of {run_date} for {_USERS} users, the first {_POSITIONS} of {config.score.k}"
         )
-        progress.say(_lists_table(lists))
+        progress.write(_lists_table(lists))
     figures = verdict(facts)
-    progress.say(f"\nWhat they are worth\n{verdict_table(figures)}")
+    progress.write(f"\nWhat they are worth\n{verdict_table(figures)}")
     return any(figure.met is False for figure in figures)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from conf.errors import DataError
 from reporting.elements import numbers
 from reporting.facts.run_facts import Measure, RunFacts, logistic_regression
-from reporting.terminal.progress import text_table
+from reporting.terminal.text_table import text_table
 
 MODEL_SHARE, BASELINE_SHARE, LIFT = 0.9, 0.8, 1.5
 

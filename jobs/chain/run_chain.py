@@ -13,7 +13,7 @@ from jobs.chain.stage_remarks import remark
 from jobs.chain.steps import RunPlan, Step
 from jobs.chain.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
 from reporting.monitoring.observer import Observer
-from reporting.terminal.progress import Progress
+from reporting.terminal.stage_progress import StageProgress
 from storage import file_io
 from storage.job_summary import JobSummary
 from storage.paths import Lake
@@ -29,7 +29,7 @@ class StageRunner:
 
     submission: Submission
     interruptions: Interruptions
-    progress: Progress
+    progress: StageProgress
     outcomes: list[Outcome] = field(default_factory=list)
 
     def run(self, stages: Sequence[Stage]) -> None:
@@ -63,7 +63,7 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
         StoppedError: a signal arrived.
     """
     retraining = ", retraining" if plan.retrain else ""
-    runner.progress.say(f"Run of {plan.run_date}{retraining}  ({runner.submission.config})")
+    runner.progress.write(f"Run of {plan.run_date}{retraining}  ({runner.submission.config})")
     first_stages = stages_of(plan, plan.steps_before_gate())
     observer = Observer.begin("nightly", plan.config, plan.run_date, waits=True)
     exit_code, failure = EXIT_CRASHED, None
@@ -84,7 +84,7 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
         summary = summarize(plan, runner.outcomes)
         observer.end(exit_code, summary.seconds, summary, failure)
     seconds = sum(outcome.seconds for outcome in runner.outcomes)
-    runner.progress.say(f"  {len(runner.outcomes)} stages in {seconds:.1f} s")
+    runner.progress.write(f"  {len(runner.outcomes)} stages in {seconds:.1f} s")
     return runner.outcomes
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from reporting.terminal.progress import text_table
+from reporting.terminal.text_table import text_table
 from storage.paths import Lake
 from training.registry.champion_history import Intervention, interventions, promotions, standing_as_of
 

@@ -9,7 +9,7 @@ from conf.errors import ConfigError, DataError
 from conf.printable import printable
 from etl.workflow.fitted_workflow import load_local
 from reporting.inspect.user_list import Found
-from reporting.terminal.progress import text_table
+from reporting.terminal.text_table import text_table
 from storage.feature_spec import NULL_ID, OOV_ID, PAD_ID
 from storage.paths import Lake
 

@@ -13,7 +13,7 @@ from jobs.chain.demo_targets import verdict, verdict_table
 from jobs.chain.submit import Outcome, Stage
 from jobs.demo import main
 from reporting.facts.run_facts import read_run_facts
-from reporting.terminal.progress import text_table
+from reporting.terminal.text_table import text_table
 from storage.manifest import read_manifest
 from storage.paths import Lake
 from tests.reporting.report_lake import MEASURE, RUN_DATE, make_lake, publish_facts
