@@ -15,15 +15,16 @@ from training.registry.champion_history import Action
 from training.registry.overrides import Request
 
 DESCRIPTION = (
-    "Shows which model serves on a run date, since when and why: every decision of the gate and of people up to that date. "
-    "--rollback takes the champion out, so that an earlier one serves from that run date on; --pin makes one version serve "
-    "whatever the gate says, until --release. Each is kept with who and why; done again, it changes nothing. Lists that are "
-    "published already stay: run nightly for the date again."
+    "Shows which model serves on a run date, since when and why: every decision of the gate and of people "
+    "up to that date. --rollback takes the champion out, so that an earlier one serves from that run date "
+    "on; --pin makes one version serve whatever the gate says, until --release. Each is kept with who and "
+    "why; done again, it changes nothing. Lists that are published already stay: run nightly for the date "
+    "again."
 )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Applies the override that is asked for, prints the history and the job summary, and returns the exit code."""
+    """Applies the override, if there is one, prints history and job summary, and returns the exit code."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.to and not arguments.rollback:

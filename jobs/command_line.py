@@ -19,8 +19,8 @@ def job_parser(name: str, description: str, date_option: str = "--run-date") -> 
     parser = argparse.ArgumentParser(
         prog=f"{name}.py",
         description=description,
-        epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure (worth a retry). "
-        "The last line on standard output is one JSON object.",
+        epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure "
+        "(worth a retry). The last line on standard output is one JSON object.",
     )
     parser.add_argument(
         "--config",
@@ -75,7 +75,11 @@ def run_without_session(
 
 
 def report_failure(what: str, error: NightrankError | OSError, remedy: str = "") -> int:
-    """Writes to standard error why a job ends, and returns its exit code. `remedy` is for an OSError, which has none."""
+    """Writes to standard error why a job ends. `remedy` is for an OSError, which has none.
+
+    Returns:
+        The exit code.
+    """
     if isinstance(error, NightrankError):
         print(f"{what}: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -13,8 +13,8 @@ from jobs.command_line import report_failure
 from reporting.terminal.stage_progress import StageProgress
 
 DESCRIPTION = (
-    "Generates a click log, runs a few nights with retraining on it, measures the last night's recommendations against "
-    "the generated next day, and prints what came of it."
+    "Generates a click log, runs a few nights with retraining on it, measures the last night's "
+    "recommendations against the generated next day, and prints what came of it."
 )
 EXIT_MISSED = 1
 
@@ -39,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="demo.py",
         description=DESCRIPTION,
-        epilog="Exit codes: 0 done, 1 a target was missed (with --strict), else that of the stage that failed.",
+        epilog="Exit codes: 0 done, 1 a target was missed (with --strict), "
+        "else that of the stage that failed.",
     )
     parser.add_argument(
         "--config",

@@ -13,8 +13,9 @@ from storage.migration import migrate, survey
 from storage.paths import Lake
 
 DESCRIPTION = (
-    "Lists the format versions of all files of a lake and says which ones this release would rewrite. It changes nothing without "
-    "--apply. Let no job work on the lake while --apply runs. A run that was interrupted goes on when it is started again."
+    "Lists the format versions of all files of a lake and says which ones this release would rewrite. It "
+    "changes nothing without --apply. Let no job work on the lake while --apply runs. A run that was "
+    "interrupted goes on when it is started again."
 )
 
 
@@ -36,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{migrated} partitions migrated")
         elif lake_files.to_migrate:
             print(
-                f"{len(lake_files.to_migrate)} partitions would be migrated; nothing was changed: start again with --apply"
+                f"{len(lake_files.to_migrate)} partitions would be migrated; nothing was changed: "
+                "start again with --apply"
             )
     except NightrankError as error:
         return report_failure(f"migrate failed after {migrated} partitions", error)
@@ -53,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="migrate.py",
         description=DESCRIPTION,
-        epilog="Exit codes: 0 done, 2 bad arguments, 3 files that are damaged or of a newer release, 4 infrastructure (worth a "
-        "retry). The last line on standard output is one JSON object.",
+        epilog="Exit codes: 0 done, 2 bad arguments, 3 files that are damaged or of a newer release, "
+        "4 infrastructure (worth a retry). The last line on standard output is one JSON object.",
     )
     parser.add_argument(
         "--lake", required=True, metavar="PATH", help="folder or URI of the lake, as in the configuration"

@@ -16,11 +16,11 @@ from jobs.command_line import job_parser, report_failure
 from reporting.terminal.stage_progress import StageProgress
 
 DESCRIPTION = (
-    "Runs the stages of one night as spark-submit processes: build_features, build_candidates, score_daily, "
-    "measure_recommendations of the day before, report; deliver_recommendations behind score_daily where the config names "
-    "sinks; with --retrain also train_model, train_retriever where candidates are retrieved, and evaluate_model. "
-    "Stops at the first failure with that stage's exit code, after the report. Each stage's output goes to "
-    "<lake>/logs/dt=<run date>/<stage>.log."
+    "Runs the stages of one night as spark-submit processes: build_features, build_candidates, "
+    "score_daily, measure_recommendations of the day before, report; deliver_recommendations behind "
+    "score_daily where the config names sinks; with --retrain also train_model, train_retriever where "
+    "candidates are retrieved, and evaluate_model. Stops at the first failure with that stage's exit "
+    "code, after the report. Each stage's output goes to <lake>/logs/dt=<run date>/<stage>.log."
 )
 
 

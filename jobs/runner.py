@@ -1,4 +1,4 @@
-"""What every job shares: arguments, phases with their seconds, the job summary on standard output, exit codes."""
+"""Runs a stage as a job: logs, the Spark session, the run record, the job summary, exit codes."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 @dataclass
 class _Sessions:
-    """Builds the Spark session of a run, and keeps what Spark logs in a file of the lake."""
+    """Builds the Spark session of a run, and saves Java stacks that Spark logs to a file of the lake."""
 
     error_log: SparkLog = field(default_factory=SparkLog)
 
     def open(self, context: RunContext) -> SparkSession:
-        """The session, with the error log attached before and after it is built: building it can fail."""
+        """The session. Attaches the error log before and after building it, because building can fail."""
         self.error_log.attach()
         session = build_session(
             f"nightrank {context.name} {context.run_date}", event_logs=context.lake.event_logs
@@ -55,14 +55,14 @@ class _Sessions:
         return session
 
     def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
-        """The path of the file with the Java stacks logged so far, and that of this error; None if there are none."""
+        """The path of the file with Java stacks, of the log and of this error; None if there are none."""
         return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
 
 
 def run_job(
     name: str, description: str, stage: Callable[[RunContext], JobSummary], argv: list[str] | None = None
 ) -> None:
-    """Runs a job and ends the process with the exit code its outcome asks for."""
+    """Runs a job and ends the process with its exit code."""
     words = sys.argv[1:] if argv is None else argv
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
@@ -79,19 +79,20 @@ def _run(
     arguments: argparse.Namespace,
     write_summary: Callable[[str], None],
 ) -> int:
+    """Runs the stage, records the run, writes the summary, and returns the exit code."""
     start = time.monotonic()
     sessions = _Sessions()
     try:
         config = load_config(arguments.config, arguments.overrides)
         context = RunContext(name, config, parse_date(arguments.run_date), open_session=sessions.open)
-    except NightrankError as error:  # no lake is known yet that could keep a record
+    except NightrankError as error:  # no lake is known yet, so the run is not recorded
         log.error("%s failed: %s", name, error)
         return error.exit_code
     observer = Observer.begin(name, config, context.run_date)
     exit_code, summary = EXIT_CRASHED, None
     failure: BaseException | None = None
     try:
-        check_config(config)  # every job refuses a bad configuration before it works
+        check_config(config)  # before any work
         file_io.read_hdfs_through(lambda: hdfs(context.spark))
         total = time.monotonic() - start
         summary = stage(context).completed(name, context.run_date, context.phases, total)

@@ -9,10 +9,11 @@ from jobs.command_line import job_parser, run_without_session
 from jobs.stages.show import run
 
 DESCRIPTION = (
-    "Shows the published list of one user: position, item, score (the model's probability), reason (ranked, boost:<value> "
-    "or explore) and how often the user clicked the item before; the features of user and items, ids as the values they "
-    "stand for; which model and workflow made it and when; and the user's clicks in the log's window (of at most five "
-    "million rows). Ends with 3 where the date has no lists, the user is unknown or had no candidates, and says which."
+    "Shows the published list of one user: position, item, score (the model's probability), reason "
+    "(ranked, boost:<value> or explore) and how often the user clicked the item before; the features of "
+    "user and items, ids as the values they stand for; which model and workflow made it and when; and the "
+    "user's clicks in the log's window (of at most five million rows). Ends with 3 where the date has no "
+    "lists, the user is unknown or had no candidates, and says which."
 )
 
 

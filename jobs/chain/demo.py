@@ -123,8 +123,8 @@ def calendar(config: Config, num_runs: int) -> Calendar:
     window = split.train_days + split.validation_days + split.test_days
     if generate.days < window + num_runs:
         raise ConfigError(
-            f"generate.days={generate.days} is too few: the window of the split, the nights after the first and the "
-            f"day that is held out need {window + num_runs}",
+            f"generate.days={generate.days} is too few: the window of the split, the nights after the first "
+            f"and the day that is held out need {window + num_runs}",
             f"give --set generate.days={window + num_runs} or fewer --nights",
         )
     days = [_days_after(generate.first_date, window - 1 + index) for index in range(num_runs + 1)]

@@ -1,4 +1,4 @@
-"""The demo's verdict: the figures it promises, each beside its target, and whether it was met."""
+"""The demo's verdict: the figures it promises, their targets, and whether each target was met."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Figure:
 
 
 def verdict(run: RunFacts) -> list[Figure]:
-    """The figures of a measured night on a log whose best AUC is known.
+    """The figures of a measured run on a log whose best AUC is known.
 
     Raises:
-        DataError: the night was not evaluated, or its lists were not measured.
+        DataError: the run was not evaluated, or its lists were not measured.
     """
     if run.evaluation is None or run.judged is None or run.measure is None or run.measure.dt != run.run_date:
         raise DataError(
-            f"the night of {run.run_date} has no evaluation or no measure of its lists",
+            f"the run of {run.run_date} has no evaluation or no measure of its lists",
             "run nightly --retrain for it, then measure_recommendations",
         )
     best = run.evaluation.get("best_auc")
     logistic = logistic_regression(run.evaluation)
     return [
         Figure(f"Best AUC the log of {run.run_date} allows", numbers.decimal(best)),
-        *_reached(
+        *_auc_figures(
             "DLRM", run.judged["auc"], best, f"at least {MODEL_SHARE}", lambda share: share >= MODEL_SHARE
         ),
-        *_reached(
+        *_auc_figures(
             "Logistic regression",
             logistic["auc"] if logistic else None,
             best,
@@ -52,9 +52,10 @@ def verdict(run: RunFacts) -> list[Figure]:
     ]
 
 
-def _reached(
+def _auc_figures(
     name: str, auc: float | None, best: float | None, target: str, meets: Callable[[float], bool]
 ) -> list[Figure]:
+    """The AUC of a model, and its share of the way from guessing to the best AUC against a target."""
     share = numbers.share_reached(auc, best)
     return [
         Figure(f"{name}: AUC", numbers.decimal(auc)),
@@ -68,6 +69,7 @@ def _reached(
 
 
 def _hit_rates(measure: Measure) -> list[Figure]:
+    """Hit rates of the lists and of the most popular items, and their ratio against its target."""
     values = measure.values
     k, lift = values["k"], values["lift"]
     return [
@@ -78,6 +80,7 @@ def _hit_rates(measure: Measure) -> list[Figure]:
 
 
 def verdict_table(figures: list[Figure]) -> str:
+    """The figures as a table for a terminal."""
     outcome = {True: "met", False: "MISSED", None: ""}
-    rows = [[each.name, each.value, each.target, outcome[each.met]] for each in figures]
+    rows = [[figure.name, figure.value, figure.target, outcome[figure.met]] for figure in figures]
     return text_table(["Figure", "Value", "Target", ""], rows, right=(1,))

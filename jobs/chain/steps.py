@@ -1,4 +1,4 @@
-"""Which stages a run has, in order: read by nightly, which runs them, and by plan_night, for schedulers."""
+"""Which stages a run has, in order. nightly runs them; plan_night reports them to schedulers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.registry.versions import champion_as_of
 
 @dataclass(frozen=True)
 class Step:
-    """One job for one day. `name` is unique in a run; `overrides` are `--set` values of this step alone."""
+    """One job for one day. `name` is unique in a run; `overrides` are `--set` values of this step."""
 
     job: str
     run_date: str
@@ -76,15 +76,15 @@ class RunPlan:
     def _promoted_on_run_date(self) -> bool:
         """Whether the champion was promoted on this very run date.
 
-        Then the day's features must be made as the champion's training made them, and not by the workflow of the
-        champion before it.
+        Then the day's features must be made as the champion's training made them. The workflow of the
+        champion before it does not fit.
         """
         lake, name = self.lake, self.config.name
         champion = champion_as_of(lake, name, self.run_date)
         return champion is not None and champion != champion_as_of(lake, name, self.run_date, before=True)
 
     def _champion_lacks_features(self) -> bool:
-        """Whether the gate kept a champion of another workflow version than the one just fitted or extended."""
+        """Whether the gate kept a champion of another workflow version than the challenger's."""
         partition = self.lake.evaluations.partition(self.run_date)
         if not self.retrain or not is_published(partition):
             return False

@@ -30,7 +30,7 @@ _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")
 
 @dataclass(frozen=True)
 class Stage:
-    """One job for one day. `overrides` are `--set` values of this stage alone; `log` is where its output goes."""
+    """One job for one day. `overrides` are `--set` values of this stage; its output goes to `log`."""
 
     job: str
     run_date: str
@@ -45,7 +45,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Submission:
-    """What all stages of a run have in common: Spark's properties file, the configuration, the `--set` values."""
+    """What all stages of a run share: Spark's properties file, the configuration, the `--set` values."""
 
     profile: str
     config: str
@@ -55,7 +55,7 @@ class Submission:
         """The spark-submit command line of a stage.
 
         Raises:
-            ConfigError: the properties file does not exist, or pyspark is not installed beside this interpreter.
+            ConfigError: the properties file does not exist, or this interpreter has no pyspark.
         """
         if not Path(self.profile).is_file():
             raise ConfigError(
@@ -92,7 +92,7 @@ class StageError(NightrankError):
 
 
 class StoppedError(NightrankError):
-    """A signal ended this process, after its running stage; the error has the shell's exit code for the signal."""
+    """A signal stopped the running stage and this process; `exit_code` is the shell's for the signal."""
 
     def __init__(self, number: int, stage: str) -> None:
         name = signal.Signals(number).name
@@ -104,7 +104,7 @@ class StoppedError(NightrankError):
 
 
 class Interruptions:
-    """Context that remembers the first SIGTERM, SIGINT or SIGHUP and does not act on it at an unsafe instant."""
+    """Context that remembers the first SIGTERM, SIGINT or SIGHUP, to be handled between two steps."""
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -175,7 +175,7 @@ def run_stage(
                 tick(time.monotonic() - start)
         finally:
             if exit_code != 0:
-                end_group(process)  # a killed JVM leaves its Python driver behind
+                end_group(process)  # a killed JVM does not end its Python driver
     if interruptions.received is not None and exit_code is None:
         raise StoppedError(interruptions.received, stage.name)
     code = 128 - process.returncode if process.returncode < 0 else process.returncode
@@ -183,7 +183,7 @@ def run_stage(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Asks the process group to end, and kills the processes that are left after its leader or after ten seconds."""
+    """Asks the process group to end. Kills what is left when its leader ends, or after ten seconds."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):

@@ -63,7 +63,7 @@ def check_lists(config: Config) -> None:
 
 
 def _models(config: Config) -> list[tuple[str, ModelConfig]]:
-    """All models that are trained, each after its location in the configuration (empty for the section `model`)."""
+    """(location in the configuration, model) of all models that are trained."""
     multi_hot = config.model.multi_hot
     baselines = [
         (f"train.baselines names {name!r}: ", ModelConfig(architecture=name, multi_hot=multi_hot))
@@ -103,7 +103,7 @@ def _check_segments(config: Config, feature_plan: Plan) -> None:
     for source in config.candidates.sources:
         if isinstance(source, Popular) and source.segment is not None and source.segment not in known:
             raise ConfigError(
-                f"candidates.sources: segment={source.segment!r} is neither a feature of scope user nor a column of "
-                f"candidates.user_attributes; these are {known}",
+                f"candidates.sources: segment={source.segment!r} is neither a feature of scope user nor a "
+                f"column of candidates.user_attributes; these are {known}",
                 "name one of these",
             )

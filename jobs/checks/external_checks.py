@@ -1,4 +1,4 @@
-"""Checks of what lies outside of the configuration: tables beside the log, credentials and drivers of sinks."""
+"""Checks outside of the configuration: tables beside the log, credentials and drivers of sinks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from spark.session import read_profile
 def check_tables(config: Config, run_date: str) -> None:
     """Checks that the tables beside the log are there; a missing one would stop a later stage of the run.
 
-    Two kinds of tables are left to the stages that read them. A table that is delivered by day (`{date}` in its path)
-    may arrive during the run. A table on HDFS cannot be seen without a session.
+    Two kinds of tables are left to the stages that read them. A table that is delivered by day (`{date}` in
+    its path) may arrive during the run. A table on HDFS cannot be seen without a session.
 
     Raises:
         ConfigError, DataError: there is no file at a path that the configuration names.
@@ -41,8 +41,8 @@ def check_sinks(config: Config, profile: str) -> None:
 
     Args:
         config: the sinks are those of its section `deliver`.
-        profile: Spark's properties file. In deploy mode cluster the driver has another environment, and nothing is
-            checked.
+        profile: Spark's properties file. In deploy mode cluster nothing is checked, because the driver has
+            another environment.
 
     Raises:
         ConfigError: one of them is not there.

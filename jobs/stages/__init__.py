@@ -1,1 +1,1 @@
-"""The stages of a run: one function `run(context) -> JobSummary` a file, which jobs, tests and notebooks call."""
+"""The stages of a run: one function `run(context) -> JobSummary` a file, for jobs, tests and notebooks."""

@@ -1,4 +1,4 @@
-"""Users, items and past clicks → which items each user is scored against: `candidate_items` and `candidates`."""
+"""Publishes the items that each user is scored against: `candidate_items` and `candidates`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def publish_items(context: RunContext, dataset: Dataset, beside: Beside) -> Mani
 
 
 def publish_candidates(context: RunContext, dataset: Dataset, numbered: Manifest, beside: Beside) -> Manifest:
-    """`candidates`: one row a user of the users table. Facts: names of the sources, and pairs excluded by filter."""
+    """`candidates`: one row a user. Facts: names of the sources, and pairs that each filter excluded."""
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     published = lake.candidate_items(version).partition(context.run_date)
     items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
@@ -92,7 +92,7 @@ def publish_candidates(context: RunContext, dataset: Dataset, numbered: Manifest
         },
         row_group_rows=context.config.output.row_group_rows,
         expected_rows=beside.users.rows,
-        facts={"sources": [each.name for each in config.sources], "excluded": dict(excluding.counts)},
+        facts={"sources": [source.name for source in config.sources], "excluded": dict(excluding.counts)},
         rules=Rules(not_null=[USER_KEY]),
         grace_hours=context.config.output.grace_hours,
     )

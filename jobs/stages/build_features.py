@@ -1,4 +1,7 @@
-"""Raw click log → quarantine, data report, workflow, feature partitions, users and items, and the dataset of the run date."""
+"""Builds features from the raw click log.
+
+Publishes the quarantine, the data report, the workflow, feature partitions, users, items and the dataset.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,7 @@ def run(context: RunContext) -> JobSummary:
     """Reads the window of raw days that ends on the run date and publishes what training and scoring read."""
     if context.config.workflow.mode == "retrain":  # the features are made for a training
         check_training(context.config)
-    window(
-        context.config, context.run_date
-    )  # what can be refused without a session is refused before one starts
+    window(context.config, context.run_date)  # refuses a bad window before a session starts
     champion = champion_as_of(context.lake, context.config.name, context.run_date, before=True)
     parent = None
     reason = (

@@ -1,5 +1,7 @@
-"""The published lists of a run date, looked at as a reader would: every file whole, of the champion, and of the tables that
-are there now. Changes nothing and needs no Spark session; what is wrong ends it with exit code 3.
+"""Checks the published lists of a run date as a reader would.
+
+Every file must be whole. The lists must be the champion's, and made of the users and candidates that are
+there now. The job changes nothing and needs no Spark session.
 """
 
 from __future__ import annotations
@@ -15,9 +17,19 @@ from storage.paths import Partition
 from storage.run_context import RunContext, require
 from training.registry.versions import champion_as_of
 
+_REPORTED = (
+    "users",
+    "users_with_fewer",
+    "users_without",
+    "coverage",
+    "k",
+    "model_version",
+    "workflow_version",
+)
+
 
 def run(context: RunContext) -> JobSummary:
-    """Checks `recommendations` of the run date and repeats what its manifest says of it."""
+    """Checks `recommendations` of the run date, and reports figures of its manifest."""
     require(context.config, "keys")
     partition = context.lake.recommendations.partition(context.run_date)
     manifest = read_manifest(partition)
@@ -27,8 +39,9 @@ def run(context: RunContext) -> JobSummary:
     champion = champion_as_of(context.lake, context.config.name, context.run_date)
     if facts["model_version"] != champion:
         raise DataError(
-            f"the lists of {context.run_date} are of model {facts['model_version']}, the champion is {champion}",
-            f"run the night of {context.run_date} again",
+            f"the lists of {context.run_date} are of model {facts['model_version']}, "
+            f"the champion is {champion}",
+            f"start the run of {context.run_date} again",
         )
     check_origins(context, manifest)
     if not manifest.rows:
@@ -36,25 +49,16 @@ def run(context: RunContext) -> JobSummary:
             f"the lists of {context.run_date} are empty: none of {facts['users']} users has a candidate",
             "look at the candidates' section of the report",
         )
-    told = (
-        "users",
-        "users_with_fewer",
-        "users_without",
-        "coverage",
-        "k",
-        "model_version",
-        "workflow_version",
-    )
     return JobSummary(
         partition.path,
         rows_in=manifest.rows,
         rows_out=manifest.rows,
-        facts={**{name: facts[name] for name in told}, "digest": manifest.digest},
+        facts={**{name: facts[name] for name in _REPORTED}, "digest": manifest.digest},
     )
 
 
 def check_files(partition: Partition, manifest: Manifest) -> None:
-    """DataError unless each file that the manifest names is there, with the rows and bytes it says."""
+    """Raises DataError unless each file of the manifest is there, with its rows and bytes."""
     for entry in manifest.files:
         path = partition.file(entry.path)
         files, inner = file_io.filesystem(path)
@@ -75,7 +79,7 @@ def check_files(partition: Partition, manifest: Manifest) -> None:
 
 
 def check_origins(context: RunContext, lists: Manifest) -> None:
-    """DataError where users or candidates were made anew after the lists."""
+    """Raises DataError if users or candidates were replaced after the lists were made."""
     version = read_dataset(context.lake, context.run_date).workflow_version
     for name, table in (
         ("users", context.lake.users(version)),
@@ -84,6 +88,7 @@ def check_origins(context: RunContext, lists: Manifest) -> None:
         digest = read_manifest(table.partition(context.run_date)).digest
         if lists.inputs[name] != digest:
             raise DataError(
-                f"the lists of {context.run_date} were made of {name} {lists.inputs[name]}, now they are {digest}",
+                f"the lists of {context.run_date} were made of {name} {lists.inputs[name]}, "
+                f"now they are {digest}",
                 f"run score_daily for {context.run_date} again",
             )

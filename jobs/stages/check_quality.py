@@ -1,7 +1,7 @@
-"""Raw click log → quarantine and data report alone: whether a day's log may be built on, as build_features asks first of all.
+"""Checks whether a day's log may be used, as build_features does first.
 
-What it publishes is what build_features would, which then leaves it as it is. Past a limit of the section `quality` it ends
-with exit code 3.
+Publishes the quarantine and the data report, which build_features then leaves as they are. A figure above a
+limit of the section `quality` raises DataError.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from storage.run_context import RunContext
 
 def run(context: RunContext) -> JobSummary:
     """Inspects the window of raw days that ends on the run date."""
-    window(
-        context.config, context.run_date
-    )  # what can be refused without a session is refused before one starts
-    found = inspect(context.spark, context.config, context.lake, context.run_date, context.phase)
-    found.rows_of.release()
+    window(context.config, context.run_date)  # refuses a bad window before a session starts
+    inspection = inspect(context.spark, context.config, context.lake, context.run_date, context.phase)
+    inspection.rows_of.release()
     dropped: Counter[str] = Counter()
-    for counts in found.counts.values():
+    for counts in inspection.counts.values():
         dropped.update(counts.dropped)
     return JobSummary(
         output=context.lake.quality(context.config.name).partition(context.run_date).path,
-        rows_in=sum(counts.rows_in for counts in found.counts.values()),
-        rows_out=sum(counts.good for counts in found.counts.values()),
+        rows_in=sum(counts.rows_in for counts in inspection.counts.values()),
+        rows_out=sum(counts.good for counts in inspection.counts.values()),
         dropped=dropped,
-        facts={"days": [raw.dt for raw in found.in_order], "quality_warnings": found.quality.warnings},
+        facts={
+            "days": [raw.dt for raw in inspection.in_order],
+            "quality_warnings": inspection.quality.warnings,
+        },
     )

@@ -1,4 +1,4 @@
-"""Copies the published lists of a date to the sinks of the section `deliver`: a PostgreSQL table, JSON lines by user."""
+"""Copies the published lists of a date to the sinks of the section `deliver`: PostgreSQL, JSON lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Delivers to each sink in order, then publishes `deliveries/dt=…`; lists that were held back are not there to deliver."""
+    """Delivers to each sink in order, then publishes `deliveries/dt=…`.
+
+    Raises:
+        DataError: there are no lists; they may have been held back.
+        ConfigError: there are no sinks, or the lists are of an earlier release.
+    """
     sinks = context.config.deliver.sinks
     if not sinks:
         raise ConfigError(
@@ -32,15 +37,15 @@ def run(context: RunContext) -> JobSummary:
             f"run score_daily for {context.run_date} again",
         )
     lists = PublishedLists(rows_of(context.spark, partition, manifest), manifest)
-    done = []
+    deliveries = []
     for sink in sinks:
         start = time.monotonic()
         with context.phase(sink.name):
             delivered = _deliver(context, sink, lists)
         seconds = round(time.monotonic() - start, 2)
-        done.append({"name": sink.name, "kind": sink.kind, **asdict(delivered), "seconds": seconds})
+        deliveries.append({"name": sink.name, "kind": sink.kind, **asdict(delivered), "seconds": seconds})
     facts: dict[str, Any] = {
-        "sinks": done,
+        "sinks": deliveries,
         "users": lists.users,
         "model_version": manifest.facts["model_version"],
     }
@@ -51,6 +56,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def _deliver(context: RunContext, sink: JdbcSink | JsonLinesSink, lists: PublishedLists) -> Delivered:
+    """Delivers to one sink."""
     if isinstance(sink, JdbcSink):
         return jdbc.deliver(sink, lists)
     return json_lines.deliver(sink, lists, context.config.output.grace_hours)

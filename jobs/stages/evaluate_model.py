@@ -1,4 +1,7 @@
-"""Challenger against champion on the same raw test rows, each through its own workflow; the gate decides who serves."""
+"""Compares challenger and champion on the same raw test rows; the gate decides which model serves.
+
+Each model reads these rows through its workflow version.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +36,20 @@ def run(context: RunContext) -> JobSummary:
     measured = measure_models(
         context.spark, context, dataset, [challenger, *([champion] if champion else [])]
     )
-    ours = measured.models[challenger.version]
-    theirs = measured.models[champion.version] if champion else None
-    compared = compare(context.config.gate.confidence, ours, theirs, measured.users) if theirs else None
-    checks, drift = drift_checks(context, ours, theirs)
+    challenger_measures = measured.models[challenger.version]
+    champion_measures = measured.models[champion.version] if champion else None
+    compared = (
+        compare(context.config.gate.confidence, challenger_measures, champion_measures, measured.users)
+        if champion_measures
+        else None
+    )
+    checks, drift = drift_checks(context, challenger_measures, champion_measures)
     reason = barred(lake, name, challenger.version, standing)
     if reason:
         checks.insert(0, Check("standing", "hold", reason))
-    verdict = judge(context.config.gate, ours.figures, compared, checks)
-    _say(verdict)
-    evaluation = Evaluation(challenger, ours, theirs, compared, drift, verdict)
+    verdict = judge(context.config.gate, challenger_measures.figures, compared, checks)
+    _log_verdict(verdict)
+    evaluation = Evaluation(challenger, challenger_measures, champion_measures, compared, drift, verdict)
     facts = evaluation.facts(context, dataset)
     with context.phase("decide"):
         inputs = {
@@ -61,21 +68,21 @@ def run(context: RunContext) -> JobSummary:
         facts={
             "promoted": verdict.promoted,
             "reason": verdict.reason,
-            "warnings": [each.said for each in verdict.checks if each.level == "warn"],
+            "warnings": [check.said for check in verdict.checks if check.level == "warn"],
             "challenger": challenger.version,
             "champion": evaluation.champion_after,
-            "challenger_auc": ours.figures.auc,
-            "champion_auc": theirs.figures.auc if theirs else None,
+            "challenger_auc": challenger_measures.figures.auc,
+            "champion_auc": champion_measures.figures.auc if champion_measures else None,
             "auc_interval": evaluation.intervals.get("auc"),
             "best_auc": facts["best_auc"],
-            **({"challenger_ranking": ours.ranking} if ours.ranking else {}),
+            **({"challenger_ranking": challenger_measures.ranking} if challenger_measures.ranking else {}),
         },
     )
 
 
-def _say(verdict: Verdict) -> None:
-    """The verdict in the log, and each check that is worth a look."""
+def _log_verdict(verdict: Verdict) -> None:
+    """Logs the verdict and each check that is not ok."""
     log.info("%s: %s", "promoted" if verdict.promoted else "not promoted", verdict.reason)
-    for each in verdict.checks:
-        if each.level != "ok":
-            log.warning("gate, %s: %s", each.level, each.said)
+    for check in verdict.checks:
+        if check.level != "ok":
+            log.warning("gate, %s: %s", check.level, check.said)

@@ -1,4 +1,4 @@
-"""Generates a click log: `generate.days` days of raw files from the run date on, each published with its best AUC."""
+"""Generates a click log: `generate.days` days of raw files, each published with its best AUC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Writes and publishes the days; reports the best AUC each of them allows."""
+    """Writes and publishes the days from the run date on; reports the best AUC of each day."""
     generate = generate_settings(context.config)
     dates = generated_dates(generate, context.run_date)
     spark = context.spark
@@ -16,10 +16,10 @@ def run(context: RunContext) -> JobSummary:
         manifests = generate_days(spark, context.lake, generate, dates)
     return JobSummary(
         output=context.lake.raw.path,
-        rows_out=sum(each.rows for each in manifests),
+        rows_out=sum(manifest.rows for manifest in manifests),
         facts={
             "days": len(manifests),
-            "malformed_rows": sum(each.facts["malformed_rows"] for each in manifests),
-            "best_auc": {each.partition: each.facts["best_auc"] for each in manifests},
+            "malformed_rows": sum(manifest.facts["malformed_rows"] for manifest in manifests),
+            "best_auc": {manifest.partition: manifest.facts["best_auc"] for manifest in manifests},
         },
     )

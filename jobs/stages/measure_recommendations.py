@@ -1,12 +1,13 @@
-"""The lists of a date against the clicks that followed: hit rate, NDCG and coverage, beside those of the most popular items;
-and what the candidates held of these clicks.
+"""Measures the lists of a date against later clicks: hit rate, NDCG, coverage, and recall of the candidates.
 
-Users without a row in train are measured apart: to the popular items and to the model alike they are cold.
+The most popular items are measured in the same way. Users without a row in train are measured apart, because
+neither the popular items nor the model can use their history.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Any
@@ -22,7 +23,7 @@ from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.inputs import exclusions, read_beside
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
-from scoring.evaluation.list_relevance import coverage, measure_lists
+from scoring.evaluation.list_relevance import Relevance, coverage, measure_lists
 from scoring.inputs.feature_rows import read_split
 from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
 from storage.dataset import Dataset, read_dataset, with_present_rows
@@ -40,7 +41,7 @@ def run(context: RunContext) -> JobSummary:
     require(context.config, "keys")
     lake, run_date, against = context.lake, context.run_date, context.config.measure.against
     published = read_manifest(lake.recommendations.partition(run_date))
-    # A file that came late, or an upgrade, may have made its days again in a later run; the lists are those of this date.
+    # A later run may have replaced days of this dataset, after a late file or an upgrade.
     dataset, changed = with_present_rows(lake, read_dataset(lake, run_date))
     if changed:
         log.warning(
@@ -48,38 +49,28 @@ def run(context: RunContext) -> JobSummary:
         )
     k, items = published.facts["k"], published.facts["items"]
     train = read_split(context.spark, lake, dataset, ["train"], CLICK_COLUMNS)
-    # Three measures ask who is warm; the training rows are read once for them.
+    # Read the training rows once for the three measures that need the warm users.
     warm = train.select(USER_KEY).distinct().persist()
     with context.phase("positives"):
-        wanted = positives(context, dataset).persist()
-        num_wanted = wanted.count()
-    if not num_wanted:
+        clicked = positives(context, dataset).persist()
+        num_clicked = clicked.count()
+    if not num_clicked:
         raise DataError(
             f"nobody clicked anything in what the lists of {run_date} are measured against ({against})",
             "measure another date, or set measure.against",
         )
     with context.phase("lists"):
         lists = recommended(context, published)
-        ours = measure_lists(lists, wanted, warm, k)
+        measured = measure_lists(lists, clicked, warm, k)
     with context.phase("popular"):
         lists = most_popular(context, dataset, train, published).persist()
-        popular, popular_coverage = measure_lists(lists, wanted, warm, k), coverage(lists, items)
+        popular, popular_coverage = measure_lists(lists, clicked, warm, k), coverage(lists, items)
     with context.phase("candidates"):
-        recall = candidate_recall(context, wanted, warm, published)
-    own, base, cold = ours[True], popular[True], ours[False]
+        recall = candidate_recall(context, clicked, warm, published)
     facts = {
         "recommendations_date": run_date,
         "against": against,
-        "k": k,
-        "users": own.users,
-        "hit_rate": own.hit_rate,
-        "ndcg": own.ndcg,
-        "coverage": published.facts["coverage"],
-        "popular": {"hit_rate": base.hit_rate, "ndcg": base.ndcg, "coverage": popular_coverage},
-        "lift": own.hit_rate / base.hit_rate if own.hit_rate is not None and base.hit_rate else None,
-        "cold_users": {"users": cold.users, "hit_rate": cold.hit_rate, "ndcg": cold.ndcg}
-        if cold.users
-        else None,
+        **relevance_facts(published, measured, popular, popular_coverage),
         "candidates": recall,
     }
     with context.phase("publish"):
@@ -89,7 +80,35 @@ def run(context: RunContext) -> JobSummary:
             "config": config_digest(context.config, "measure", "candidates"),
         }
         publish_facts(lake.measures.partition(run_date), inputs=inputs, facts=facts)
-    return JobSummary(lake.measures.partition(run_date).path, rows_in=num_wanted, facts=facts)
+    return JobSummary(lake.measures.partition(run_date).path, rows_in=num_clicked, facts=facts)
+
+
+def relevance_facts(
+    published: Manifest,
+    lists: Mapping[bool, Relevance],
+    popular: Mapping[bool, Relevance],
+    popular_coverage: float,
+) -> dict[str, Any]:
+    """Figures of the lists and of the most popular items, both by whether the users are warm."""
+    warm, popular_warm, cold = lists[True], popular[True], lists[False]
+    return {
+        "k": published.facts["k"],
+        "users": warm.users,
+        "hit_rate": warm.hit_rate,
+        "ndcg": warm.ndcg,
+        "coverage": published.facts["coverage"],
+        "popular": {
+            "hit_rate": popular_warm.hit_rate,
+            "ndcg": popular_warm.ndcg,
+            "coverage": popular_coverage,
+        },
+        "lift": warm.hit_rate / popular_warm.hit_rate
+        if warm.hit_rate is not None and popular_warm.hit_rate
+        else None,
+        "cold_users": {"users": cold.users, "hit_rate": cold.hit_rate, "ndcg": cold.ndcg}
+        if cold.users
+        else None,
+    }
 
 
 def positives(context: RunContext, dataset: Dataset) -> DataFrame:
@@ -117,8 +136,9 @@ def recommended(context: RunContext, published: Manifest) -> DataFrame:
 
 
 def most_popular(context: RunContext, dataset: Dataset, train: DataFrame, published: Manifest) -> DataFrame:
-    """The k items with most clicks in train for every user, under the rules of our own lists: same users, same items,
-    without what the config excludes. (user_key, position, item_key)
+    """The k items with most clicks in train for every user: (user_key, position, item_key).
+
+    Users, items and exclusions are those of the published lists.
     """
     version = published.facts["workflow_version"]
     items = candidate_items(context, version, numbered_items(context, version))
@@ -140,14 +160,14 @@ def candidate_items(context: RunContext, version: str, numbered: Manifest) -> Da
 
 
 def candidate_recall(
-    context: RunContext, wanted: DataFrame, warm: DataFrame, published: Manifest
+    context: RunContext, clicked: DataFrame, warm: DataFrame, published: Manifest
 ) -> dict[str, Any] | None:
-    """Recall of the candidates that the lists were chosen from, by source, of warm users and, under `cold_users`, of others.
+    """Recall of the candidates by source, of warm users and, under `cold_users`, of others.
 
-    None where the candidates were built by a release that did not name their sources.
+    None if the candidates were built by a release that did not name their sources.
 
     Raises:
-        DataError: the items were numbered anew since the candidates were built: their numbers mean other items.
+        DataError: candidate_items was replaced after the candidates were built, so item indices do not match.
     """
     version = published.facts["workflow_version"]
     partition = context.lake.candidates(version).partition(context.run_date)
@@ -158,10 +178,10 @@ def candidate_recall(
     numbered = numbered_items(context, version)
     if candidates.inputs["candidate_items"] != numbered.digest:
         raise DataError(
-            f"{candidates.table} dt={context.run_date} was built from candidate_items {candidates.inputs['candidate_items']}, "
-            f"now they are {numbered.digest}",
+            f"{candidates.table} dt={context.run_date} was built from candidate_items "
+            f"{candidates.inputs['candidate_items']}, now they are {numbered.digest}",
             f"run build_candidates for {context.run_date} again",
         )
     items = candidate_items(context, version, numbered)
-    found = measure_recall(rows_of(context.spark, partition, candidates), items, wanted, warm, sources)
-    return {**asdict(found[True]), "cold_users": asdict(found[False]) if found[False].users else None}
+    recall = measure_recall(rows_of(context.spark, partition, candidates), items, clicked, warm, sources)
+    return {**asdict(recall[True]), "cold_users": asdict(recall[False]) if recall[False].users else None}

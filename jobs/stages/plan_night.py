@@ -1,4 +1,4 @@
-"""What a scheduler needs before a run: whether the raw log is there, the run's steps, and whether lists are published.
+"""Reports to a scheduler whether the raw log is there, the steps of the run, and whether lists are published.
 
 Writes nothing, and needs no Spark session unless the log lies on HDFS.
 """
@@ -17,7 +17,7 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Facts: `raw_log` (path, files, bytes), `published`, and the steps of an ordinary run (`night`) and a `retraining`."""
+    """Facts: `raw_log`, `published`, and the steps of an ordinary run (`night`) and of a `retraining`."""
     config, run_date = context.config, context.run_date
     with context.phase("raw log"):
         raw_log = find_raw(config, config.log, run_date)

@@ -1,4 +1,4 @@
-"""Writes the HTML report of a night from what its other jobs published. Needs no Spark session."""
+"""Writes the HTML report of a run from what its other jobs published. Needs no Spark session."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from storage import file_io
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
-DESCRIPTION = (
-    "Writes <lake>/reports/<run date>.html: key figures, data summary, data quality, training curve, calibration, score distribution, "
-    "coverage, a few lists and the stages' seconds. One file that opens offline. What has not run yet is said in its place."
-)
-
 
 def run(context: RunContext) -> JobSummary:
+    """Reads the facts of the run, and writes the page to `reports/<run date>.html`."""
     with context.phase("read and draw"):
         _, page = build(context.config, context.run_date)
     path = context.lake.report(context.run_date)

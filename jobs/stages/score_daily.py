@@ -1,4 +1,4 @@
-"""The champion's top-k items for every user: users × candidates scored in Spark workers, published as `recommendations`."""
+"""Publishes the champion's top-k items for every user as `recommendations`, scored by Spark workers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from scoring.delivery.publish_limits import publish_changes
 from scoring.inputs.requests import ListRequest, require_listable
 from scoring.model.champion import champion_and_dataset
 from scoring.model.context_features import encoded_context
+from scoring.model.model_info import ModelInfo
 from scoring.ranking.list_summary import summarize_lists
 from scoring.rules.rule_tables import ruled_by
 from scoring.spark.int8_change import change_of_lists
@@ -25,8 +26,9 @@ from storage.manifest import Manifest, data_files, read_manifest
 from storage.publish import Rules, publish, rows_of
 from storage.run_context import RunContext, require
 
-# Users a scoring task streams through at most: bounds what a lost task costs.
+# Users of a scoring task at most; this bounds the work that a lost task repeats.
 USERS_PER_TASK = 50_000
+_REPORTED = ("users", "users_with_fewer", "users_without", "coverage", "k")
 
 
 def run(context: RunContext) -> JobSummary:
@@ -34,17 +36,9 @@ def run(context: RunContext) -> JobSummary:
     require(context.config, "keys")
     model, dataset = champion_and_dataset(context)
     require_listable(model.spec)
-    users, items, candidates = night_tables(context, dataset)
-    context_values = encoded_context(context, model)
-    spark = context.spark
-    item_files = data_files(
-        context.lake.candidate_items(dataset.workflow_version).partition(context.run_date), items
-    )
-    score = context.config.score
-    rules, digests = ruled_by(context)
-    request = ListRequest(
-        model.request(score), tuple(item_files), tuple(sorted(context_values.items())), score.k, rules
-    )
+    users, items, candidates = read_inputs(context, dataset)
+    request, rule_digests = list_request(context, model, items)
+    spark, score = context.spark, context.config.score
     measured: dict[str, Any] = {}
     if request.model.embeddings == "int8":
         with context.phase("int8"):
@@ -57,15 +51,15 @@ def run(context: RunContext) -> JobSummary:
         lists = score_lists(scored, model.spec, request).persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
-    made_of = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **digests}
+    inputs = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **rule_digests}
     with context.phase("compare"):
-        changes = publish_changes(context, dataset, lists, facts, rows, made_of)
+        changes = publish_changes(context, dataset, lists, facts, rows, inputs)
     with context.phase("publish"):
         versions = {"model_version": model.version, "workflow_version": dataset.workflow_version}
         published = publish(
             lists.select("*", *(F.lit(value).alias(name) for name, value in versions.items())),
             context.lake.recommendations.partition(context.run_date),
-            inputs={**made_of, "config": config_digest(context.config, "score")},
+            inputs={**inputs, "config": config_digest(context.config, "score")},
             row_group_rows=context.config.output.row_group_rows,
             expected_rows=rows,
             facts={
@@ -82,13 +76,12 @@ def run(context: RunContext) -> JobSummary:
             sort_by=["user_id", "position"],
             grace_hours=context.config.output.grace_hours,
         )
-    told = ("users", "users_with_fewer", "users_without", "coverage", "k")
     return JobSummary(
         output=context.lake.recommendations.partition(context.run_date).path,
         rows_in=users.rows,
         rows_out=published.rows,
         facts={
-            **{name: facts[name] for name in told},
+            **{name: facts[name] for name in _REPORTED},
             **measured,
             **versions,
             "churn": changes.get("churn"),
@@ -96,7 +89,22 @@ def run(context: RunContext) -> JobSummary:
     )
 
 
-def night_tables(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manifest, Manifest]:
+def list_request(
+    context: RunContext, model: ModelInfo, items: Manifest
+) -> tuple[ListRequest, dict[str, str]]:
+    """What workers need for scoring lists, and the digests of the tables that business rules read."""
+    values = encoded_context(context, model)
+    table = context.lake.candidate_items(model.spec.workflow_version)
+    item_files = data_files(table.partition(context.run_date), items)
+    rules, digests = ruled_by(context)
+    score = context.config.score
+    request = ListRequest(
+        model.request(score), tuple(item_files), tuple(sorted(values.items())), score.k, rules
+    )
+    return request, digests
+
+
+def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manifest, Manifest]:
     """Manifests of users, candidate_items and candidates of the run date.
 
     Raises:
@@ -105,11 +113,11 @@ def night_tables(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manif
     lake, version = context.lake, dataset.workflow_version
     tables = (lake.users(version), lake.candidate_items(version), lake.candidates(version))
     users, items, candidates = (read_manifest(table.partition(context.run_date)) for table in tables)
-    for name, found in (("users", users), ("candidate_items", items)):
-        if candidates.inputs[name] != found.digest:
+    for name, manifest in (("users", users), ("candidate_items", items)):
+        if candidates.inputs[name] != manifest.digest:
             raise DataError(
                 f"{candidates.table} dt={context.run_date} was built from {name} {candidates.inputs[name]}, "
-                f"now they are {found.digest}",
+                f"now they are {manifest.digest}",
                 f"run build_candidates for {context.run_date} again",
             )
     return users, items, candidates
@@ -118,9 +126,9 @@ def night_tables(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manif
 def candidate_users(
     spark: SparkSession, context: RunContext, dataset: Dataset, users: Manifest, candidates: Manifest
 ) -> DataFrame:
-    """users with their candidates, as the manifests name them, spread over enough tasks to keep every slot busy."""
+    """Users with their candidates, as the manifests name them, in enough tasks for all cores."""
     lake, version = context.lake, dataset.workflow_version
-    known = rows_of(spark, lake.users(version).partition(context.run_date), users)
-    own = rows_of(spark, lake.candidates(version).partition(context.run_date), candidates)
+    user_rows = rows_of(spark, lake.users(version).partition(context.run_date), users)
+    candidate_lists = rows_of(spark, lake.candidates(version).partition(context.run_date), candidates)
     tasks = max(spark.sparkContext.defaultParallelism, -(-users.rows // USERS_PER_TASK))
-    return known.join(own, USER_KEY).repartition(tasks, USER_KEY)
+    return user_rows.join(candidate_lists, USER_KEY).repartition(tasks, USER_KEY)

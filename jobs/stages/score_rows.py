@@ -1,4 +1,4 @@
-"""A click probability for every feature row of one split of the run date, by the champion: published as `scores`."""
+"""Publishes the champion's click probability for every feature row of one split, as `scores`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Scores the rows of `score.rows_split`, row for row: the workers read and write the files."""
+    """Scores the rows of `score.rows_split` one by one. The workers read and write the files."""
     model, dataset = champion_and_dataset(context)
     split = context.config.score.rows_split
     groups = row_groups(context.lake, dataset, split)
@@ -45,7 +45,7 @@ def run(context: RunContext) -> JobSummary:
                 "dataset": dataset.digest,
                 "config": config_digest(context.config, "score"),
             },
-            expected_rows=sum(each.rows for each in groups),
+            expected_rows=sum(group.rows for group in groups),
             facts=facts,
             rules=Rules(not_null=[ROW_ID, FEATURES_DT], ranges={PROBABILITY: (0.0, 1.0 + 2**-20)}),
             grace_hours=context.config.output.grace_hours,

@@ -1,4 +1,4 @@
-"""Trains the model of a run date on its dataset, from the champion before it on where that fits: the new challenger."""
+"""Trains the challenger of a run date on its dataset, from the champion before it if that fits."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def run(context: RunContext) -> JobSummary:
 
 
 def train(context: RunContext, config: Config) -> JobSummary:
-    """Trains unless the same version is there already, and records it as what was trained for the run date.
+    """Trains unless the same version exists, and records the version as the one trained for the run date.
 
     Args:
-        config: whose name, model and settings count; the job's, or one made of it.
+        context: of the job.
+        config: its name, model and settings are used. It is the job's configuration, or made from that.
     """
     mlflow_mirror.prepare(context.lake)
     with context.phase("plan"):

@@ -1,4 +1,4 @@
-"""Trains the two-tower model that retrieves candidates (a source retrieval of the section candidates), on the run date's dataset."""
+"""Trains the two-tower model of a source `retrieval` of the section candidates."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from training.registry.retriever import retriever_config
 
 
 def run(context: RunContext) -> JobSummary:
-    """Trains it as train_model trains the ranker, from fresh weights on all train days."""
+    """Trains the model as train_model does, from fresh weights on all train days."""
     return train(context, retriever_config(context.config))

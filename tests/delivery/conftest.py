@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from jobs.stages import score_daily as score_daily_job
 from jobs.stages.build_candidates import run as build_candidates
 from jobs.stages.score_daily import run as score_daily
+from scoring.model import context_features
 from setup import jars
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -60,7 +60,7 @@ def score_section(**settings: Any) -> dict[str, Any]:
 def _without_workflow(patch: pytest.MonkeyPatch) -> None:
     """The world's features were encoded by nobody, and its models stand in no registry."""
     patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-    patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+    patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
 
 
 @pytest.fixture(autouse=True)

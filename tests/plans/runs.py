@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from jobs.stages import score_daily as score_daily_job
 from jobs.stages.build_candidates import run as build_candidates
 from jobs.stages.deliver_recommendations import run as deliver_recommendations
 from jobs.stages.evaluate_model import run as evaluate_model
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from jobs.stages.score_rows import run as score_rows
+from scoring.model import context_features
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.plans import examples
@@ -188,7 +188,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
         for body, given, run_date in (
             (evaluate_model, config, RUN_DATE),
             (evaluate_model, config, DAY_AFTER),

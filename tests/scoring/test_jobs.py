@@ -20,13 +20,13 @@ from pyspark.sql import DataFrame, SparkSession
 import metrics
 from conf.errors import ConfigError, DataError, raised_in
 from conf.types import Config
-from jobs.stages import score_daily as score_daily_job
 from jobs.stages.build_candidates import run as build_candidates
 from jobs.stages.evaluate_model import run as evaluate_model
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from jobs.stages.score_rows import run as score_rows
 from scoring.evaluation import gate_measures
+from scoring.model import context_features
 from scoring.spark import int8_change
 from storage import file_io
 from storage.dataset import Dataset, publish_dataset, read_dataset
@@ -74,7 +74,7 @@ def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-        patch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+        patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
         yield
 
 

@@ -18,6 +18,7 @@ from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from scoring.inputs import feature_rows
 from scoring.inputs.feature_rows import read_split
+from scoring.model import context_features
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.paths import Partition
@@ -33,7 +34,7 @@ from training.registry.versions import Decision, record_decision
 def job(spark: SparkSession, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     """The night of RUN_DATE up to its candidates."""
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-    monkeypatch.setattr(score_daily_job, "load_local", lambda *_: EncodedContext())
+    monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
     made = RunContext("test", make_lake(tmp_path, world), RUN_DATE, _spark=spark)
     record_decision(made.lake, "toy", RUN_DATE, Decision("m1", None, True, "m1", "the first"))
     build_candidates(made)
