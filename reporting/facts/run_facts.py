@@ -1,4 +1,4 @@
-"""Everything the report shows of one night, read from the lake's manifests; what has not been made is None or empty."""
+"""The facts of one run for the report, read from manifests. A fact that no job has written is None or empty."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from storage.manifest import Manifest, is_published, read_manifest
 from storage.paths import Lake, Partition
 from training.registry.model_json import is_complete, read_description
 
-_NIGHTS = 14
+_RUN_DATES = 14
 
 
 @dataclass(frozen=True)
 class Day:
-    """The rows one day gave to one split; rows_in and dropped are those of the whole day."""
+    """The rows of one day in one split; rows_in and dropped are those of the whole day."""
 
     split: str
     dt: str
@@ -46,7 +46,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class DataQuality:
-    """The data report of build_features: the day against its train days, and what is above a limit."""
+    """The data report of build_features: the day compared with its train days, and figures above a limit."""
 
     compared: Comparison
     findings: tuple[Finding, ...]
@@ -57,12 +57,12 @@ class RunFacts:
     """The facts of one run date.
 
     Attributes:
-        mode: what became of the workflow (fit, extend, apply); None without a dataset.
-        quality: the data report; it is there also when one of its limits stopped the night.
-        evaluation: facts of this date's evaluate_model; None on a night without training.
+        mode: whether the workflow was fitted, extended or applied; None without a dataset.
+        quality: the data report, also if one of its limits stopped the run.
+        evaluation: facts of this date's evaluate_model; None for a run without training.
         model: model.json of the challenger trained this date, else of the model that made the lists.
-        changes: of score_daily, the lists against the last published ones; it is there also when they were held back.
-        delivery: of deliver_recommendations; None where the lists were delivered nowhere.
+        changes: of score_daily, the lists against the last published ones, also if they were held back.
+        delivery: of deliver_recommendations; None if the lists were not delivered.
         measure: of this date's lists, or of the day before when those of this date cannot be measured yet.
     """
 
@@ -80,11 +80,12 @@ class RunFacts:
 
     @property
     def promoted(self) -> bool | None:
+        """Whether the gate promoted the challenger; None for a run without training."""
         return None if self.evaluation is None else bool(self.evaluation["promoted"])
 
     @property
     def judged(self) -> Mapping[str, Any] | None:
-        """The test figures of the model that serves after this night's gate; None on a night without training."""
+        """The test figures of the model that serves after the gate; None for a run without training."""
         if self.evaluation is None:
             return None
         champion = self.evaluation["champion"]
@@ -115,13 +116,13 @@ def read_run_facts(config: Config, run_date: str) -> RunFacts:
 def earlier_run_dates(config: Config, run_date: str) -> list[str]:
     """Run dates up to and with this one that published lists or an evaluation: the last fourteen, oldest first."""
     lake = Lake(config.lake)
-    found = set()
+    dates = set()
     for table in (lake.recommendations, lake.evaluations):
         for entry in file_io.list_files(table.path):
             dt = Path(entry.path).name.removeprefix("dt=")
             if dt <= run_date and is_published(table.partition(dt)):
-                found.add(dt)
-    return sorted(found)[-_NIGHTS:]
+                dates.add(dt)
+    return sorted(dates)[-_RUN_DATES:]
 
 
 def published_facts(partition: Partition) -> Mapping[str, Any] | None:
@@ -131,11 +132,12 @@ def published_facts(partition: Partition) -> Mapping[str, Any] | None:
 
 
 def _published(partition: Partition) -> Manifest | None:
+    """The manifest of a partition; None if it is not published."""
     return read_manifest(partition) if is_published(partition) else None
 
 
 def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
-    """What became of the workflow, and the days of the run's splits in date order."""
+    """The mode of the workflow, and the days of the run's splits in date order."""
     if not is_published(lake.datasets.partition(run_date)):
         return None, ()
     dataset = read_dataset(lake, run_date)
@@ -149,6 +151,7 @@ def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
 
 
 def _day(split: str, partition: Partition, label: str | None) -> Day:
+    """Rows and click rate of a day in one split."""
     manifest = read_manifest(partition)
     clicks = rows = 0
     for path in even_files(partition, manifest, label):
@@ -161,24 +164,30 @@ def _day(split: str, partition: Partition, label: str | None) -> Day:
 
 
 def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
+    """The data report of a run date."""
     facts = published_facts(lake.quality(name).partition(run_date))
     if facts is None:
         return None
-    return DataQuality(Comparison.from_facts(facts), tuple(Finding(**each) for each in facts["findings"]))
+    return DataQuality(
+        Comparison.from_facts(facts), tuple(Finding(**finding) for finding in facts["findings"])
+    )
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:
+    """The version of the challenger, else of the model that made the lists."""
     if evaluation is not None:
         return str(evaluation["challenger"]["version"])
     return None if recommendations is None else recommendations.facts.get("model_version")
 
 
 def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | None:
+    """model.json of a complete model, else None."""
     path = f"{lake.models(name)}/{version}"
     return read_description(path) if version and is_complete(path) else None
 
 
 def _measure(lake: Lake, run_date: str) -> Measure | None:
+    """The measure of this date's lists, or of those of the day before."""
     before = (date.fromisoformat(run_date) - timedelta(days=1)).isoformat()
     for dt in (run_date, before):
         values = published_facts(lake.measures.partition(dt))
@@ -189,5 +198,5 @@ def _measure(lake: Lake, run_date: str) -> Measure | None:
 
 def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The baseline's figures on the test day, or None."""
-    found = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
-    return found.get("test")
+    baseline = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
+    return baseline.get("test")

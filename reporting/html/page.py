@@ -1,4 +1,4 @@
-"""Puts the sections of a night's report together into one HTML file."""
+"""Builds the HTML file of the report from its sections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SAMPLE_USERS = 4
 
 
 def build(config: Config, run_date: str) -> tuple[RunFacts, Html]:
-    """The facts of a night and its whole page."""
+    """The facts of a run and its whole page."""
     lake = Lake(config.lake)
     run = read_run_facts(config, run_date)
     counts, lists = None, []
@@ -59,7 +59,7 @@ def build(config: Config, run_date: str) -> tuple[RunFacts, Html]:
 
 
 def document(title: str, head: Html, sections: list[Html | None]) -> Html:
-    """A page that needs nothing but itself: its policy forbids every request."""
+    """A page that is complete in one file; its policy forbids every request."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     meta = [
         tag("meta", charset="utf-8"),

@@ -1,4 +1,4 @@
-"""Watches one run of one job from its beginning to its end, and then records it. Nothing here can make a job fail."""
+"""Observes one run of one job and records it at its end. An error in here never fails the job."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class _Warnings(logging.Handler):
         self.count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Counts a record of level WARNING; errors are not warnings."""
         if record.levelno == logging.WARNING:
             self.count += 1
             if len(self.kept) < _MOST_WARNINGS:
@@ -43,9 +44,9 @@ class _Warnings(logging.Handler):
 
 @dataclass
 class Observer:
-    """Of one run: what it reads and publishes, what it warns of, and when it began.
+    """Collects what one run reads, publishes and warns of, from its beginning to its end.
 
-    `waits`: it only waits for jobs that are recorded themselves, so that no core is counted twice.
+    `waits`: the run only waits for jobs that are recorded themselves. It counts no cores, so none is counted twice.
     """
 
     config: Config
@@ -58,14 +59,14 @@ class Observer:
 
     @classmethod
     def begin(cls, job: str, config: Config, run_date: str, waits: bool = False) -> Observer:
-        """Starts watching this process."""
-        made = cls(config, lineage.Run(job, f"nightrank.{config.name}", run_date), waits)
-        lineage.begin(made.run)
-        logging.getLogger("nightrank").addHandler(made._warnings)
-        return made
+        """Starts to observe this process."""
+        observer = cls(config, lineage.Run(job, f"nightrank.{config.name}", run_date), waits)
+        lineage.begin(observer.run)
+        logging.getLogger("nightrank").addHandler(observer._warnings)
+        return observer
 
     def look_at(self, spark: SparkSession | None) -> None:
-        """Reads what Spark did; to be called before the session is stopped."""
+        """Reads the stages of the Spark session. Call this before the session is stopped."""
         if spark is None:
             return
         with _harmless("Spark's stages of this run are not recorded"):
@@ -78,7 +79,7 @@ class Observer:
         summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord | None:
-        """Records the run, and shows it to Prometheus where that is configured; None where there was no row to make.
+        """Records the run, and exposes it to Prometheus if that is configured; None if it could not be recorded.
 
         Args:
             exit_code: of the job.
@@ -104,8 +105,9 @@ class Observer:
         summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord:
+        """The run record."""
         seconds = round(time.monotonic() - self._began, 2)
-        ended_at, said = file_io.utc_now(), None if error is None else _said(error)
+        ended_at, failure = file_io.utc_now(), None if error is None else _describe(error)
         reported = summary or JobSummary(None)
         spark, price = self._spark, self.config.watch.core_hour_price
         core_s = 0.0 if self.waits else spark.core_s if spark else seconds
@@ -118,7 +120,7 @@ class Observer:
             ended_at=ended_at,
             seconds=seconds,
             exit_code=exit_code,
-            error=said,
+            error=failure,
             rows_in=reported.rows_in or 0,
             rows_out=reported.rows_out or 0,
             dropped=dict(reported.dropped or {}),
@@ -132,11 +134,12 @@ class Observer:
             currency=None if price is None else self.config.watch.currency,
             spark=spark.summary() if spark else None,
             stages=spark.stages if spark else (),
-            lineage=self.run.ended(ended_at, None if said is None else said["problem"]),
+            lineage=self.run.ended(ended_at, None if failure is None else failure["problem"]),
         )
 
 
-def _said(error: BaseException) -> dict[str, str]:
+def _describe(error: BaseException) -> dict[str, str]:
+    """Kind, problem and remedy of an error, for the record."""
     if isinstance(error, NightrankError):
         return {"kind": type(error).__name__, "problem": error.problem, "remedy": error.remedy}
     lines = str(error).strip().splitlines() or [repr(error)]
@@ -146,7 +149,7 @@ def _said(error: BaseException) -> dict[str, str]:
 
 @contextmanager
 def _harmless(consequence: str) -> Any:
-    """Whatever goes wrong in here is a warning: a job that did its work has done it, recorded or not."""
+    """Turns any error of the block into a warning, because the job itself has done its work."""
     try:
         yield
     except Exception as error:

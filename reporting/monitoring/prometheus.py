@@ -20,7 +20,7 @@ log = logging.getLogger("nightrank.watch")
 _PUSH_TIMEOUT_S = 5.0
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
-# Name → what it tells. All are gauges of a job's last run, with the labels `config` and `job`, and those named here.
+# Name → help. All are gauges of a job's last run, with the labels `config` and `job`, and those named here.
 METRICS: Mapping[str, str] = {
     "nightrank_run_success": "1 where the last run ended with exit code 0, else 0",
     "nightrank_run_exit_code": "Exit code of the last run: 0 done, 2 configuration, 3 data, 4 infrastructure",

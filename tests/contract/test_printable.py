@@ -13,7 +13,7 @@ from conf.errors import DataError, raised_in
 from conf.printable import PrintableFormatter, is_printable, json_line, printable, printable_lines
 from reporting.elements.markup import table, tag
 from reporting.facts.list_facts import History
-from reporting.inspect.user_list import Found
+from reporting.inspect.user_list import InspectedList
 from reporting.inspect.user_page import page
 from reporting.terminal.stage_progress import StageProgress
 from reporting.terminal.text_table import text_table
@@ -97,7 +97,7 @@ def test_the_page_of_a_user_is_printable() -> None:
     facts = {"model_version": "m1", "workflow_version": "w1", "scored_at": "now", "k": 1}
     entry = {"position": 1, "item_id": EVIL, "score": 0.5, "reason": f"boost:{EVIL}"}
     features = {"C1": 3}
-    found = Found(
+    found = InspectedList(
         EVIL, "2026-01-04", facts, spec, [entry], features, {EVIL: features}, History({EVIL: (1, 2)})
     )
     made = page(found, {"C1": {3: EVIL}})

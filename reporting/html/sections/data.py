@@ -1,4 +1,4 @@
-"""What the night was made of: rows a day, what was dropped and why, click rates, splits."""
+"""The data of a run: rows by day, dropped rows by reason, click rates, splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REASONS = 7
 
 
 def render(run: RunFacts) -> Html:
-    """Per day of the night's window, or the sentence that build_features has not run."""
+    """Charts and tables by day of the run's window."""
     if not run.days:
         return section("data", "Data", missing("The days and splits", "build_features"))
     days = list(run.days)
@@ -34,6 +34,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _lead(run: RunFacts, days: list[Day]) -> Html:
+    """Rows, quarantined rows and the mode of the workflow."""
     once = _once(days)
     rows_in = sum(day.rows_in for day in once)
     dropped = sum(sum(day.dropped.values()) for day in once)
@@ -43,16 +44,18 @@ def _lead(run: RunFacts, days: list[Day]) -> Html:
     )
     return lead(
         f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; {numbers.count(dropped)} of "
-        f"{numbers.count(rows_in)} raw rows ({share}) did not parse and lie in quarantine. The workflow was {workflow}."
+        f"{numbers.count(rows_in)} raw rows ({share}) did not parse and lie in quarantine. "
+        f"The workflow was {workflow}."
     )
 
 
 def _once(days: list[Day]) -> list[Day]:
-    """One entry a day, where a day is cut into splits."""
+    """One entry a day, also if a day is cut into splits."""
     return list({day.dt: day for day in days}.values())
 
 
 def _by_day(days: list[Day]) -> Html:
+    """A table with one row a day and split."""
     rows: list[list[Child]] = [
         [
             day.dt,
@@ -69,10 +72,11 @@ def _by_day(days: list[Day]) -> Html:
 
 
 def _by_reason(days: list[Day]) -> Html | None:
+    """A table of dropped rows by reason; None if none were dropped."""
     dropped: Counter[str] = Counter()
     for day in _once(days):
         dropped.update(day.dropped)
-    ordered = sorted((each for each in dropped.items() if each[1]), key=lambda each: (-each[1], each[0]))
+    ordered = sorted((item for item in dropped.items() if item[1]), key=lambda item: (-item[1], item[0]))
     if not ordered:
         return None
     rows: list[list[Child]] = [

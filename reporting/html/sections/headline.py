@@ -1,4 +1,4 @@
-"""The head of the page: which model serves and why, and the figures a reader looks for first."""
+"""The head of the page: the model that serves and why, and the key figures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def render(run: RunFacts) -> Html:
 
 
 def _decision(run: RunFacts) -> Html:
+    """The sentence about the model of this run."""
     if run.evaluation is not None:
-        made = tag(
+        decision = tag(
             "strong",
             "promoted" if run.promoted else "not promoted",
             class_="good" if run.promoted else "warn",
@@ -31,7 +32,7 @@ def _decision(run: RunFacts) -> Html:
             "Tonight's model ",
             tag("code", version),
             " was ",
-            made,
+            decision,
             f": {run.evaluation['reason']}",
             class_="lead",
         )
@@ -52,10 +53,12 @@ def _decision(run: RunFacts) -> Html:
 
 
 def _tiles(run: RunFacts) -> list[Html]:
+    """The key figures."""
     return [_quality(run), _baseline(run), _hit_rate(run), _served(run), _coverage(run)]
 
 
 def _quality(run: RunFacts) -> Html:
+    """AUC of the model that serves."""
     if run.evaluation is None or run.judged is None:
         return _tile("Model AUC", numbers.NONE, "evaluate_model has not run for this night")
     auc, best = run.judged["auc"], run.evaluation.get("best_auc")
@@ -63,22 +66,27 @@ def _quality(run: RunFacts) -> Html:
     if reached is None:
         entropy = numbers.decimal(run.judged.get("normalized_entropy"))
         return _tile("Model AUC", numbers.decimal(auc), f"on the test day; normalised entropy {entropy}")
-    note = f"{numbers.percent(reached)} of the way from guessing to the best the log allows, {numbers.decimal(best)}"
+    note = (
+        f"{numbers.percent(reached)} of the way from guessing to the best the log allows, "
+        f"{numbers.decimal(best)}"
+    )
     return _tile("Model AUC", numbers.decimal(auc), note, meter=reached)
 
 
 def _baseline(run: RunFacts) -> Html:
-    name, found = "Logistic AUC", logistic_regression(run.evaluation)
-    if run.evaluation is None or found is None:
+    """AUC of logistic regression."""
+    name, baseline = "Logistic AUC", logistic_regression(run.evaluation)
+    if run.evaluation is None or baseline is None:
         return _tile(name, numbers.NONE, "no such baseline was trained")
-    reached = numbers.share_reached(found["auc"], run.evaluation.get("best_auc"))
+    reached = numbers.share_reached(baseline["auc"], run.evaluation.get("best_auc"))
     note = "logistic regression on the same features"
     if reached is not None:
         note += f": {numbers.percent(reached)} of the way"
-    return _tile(name, numbers.decimal(found["auc"]), note, meter=reached)
+    return _tile(name, numbers.decimal(baseline["auc"]), note, meter=reached)
 
 
 def _hit_rate(run: RunFacts) -> Html:
+    """Hit rate of the lists."""
     if run.measure is None:
         return _tile(
             "Hit rate",
@@ -93,6 +101,7 @@ def _hit_rate(run: RunFacts) -> Html:
 
 
 def _served(run: RunFacts) -> Html:
+    """Users with a list."""
     if run.recommendations is None:
         return _tile("Users served", numbers.NONE, "score_daily has not run for this night")
     facts = run.recommendations.facts
@@ -102,14 +111,17 @@ def _served(run: RunFacts) -> Html:
 
 
 def _coverage(run: RunFacts) -> Html:
+    """Share of items that are in a list."""
     if run.recommendations is None:
         return _tile("Item coverage", numbers.NONE, "score_daily has not run for this night")
     facts = run.recommendations.facts
-    note = f"{numbers.count(facts['items_recommended'])} of {numbers.count(facts['items'])} items stand in a list"
+    recommended = numbers.count(facts["items_recommended"])
+    note = f"{recommended} of {numbers.count(facts['items'])} items stand in a list"
     return _tile("Item coverage", numbers.percent(facts["coverage"]), note, meter=facts["coverage"])
 
 
 def _tile(name: str, value: str, note: Child, meter: float | None = None) -> Html:
+    """One key figure; `meter` is a share that is drawn as a bar."""
     bar = None
     if meter is not None:
         share = min(max(meter, 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""What the lists were worth: hits among the clicks they were made for, beside those of the most popular items."""
+"""Relevance of the lists: hits among later clicks, compared with the most popular items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks
 
 
 def render(run: RunFacts) -> Html:
-    """The lists of this night, or of the night before while the clicks after this one are not in."""
+    """The lists of this run date, or of the day before if clicks of the day after are not there yet."""
     if run.measure is None:
         words = missing("Hits of the lists", "measure_recommendations")
         return section("measured", "Lists against clicks", words)
@@ -35,13 +35,13 @@ def render(run: RunFacts) -> Html:
     return section("measured", "Lists against clicks", sentence, ranked, *_recall(values.get("candidates")))
 
 
-def _recall(found: Mapping[str, Any] | None) -> list[Html]:
-    """What the candidates held of these clicks, source by source; nothing where nobody was asked."""
-    if not found or found["recall"] is None:
+def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
+    """The share of these clicks among the candidates, by source; empty if it was not measured."""
+    if not recall or recall["recall"] is None:
         return []
-    rows: list[list[Child]] = [["All candidates", numbers.percent(found["recall"])]]
-    rows += [[name, numbers.percent(share)] for name, share in found["by_source"].items()]
-    headers = ["Source", f"Recall @{found['mean_candidates']:,.0f}"]
+    rows: list[list[Child]] = [["All candidates", numbers.percent(recall["recall"])]]
+    rows += [[name, numbers.percent(share)] for name, share in recall["by_source"].items()]
+    headers = ["Source", f"Recall @{recall['mean_candidates']:,.0f}"]
     return [
         table(
             headers, rows, "Clicks that the candidates held; an item of several sources counts for the first"
@@ -49,9 +49,10 @@ def _recall(found: Mapping[str, Any] | None) -> list[Html]:
     ]
 
 
-def _measures(found: Mapping[str, Any]) -> list[Child]:
+def _measures(values: Mapping[str, Any]) -> list[Child]:
+    """The cells of one row of measures."""
     return [
-        numbers.percent(found.get("hit_rate")),
-        numbers.decimal(found.get("ndcg")),
-        numbers.percent(found.get("coverage")),
+        numbers.percent(values.get("hit_rate")),
+        numbers.decimal(values.get("ndcg")),
+        numbers.percent(values.get("coverage")),
     ]

@@ -1,4 +1,4 @@
-"""The nights so far in one table: is the model getting better or worse?"""
+"""The last runs in one table: model, gate, AUC, hit rate and coverage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.paths import Lake
 
 
 def render(config: Config, run_date: str) -> Html | None:
-    """One row a night, newest last; nothing before the second night."""
+    """One row a run date, newest last; None before the second run."""
     dates = earlier_run_dates(config, run_date)
     if len(dates) < 2:
         return None
@@ -33,6 +33,7 @@ def render(config: Config, run_date: str) -> Html | None:
 
 
 def _row(lake: Lake, dt: str) -> list[Child]:
+    """The cells of one run date."""
     evaluation = published_facts(lake.evaluations.partition(dt))
     lists = published_facts(lake.recommendations.partition(dt)) or {}
     measure = published_facts(lake.measures.partition(dt)) or {}
