@@ -15,10 +15,10 @@ VARIABLE = "NIGHTRANK_WORKER_IMPORTS"
 
 @contextmanager
 def importing(spark: SparkSession, *modules: str) -> Iterator[None]:
-    """Functions that meet a frame within this block run in workers forked from a process that has imported these modules too.
+    """Python functions of frames defined in this block run in workers with these modules imported.
 
-    Spark keeps a process to fork from for each set of variables of the functions it runs. Another daemon than ours does not know the
-    variable, and its workers import what they need themselves.
+    Spark has one process to fork from for each set of variables of the functions that it runs. Another
+    daemon than ours ignores the variable; its workers then import the modules themselves.
     """
     environment = spark.sparkContext.environment
     before = environment.get(VARIABLE)

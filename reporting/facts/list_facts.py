@@ -31,7 +31,7 @@ class History:
     items: dict[str, tuple[int, int]]
 
     def most_clicked(self, n: int) -> list[tuple[str, int, int]]:
-        """(item, clicks, impressions) by descending clicks, ties by item; items without a click are left out."""
+        """(item, clicks, impressions) of clicked items, by descending clicks, ties by item."""
         clicked = [(item, clicks, shown) for item, (clicks, shown) in self.items.items() if clicks]
         return sorted(clicked, key=lambda row: (-row[1], row[0]))[:n]
 
@@ -92,7 +92,7 @@ def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
 
 
 def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
-    """Clicks and impressions of a few users in the newest days of the dataset, up to about five million rows."""
+    """Clicks and impressions of a few users in the newest days of the dataset: about five million rows."""
     files, left = [], MOST_ROWS
     members = sorted(
         (member for members in dataset.splits.values() for member in members),

@@ -1,4 +1,4 @@
-"""Reads published Parquet files for the report on one machine: whole files, evenly spread if there are many."""
+"""Reads published Parquet files for the report, on one machine: whole files, evenly spread."""
 
 from __future__ import annotations
 

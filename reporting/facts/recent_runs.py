@@ -121,7 +121,7 @@ def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> D
 
 
 def last_successes(records: Sequence[RunRecord]) -> dict[str, RunRecord]:
-    """Job → its last attempt that ended well, without `nightly`. Records come in the order in which they began."""
+    """Job → its last attempt that ended well, without `nightly`. Records are ordered by their beginning."""
     return {record.job: record for record in records if not record.failed and record.job != "nightly"}
 
 

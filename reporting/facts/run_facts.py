@@ -1,4 +1,4 @@
-"""The facts of one run for the report, read from manifests. A fact that no job has written is None or empty."""
+"""The facts of one run for the report, read from manifests. Missing facts are None or empty."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def read_run_facts(config: Config, run_date: str) -> RunFacts:
 
 
 def earlier_run_dates(config: Config, run_date: str) -> list[str]:
-    """Run dates up to and with this one that published lists or an evaluation: the last fourteen, oldest first."""
+    """The last fourteen run dates up to this one that published lists or an evaluation, oldest first."""
     lake = Lake(config.lake)
     dates = set()
     for table in (lake.recommendations, lake.evaluations):

@@ -1,4 +1,4 @@
-"""The decisions about a model's versions: who serves, since when and why; one line a decision, newest last."""
+"""The decisions about a model's versions, one line each, newest last: who serves, since when and why."""
 
 from __future__ import annotations
 
@@ -35,11 +35,15 @@ def history_table(lake: Lake, name: str, run_date: str) -> str:
 def describe_override(override: Intervention | None) -> str:
     """What an override did, and what to run now; None stands for one that changed nothing."""
     if override is None:
-        return "\n  Nothing was changed: it is so already. To go further back name a version: --rollback --to VERSION"
+        return (
+            "\n  Nothing was changed: it is so already. "
+            "To go further back name a version: --rollback --to VERSION"
+        )
     withdrawn = f" Withdrawn: {', '.join(override.withdrawn)}." if override.withdrawn else ""
     text = (
         f"Recorded: {override}. From {override.run_date} on {override.champion} serves.{withdrawn} "
-        f"Lists that are published already stay as they are: `nightly --run-date {override.run_date}` makes those of that date again."
+        f"Lists that are published already stay as they are: "
+        f"`nightly --run-date {override.run_date}` makes those of that date again."
     )
     return "\n" + textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 

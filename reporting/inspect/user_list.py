@@ -52,7 +52,7 @@ def find(lake: Lake, run_date: str, user: str) -> InspectedList:
     """The published list of a user.
 
     Raises:
-        DataError: the date has no lists, or they were held back; or the user is unknown, or had no candidates.
+        DataError: the date has no lists, they were held back, or the user is unknown or had no candidates.
     """
     manifest = _lists_of(lake, run_date)
     version = manifest.facts["workflow_version"]
@@ -94,7 +94,8 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
     users = lake.users(version).partition(run_date)
     if not known:
         return DataError(
-            f"user {user!r} is unknown on {run_date}: {users.table} has {read_manifest(users).rows} other users",
+            f"user {user!r} is unknown on {run_date}: {users.table} has {read_manifest(users).rows} "
+            "other users",
             "see that the id is written as in the log; a user is known from the first build_features that "
             "sees a row of it (or, with a table of users, its line there)",
         )

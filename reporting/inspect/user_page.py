@@ -46,7 +46,8 @@ def page(user_list: InspectedList, names: Names) -> str:
     facts = user_list.facts
     parts = [
         f"User {printable(user_list.user)}, lists of {user_list.run_date}",
-        f"  model {facts['model_version']}, workflow {facts['workflow_version']}, scored {facts['scored_at']}",
+        f"  model {facts['model_version']}, workflow {facts['workflow_version']}, "
+        f"scored {facts['scored_at']}",
         f"\nUser features\n  {described(user_list.user_features, names) or 'none'}",
         f"\nList ({len(user_list.entries)} of {facts['k']})\n{_list_table(user_list)}",
         f"\nItem features\n{_item_lines(user_list, names)}",
@@ -56,7 +57,7 @@ def page(user_list: InspectedList, names: Names) -> str:
 
 
 def described(features: Mapping[str, Any], names: Names) -> str:
-    """`name=value, …`: the raw value of an id if there is one, else the encoded number that the model reads."""
+    """`name=value, …`: the raw value of an id if there is one, else the number that the model reads."""
     return ", ".join(
         f"{printable(name)}={printable(_value(value, names.get(name)))}" for name, value in features.items()
     )

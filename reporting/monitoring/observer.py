@@ -46,7 +46,7 @@ class _Warnings(logging.Handler):
 class Observer:
     """Collects what one run reads, publishes and warns of, from its beginning to its end.
 
-    `waits`: the run only waits for jobs that are recorded themselves. It counts no cores, so none is counted twice.
+    `waits`: the run only waits for jobs that are recorded themselves, so its own cores are not counted.
     """
 
     config: Config
@@ -79,7 +79,7 @@ class Observer:
         summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord | None:
-        """Records the run, and exposes it to Prometheus if that is configured; None if it could not be recorded.
+        """Records the run, and exposes it to Prometheus if configured; None if it could not be recorded.
 
         Args:
             exit_code: of the job.

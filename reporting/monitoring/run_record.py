@@ -1,8 +1,8 @@
 """The run record: one row of `runs/dt=…` for each attempt at a job.
 
 Each row is a file with one line of JSON. It is written in one step, has a unique name, and is never replaced.
-So runs at the same time need no lock, a row is whole or absent, a retry adds a row, and a killed job leaves none.
-Any reader of JSON lines can read the folder as a table.
+So runs at the same time need no lock, and a row is whole or absent. A retry adds a row, and a killed job
+leaves none. Any reader of JSON lines can read the folder as a table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.paths import Lake
 
 log = logging.getLogger("nightrank.watch")
 
-_READERS = 16  # on an object store each file costs a round trip
+_READERS = 16  # on an object store a file costs a round trip
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RunRecord:
         facts: facts of the job summary; empty if the job failed.
         warnings: the first warnings; `warning_count` counts all.
         spark, stages: SparkWork.summary() and its stages; None and empty without a session.
-        core_s: seconds times cores that were held: one core without a session, none for `nightly`, which waits.
+        core_s: cores that were held, times seconds: one core without a session, none for `nightly`.
         cost: amount in `currency`, if a price is configured.
         lineage: the OpenLineage event that ends the run, with all datasets that were read and published.
     """
@@ -100,7 +100,7 @@ def write_record(lake: Lake, record: RunRecord) -> str:
 
 
 def read_records(lake: Lake, run_dates: Iterable[str], config: str | None = None) -> list[RunRecord]:
-    """The rows of these run dates (of one configuration if `config` is set), in the order in which the runs began.
+    """The rows of these run dates (of one configuration if `config` is set), ordered by their beginning.
 
     A file that is no row is left out with a warning, so that foreign files cannot stop a report.
 

@@ -88,7 +88,7 @@ def read_spark_work(spark: SparkSession, now_s: float) -> SparkWork:
     nothing = gateway.new_array(gateway.jvm.double, 0)
     stage_list = store.stageList(None, False, False, nothing, gateway.jvm.java.util.ArrayList())
     executors = store.executorList(False)
-    # The JVM writes both as JSON, as its REST interface does, so each takes one call for any number of stages.
+    # The JVM writes both as JSON, as its REST interface does: one call for any number of stages.
     mapper = gateway.jvm.org.apache.spark.status.api.v1.JacksonMessageWriter().mapper()
     stages = json.loads(mapper.writeValueAsString(stage_list))
     began_s, conf = context._jsc.startTime() / 1000, context.getConf()

@@ -18,9 +18,9 @@ _WIDTH = 24
 class TrainingBar:
     """Shows the log entries of rank 0. Use it as a context manager, which ends the line of the bar.
 
-    An entry has `training` (the architecture), and `step` of `steps` with `batch_rows` rows each. It also has `loss`,
-    `rows_per_s` and `loader_wait_share` since the entry before. The time left is computed from that speed. Steps may go
-    back: an elastic training that lost a rank continues from its last checkpoint.
+    An entry has `training` (the architecture), and `step` of `steps` with `batch_rows` rows each. It also has
+    `loss`, `rows_per_s` and `loader_wait_share` since the entry before. The time left is computed from that
+    speed. Steps may go back: an elastic training that lost a rank continues from its last checkpoint.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -50,8 +50,8 @@ def _lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Htm
     if counts.rows < counts.of_rows:
         part = f" Counted in {numbers.count(counts.rows)} of {numbers.count(counts.of_rows)} entries."
     return lead(
-        f"{numbers.count(len(ordered))} of {numbers.count(items)} items are recommended to someone; the tenth "
-        f"of items recommended most takes {numbers.percent(tenth)} of all list entries.{part}"
+        f"{numbers.count(len(ordered))} of {numbers.count(items)} items are recommended to someone; "
+        f"the tenth of items recommended most takes {numbers.percent(tenth)} of all list entries.{part}"
     )
 
 

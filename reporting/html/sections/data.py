@@ -43,9 +43,9 @@ def _lead(run: RunFacts, days: list[Day]) -> Html:
         run.mode or "", run.mode
     )
     return lead(
-        f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; {numbers.count(dropped)} of "
-        f"{numbers.count(rows_in)} raw rows ({share}) did not parse and lie in quarantine. "
-        f"The workflow was {workflow}."
+        f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; "
+        f"{numbers.count(dropped)} of {numbers.count(rows_in)} raw rows ({share}) did not parse "
+        f"and lie in quarantine. The workflow was {workflow}."
     )
 
 

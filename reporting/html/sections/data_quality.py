@@ -18,8 +18,9 @@ _TOP = 3
 _SHOWN_CHARACTERS = 40
 
 _NOTE = (
-    "New values: share of the day's values that the train days do not have. PSI, the population stability index: "
-    "below 0.1 stable, above 0.25 shifted; by chance: what a day of this size may show without any change."
+    "New values: share of the day's values that the train days do not have. PSI, the population stability "
+    "index: below 0.1 stable, above 0.25 shifted; by chance: what a day of this size may show "
+    "without any change."
 )
 
 Levels = Mapping[tuple[str | None, str], str]
@@ -139,8 +140,8 @@ def _columns(ordered: list[ColumnReport], levels: Levels) -> Html:
 
 
 def _worst(column: ColumnReport, levels: Levels) -> Html | None:
-    found = {level for (name, _), level in levels.items() if name == column.name}
-    level = next((each for each in ("stop", "warn") if each in found), None)
+    column_levels = {level for (name, _), level in levels.items() if name == column.name}
+    level = next((level for level in ("stop", "warn") if level in column_levels), None)
     return level and _mark(level, level)
 
 

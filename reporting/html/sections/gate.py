@@ -49,7 +49,8 @@ def _lead(evaluation: Mapping[str, Any]) -> Html:
     return lead(
         "Both models scored the same test rows. The interval holds the true difference with "
         f"{between['confidence']:.0%} confidence: it comes from {numbers.count(between['replicates'])} "
-        f"resamples of {numbers.count(by['count'])} {by['by']}s. The challenger serves where it does not begin below minus ",
+        f"resamples of {numbers.count(by['count'])} {by['by']}s. "
+        "The challenger serves where it does not begin below minus ",
         tag("code", "gate.margin"),
         f", {evaluation['margin']:g}.",
     )

@@ -28,7 +28,10 @@ def render(config: Config, run_date: str) -> Html | None:
         "Coverage",
     ]
     shown = table(headers, [_row(lake, dt) for dt in dates], f"The last {len(dates)} nights", text=(0, 1, 2))
-    note = "AUC is that of the night's challenger on its test day; hit rates follow when the next day's clicks are in."
+    note = (
+        "AUC is that of the night's challenger on its test day; "
+        "hit rates follow when the next day's clicks are in."
+    )
     return section("nights", "Nights", lead(note), shown)
 
 

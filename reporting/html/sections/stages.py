@@ -28,8 +28,8 @@ class StageTime:
 def read_stage_times(lake: Lake, run_date: str, config: str) -> list[StageTime]:
     """The stages of a run that ended well, in the order in which they ended.
 
-    They come from the logs of `nightly`. If a scheduler keeps the logs, they come from the last run record of each
-    job of this configuration.
+    They come from the logs of `nightly`. If a scheduler keeps the logs, they come from the last run record of
+    each job of this configuration.
     """
     return _of_logs(lake, run_date) or [
         StageTime(record.job, record.seconds, record.phases)
