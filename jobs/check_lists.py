@@ -1,94 +1,16 @@
-"""The published lists of a run date, looked at as a reader would: every file whole, of the champion, and of the tables that
-are there now. Changes nothing and needs no Spark session; what is wrong ends it with exit code 3.
-"""
+"""The command line of the stage check_lists."""
 
 from __future__ import annotations
 
-import pyarrow.parquet as pq
-
-from conf.errors import DataError
 from jobs.runner import run_job
-from storage import file_io
-from storage.dataset import read_dataset
-from storage.job_summary import JobSummary
-from storage.manifest import Manifest, read_manifest
-from storage.paths import Partition
-from storage.run_context import RunContext, require
-from training.registry.versions import champion_as_of
+from jobs.stages.check_lists import run
 
-
-def check_lists(context: RunContext) -> JobSummary:
-    """Checks `recommendations` of the run date and repeats what its manifest says of it."""
-    require(context.config, "keys")
-    partition = context.lake.recommendations.partition(context.run_date)
-    manifest = read_manifest(partition)
-    facts = manifest.facts
-    with context.phase("files"):
-        check_files(partition, manifest)
-    champion = champion_as_of(context.lake, context.config.name, context.run_date)
-    if facts["model_version"] != champion:
-        raise DataError(
-            f"the lists of {context.run_date} are of model {facts['model_version']}, the champion is {champion}",
-            f"run the night of {context.run_date} again",
-        )
-    check_origins(context, manifest)
-    if not manifest.rows:
-        raise DataError(
-            f"the lists of {context.run_date} are empty: none of {facts['users']} users has a candidate",
-            "look at the candidates' section of the report",
-        )
-    told = (
-        "users",
-        "users_with_fewer",
-        "users_without",
-        "coverage",
-        "k",
-        "model_version",
-        "workflow_version",
-    )
-    return JobSummary(
-        partition.path,
-        rows_in=manifest.rows,
-        rows_out=manifest.rows,
-        facts={**{name: facts[name] for name in told}, "digest": manifest.digest},
-    )
-
-
-def check_files(partition: Partition, manifest: Manifest) -> None:
-    """DataError unless each file that the manifest names is there, with the rows and bytes it says."""
-    for entry in manifest.files:
-        path = partition.file(entry.path)
-        files, inner = file_io.filesystem(path)
-        info = files.get_file_info(inner)
-        if not info.is_file or info.size != entry.bytes:
-            state = f"has {info.size}" if info.is_file else "is gone"
-            raise DataError(
-                f"{path} should have {entry.bytes} bytes and {state}",
-                f"run score_daily for {partition.dt} again",
-            )
-        with files.open_input_file(inner) as opened:
-            rows = pq.ParquetFile(opened).metadata.num_rows
-        if rows != entry.rows:
-            raise DataError(
-                f"{path} has {rows} rows, its manifest says {entry.rows}",
-                f"run score_daily for {partition.dt} again",
-            )
-
-
-def check_origins(context: RunContext, lists: Manifest) -> None:
-    """DataError where users or candidates were made anew after the lists."""
-    version = read_dataset(context.lake, context.run_date).workflow_version
-    for name, table in (
-        ("users", context.lake.users(version)),
-        ("candidates", context.lake.candidates(version)),
-    ):
-        digest = read_manifest(table.partition(context.run_date)).digest
-        if lists.inputs[name] != digest:
-            raise DataError(
-                f"the lists of {context.run_date} were made of {name} {lists.inputs[name]}, now they are {digest}",
-                f"run score_daily for {context.run_date} again",
-            )
+DESCRIPTION = (
+    "The published lists of a run date, looked at as a reader would: every file whole, of the champion, "
+    "and of the tables that are there now. Changes nothing and needs no Spark session; what is wrong ends "
+    "it with exit code 3."
+)
 
 
 if __name__ == "__main__":
-    run_job("check_lists", __doc__ or "", check_lists)
+    run_job("check_lists", DESCRIPTION, run)

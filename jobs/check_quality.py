@@ -1,37 +1,16 @@
-"""Raw click log → quarantine and data report alone: whether a day's log may be built on, as build_features asks first of all.
-
-What it publishes is what build_features would, which then leaves it as it is. Past a limit of the section `quality` it ends
-with exit code 3.
-"""
+"""The command line of the stage check_quality."""
 
 from __future__ import annotations
 
-from collections import Counter
-
-from etl.build import check_days, raw_days
 from jobs.runner import run_job
-from storage.job_summary import JobSummary
-from storage.run_context import RunContext
+from jobs.stages.check_quality import run
 
-
-def check_quality(context: RunContext) -> JobSummary:
-    """Inspects the window of raw days that ends on the run date."""
-    raw_days(
-        context.config, context.run_date, context.recorder
-    )  # what can be refused without a session is refused before one starts
-    found = check_days(context.spark, context.config, context.lake, context.run_date, context.phase)
-    found.rows_of.release()
-    dropped: Counter[str] = Counter()
-    for counts in found.counts.values():
-        dropped.update(counts.dropped)
-    return JobSummary(
-        output=context.lake.quality(context.config.name).partition(context.run_date).path,
-        rows_in=sum(counts.rows_in for counts in found.counts.values()),
-        rows_out=sum(counts.good for counts in found.counts.values()),
-        dropped=dropped,
-        facts={"days": [raw.dt for raw in found.in_order], "quality_warnings": found.quality.warnings},
-    )
+DESCRIPTION = (
+    "Raw click log → quarantine and data report alone: whether a day's log may be built on, as "
+    "build_features asks first of all. What it publishes is what build_features would, which then leaves "
+    "it as it is. Past a limit of the section `quality` it ends with exit code 3."
+)
 
 
 if __name__ == "__main__":
-    run_job("check_quality", __doc__ or "", check_quality)
+    run_job("check_quality", DESCRIPTION, run)

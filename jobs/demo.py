@@ -1,189 +1,69 @@
-"""The whole chain on a generated click log: a few nights with retraining, then what the last night's lists are worth."""
+"""The command line of the demo."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import date, timedelta
 from pathlib import Path
 
-from conf.errors import EXIT_OK, ConfigError, NightrankError
-from conf.load import load_config
-from conf.types import Config
-from jobs.chain.demo_targets import verdict, verdict_table
-from jobs.chain.steps import Night
-from jobs.chain.submit import Interruptions, Outcome, Stage, Submission
-from jobs.checks import check_config, check_lists, check_training
-from jobs.nightly import DEFAULT_PROFILE, fail, log_path, run_night, run_stages
-from reporting.elements import numbers
-from reporting.facts.list_facts import UserList, sample_lists
-from reporting.facts.run_facts import read_night
-from reporting.terminal.progress import Progress, text_table
-from storage.paths import Lake
+from conf.errors import EXIT_OK, NightrankError
+from jobs.chain.demo import run_demo
+from jobs.chain.submit import DEFAULT_PROFILE, Interruptions, Submission
+from jobs.command_line import report_failure
+from reporting.terminal.stage_progress import StageProgress
 
 DESCRIPTION = (
-    "Generates a click log, runs a few nights with retraining on it, measures the last night's recommendations against "
-    "the generated next day, and prints what came of it."
+    "Generates a click log, runs a few nights with retraining on it, measures the last night's "
+    "recommendations against the generated next day, and prints what came of it."
 )
 EXIT_MISSED = 1
-_MARKER = ".nightrank_demo"
-_USERS, _POSITIONS = 3, 5
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Runs the demo and returns its exit code."""
     arguments = _parser().parse_args(argv)
+    overrides = (*arguments.overrides, f"lake={arguments.out}/lake")
+    submission = Submission(arguments.profile, arguments.config, overrides)
     try:
         with Interruptions() as interruptions:
-            missed = demo(arguments, interruptions, Progress())
+            missed = run_demo(
+                submission, Path(arguments.out), arguments.nights, interruptions, StageProgress()
+            )
     except NightrankError as error:
-        return fail(error, "demo")
+        return report_failure("demo failed", error)
     return EXIT_MISSED if missed and arguments.strict else EXIT_OK
 
 
-def demo(arguments: argparse.Namespace, interruptions: Interruptions, progress: Progress) -> bool:
-    """Runs everything and prints the result; true when a target was missed. Raises as run_stages does."""
-    start = time.monotonic()
-    overrides = (*arguments.overrides, f"lake={arguments.out}/lake")
-    config = load_config(arguments.config, list(overrides))
-    submission = Submission(arguments.profile, arguments.config, overrides)
-    check_config(config)
-    check_training(config)
-    check_lists(config)
-    days = calendar(config, arguments.nights)
-    make_fresh(Path(arguments.out))
-    lake, last = Lake(config.lake), days.nights[-1]
-
-    progress.say(f"Nightrank demo: {arguments.nights} nights on a generated click log, in {arguments.out}/")
-    generate = Stage("generate_clicks", days.first, log_path(lake, days.first, "generate_clicks"))
-    run_stages([generate], submission, interruptions, progress)
-    nights = {}
-    for run_date in days.nights:
-        progress.say()
-        night = Night(config, run_date, retrain=True)
-        nights[run_date] = run_night(night, submission, interruptions, progress)
-    progress.say(f"\nThe lists of {last} against the clicks of {days.held_out}, which no stage has seen")
-    measure = Stage("measure_recommendations", last, log_path(lake, days.held_out, "measure_recommendations"))
-    report = Stage("report", last, log_path(lake, last, "report"))
-    run_stages([measure, report], submission, interruptions, progress)
-
-    found = read_night(config, last)
-    if found.recommendations is not None:
-        lists = sample_lists(lake, lake.recommendations.partition(last), found.recommendations, None, _USERS)
-        progress.say(
-            f"\nRecommendations of {last} for {_USERS} users, the first {_POSITIONS} of {config.score.k}"
-        )
-        progress.say(_lists_table(lists))
-    figures = verdict(found)
-    progress.say(f"\nWhat they are worth\n{verdict_table(figures)}")
-    progress.say(f"\nSeconds by stage\n{seconds_table(nights)}")
-    progress.say(f"\nAll in {time.monotonic() - start:.0f} s. Report: {Path(lake.report(last)).resolve()}")
-    return any(each.met is False for each in figures)
-
-
-@dataclass(frozen=True)
-class Calendar:
-    """The days of a demo: the first generated one, the run dates, and the day after the last that no stage sees."""
-
-    first: str
-    nights: tuple[str, ...]
-    held_out: str
-
-
-def calendar(config: Config, nights: int) -> Calendar:
-    """The first night is that of the first day with a full window of train, validation and test days behind it.
-
-    Raises:
-        ConfigError: the log is not generated by day, or has no day left after the last night.
-    """
-    split, made = config.split, config.generate
-    if made is None or split.by != "day":
-        raise ConfigError(
-            "the demo needs the section generate and split.by=day",
-            "use conf/datasets/generated.yaml or a file that extends it",
-        )
-    if nights < 1:
-        raise ConfigError(f"--nights {nights} is not a number of nights", "give 1 or more")
-    window = split.train_days + split.validation_days + split.test_days
-    if made.days < window + nights:
-        raise ConfigError(
-            f"generate.days={made.days} is too few: the window of the split, the nights after the first and the day "
-            f"that is held out need {window + nights}",
-            f"give --set generate.days={window + nights} or fewer --nights",
-        )
-    days = [_days_after(made.first_date, window - 1 + index) for index in range(nights + 1)]
-    return Calendar(made.first_date, tuple(days[:-1]), days[-1])
-
-
-def _days_after(day: str, days: int) -> str:
-    return (date.fromisoformat(day) + timedelta(days=days)).isoformat()
-
-
-def make_fresh(folder: Path) -> None:
-    """Empties the demo's folder; refuses to touch one that no demo made.
-
-    Raises:
-        ConfigError: the folder holds something, and the demo's mark is missing.
-    """
-    if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
-        raise ConfigError(f"{folder}/ was not made by the demo", "move it away, or give --out another folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / _MARKER).touch()
-
-
-def _lists_table(lists: Sequence[UserList]) -> str:
-    rows = [
-        [each.user if position == 1 else "", str(position), item, numbers.decimal(score)]
-        for each in lists
-        for position, item, score, _ in each.entries[:_POSITIONS]
-    ]
-    return text_table(["User", "Position", "Item", "Score"], rows, right=(1, 3))
-
-
-def seconds_table(nights: Mapping[str, Sequence[Outcome]]) -> str:
-    """Stages by nights, with the nights' sums. A stage that a night did not have is left blank."""
-    seconds = {dt: {each.stage.name: each.seconds for each in outcomes} for dt, outcomes in nights.items()}
-    names = dict.fromkeys(name for found in sorted(seconds.values(), key=len, reverse=True) for name in found)
-    rows = [
-        [name, *(f"{found[name]:.1f}" if name in found else "" for found in seconds.values())]
-        for name in names
-    ]
-    rows.append(["all stages", *(f"{sum(found.values()):.1f}" for found in seconds.values())])
-    return text_table(["Stage", *nights], rows, right=range(1, len(nights) + 1))
-
-
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    """The demo's options."""
+    parser = argparse.ArgumentParser(
         prog="demo.py",
         description=DESCRIPTION,
-        epilog="Exit codes: 0 done, 1 a target was missed (with --strict), else that of the stage that failed.",
+        epilog="Exit codes: 0 done, 1 a target was missed (with --strict), "
+        "else that of the stage that failed.",
     )
-    made.add_argument(
+    parser.add_argument(
         "--config",
         default="conf/datasets/generated.yaml",
         metavar="YAML",
         help="configuration with a section generate (default: %(default)s)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--nights", type=int, default=3, metavar="N", help="nights with retraining (default: %(default)s)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--out",
         default="demo_out",
         metavar="FOLDER",
         help="emptied first; holds the lake (default: %(default)s)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--profile",
         default=DEFAULT_PROFILE,
         metavar="CONF",
         help="Spark properties file (default: %(default)s)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -191,8 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         dest="overrides",
         help="override one key of the configuration; may be given several times",
     )
-    made.add_argument("--strict", action="store_true", help="end with exit code 1 when a target is missed")
-    return made
+    parser.add_argument("--strict", action="store_true", help="end with exit code 1 when a target is missed")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,27 +1,16 @@
-"""Writes the HTML report of a night from what its other jobs published. Needs no Spark session."""
+"""The command line of the stage report."""
 
 from __future__ import annotations
 
 from jobs.runner import run_job
-from reporting.html.page import build
-from storage import file_io
-from storage.job_summary import JobSummary
-from storage.run_context import RunContext
+from jobs.stages.report import run
 
 DESCRIPTION = (
-    "Writes <lake>/reports/<run date>.html: key figures, data summary, data quality, training curve, calibration, score distribution, "
-    "coverage, a few lists and the stages' seconds. One file that opens offline. What has not run yet is said in its place."
+    "Writes <lake>/reports/<run date>.html: key figures, data summary, data quality, training curve, "
+    "calibration, score distribution, coverage, a few lists and the stages' seconds. One file that opens "
+    "offline. What has not run yet is said in its place."
 )
 
 
-def report(context: RunContext) -> JobSummary:
-    with context.phase("read and draw"):
-        _, page = build(context.config, context.run_date, context.recorder)
-    path = context.lake.report(context.run_date)
-    with context.phase("write"):
-        file_io.replace_text(path, page)
-    return JobSummary(output=path, facts={"bytes": len(page.encode())})
-
-
 if __name__ == "__main__":
-    run_job("report", DESCRIPTION, report)
+    run_job("report", DESCRIPTION, run)

@@ -1,4 +1,4 @@
-"""What every job shares: arguments, phases with their seconds, the job summary on standard output, exit codes."""
+"""Runs a stage as a job: logs, the Spark session, the run record, the job summary, exit codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -25,6 +25,7 @@ from conf.errors import (
 from conf.load import load_config, parse_date
 from conf.printable import PrintableFormatter
 from jobs.checks import check_config
+from jobs.command_line import job_parser
 from jobs.standard_output import separate_output
 from reporting.monitoring.observer import Observer
 from spark.error_log import SparkLog, root_cause, without_frames
@@ -40,12 +41,12 @@ _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 @dataclass
 class _Sessions:
-    """Builds the Spark session of a run, and keeps what Spark logs in a file of the lake."""
+    """Builds the Spark session of a run, and saves Java stacks that Spark logs to a file of the lake."""
 
     error_log: SparkLog = field(default_factory=SparkLog)
 
     def open(self, context: RunContext) -> SparkSession:
-        """The session, with the error log attached before and after it is built: building it can fail."""
+        """The session. Attaches the error log before and after building it, because building can fail."""
         self.error_log.attach()
         session = build_session(
             f"nightrank {context.name} {context.run_date}", event_logs=context.lake.event_logs
@@ -54,54 +55,22 @@ class _Sessions:
         return session
 
     def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
-        """The path of the file with the Java stacks logged so far, and that of this error; None if there are none."""
+        """The path of the file with Java stacks, of the log and of this error; None if there are none."""
         return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
-
-
-def parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
-    """The command line every job has; `date_option` is how the run date may be named beside --run-date."""
-    made = argparse.ArgumentParser(
-        prog=f"{name}.py",
-        description=description,
-        epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure (worth a retry). "
-        "The last line on standard output is one JSON object.",
-    )
-    made.add_argument(
-        "--config",
-        required=True,
-        metavar="YAML",
-        help="configuration of the log, e.g. conf/datasets/generated.yaml",
-    )
-    made.add_argument(
-        *dict.fromkeys([date_option, "--run-date"]),
-        required=True,
-        dest="run_date",
-        metavar="YYYY-MM-DD",
-        help="the logical day to work on",
-    )
-    made.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="a.b=value",
-        dest="overrides",
-        help="override one key of the configuration; may be given several times",
-    )
-    return made
 
 
 def run_job(
     name: str, description: str, stage: Callable[[RunContext], JobSummary], argv: list[str] | None = None
 ) -> None:
-    """Runs a job and ends the process with the exit code its outcome asks for."""
-    given = sys.argv[1:] if argv is None else argv
-    write_summary = print if {"-h", "--help"} & {*given} else separate_output()
+    """Runs a job and ends the process with its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    write_summary = print if {"-h", "--help"} & {*words} else separate_output()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
     for noisy in ("py4j", "petastorm", "alembic", "mlflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    sys.exit(_run(name, stage, parser(name, description).parse_args(given), write_summary))
+    sys.exit(_run(name, stage, job_parser(name, description).parse_args(words), write_summary))
 
 
 def _run(
@@ -110,12 +79,13 @@ def _run(
     arguments: argparse.Namespace,
     write_summary: Callable[[str], None],
 ) -> int:
+    """Runs the stage, records the run, writes the summary, and returns the exit code."""
     start = time.monotonic()
     sessions = _Sessions()
     try:
         config = load_config(arguments.config, arguments.overrides)
         context = RunContext(name, config, parse_date(arguments.run_date), open_session=sessions.open)
-    except NightrankError as error:  # no lake is known yet that could keep a record
+    except NightrankError as error:  # no lake is known yet, so the run is not recorded
         log.error("%s failed: %s", name, error)
         return error.exit_code
     observer = Observer.begin(name, config, context.run_date)
@@ -123,9 +93,10 @@ def _run(
     exit_code, summary = EXIT_CRASHED, None
     failure: BaseException | None = None
     try:
-        check_config(config)  # every job refuses a bad configuration before it works
+        check_config(config)  # before any work
         file_io.read_hdfs_through(lambda: hdfs(context.spark))
-        summary = completed(stage(context), context, time.monotonic() - start)
+        total = time.monotonic() - start
+        summary = stage(context).completed(name, context.run_date, context.phases, total)
         summary.line()  # a value that is not JSON fails before the run counts as done
         exit_code = EXIT_OK
         if stacks := sessions.keep_stacks(context):
@@ -139,12 +110,11 @@ def _run(
         raise
     finally:
         observer.look_at(context.started_spark)
-        reported = summary.values() if exit_code == EXIT_OK and summary else {}
-        observer.end(exit_code, context.phases, reported, failure)
+        observer.end(exit_code, context.phases, summary if exit_code == EXIT_OK else None, failure)
         context.stop()
     if summary is not None and exit_code == EXIT_OK:
-        seconds = {**summary.seconds, "total": round(time.monotonic() - start, 2)}
-        write_summary(replace(summary, seconds=seconds).line())
+        total = time.monotonic() - start
+        write_summary(summary.completed(name, context.run_date, summary.seconds, total).line())
     return exit_code
 
 
@@ -172,9 +142,3 @@ def _log_failure(context: RunContext, error: Exception, sessions: _Sessions) -> 
         where,
     )
     return error, EXIT_INFRASTRUCTURE
-
-
-def completed(summary: JobSummary, context: RunContext, seconds: float) -> JobSummary:
-    """The summary with the job, the run date, and the seconds of its phases and in total."""
-    timed = {**context.phases, "total": round(seconds, 2)}
-    return replace(summary, job=context.name, run_date=context.run_date, seconds=timed)

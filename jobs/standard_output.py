@@ -1,9 +1,9 @@
 """Standard output of a job, which holds its summary and nothing else.
 
-spark-submit runs the driver's Python with standard error joined to standard output, and copies both to its own standard output. So
-logs, warnings and tracebacks would stand among what programs read. Under spark-submit what is copied is therefore sent to
-standard error instead, by the JVM that copies it, and the summary is written by the JVM directly. That holds for all that the
-process writes, by whatever library, to its last line.
+spark-submit joins standard error of the driver's Python to its standard output, and copies both to its own
+standard output. Programs that read the summary would find logs, warnings and tracebacks there. Under
+spark-submit the JVM therefore copies everything to standard error, and writes the summary to standard output
+itself. This holds for all output of the process, of any library, to its last line.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _STDOUT, _STDERR = 1, 2
 
 
 def separate_output() -> Callable[[str], None]:
-    """Sends all that this process writes to standard error, if it runs under spark-submit.
+    """Sends all output of this process to standard error, if it runs under spark-submit.
 
     Returns:
-        What writes a line to standard output.
+        A function that writes a line to standard output.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return _print
@@ -40,12 +40,14 @@ def separate_output() -> Callable[[str], None]:
 
 
 def _print(line: str) -> None:
+    """Writes a line to standard output without a JVM."""
     print(line, flush=True)
 
 
 def _separated(jvm: Any) -> Callable[[str], None]:
-    # The thread that copies has System.out, so that System.setOut would not change where it writes. What can be changed is the
-    # number in its file descriptor; Spark opens java.io for reflection in every JVM that it starts.
+    """Turns standard output of the JVM to standard error; the function writes to the real standard output."""
+    # The copying thread holds System.out, so System.setOut would not change its target. Replace the number in
+    # its file descriptor instead; Spark opens java.io for reflection in every JVM that it starts.
     descriptor = jvm.java.io.FileDescriptor
     number = jvm.java.lang.Class.forName("java.io.FileDescriptor").getDeclaredField("fd")
     number.setAccessible(True)
@@ -65,7 +67,7 @@ def _separated(jvm: Any) -> Callable[[str], None]:
 def _are_one_file(pid: int) -> bool:
     """Whether standard output and standard error of a process are the same; true if that cannot be seen."""
     try:
-        found = [os.stat(f"/proc/{pid}/fd/{number}") for number in (_STDOUT, _STDERR)]
+        streams = [os.stat(f"/proc/{pid}/fd/{number}") for number in (_STDOUT, _STDERR)]
     except OSError:
         return True
-    return os.path.samestat(*found)
+    return os.path.samestat(*streams)

@@ -1,18 +1,15 @@
-"""Trains the two-tower model that retrieves candidates (a source retrieval of the section candidates), on the run date's dataset."""
+"""The command line of the stage train_retriever."""
 
 from __future__ import annotations
 
 from jobs.runner import run_job
-from jobs.train_model import train
-from storage.job_summary import JobSummary
-from storage.run_context import RunContext
-from training.registry.retriever import retriever_config
+from jobs.stages.train_retriever import run
 
-
-def train_retriever(context: RunContext) -> JobSummary:
-    """Trains it as train_model trains the ranker, from fresh weights on all train days."""
-    return train(context, retriever_config(context.config))
+DESCRIPTION = (
+    "Trains the two-tower model that retrieves candidates (a source retrieval of the section candidates), "
+    "on the run date's dataset."
+)
 
 
 if __name__ == "__main__":
-    run_job("train_retriever", __doc__ or "", train_retriever)
+    run_job("train_retriever", DESCRIPTION, run)

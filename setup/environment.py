@@ -23,7 +23,7 @@ LOCKS = ("runtime.txt", "horovod.txt")
 _OFFLINE = ("--quiet", "--no-deps", "--no-index", "--offline", "--compile-bytecode")
 # Packages that only tests, benchmarks and builds use are left out, so it is smaller than .venv.
 CHECK_IMPORTS = (
-    "import jobs.build_features, scoring.spark.score_frames, training.launch.rank_main, horovod.torch;"
+    "import jobs.stages.build_features, scoring.spark.score_frames, training.launch.rank_main, horovod.torch;"
     "from etl.native.library import library; library()"
 )
 

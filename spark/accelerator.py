@@ -1,9 +1,10 @@
 """Settings of the RAPIDS Accelerator that depend on its release and on Spark's, looked up in its jar.
 
-A release of the accelerator contains one *shim* for each patch release of Spark that it supports: `spark355` for Spark 3.5.5.
-Spark needs the shim's own class as `spark.shuffle.manager`, before any code of the accelerator runs. Where a jar has no shim
-for the running Spark, the accelerator refuses to start, unless `spark.rapids.shims-provider-override` names a shim.
-No profile contains either setting: `accelerator_settings` derives both, for every session (spark/session.py).
+A release of the accelerator contains one *shim* for each patch release of Spark that it supports:
+`spark355` for Spark 3.5.5. Spark needs the class of the shim as `spark.shuffle.manager`, before any code of
+the accelerator runs. If a jar has no shim for the running Spark, the accelerator refuses to start, unless
+`spark.rapids.shims-provider-override` names a shim. No profile contains either setting:
+`accelerator_settings` derives both, for every session (spark/session.py).
 """
 
 from __future__ import annotations
@@ -27,51 +28,54 @@ _PACKAGE = "com.nvidia.spark.rapids"
 _PROVIDERS = "META-INF/services/com.nvidia.spark.rapids.SparkShimServiceProvider"
 _CLASS_PATH = "spark.driver.extraClassPath"
 _JAR_REMEDY = (
-    f"put the jar of the accelerator (requirements/jars.lock names the release) at the same path on every node and name that "
-    f"path in {_CLASS_PATH} and spark.executor.extraClassPath; docs/gpu.md"
+    f"put the jar of the accelerator (requirements/jars.lock names the release) at the same path "
+    f"on every node and name that path in {_CLASS_PATH} and spark.executor.extraClassPath; docs/gpu.md"
 )
 
 
 @dataclass(frozen=True)
 class Shim:
-    """The accelerator's classes for one release of Spark, by the name that they have in the jar: `spark355`."""
+    """The accelerator's classes for one release of Spark, by their name in the jar: `spark355`."""
 
     name: str
 
     @property
     def shuffle_manager(self) -> str:
+        """The class for `spark.shuffle.manager`."""
         return f"{_PACKAGE}.{self.name}.RapidsShuffleManager"
 
     @property
     def provider(self) -> str:
+        """The class for `spark.rapids.shims-provider-override`."""
         return f"{_PACKAGE}.shims.{self.name}.SparkShimServiceProvider"
 
 
-def accelerator_settings(given: Callable[[str], str | None], spark_version: str) -> dict[str, str]:
+def accelerator_settings(configured: Callable[[str], str | None], spark_version: str) -> dict[str, str]:
     """The settings that a session with the accelerator lacks; empty for a session without it.
 
     Args:
-        given: the value of a setting by its name, None where neither the profile nor the command line has it.
+        configured: the value of a setting by its name; None if profile and command line lack it.
         spark_version: of the Spark that runs: `3.5.8`.
 
     Raises:
-        ConfigError: no jar of the accelerator is on the driver's class path, it has no shim that fits this Spark, or a class
-            that was given is not the one that the jar has for this Spark.
+        ConfigError: no jar of the accelerator is on the driver's class path, it has no shim for this Spark,
+            or a configured class is not the one of the jar for this Spark.
     """
-    if PLUGIN not in [each.strip() for each in (given("spark.plugins") or "").split(",")]:
+    if PLUGIN not in [plugin.strip() for plugin in (configured("spark.plugins") or "").split(",")]:
         return {}
-    jar = _jar_on(given(_CLASS_PATH) or "")
+    jar = _jar_on(configured(_CLASS_PATH) or "")
     shims = shims_of(jar)
-    override, manager = given(SHIM_OVERRIDE), given(SHUFFLE_MANAGER)
+    override, manager = configured(SHIM_OVERRIDE), configured(SHUFFLE_MANAGER)
     shim = shim_for(spark_version, shims, jar) if override is None else _overriding(override, shims, jar)
     if manager is not None and manager.startswith(f"{_PACKAGE}.") and manager != shim.shuffle_manager:
         raise ConfigError(
-            f"{SHUFFLE_MANAGER}={manager} does not fit {jar} on Spark {spark_version}, whose class is {shim.shuffle_manager}",
+            f"{SHUFFLE_MANAGER}={manager} does not fit {jar} on Spark {spark_version}, whose class is "
+            f"{shim.shuffle_manager}",
             f"leave out {SHUFFLE_MANAGER}: jobs derive it from the jar",
         )
     settings = {} if manager is not None else {SHUFFLE_MANAGER: shim.shuffle_manager}
     if override is None and shim != _native(spark_version):
-        # No warning, which would raise an alert every night: the accelerator itself warns in Spark's log.
+        # No warning, which would raise an alert for every run. The accelerator itself warns in Spark's log.
         log.info(
             "%s has no shim for Spark %s; %s, of an earlier patch release, is used",
             jar,
@@ -96,13 +100,13 @@ def shims_of(jar: Path) -> frozenset[Shim]:
         raise ConfigError(
             f"{jar} cannot be read as a jar of the accelerator: {error}", _JAR_REMEDY
         ) from error
-    listed = {Shim(each.split(".")[-2]) for each in providers if each.count(".") > 1}
+    listed = {Shim(provider.split(".")[-2]) for provider in providers if provider.count(".") > 1}
     # Spark loads the shuffle manager itself, from the root of the jar.
-    return frozenset(each for each in listed if _entry(each.shuffle_manager) in entries)
+    return frozenset(shim for shim in listed if _entry(shim.shuffle_manager) in entries)
 
 
 def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    """The shim of this Spark, or that of the newest earlier patch release: patch releases do not change plans.
+    """The shim of this Spark, or of the newest earlier patch release; patch releases do not change plans.
 
     Raises:
         ConfigError: the jar has neither.
@@ -113,45 +117,49 @@ def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
     major, minor, patch = _numbers(spark_version)
     # Shims of vendors' releases end in letters (`spark350db143`) and fit no other Spark.
     of_line = {
-        int(match[1]): each
-        for each in shims
-        if (match := re.fullmatch(rf"spark{major}{minor}(\d+)", each.name))
+        int(match[1]): shim
+        for shim in shims
+        if (match := re.fullmatch(rf"spark{major}{minor}(\d+)", shim.name))
     }
-    earlier = [each for each in of_line if each < patch]
+    earlier = [release for release in of_line if release < patch]
     if not earlier:
-        known = ", ".join(sorted(each.name for each in shims)) or "none"
+        known = ", ".join(sorted(shim.name for shim in shims)) or "none"
         raise ConfigError(
             f"{jar} has no shim for Spark {spark_version} or an earlier {major}.{minor}; its shims: {known}",
-            "use a release of the accelerator that supports this Spark (docs/gpu.md), or run without the plugin",
+            "use a release of the accelerator that supports this Spark (docs/gpu.md), "
+            "or run without the plugin",
         )
     return of_line[max(earlier)]
 
 
 def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    found = [each for each in shims if each.provider == provider]
-    if not found:
+    """The shim that a setting names; ConfigError if the jar lacks it."""
+    matching = [shim for shim in shims if shim.provider == provider]
+    if not matching:
         raise ConfigError(
             f"{SHIM_OVERRIDE}={provider} is not in {jar}",
             f"leave out {SHIM_OVERRIDE}: jobs derive it from the jar",
         )
-    return found[0]
+    return matching[0]
 
 
 def _jar_on(class_path: str) -> Path:
-    """The first jar of a class path that has the plugin, as the JVM would find it."""
-    for entry in (each for each in class_path.split(":") if each):
+    """The first jar of a class path that has the plugin, in the JVM's order."""
+    for entry in filter(None, class_path.split(":")):
         path = Path(entry)
         candidates = sorted(path.parent.glob("*.jar")) if path.name == "*" else [path]
-        for each in candidates:
-            if _has_plugin(each):
-                return each
+        for jar in candidates:
+            if _has_plugin(jar):
+                return jar
     raise ConfigError(
-        f"spark.plugins={PLUGIN}, but no jar with that class is at {_CLASS_PATH}={class_path or '(not set)'} on this machine",
+        f"spark.plugins={PLUGIN}, but no jar with that class is at "
+        f"{_CLASS_PATH}={class_path or '(not set)'} on this machine",
         _JAR_REMEDY,
     )
 
 
 def _has_plugin(path: Path) -> bool:
+    """Whether a file is a jar with the plugin's class."""
     try:
         with ZipFile(path) as packed:
             return _entry(PLUGIN) in packed.namelist()
@@ -160,19 +168,23 @@ def _has_plugin(path: Path) -> bool:
 
 
 def _entry(class_name: str) -> str:
+    """The path of a class in a jar."""
     return f"{class_name.replace('.', '/')}.class"
 
 
 def _native(spark_version: str) -> Shim:
+    """The shim of exactly this Spark."""
     major, minor, patch = _numbers(spark_version)
     return Shim(f"spark{major}{minor}{patch}")
 
 
 def _numbers(spark_version: str) -> tuple[int, int, int]:
+    """Major, minor and patch of a version."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", spark_version)
     if match is None:
         raise ConfigError(
-            f"Spark {spark_version!r} has no version of three numbers, by which the accelerator's shim is chosen",
+            f"Spark {spark_version!r} has no version of three numbers, by which the accelerator's shim "
+            "is chosen",
             f"name the shim of your Spark in {SHIM_OVERRIDE}",
         )
     return int(match[1]), int(match[2]), int(match[3])

@@ -1,9 +1,10 @@
-"""The Java stacks of a job: kept in a file that the job's error names, and not printed in front of that error.
+"""The Java stacks of a job, saved to a file that the job's error names, and not printed before that error.
 
-Spark logs the stack of a failed task several times, in hundreds of lines. While a job runs, its JVM prints the first line of each
-message to standard error, and writes all lines to a temporary file. When the job ends, a file with stacks in it is moved
-below the lake's logs, together with the traceback of the error that ended the job. Where the lake cannot be written, the file
-stays in the folder of temporary files. A log4j2 configuration of one's own prints what it says.
+Spark logs the stack of a failed task several times, in hundreds of lines. While a job runs, its JVM prints
+the first line of each message to standard error, and writes all lines to a temporary file. When the job
+ends, a file with stacks is moved below the lake's logs, together with the traceback of the error that ended
+the job. If the lake cannot be written, the file stays in the folder of temporary files. A log4j2
+configuration of the user is not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from storage import file_io
 
 log = logging.getLogger("nightrank")
 
-_SPARKS_OWN = "log4j2-defaults.properties"
+_SPARK_DEFAULTS = "log4j2-defaults.properties"
 _NAME = "nightrank"
 _HEAD = "%d{yy/MM/dd HH:mm:ss} %p %c{1}: "
 _FIRST_LINES = rf"{_HEAD}%replace{{%m%notEmpty{{: %throwable{{short.message}}}}}}{{[\r\n][\s\S]*}}{{}}%n"
@@ -43,14 +44,14 @@ _CALLED = re.compile(r"^An error occurred while calling .*\n: ")
 
 
 class SparkLog:
-    """What the JVM of one job logs."""
+    """The log of one job's JVM, in a temporary file."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
         self._detach = lambda: None
 
     def attach(self) -> None:
-        """Sends what the JVM logs from now on to the file. Does nothing before there is a JVM, nor a second time."""
+        """Sends the log of the JVM to the file from now on. Does nothing without a JVM, or a second time."""
         if self._file is not None or SparkContext._jvm is None:
             return
         try:
@@ -62,27 +63,29 @@ class SparkLog:
             log.warning("Spark's stacks are printed, and not kept in a file: %s", error)
 
     def end(self, logs: str, run_date: str, job: str, error: BaseException | None = None) -> str | None:
-        """Ends the file. To be called before the JVM ends.
+        """Ends the file. Call this before the JVM ends.
 
         Args:
             logs: the folder of the lake's logs.
+            run_date: of the job.
+            job: its name.
             error: what ended the job; its traceback is added to the file.
 
         Returns:
-            The path of the file; None where there is no stack.
+            The path of the file; None if there is no stack.
         """
-        found = self._ended()
+        text = self._ended()
         if error is not None:
-            found += "".join(traceback.format_exception(error))
-        if not _STACK.search(found):
+            text += "".join(traceback.format_exception(error))
+        if not _STACK.search(text):
             self._forget()
             return None
         moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         path = f"{logs}/dt={run_date}/{job}-{moment}-{uuid.uuid4().hex[:8]}.stacks.log"
         try:
-            file_io.replace_text(path, found)
+            file_io.replace_text(path, text)
         except (NightrankError, OSError):
-            return self._kept_here(found)
+            return self._save_locally(text)
         self._forget()
         return path
 
@@ -97,8 +100,8 @@ class SparkLog:
             return self._file.read_text(encoding="utf-8", errors="replace")
         return ""
 
-    def _kept_here(self, text: str) -> str | None:
-        """The path of a temporary file with this text; where none can be written, standard error gets the text."""
+    def _save_locally(self, text: str) -> str | None:
+        """Writes the text to a temporary file and returns its path; prints it if that fails."""
         try:
             if self._file is None:
                 number, path = tempfile.mkstemp(prefix="nightrank-", suffix=".stacks.log")
@@ -113,16 +116,19 @@ class SparkLog:
         return path
 
     def _forget(self) -> None:
+        """Deletes the temporary file."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
             self._file = None
 
 
 def _divert(jvm: Any, path: str) -> Any:
-    """Lets log4j write all lines to a file, and only first lines to standard error where it has Spark's own configuration.
+    """Makes log4j write all lines to a file.
+
+    With Spark's default configuration, standard error gets first lines only.
 
     Returns:
-        What ends the file.
+        A function that ends the file.
     """
     core = jvm.org.apache.logging.log4j.core
     context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
@@ -143,7 +149,7 @@ def _divert(jvm: Any, path: str) -> Any:
         root.addAppender(appender, None, None)
 
     add(core.appender.FileAppender.newBuilder().withFileName(path), f"{_NAME}-file", _ALL_LINES)
-    if str(configuration.getConfigurationSource().getLocation()).endswith(_SPARKS_OWN):
+    if str(configuration.getConfigurationSource().getLocation()).endswith(_SPARK_DEFAULTS):
         error_output = core.appender.ConsoleAppender.Target.SYSTEM_ERR
         add(
             core.appender.ConsoleAppender.newBuilder().setTarget(error_output),
@@ -166,7 +172,7 @@ def without_frames(text: str) -> str:
 
 
 def root_cause(error: BaseException) -> str:
-    """The line that says what was wrong first, of an error whose text may hold stacks of Python and of Java."""
+    """The line of the first error, of a text that may contain stacks of Python and of Java."""
     text = _CALLED.sub("", str(error).strip())
     raised = [line for line in _RAISED.findall(text) if _TRACEBACK not in line]
     if _TRACEBACK in text and raised:

@@ -1,4 +1,4 @@
-"""Spark's event log: on for every job, in the lake, unless the profile says otherwise; read by Spark's history server."""
+"""The settings of Spark's event log, written to the lake for every job unless the profile differs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage import file_io
 log = logging.getLogger("nightrank.watch")
 
 _ENABLED, _FOLDER = "spark.eventLog.enabled", "spark.eventLog.dir"
-# Rolled, so that a long training does not make one file of gigabytes and an object store sees parts before the end.
+# Rolled: a long training must not write one file of gigabytes, and object stores get parts before its end.
 _SETTINGS = {
     "spark.eventLog.rolling.enabled": "true",
     "spark.eventLog.rolling.maxFileSize": "64m",
@@ -19,26 +19,28 @@ _SETTINGS = {
 }
 
 
-def event_log_settings(said: Callable[[str], str | None], folder: str) -> dict[str, str]:
-    """What the session must be told so that it logs its events; nothing that the profile says is changed.
+def event_log_settings(configured: Callable[[str], str | None], folder: str) -> dict[str, str]:
+    """The settings that the session needs to log its events. Settings of the profile are not changed.
 
     Args:
-        said: what the profile (spark-submit's properties) says of a setting, None for nothing.
-        folder: where event logs go unless the profile names a folder; it is made, because Spark refuses to start without.
+        configured: the value of a setting in the profile (spark-submit's properties); None if it has none.
+        folder: where event logs go unless the profile names a folder. It is created, because Spark does not
+            start without it.
     """
-    if (said(_ENABLED) or "true").strip().lower() != "true":
+    if (configured(_ENABLED) or "true").strip().lower() != "true":
         return {}
-    own = said(_FOLDER) is None
-    if own:
+    in_lake = configured(_FOLDER) is None
+    if in_lake:
         try:
             files, inner = file_io.filesystem(folder)
             files.create_dir(inner, recursive=True)
-        except Exception as error:  # whatever it is, the job runs without
+        except Exception as error:  # the job runs without event logs
             log.warning("Spark's events are not logged: %s cannot be made: %s", folder, error)
             return {_ENABLED: "false"}
-    wanted = {**_SETTINGS, _ENABLED: "true"} | ({_FOLDER: _uri(folder)} if own else {})
-    return {key: value for key, value in wanted.items() if said(key) is None or key == _ENABLED}
+    settings = {**_SETTINGS, _ENABLED: "true"} | ({_FOLDER: _uri(folder)} if in_lake else {})
+    return {key: value for key, value in settings.items() if configured(key) is None or key == _ENABLED}
 
 
 def _uri(folder: str) -> str:
+    """The folder as a URI."""
     return f"file://{file_io.filesystem(folder)[1]}" if file_io.is_local(folder) else folder

@@ -1,7 +1,8 @@
-"""HDFS for the driver: raw files listed and read through the Hadoop client of the Spark session.
+"""HDFS for the driver: lists and reads raw files through the Hadoop client of the Spark session.
 
-So the cluster's own configuration counts (name services, Kerberos, encryption), and pyarrow needs no native Hadoop library.
-Rows are read by Spark itself; this serves listings, headers and Parquet footers.
+So the configuration of the cluster applies (name services, Kerberos, encryption), and pyarrow needs no
+native Hadoop library. Spark itself reads the rows; this module serves listings, headers and Parquet
+footers.
 """
 
 from __future__ import annotations
@@ -19,33 +20,39 @@ T = TypeVar("T")
 
 
 def hdfs(spark: SparkSession) -> fs.FileSystem:
-    """hdfs:// as a pyarrow file system that reads. Paths are what stands behind the scheme: `name:8020/raw`, or `/raw`."""
+    """hdfs:// as a read-only pyarrow file system. Paths have no scheme: `name:8020/raw`, or `/raw`."""
     return fs.PyFileSystem(_Hdfs(spark))
 
 
 class _Hdfs(fs.FileSystemHandler):
+    """pyarrow's interface to Hadoop's file system; all calls that write raise OSError."""
+
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark._jvm
         self._conf: Any = spark._jsc.hadoopConfiguration()
 
     def get_type_name(self) -> str:
+        """The scheme."""
         return "hdfs"
 
     def normalize_path(self, path: str) -> str:
+        """The path as it is."""
         return path
 
     def get_file_info(self, paths: Sequence[str]) -> list[fs.FileInfo]:
+        """Kind, size and time of each path."""
         return [self._info(path) for path in paths]
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        """The files and folders in a folder."""
         try:
             files, path = self._open(selector.base_dir)
-            found = list(_called(lambda: files.listStatus(path)))
+            statuses = list(_called(lambda: files.listStatus(path)))
         except FileNotFoundError:
             if selector.allow_not_found:
                 return []
             raise
-        infos = [_file_info(_name(status), status) for status in found]
+        infos = [_file_info(_name(status), status) for status in statuses]
         if selector.recursive:
             folders = [info.path for info in infos if info.type == fs.FileType.Directory]
             for folder in folders:
@@ -53,9 +60,11 @@ class _Hdfs(fs.FileSystemHandler):
         return infos
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
+        """The same as open_input_file."""
         return self.open_input_file(path)
 
     def open_input_file(self, path: str) -> pa.NativeFile:
+        """A buffered stream of the file."""
         files, where = self._open(path)
         size = _called(lambda: files.getFileStatus(where)).getLen()
         stream = _called(lambda: files.open(where))
@@ -80,25 +89,30 @@ class _Hdfs(fs.FileSystemHandler):
 
 
 class _Stream(io.RawIOBase):
-    """A Hadoop input stream; bytes come over in arrays."""
+    """A Hadoop input stream as a Python file; bytes are copied in arrays."""
 
     def __init__(self, jvm: Any, stream: Any, size: int) -> None:
         self._read, self._stream, self._size, self._at = jvm.org.apache.commons.io.IOUtils, stream, size, 0
 
     def readable(self) -> bool:
+        """True."""
         return True
 
     def seekable(self) -> bool:
+        """True."""
         return True
 
     def tell(self) -> int:
+        """The position in bytes."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves the position; reads nothing."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
     def readinto(self, buffer: Any) -> int:
+        """Reads bytes from the position on; 0 at the end."""
         length = max(0, min(len(buffer), self._size - self._at))
         if length:
             _called(lambda: self._stream.seek(self._at))
@@ -107,13 +121,14 @@ class _Stream(io.RawIOBase):
         return length
 
     def close(self) -> None:
+        """Closes the Java stream."""
         if not self.closed:
             _called(self._stream.close)
         super().close()
 
 
 def _name(status: Any) -> str:
-    """The path behind the scheme; Hadoop has filled in the name node, as Spark does in the names of files it read."""
+    """The path without the scheme, with the name node, as in the names of files that Spark reads."""
     return str(status.getPath().toString()).split("://", 1)[1]
 
 
@@ -125,7 +140,7 @@ def _file_info(path: str, status: Any) -> fs.FileInfo:
 
 
 def _called(call: Callable[[], T]) -> T:
-    """The result of a call into the JVM; its exceptions as Python has them for files."""
+    """The result of a call into the JVM. Java's exceptions become Python's exceptions for files."""
     try:
         return call()
     except Py4JJavaError as error:

@@ -1,4 +1,4 @@
-"""The only place that builds a SparkSession. Profiles (conf/spark/*.conf) decide where and how large it runs."""
+"""Builds the SparkSession of a job. Profiles (conf/spark/*.conf) decide where it runs and how large it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark.accelerator import accelerator_settings
 from spark.event_logs import event_log_settings
 
-# What must hold for our results to be right, whatever the profile says.
+# Correct results need these settings, so no profile can change them.
 _REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "false",  # casts of malformed text must give null, which quarantine counts
@@ -30,30 +30,31 @@ def build_session(
     """The session of one job. Python workers run the interpreter of this environment.
 
     Args:
-        settings: for callers that are not started by spark-submit, what its properties file would say.
-        event_logs: where Spark's events are logged unless the profile says otherwise; None leaves all to the profile.
+        app_name: shown by Spark's pages.
+        settings: the settings of a profile, for callers that spark-submit has not started.
+        event_logs: the folder of Spark's event logs unless the profile names one; None uses the profile.
 
     Raises:
-        ConfigError: the session is to run with the accelerator, whose jar is missing or does not fit this Spark.
+        ConfigError: the accelerator is enabled, and its jar is missing or does not fit this Spark.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    said = _said(settings or {})
-    accelerated = accelerator_settings(said, spark_version)
-    logged = {} if event_logs is None else event_log_settings(said, event_logs)
+    configured = _configured(settings or {})
+    accelerated = accelerator_settings(configured, spark_version)
+    logged = {} if event_logs is None else event_log_settings(configured, event_logs)
     for key, value in {**(settings or {}), **accelerated, **logged, **_REQUIRED}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    # By its own name: PySpark asks for it at every call of a function, and the JVM else looks for it in five packages before its own.
+    # PySpark looks this class up at every call of a function. Without the import the JVM searches five
+    # packages first.
     java_import(session._jvm, "org.apache.spark.sql.functions")
     return session
 
 
-def _said(settings: Mapping[str, str]) -> Callable[[str], str | None]:
-    """What a setting was given as, by the caller or by spark-submit, whose properties the JVM knows."""
-    if (
-        "PYSPARK_GATEWAY_PORT" in os.environ
-    ):  # a JVM that we start ourselves must not start before it has its settings
+def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
+    """Reads a setting of the caller or of spark-submit, whose properties the JVM has."""
+    # A JVM that this process starts must have its settings before it starts.
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     if SparkContext._jvm is None:
         return settings.get

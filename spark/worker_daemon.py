@@ -1,14 +1,16 @@
-"""The process that Spark forks its Python workers from (spark.python.daemon.module), with what they need imported before.
+"""The process that Spark forks Python workers from (spark.python.daemon.module), with their modules imported.
 
-Spark's own daemon leaves each worker to import numpy, pyarrow and our packages after its fork, and pyspark itself from an archive of
-sources, which Python compiles anew each time: one and a half seconds of a core for every worker. pyarrow imports pandas at its first
-array of Python's values, and pyspark distutils (setuptools in its place) at its first type. After every task a
-worker collects garbage through all those modules, and before every task it reads the contents of that archive again, and of
-the jar beside it (benchmarks/python_tasks.py). Here modules are imported once, from compiled files, and frozen, so that no collection looks at
-them again, and archives are off the path.
+With Spark's daemon each worker imports numpy, pyarrow and our packages after its fork. It imports pyspark
+from an archive of sources, which Python compiles anew each time. pyarrow imports pandas at its first array
+of Python values, and pyspark imports distutils (setuptools in its place) at its first type. After every
+task a worker collects garbage through all those modules. Before every task it reads the contents of the
+archive again, and of the jar next to it (benchmarks/python_tasks.py).
 
-Executors must have our packages on their path before a job starts: true of one machine and of packed environments, not of
-`--py-files`; a profile names this module where that holds.
+Here modules are imported once, from compiled files. They are frozen, so that no garbage collection visits
+them again, and archives are removed from the path.
+
+Executors must have our packages on their path before a job starts. This is true of one machine and of packed
+environments, but not of `--py-files`. A profile names this module only where it is true.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from pathlib import Path
 
 from spark.worker_imports import requested_imports
 
-# What Python workers of ours run; they bring numpy, pyarrow and pyspark with them. torch is left to those that score
-# (worker_imports.py).
+# Modules that our Python workers run; they import numpy, pyarrow and pyspark. Workers that score also import
+# torch (worker_imports.py).
 IMPORTED = (
     "pyspark.sql.pandas.serializers",
     "pandas",
@@ -34,10 +36,10 @@ IMPORTED = (
 
 
 def without_archives(path: list[str]) -> list[str]:
-    """sys.path without the archives of an installed pyspark: its sources, py4j's, and the jar that Spark puts beside them.
+    """sys.path without the archives of an installed pyspark: its sources, those of py4j, and a jar.
 
-    What they hold for Python lies unpacked and compiled in the packages that pyspark is installed with. Spark names its own home
-    by its real path, which the path to an environment behind a link is not.
+    The packages that pyspark is installed with have the same modules, unpacked and compiled. Spark names
+    its home by the real path, which differs from the path of an environment behind a symbolic link.
     """
     folders = {Path(entry).resolve() for entry in path}
 
@@ -53,14 +55,15 @@ def without_archives(path: list[str]) -> list[str]:
 
 
 def forget_archives() -> None:
-    """Before every task a worker lets each importer look at its place again; one of an archive reads its whole table of contents."""
-    kept = without_archives(sys.path)
-    for entry in set(sys.path) - set(kept):
+    """Removes archives from sys.path, because their importers read all contents before every task."""
+    remaining = without_archives(sys.path)
+    for entry in set(sys.path) - set(remaining):
         sys.path_importer_cache.pop(entry, None)
-    sys.path[:] = kept
+    sys.path[:] = remaining
 
 
 def main() -> None:
+    """Imports the modules, then runs Spark's daemon."""
     forget_archives()
     for module in (*IMPORTED, *requested_imports()):
         import_module(module)

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ _KEYS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output
 
 @dataclass(frozen=True)
 class JobSummary:
-    """What one run of one job reports.
+    """What one run of one job reports. A value that is None is left out of the line.
 
     Attributes:
         output: path of the table, model or file that the job published.
@@ -29,27 +29,26 @@ class JobSummary:
         seconds: phase → seconds, `total` for the whole run; filled in by the runner.
     """
 
-    output: str
-    rows_in: int = 0
-    rows_out: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    output: str | None
+    rows_in: int | None = 0
+    rows_out: int | None = 0
+    dropped: Mapping[str, int] | None = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     job: str = ""
-    run_date: str = ""
+    run_date: str | None = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def completed(
+        self, job: str, run_date: str | None, phases: Mapping[str, float], seconds: float
+    ) -> JobSummary:
+        """The same summary with the job, the run date, and the seconds of its phases and in total."""
+        return replace(self, job=job, run_date=run_date, seconds={**phases, "total": round(seconds, 2)})
 
     def values(self) -> dict[str, Any]:
         """The keys and values of the line, in its order."""
-        return {
-            "job": self.job,
-            "run_date": self.run_date,
-            "rows_in": self.rows_in,
-            "rows_out": self.rows_out,
-            "dropped": dict(self.dropped),
-            "seconds": dict(self.seconds),
-            "output": self.output,
-            **self.facts,
-        }
+        values = ((key, getattr(self, key)) for key in _KEYS)
+        reported = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values}
+        return {**{key: value for key, value in reported.items() if value is not None}, **self.facts}
 
     def line(self) -> str:
         """The line itself, without line break.
@@ -69,8 +68,8 @@ class JobSummary:
             values = json.loads(line)
             if isinstance(values, dict) and {"job", "seconds"} <= values.keys():
                 facts = {key: value for key, value in values.items() if key not in _KEYS}
-                known = {key: values[key] for key in _KEYS if key in values}
-                return cls(**{"output": "", **known}, facts=facts)
+                known: dict[str, Any] = {key: values.get(key) for key in _KEYS}
+                return cls(**known, facts=facts)
         return None
 
     @classmethod
@@ -79,15 +78,14 @@ class JobSummary:
         summaries = (cls.parse(line) for line in reversed([*lines]))
         return next((summary for summary in summaries if summary is not None), None)
 
+    @classmethod
+    def in_log(cls, log: Path) -> JobSummary | None:
+        """The last summary in a job's log file; None if there is none."""
+        return cls.last_of(log_tail(log))
+
 
 def log_tail(log: Path) -> list[str]:
     """The last lines of a log file."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         return file.read().decode("utf-8", errors="replace").splitlines()
-
-
-def summary_in(log: Path) -> dict[str, Any]:
-    """The keys and values of the last summary in a job's log; empty if there is none."""
-    summary = JobSummary.last_of(log_tail(log))
-    return {} if summary is None else summary.values()

@@ -1,1 +1,1 @@
-"""What nightly and demo share: stages as processes of their own, and what is said about them on the terminal."""
+"""The chain of stages for a run date, each a process of its own: shared by nightly, demo and plan_night."""

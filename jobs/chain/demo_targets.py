@@ -1,4 +1,4 @@
-"""The demo's verdict: the figures it promises, each beside its target, and whether it was met."""
+"""The demo's verdict: the figures it promises, their targets, and whether each target was met."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from conf.errors import DataError
 from reporting.elements import numbers
-from reporting.facts.run_facts import Measure, Night, logistic_regression
-from reporting.terminal.progress import text_table
+from reporting.facts.run_facts import Measure, RunFacts, logistic_regression
+from reporting.terminal.text_table import text_table
 
 MODEL_SHARE, BASELINE_SHARE, LIFT = 0.9, 0.8, 1.5
 
@@ -23,43 +23,39 @@ class Figure:
     met: bool | None = None
 
 
-def verdict(night: Night) -> list[Figure]:
-    """The figures of a measured night on a log whose best AUC is known.
+def verdict(run: RunFacts) -> list[Figure]:
+    """The figures of a measured run on a log whose best AUC is known.
 
     Raises:
-        DataError: the night was not evaluated, or its lists were not measured.
+        DataError: the run was not evaluated, or its lists were not measured.
     """
-    if (
-        night.evaluation is None
-        or night.judged is None
-        or night.measure is None
-        or night.measure.dt != night.run_date
-    ):
+    if run.evaluation is None or run.judged is None or run.measure is None or run.measure.dt != run.run_date:
         raise DataError(
-            f"the night of {night.run_date} has no evaluation or no measure of its lists",
+            f"the run of {run.run_date} has no evaluation or no measure of its lists",
             "run nightly --retrain for it, then measure_recommendations",
         )
-    best = night.evaluation.get("best_auc")
-    logistic = logistic_regression(night.evaluation)
+    best = run.evaluation.get("best_auc")
+    logistic = logistic_regression(run.evaluation)
     return [
-        Figure(f"Best AUC the log of {night.run_date} allows", numbers.decimal(best)),
-        *_reached(
-            "DLRM", night.judged["auc"], best, f"at least {MODEL_SHARE}", lambda share: share >= MODEL_SHARE
+        Figure(f"Best AUC the log of {run.run_date} allows", numbers.decimal(best)),
+        *_auc_figures(
+            "DLRM", run.judged["auc"], best, f"at least {MODEL_SHARE}", lambda share: share >= MODEL_SHARE
         ),
-        *_reached(
+        *_auc_figures(
             "Logistic regression",
             logistic["auc"] if logistic else None,
             best,
             f"below {BASELINE_SHARE}",
             lambda share: share < BASELINE_SHARE,
         ),
-        *_hit_rates(night.measure),
+        *_hit_rates(run.measure),
     ]
 
 
-def _reached(
+def _auc_figures(
     name: str, auc: float | None, best: float | None, target: str, meets: Callable[[float], bool]
 ) -> list[Figure]:
+    """The AUC of a model, and its share of the way from guessing to the best AUC against a target."""
     share = numbers.share_reached(auc, best)
     return [
         Figure(f"{name}: AUC", numbers.decimal(auc)),
@@ -73,6 +69,7 @@ def _reached(
 
 
 def _hit_rates(measure: Measure) -> list[Figure]:
+    """Hit rates of the lists and of the most popular items, and their ratio against its target."""
     values = measure.values
     k, lift = values["k"], values["lift"]
     return [
@@ -83,6 +80,7 @@ def _hit_rates(measure: Measure) -> list[Figure]:
 
 
 def verdict_table(figures: list[Figure]) -> str:
+    """The figures as a table for a terminal."""
     outcome = {True: "met", False: "MISSED", None: ""}
-    rows = [[each.name, each.value, each.target, outcome[each.met]] for each in figures]
+    rows = [[figure.name, figure.value, figure.target, outcome[figure.met]] for figure in figures]
     return text_table(["Figure", "Value", "Target", ""], rows, right=(1,))

@@ -1,94 +1,98 @@
-"""The few facts of a stage's closing line that somebody who watches the night wants to read."""
+"""The few facts of a job summary that a person who watches the run wants to read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-Closing = Mapping[str, Any]
+from storage.job_summary import JobSummary
 
 
-def remark(closing: Closing) -> str:
-    """What a stage did, from its closing JSON object, in about 50 characters, so that its line fits into 100.
+def remark(summary: JobSummary | None) -> str:
+    """What a stage did, in about 50 characters, so that its line fits into 100.
 
-    Facts that are not there are left out.
+    Facts that the summary lacks are left out. Empty without a summary.
     """
-    special = _SPECIAL.get(str(closing.get("job")), _rows)
-    return ", ".join(part for part in special(closing) if part)
+    if summary is None:
+        return ""
+    phrases = _BY_JOB.get(summary.job, _rows)(summary)
+    return ", ".join(phrase for phrase in phrases if phrase)
 
 
-def _generate_clicks(closing: Closing) -> list[str]:
-    best = closing.get("best_auc") or {}
+def _generate_clicks(summary: JobSummary) -> list[str]:
+    best = summary.facts.get("best_auc") or {}
     return [
-        _counted(closing.get("rows_out"), "rows"),
-        _counted(closing.get("days"), "days"),
+        _count(summary.rows_out, "rows"),
+        _count(summary.facts.get("days"), "days"),
         f"best AUC {min(best.values()):.3f} to {max(best.values()):.3f}" if best else "",
     ]
 
 
-def _build_features(closing: Closing) -> list[str]:
-    dropped = sum(closing.get("dropped", {}).values())
+def _build_features(summary: JobSummary) -> list[str]:
+    facts, dropped = summary.facts, sum((summary.dropped or {}).values())
     return [
-        _counted(closing.get("rows_out"), "rows"),
+        _count(summary.rows_out, "rows"),
         f"{dropped:,} dropped" if dropped else "",
-        _joined("workflow", closing.get("mode"), _short(closing.get("workflow_version"))),
-        _counted(len(closing.get("quality_warnings", [])), "warnings"),
+        _phrase("workflow", facts.get("mode"), _short(facts.get("workflow_version"))),
+        _count(len(facts.get("quality_warnings", [])), "warnings"),
     ]
 
 
-def _train_model(closing: Closing) -> list[str]:
+def _train_model(summary: JobSummary) -> list[str]:
+    facts = summary.facts
     return [
-        _counted(closing.get("steps"), "steps"),
-        _number("validation AUC", closing.get("auc")),
-        _joined("model", _short(closing.get("version"))),
+        _count(facts.get("steps"), "steps"),
+        _number("validation AUC", facts.get("auc")),
+        _phrase("model", _short(facts.get("version"))),
     ]
 
 
-def _evaluate_model(closing: Closing) -> list[str]:
-    promoted = closing.get("promoted")
+def _evaluate_model(summary: JobSummary) -> list[str]:
+    facts = summary.facts
+    promoted = facts.get("promoted")
     decision = "" if promoted is None else ("promoted" if promoted else "champion kept")
     return [
-        _number("AUC", closing.get("challenger_auc")),
-        _number("champion's", closing.get("champion_auc")),
-        _number("best", closing.get("best_auc")),
+        _number("AUC", facts.get("challenger_auc")),
+        _number("champion's", facts.get("champion_auc")),
+        _number("best", facts.get("best_auc")),
         decision,
     ]
 
 
-def _score_daily(closing: Closing) -> list[str]:
-    coverage = closing.get("coverage")
+def _score_daily(summary: JobSummary) -> list[str]:
+    coverage, churn = summary.facts.get("coverage"), summary.facts.get("churn")
     return [
-        _counted(closing.get("users"), "users"),
-        _counted(closing.get("rows_out"), "recommendations"),
+        _count(summary.facts.get("users"), "users"),
+        _count(summary.rows_out, "recommendations"),
         "" if coverage is None else f"{coverage:.0%} of items",
-        "" if closing.get("churn") is None else f"{closing['churn']:.0%} new",
+        "" if churn is None else f"{churn:.0%} new",
     ]
 
 
-def _deliver(closing: Closing) -> list[str]:
-    names = ", ".join(str(each["name"]) for each in closing.get("sinks", []))
-    return [_counted(closing.get("users"), "users"), f"to {names}" if names else ""]
+def _deliver_recommendations(summary: JobSummary) -> list[str]:
+    names = ", ".join(str(sink["name"]) for sink in summary.facts.get("sinks", []))
+    return [_count(summary.facts.get("users"), "users"), f"to {names}" if names else ""]
 
 
-def _measure(closing: Closing) -> list[str]:
-    k = closing.get("k", "k")
+def _measure_recommendations(summary: JobSummary) -> list[str]:
+    facts = summary.facts
     return [
-        f"for {closing['recommendations_date']}" if "recommendations_date" in closing else "",
-        _number(f"HR@{k}", closing.get("hit_rate")),
-        _number("lift", closing.get("lift"), 2),
-        _number("recall", (closing.get("candidates") or {}).get("recall"), 2),
+        f"for {facts['recommendations_date']}" if "recommendations_date" in facts else "",
+        _number(f"HR@{facts.get('k', 'k')}", facts.get("hit_rate")),
+        _number("lift", facts.get("lift"), 2),
+        _number("recall", (facts.get("candidates") or {}).get("recall"), 2),
     ]
 
 
-def _report(closing: Closing) -> list[str]:
-    return [str(closing.get("output", ""))]
+def _report(summary: JobSummary) -> list[str]:
+    return [summary.output or ""]
 
 
-def _rows(closing: Closing) -> list[str]:
-    return [_counted(closing.get("rows_in"), "rows in"), _counted(closing.get("rows_out"), "out")]
+def _rows(summary: JobSummary) -> list[str]:
+    return [_count(summary.rows_in, "rows in"), _count(summary.rows_out, "out")]
 
 
-def _counted(count: Any, noun: str) -> str:
+def _count(count: Any, noun: str) -> str:
     return f"{count:,} {noun}" if count else ""
 
 
@@ -97,23 +101,24 @@ def _number(name: str, value: Any, digits: int = 4) -> str:
 
 
 def _short(version: str | None) -> str | None:
-    """The first half of a version: enough to tell two apart in a night."""
+    """The first half of a version, which is enough to tell the versions of a run apart."""
     return version and version[:8]
 
 
-def _joined(noun: str, *words: Any) -> str:
+def _phrase(noun: str, *words: Any) -> str:
+    """The noun and those words that are there; empty without one."""
     present = [str(word) for word in words if word]
     return " ".join([noun, *present]) if present else ""
 
 
-_SPECIAL: dict[str, Callable[[Closing], list[str]]] = {
+_BY_JOB: dict[str, Callable[[JobSummary], list[str]]] = {
     "generate_clicks": _generate_clicks,
     "build_features": _build_features,
     "train_model": _train_model,
     "train_retriever": _train_model,
     "evaluate_model": _evaluate_model,
     "score_daily": _score_daily,
-    "deliver_recommendations": _deliver,
-    "measure_recommendations": _measure,
+    "deliver_recommendations": _deliver_recommendations,
+    "measure_recommendations": _measure_recommendations,
     "report": _report,
 }

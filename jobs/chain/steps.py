@@ -1,4 +1,4 @@
-"""Which jobs a night consists of, in order: read by nightly, which runs them, and by plan_night, for a scheduler that does."""
+"""Which stages a run has, in order. nightly runs them; plan_night reports them to schedulers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.registry.versions import champion_as_of
 
 @dataclass(frozen=True)
 class Step:
-    """One job for one day. `name` is unique in a night; `overrides` are `--set` values of this step alone."""
+    """One job for one day. `name` is unique in a run; `overrides` are `--set` values of this step."""
 
     job: str
     run_date: str
@@ -23,10 +23,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Night:
-    """One run date of one configuration. `retrain` adds the training of a challenger and the gate.
+class RunPlan:
+    """The stages of one configuration for one run date.
 
-    `recorder` receives what is read to decide on the steps.
+    `retrain` adds the training of a challenger, and the gate. `recorder` receives what is read to choose the
+    stages.
     """
 
     config: Config
@@ -36,53 +37,57 @@ class Night:
 
     @property
     def lake(self) -> Lake:
+        """The lake of the configuration."""
         return Lake(self.config.lake, self.recorder)
 
-    def preparing(self) -> list[Step]:
-        """The steps up to the gate."""
+    def steps_before_gate(self) -> list[Step]:
+        """The steps up to the gate, and the gate."""
         if not self.retrain:
-            mode = ("workflow.mode=retrain",) if self._champion_is_of_this_date() else ()
+            mode = ("workflow.mode=retrain",) if self._promoted_on_run_date() else ()
             return [self._step("build_features", overrides=mode)]
         features = self._step("build_features", overrides=("workflow.mode=retrain",))
         models = ["train_model", *(["train_retriever"] if self.config.candidates.retrieval else [])]
         return [features, *(self._step(job) for job in (*models, "evaluate_model"))]
 
-    def serving(self) -> list[Step]:
-        """The steps behind the gate; known once it has spoken. Lists of the day before are measured if there are any:
-        their clicks are in now.
+    def steps_after_gate(self) -> list[Step]:
+        """The steps after the gate; call this when the gate has decided.
+
+        If there are lists of the day before, they are measured now, because their clicks have arrived.
         """
         again = [
             self._step("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
         ]
-        listing = ["build_candidates", "score_daily"] if self.config.keys else ["score_rows"]
-        delivering = ["deliver_recommendations"] if self.config.deliver.sinks else []
+        scoring = ["build_candidates", "score_daily"] if self.config.keys else ["score_rows"]
+        delivery = ["deliver_recommendations"] if self.config.deliver.sinks else []
         return [
             *(again if self._champion_lacks_features() else []),
-            *(self._step(job) for job in (*listing, *delivering)),
+            *(self._step(job) for job in (*scoring, *delivery)),
             *(self._step("measure_recommendations", day=day) for day in self._days_to_measure()),
-            self.report(),
+            self.report_step(),
         ]
 
-    def report(self) -> Step:
-        """The last step, which a night that failed takes too."""
+    def report_step(self) -> Step:
+        """The last step, which a run that failed has too."""
         return self._step("report")
 
     def _step(
         self, job: str, *, name: str | None = None, day: str | None = None, overrides: tuple[str, ...] = ()
     ) -> Step:
-        """A step of this night, working on `day` (default: the run date)."""
+        """A step of this run that works on `day` (default: the run date)."""
         return Step(job, day or self.run_date, name or job, overrides)
 
-    def _champion_is_of_this_date(self) -> bool:
-        """Whether who serves was promoted on this very date: the day's features must be made as its training made them,
-        and not by the workflow of the champion before.
+    def _promoted_on_run_date(self) -> bool:
+        """Whether the champion was promoted on this very run date.
+
+        Then the day's features must be made as the champion's training made them. The workflow of the
+        champion before it does not fit.
         """
         lake, name = self.lake, self.config.name
-        serves = champion_as_of(lake, name, self.run_date)
-        return serves is not None and serves != champion_as_of(lake, name, self.run_date, before=True)
+        champion = champion_as_of(lake, name, self.run_date)
+        return champion is not None and champion != champion_as_of(lake, name, self.run_date, before=True)
 
     def _champion_lacks_features(self) -> bool:
-        """Whether the gate kept a champion of another workflow version than the one just fitted or extended."""
+        """Whether the gate kept a champion of another workflow version than the challenger's."""
         partition = self.lake.evaluations.partition(self.run_date)
         if not self.retrain or not is_published(partition):
             return False
@@ -93,9 +98,10 @@ class Night:
         return bool(champion["workflow_version"] != challenger["workflow_version"])
 
     def _days_to_measure(self) -> list[str]:
+        """The days whose lists this run measures: at most one."""
         if not self.config.keys:
             return []
         if self.config.measure.against == "test_split":
             return [self.run_date]
-        before = (date.fromisoformat(self.run_date) - timedelta(days=1)).isoformat()
-        return [before] if is_published(self.lake.recommendations.partition(before)) else []
+        day_before = (date.fromisoformat(self.run_date) - timedelta(days=1)).isoformat()
+        return [day_before] if is_published(self.lake.recommendations.partition(day_before)) else []

@@ -1,4 +1,4 @@
-"""Runs one job as a spark-submit process of its own: its command, its log, its exit code, its end when we must end."""
+"""Runs one job as a spark-submit process: its command, its log, its exit code, and how a signal ends it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from conf.errors import ConfigError, NightrankError
-from storage.job_summary import log_tail, summary_in
+from storage.job_summary import JobSummary, log_tail
 
 JOBS = Path(__file__).resolve().parent.parent
+DEFAULT_PROFILE = "conf/spark/local.conf"
 _POLL_S = 0.2
 _GRACE_S = 10.0
 _FAILED = re.compile(r"^\S+ nightrank: \w+ failed")
-_CHATTER = re.compile(
-    r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) "
-)  # Spark's own, also after an error of ours
+# Spark's own lines, which may follow an error of ours.
+_SPARK_LINE = re.compile(r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) ")
 _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One job for one day. `overrides` are `--set` values of this stage alone; `log` is where its output goes."""
+    """One job for one day. `overrides` are `--set` values of this stage; its output goes to `log`."""
 
     job: str
     run_date: str
@@ -39,13 +39,13 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """The job's name, unless a night runs the job twice: unique in a night, and the name of its log."""
+        """The name of its log, unique in a run: the job's name, unless the run has the job twice."""
         return self.log.stem
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What all stages of a night have in common: Spark's properties file, the configuration, the `--set` values."""
+    """What all stages of a run share: Spark's properties file, the configuration, the `--set` values."""
 
     profile: str
     config: str
@@ -55,7 +55,7 @@ class Submission:
         """The spark-submit command line of a stage.
 
         Raises:
-            ConfigError: the properties file does not exist, or pyspark is not installed beside this interpreter.
+            ConfigError: the properties file does not exist, or this interpreter has no pyspark.
         """
         if not Path(self.profile).is_file():
             raise ConfigError(
@@ -70,41 +70,41 @@ class Submission:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage ended. `closing` is the JSON object its standard output ended with, empty when there is none."""
+    """How a stage ended. `summary` is the last one in its log, None if there is none."""
 
     stage: Stage
     exit_code: int
     seconds: float
-    closing: dict[str, Any] = field(default_factory=dict)
+    summary: JobSummary | None = None
 
 
 class StageError(NightrankError):
-    """A stage ended with another exit code than 0; carries that code."""
+    """A stage ended with another exit code than 0; the error has that code."""
 
     def __init__(self, outcome: Outcome) -> None:
-        said = "\n".join(f"  {line}" for line in last_words(outcome.stage.log))
+        excerpt = "\n".join(f"  {line}" for line in error_excerpt(outcome.stage.log))
         problem = (
             f"{outcome.stage.name} ended with exit code {outcome.exit_code} ({_meaning(outcome.exit_code)})"
         )
-        super().__init__(f"{problem}\n{said}" if said else problem, f"read {outcome.stage.log}")
+        super().__init__(f"{problem}\n{excerpt}" if excerpt else problem, f"read {outcome.stage.log}")
         self.exit_code = outcome.exit_code
         self.outcome = outcome
 
 
 class StoppedError(NightrankError):
-    """We were told to end and ended the running stage first; carries the shell's exit code for the signal."""
+    """A signal stopped the running stage and this process; `exit_code` is the shell's for the signal."""
 
     def __init__(self, number: int, stage: str) -> None:
         name = signal.Signals(number).name
         super().__init__(
             f"{name} arrived; {stage} was stopped",
-            "run the same night again: nothing half-written is visible",
+            "start the same run again: nothing half-written is visible",
         )
         self.exit_code = 128 + number
 
 
 class Interruptions:
-    """Context that remembers the first SIGTERM, SIGINT or SIGHUP instead of acting on it at an unsafe instant."""
+    """Context that remembers the first SIGTERM, SIGINT or SIGHUP, to be handled between two steps."""
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -127,14 +127,14 @@ class Interruptions:
 
 def spark_submit() -> Path:
     """The spark-submit of the environment this interpreter belongs to."""
-    found = Path(sys.executable).parent / "spark-submit"
-    if not found.exists():
-        raise ConfigError(f"{found} does not exist", "run `make setup` and use .venv/bin/python")
-    return found
+    program = Path(sys.executable).parent / "spark-submit"
+    if not program.exists():
+        raise ConfigError(f"{program} does not exist", "run `make setup` and use .venv/bin/python")
+    return program
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with Python and Spark those of this interpreter."""
+    """This process's environment, with the Python and the Spark of this interpreter."""
     stray = ("SPARK_HOME", "PYSPARK_DRIVER_PYTHON")  # another Spark's jars, another interpreter's packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
@@ -143,7 +143,13 @@ def environment() -> dict[str, str]:
 def run_stage(
     stage: Stage, submission: Submission, interruptions: Interruptions, tick: Callable[[float], None]
 ) -> Outcome:
-    """Runs a stage to its end, both its outputs in its log; `tick` hears the seconds gone by while it runs.
+    """Runs a stage to its end, with standard output and standard error in its log.
+
+    Args:
+        stage: the job, the day and the log.
+        submission: what all stages have in common.
+        interruptions: the signals that this process has received.
+        tick: called several times a second with the seconds since the stage began.
 
     Raises:
         StoppedError: a signal arrived; the stage's process group has been ended.
@@ -159,7 +165,7 @@ def run_stage(
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment(),
-            start_new_session=True,  # a process group of its own, so that all of it can be ended
+            start_new_session=True,  # a process group, so that all of it can be ended
         )
         exit_code = None
         try:
@@ -169,15 +175,15 @@ def run_stage(
                 tick(time.monotonic() - start)
         finally:
             if exit_code != 0:
-                end_group(process)  # a killed JVM leaves its Python driver behind
+                end_group(process)  # a killed JVM does not end its Python driver
     if interruptions.received is not None and exit_code is None:
         raise StoppedError(interruptions.received, stage.name)
     code = 128 - process.returncode if process.returncode < 0 else process.returncode
-    return Outcome(stage, code, time.monotonic() - start, summary_in(stage.log))
+    return Outcome(stage, code, time.monotonic() - start, JobSummary.in_log(stage.log))
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Asks the process group to end, and kills what of it is still there after ten seconds or outlives its leader."""
+    """Asks the process group to end. Kills what is left when its leader ends, or after ten seconds."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -187,21 +193,22 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def last_words(log: Path) -> list[str]:
+def error_excerpt(log: Path) -> list[str]:
     """The lines of a failed stage's log that say why: the typed error and its remedy, else the last lines."""
-    lines = [line for line in log_tail(log) if line.strip() and not _CHATTER.match(line)]
+    lines = [line for line in log_tail(log) if line.strip() and not _SPARK_LINE.match(line)]
     starts = [index for index, line in enumerate(lines) if _FAILED.match(line)]
     if not starts:
         return lines[-5:]
-    said = lines[starts[-1] :]
-    end = next((index for index, line in enumerate(said) if "what to do:" in line), len(said) - 1)
+    message = lines[starts[-1] :]
+    end = next((index for index, line in enumerate(message) if "what to do:" in line), len(message) - 1)
     if end <= 5:
-        return said[: end + 1]
-    causes = [line for line in said[1:end] if _EXCEPTION.match(line)]
-    return [said[0], *causes[-1:], said[end]]
+        return message[: end + 1]
+    causes = [line for line in message[1:end] if _EXCEPTION.match(line)]
+    return [message[0], *causes[-1:], message[end]]
 
 
 def _meaning(exit_code: int) -> str:
+    """What an exit code says about the failure, in a few words."""
     known = {2: "configuration", 3: "data", 4: "infrastructure: worth a retry"}
     if exit_code in known:
         return known[exit_code]

@@ -1,1 +1,1 @@
-"""HTML markup, the style sheet, and how numbers are written."""
+"""HTML markup, the style sheet, and formats of numbers."""

@@ -9,7 +9,7 @@ from conf.printable import printable_lines
 
 
 class Html(str):
-    """Markup that stands as it is. Made by the functions below, never from data."""
+    """Markup that is not escaped. Only the functions below build it, never from data."""
 
     __slots__ = ()
 
@@ -20,8 +20,8 @@ Child = str | int | float | None
 def tag(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
     """One element. Children that are not Html are escaped; None is left out.
 
-    Attribute names: a trailing underscore is dropped (`class_`), others become hyphens (`aria_label`); None and False
-    are left out, True gives the bare name.
+    A trailing underscore of an attribute's name is dropped (`class_`); other underscores become hyphens
+    (`aria_label`). Attributes that are None or False are left out; True gives the bare name.
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in ("meta", "br"):
@@ -30,6 +30,7 @@ def tag(name: str, /, *children: Child, **attributes: str | int | float | bool |
 
 
 def _attribute(key: str, value: str | int | float | bool | None) -> str:
+    """One attribute with the space before it; empty if it is left out."""
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-")
@@ -37,7 +38,7 @@ def _attribute(key: str, value: str | int | float | bool | None) -> str:
 
 
 def _text(value: str | int | float) -> str:
-    """A value as text of a page: markup escaped, and control characters, which HTML does not allow, shown as escapes."""
+    """A value as text of a page, with markup and control characters escaped; HTML allows neither."""
     return escape(printable_lines(str(value)), quote=True)
 
 
@@ -60,22 +61,24 @@ def lead(*children: Child) -> Html:
 
 
 def missing(what: str, job: str) -> Html:
-    """What stands where facts are missing: which job writes them."""
+    """The sentence that replaces missing facts and names the job that writes them."""
     return tag("p", f"{what}: ", tag("code", job), " has not run for this night.", class_="missing")
 
 
 def grid(*children: Child) -> Html:
+    """Children side by side, if the screen is wide enough."""
     return tag("div", *children, class_="grid")
 
 
 def figure(chart: Html, title: str, caption: str) -> Html:
+    """A chart below its title and caption."""
     return tag("figure", tag("figcaption", tag("strong", title), " ", caption), chart)
 
 
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[Child]], caption: str, text: Sequence[int] = (0,)
 ) -> Html:
-    """A table that scrolls sideways where the screen is too narrow. Columns not in `text` are numbers: right-aligned."""
+    """A table that scrolls sideways on a narrow screen. Columns not in `text` are numbers, aligned right."""
 
     def kind(index: int) -> str | None:
         return None if index in text else "number"
@@ -86,8 +89,8 @@ def table(
     body = [
         tag("tr", *(tag("td", cell, class_=kind(index)) for index, cell in enumerate(row))) for row in rows
     ]
-    made = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body))
-    return tag("div", made, class_="scroll", role="region", aria_label=caption, tabindex=0)
+    element = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body))
+    return tag("div", element, class_="scroll", role="region", aria_label=caption, tabindex=0)
 
 
 def facts_list(pairs: Iterable[tuple[str, Child]]) -> Html:

@@ -1,4 +1,4 @@
-"""How numbers are written in the report: one way a kind, a dash where there is none."""
+"""Formats of numbers in the report: one a kind, and a dash for a missing value."""
 
 from __future__ import annotations
 
@@ -9,31 +9,37 @@ NONE = "–"
 
 
 def _absent(value: Any) -> bool:
+    """Whether a value is None or not finite."""
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def count(value: Any) -> str:
+    """A whole number with thousands separators."""
     return NONE if _absent(value) else f"{value:,.0f}"
 
 
 def decimal(value: Any, digits: int = 4) -> str:
+    """A number with a fixed number of decimals."""
     return NONE if _absent(value) else f"{value:.{digits}f}"
 
 
 def percent(value: Any, digits: int = 1) -> str:
+    """A share as a percentage."""
     return NONE if _absent(value) else f"{100 * value:.{digits}f}%"
 
 
 def seconds(value: Any) -> str:
+    """A duration in seconds."""
     return NONE if _absent(value) else f"{value:,.1f} s"
 
 
 def times(value: Any) -> str:
+    """A ratio."""
     return NONE if _absent(value) else f"{value:.2f}×"
 
 
 def share_reached(auc: float | None, best_auc: float | None) -> float | None:
-    """Share of the way from guessing (AUC 0.5) to the best AUC the log allows; None where either is unknown."""
+    """Share of the way from guessing (AUC 0.5) to the best AUC of the log; None if one is unknown."""
     if auc is None or best_auc is None or best_auc <= 0.5:
         return None
     return (auc - 0.5) / (best_auc - 0.5)

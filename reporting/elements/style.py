@@ -1,4 +1,4 @@
-"""The report's style sheet: one column of text, two of charts, light and dark, on paper and on a phone."""
+"""The style sheet of the report: one column of text, two of charts, light and dark, paper and phone."""
 
 CSS = """
 :root {
@@ -10,21 +10,24 @@ CSS = """
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #12161c; --panel: #1a2029; --ink: #e4e8ee; --muted: #9ba7b6; --rule: #2d3643;
-    --accent: #7fb0ff; --second: #f0a35e; --third: #74c795; --good: #74c795; --warn: #f0a35e; --stop: #ff8f85;
+    --accent: #7fb0ff; --second: #f0a35e; --third: #74c795; --good: #74c795; --warn: #f0a35e;
+  --stop: #ff8f85;
     --stack-0: #4c86e0; --stack-1: #f2b45a; --stack-2: #b9dcf6; --stack-3: #8d98a7;
   }
 }
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", sans-serif;
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans",
+  sans-serif;
 }
 main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 .5rem; letter-spacing: -.015em; }
 h2 { font-size: 1.3rem; margin: 0 0 .4rem; letter-spacing: -.005em; }
 h3 { font-size: .875rem; font-weight: 600; margin: 0; }
 p { margin: 0 0 .75rem; }
-code { font: .92em ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; overflow-wrap: anywhere; }
+code { font: .92em ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
+  overflow-wrap: anywhere; }
 section { margin-top: 2.75rem; padding-top: 1.5rem; border-top: 1px solid var(--rule); }
 footer { margin-top: 3rem; color: var(--muted); font-size: .8125rem; }
 .overline { color: var(--muted); font-size: .875rem; margin-bottom: .25rem; }
@@ -34,14 +37,17 @@ footer { margin-top: 3rem; color: var(--muted); font-size: .8125rem; }
 .lead strong.warn { color: var(--warn); }
 .note { color: var(--muted); font-size: .8125rem; line-height: 1.4; margin: 0; }
 .missing { color: var(--muted); font-style: italic; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .75rem; margin-top: 1.5rem; }
-.tile { min-width: 0; overflow-wrap: anywhere; background: var(--panel); border-radius: 6px; padding: .9rem 1rem 1rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .75rem;
+  margin-top: 1.5rem; }
+.tile { min-width: 0; overflow-wrap: anywhere; background: var(--panel); border-radius: 6px;
+  padding: .9rem 1rem 1rem; }
 .tile h3 { color: var(--muted); }
 .tile .value { font-size: 1.75rem; font-weight: 600; line-height: 1.25; margin: .15rem 0 .35rem;
   font-variant-numeric: tabular-nums; letter-spacing: -.01em; }
 .meter { height: 4px; border-radius: 2px; background: var(--rule); margin: 0 0 .5rem; }
 .meter i { display: block; height: 100%; border-radius: 2px; background: var(--accent); }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1.75rem 2rem;
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr));
+  gap: 1.75rem 2rem;
   align-items: start; margin: 1.25rem 0; }
 .grid > * { min-width: 0; margin: 0; }
 figure { margin: 0; }
@@ -70,13 +76,16 @@ figcaption strong { display: block; color: var(--ink); }
 .chart .line.series-1 { stroke-dasharray: 6 3; }
 .chart .line.series-2 { stroke-dasharray: 2 3; }
 .chart .bar, .chart .part, .chart .dot, .chart .bubble { fill: var(--series); }
-.legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .8125rem; color: var(--muted); margin-bottom: .35rem; }
-.swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; background: var(--series); margin-right: .4rem; }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .8125rem; color: var(--muted);
+  margin-bottom: .35rem; }
+.swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px;
+  background: var(--series); margin-right: .4rem; }
 .scroll { overflow-x: auto; }
 section > .scroll + .scroll { margin-top: 1.5rem; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .35rem; }
-th, td { padding: .32rem .75rem .32rem 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
+th, td { padding: .32rem .75rem .32rem 0; border-bottom: 1px solid var(--rule); text-align: left;
+  vertical-align: top; }
 th { color: var(--muted); font-weight: 600; font-size: .8125rem; vertical-align: bottom; }
 th:last-child, td:last-child { padding-right: 0; }
 .number { text-align: right; white-space: nowrap; }
@@ -89,14 +98,17 @@ details { margin-top: 1rem; }
 summary { cursor: pointer; font-size: .875rem; font-weight: 600; margin-bottom: .5rem; }
 .compact td { padding-top: .12rem; padding-bottom: .12rem; }
 dl { margin: 0; font-size: .875rem; }
-dl div { display: flex; gap: 1rem; justify-content: space-between; padding: .32rem 0; border-bottom: 1px solid var(--rule); }
+dl div { display: flex; gap: 1rem; justify-content: space-between; padding: .32rem 0;
+  border-bottom: 1px solid var(--rule); }
 dt { color: var(--muted); flex: none; }
 dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .card { background: var(--panel); border-radius: 6px; padding: 1rem; }
 .card table { margin-top: .5rem; }
 .card caption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-.chips { display: flex; flex-wrap: wrap; gap: .35rem; list-style: none; margin: .3rem 0 0; padding: 0; font-size: .8125rem; }
-.chips li { border: 1px solid var(--rule); border-radius: 4px; padding: .05rem .45rem; color: var(--muted); }
+.chips { display: flex; flex-wrap: wrap; gap: .35rem; list-style: none; margin: .3rem 0 0; padding: 0;
+  font-size: .8125rem; }
+.chips li { border: 1px solid var(--rule); border-radius: 4px; padding: .05rem .45rem;
+  color: var(--muted); }
 .chips code { color: var(--ink); }
 @media screen and (max-width: 40rem) {
   main { padding-top: 1.5rem; }
@@ -105,7 +117,8 @@ dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-
   .chart { font-size: 14px; }
 }
 @media print {
-  :root { --paper: #fff; --panel: #fff; --ink: #000; --muted: #444; --rule: #ccc; --accent: #2a5db0; --second: #b4540a;
+  :root { --paper: #fff; --panel: #fff; --ink: #000; --muted: #444; --rule: #ccc; --accent: #2a5db0;
+  --second: #b4540a;
     --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00; --stop: #a3231b; }
   body { font-size: 10pt; }
   main { max-width: none; padding: 0; }

@@ -1,4 +1,4 @@
-"""The lists of a night as the report shows them: how often each item stands in one, and a few users' lists."""
+"""The lists of a run for the report: how often each item is recommended, and the lists of a few users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage.paths import Lake, Partition
 
 @dataclass(frozen=True)
 class ItemCounts:
-    """How often items stand in lists. `rows` list entries were read of `of_rows`: lists of evenly spread users."""
+    """How often items are in lists. `rows` entries of `of_rows` were read: whole files, evenly spread."""
 
     times: Counter[str]
     rows: int
@@ -26,19 +26,19 @@ class ItemCounts:
 
 @dataclass(frozen=True)
 class History:
-    """What the log's window knows of one user: item → (clicks, impressions)."""
+    """Clicks and impressions of one user in the log's window: item → (clicks, impressions)."""
 
     items: dict[str, tuple[int, int]]
 
     def most_clicked(self, n: int) -> list[tuple[str, int, int]]:
-        """(item, clicks, impressions) by descending clicks, ties by item; items without a click are left out."""
+        """(item, clicks, impressions) of clicked items, by descending clicks, ties by item."""
         clicked = [(item, clicks, shown) for item, (clicks, shown) in self.items.items() if clicks]
-        return sorted(clicked, key=lambda each: (-each[1], each[0]))[:n]
+        return sorted(clicked, key=lambda row: (-row[1], row[0]))[:n]
 
 
 @dataclass(frozen=True)
 class UserList:
-    """One user's list, (position, item, score, reason) in order, and the user's history; None where the log has no keys."""
+    """One user's list, (position, item, score, reason) in order. `history` is None if the log has no keys."""
 
     user: str
     entries: list[tuple[int, str, float, str]]
@@ -46,18 +46,21 @@ class UserList:
 
 
 def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
-    """Counts items over at most about five million list entries, whole files evenly chosen."""
+    """Counts items in at most about five million list entries: whole files, evenly spread."""
     times: Counter[str] = Counter()
     for path in even_files(partition, manifest):
-        for each in column(path, "item_id").value_counts().to_pylist():
-            times[each["values"]] += each["counts"]
+        for count in column(path, "item_id").value_counts().to_pylist():
+            times[count["values"]] += count["counts"]
     return ItemCounts(times, sum(times.values()), manifest.rows)
 
 
 def sample_lists(
     lake: Lake, partition: Partition, manifest: Manifest, dataset: Dataset | None, n: int
 ) -> list[UserList]:
-    """The lists of up to n users evenly spread over the partition (sorted by user), the same ones in a rerun."""
+    """The lists of up to n users, evenly spread over the partition, which is sorted by user.
+
+    A rerun chooses the same users.
+    """
     files = data_files(partition, manifest)
     if not manifest.rows:
         return []
@@ -83,15 +86,18 @@ def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
             return str(column(path, "user_id")[row].as_py())
         row -= entry.rows
     raise ValueError(
-        f"row {row} lies behind the {manifest.rows} rows of {manifest.table} {manifest.partition}"
+        f"internal error, please report: row {row} lies behind the {manifest.rows} rows of "
+        f"{manifest.table} {manifest.partition}"
     )
 
 
 def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
-    """Clicks and impressions of a few users in the newest days of the dataset, up to about five million rows."""
+    """Clicks and impressions of a few users in the newest days of the dataset: about five million rows."""
     files, left = [], MOST_ROWS
     members = sorted(
-        (member for found in dataset.splits.values() for member in found), key=lambda m: m.dt, reverse=True
+        (member for members in dataset.splits.values() for member in members),
+        key=lambda m: m.dt,
+        reverse=True,
     )
     for member in members:
         partition = lake.features(dataset.workflow_version).partition(member.dt)
@@ -101,10 +107,10 @@ def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, Histo
         if USER_KEY not in dict(manifest.schema):
             return {}
         files += data_files(partition, manifest, member.label)
-        left -= sum(each.rows for each in manifest.split_files(member.label))
-    found: dict[str, dict[str, tuple[int, int]]] = {user: {} for user in users}
+        left -= sum(file.rows for file in manifest.split_files(member.label))
+    by_user: dict[str, dict[str, tuple[int, int]]] = {user: {} for user in users}
     for row in rows_where(files, [USER_KEY, ITEM_KEY, LABEL], pc.field(USER_KEY).isin(users)):
-        items = found[row[USER_KEY]]
+        items = by_user[row[USER_KEY]]
         clicks, shown = items.get(row[ITEM_KEY], (0, 0))
         items[row[ITEM_KEY]] = (clicks + int(row[LABEL]), shown + 1)
-    return {user: History(items) for user, items in found.items()}
+    return {user: History(items) for user, items in by_user.items()}

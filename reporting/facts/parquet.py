@@ -1,4 +1,4 @@
-"""Reads what the report needs of published Parquet files on one machine: whole files, evenly chosen where there are many."""
+"""Reads published Parquet files for the report, on one machine: whole files, evenly spread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_ROWS = 5_000_000  # of one column, read in seconds; a report needs no more
 
 
 def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
-    """Files of a partition (of one split, where one is named): every n-th, so that they hold about MOST_ROWS rows at most."""
-    rows = sum(each.rows for each in manifest.split_files(split))
+    """Every n-th file of a partition or of one split, so that they hold at most about MOST_ROWS rows."""
+    rows = sum(file.rows for file in manifest.split_files(split))
     return data_files(partition, manifest, split)[:: max(1, -(-rows // MOST_ROWS))]
 
 
@@ -35,5 +35,5 @@ def rows_where(files: Sequence[str], columns: list[str], condition: pc.Expressio
         return []
     source = file_io.filesystem(files[0])[0]
     inner = [file_io.filesystem(path)[1] for path in files]
-    found = ds.dataset(inner, format="parquet", filesystem=source).to_table(columns=columns, filter=condition)
-    return list(found.to_pylist())
+    table = ds.dataset(inner, format="parquet", filesystem=source).to_table(columns=columns, filter=condition)
+    return list(table.to_pylist())

@@ -1,9 +1,9 @@
-"""The last thirty days as the report shows them: one entry a run date, from the rows of `runs` and from manifests."""
+"""The last thirty days for the report: one entry a run date, from run records and manifests."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from storage.paths import Lake, Partition
 DAYS = 30
 _READERS = 8
 _CLEAN_EXITS = (0, 2, 3, 4)
-# What a job's seconds are counted under; jobs that are not named are `other`.
+# Group of jobs whose seconds are added up; a job without a group counts as `other`.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "features": ("build_features",),
     "training and gate": ("train_model", "train_retriever", "evaluate_model"),
@@ -27,7 +27,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that failed: of a job that told why itself, or of one that was killed and that the night told of."""
+    """An attempt that failed. A killed job leaves no record; the record of `nightly` has its exit code."""
 
     dt: str
     job: str
@@ -38,14 +38,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class DayFacts:
-    """One run date; None where nothing says.
+    """One run date; a value is None if no record or manifest has it.
 
     Attributes:
-        rows, dropped: of the date's own log: rows that came in, and reason → rows left out.
+        rows, dropped: of the log of this date: rows read, and reason → rows left out.
         psi, psi_column: the column that drifted most against the train days.
         seconds: group of jobs → seconds of their last attempts that ended well.
         rows_per_s: job → rows a second in that attempt; of train_model the rows trained on.
-        core_s, cost: of all attempts, those that failed too.
+        core_s, cost: of all attempts, also of those that failed.
     """
 
     dt: str
@@ -66,39 +66,41 @@ class DayFacts:
 
     @property
     def dropped_share(self) -> float | None:
+        """Share of the rows that were left out."""
         return sum(self.dropped.values()) / self.rows if self.rows else None
 
 
 @dataclass(frozen=True)
 class History:
-    """`days` that have anything to tell, oldest first; `currency` of the costs."""
+    """`days` with any value, oldest first; `currency` of the costs."""
 
     days: tuple[DayFacts, ...]
     currency: str | None
 
 
 def read_history(config: Config, run_date: str, days: int = DAYS) -> History:
-    """What the lake knows of the run dates up to this one."""
+    """Reads records and manifests of the run dates up to this one."""
     # This lake has no recorder: earlier run dates are not inputs of the run that draws the page.
     lake, dates = Lake(config.lake), dates_up_to(run_date, days)
     of_date: dict[str, list[RunRecord]] = {dt: [] for dt in dates}
     for record in read_records(lake, dates, config.name):
         of_date[record.run_date].append(record)
     with ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(lambda dt: _day(config, lake, dt, of_date[dt]), dates))
-    currencies = [each.currency for records in of_date.values() for each in records if each.currency]
-    told = tuple(day for day in found if day != DayFacts(day.dt))
-    return History(told, currencies[-1] if currencies else None)
+        all_days = list(pool.map(lambda dt: _day(config, lake, dt, of_date[dt]), dates))
+    currencies = [record.currency for records in of_date.values() for record in records if record.currency]
+    days_with_values = tuple(day for day in all_days if day != DayFacts(day.dt))
+    return History(days_with_values, currencies[-1] if currencies else None)
 
 
 def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> DayFacts:
+    """The facts of one run date."""
     log = _manifest_of(lake.quarantine.partition(dt))
     evaluation = _facts(lake.evaluations.partition(dt))
     changes = _facts(lake.list_changes.partition(dt))
     champion = evaluation.get("champion")
     psi = _worst_psi(config, _facts(lake.quality(config.name).partition(dt)))
     last = last_successes(records)
-    costs = [each.cost for each in records if each.cost is not None]
+    costs = [record.cost for record in records if record.cost is not None]
     return DayFacts(
         dt=dt,
         rows=log[0],
@@ -112,61 +114,71 @@ def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> D
         churn=changes.get("churn"),
         seconds=_seconds(last.values()),
         rows_per_s=_rows_per_s(last),
-        core_s=round(sum(each.core_s for each in records), 2),
+        core_s=round(sum(record.core_s for record in records), 2),
         cost=sum(costs) if costs else None,
         failures=tuple(failures_of(records)),
     )
 
 
 def last_successes(records: Sequence[RunRecord]) -> dict[str, RunRecord]:
-    """Job → its last attempt that ended well, of records in the order in which they began; without `nightly`."""
-    return {each.job: each for each in records if not each.failed and each.job != "nightly"}
+    """Job → its last attempt that ended well, without `nightly`. Records are ordered by their beginning."""
+    return {record.job: record for record in records if not record.failed and record.job != "nightly"}
 
 
 def failures_of(records: Sequence[RunRecord]) -> list[Failure]:
-    """Attempts that failed, oldest first. What was killed left no record: the night that waited for it tells of it."""
-    own = [each for each in records if each.failed and each.job != "nightly"]
-    found = [
-        Failure(each.run_date, each.job, each.ended_at, each.exit_code, (each.error or {}).get("problem", ""))
-        for each in own
+    """Attempts that failed, oldest first. Those of killed jobs come from the records of `nightly`."""
+    failed = [record for record in records if record.failed and record.job != "nightly"]
+    failures = [
+        Failure(
+            record.run_date,
+            record.job,
+            record.ended_at,
+            record.exit_code,
+            (record.error or {}).get("problem", ""),
+        )
+        for record in failed
     ]
-    for night in (each for each in records if each.job == "nightly"):
-        told = {each.job for each in own if night.started_at <= each.started_at <= night.ended_at}
-        for stage, code in night.facts.get("exit_codes", {}).items():
-            if code not in _CLEAN_EXITS and stage not in told:
-                said = "killed, or crashed before it could say why"
-                found.append(Failure(night.run_date, stage, night.ended_at, code, said))
-    return sorted(found, key=lambda each: (each.ended_at, each.job))
+    for run in (record for record in records if record.job == "nightly"):
+        recorded = {record.job for record in failed if run.started_at <= record.started_at <= run.ended_at}
+        for stage, code in run.facts.get("exit_codes", {}).items():
+            if code not in _CLEAN_EXITS and stage not in recorded:
+                problem = "killed, or crashed before it could say why"
+                failures.append(Failure(run.run_date, stage, run.ended_at, code, problem))
+    return sorted(failures, key=lambda failure: (failure.ended_at, failure.job))
 
 
-def _seconds(records: Any) -> dict[str, float]:
-    found: Counter[str] = Counter()
-    for each in records:
-        group = next((name for name, jobs in GROUPS.items() if each.job in jobs), "other")
-        found[group] += each.seconds
-    return dict(found)
+def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:
+    """Group of jobs → seconds."""
+    seconds: dict[str, float] = defaultdict(float)
+    for record in records:
+        group = next((name for name, jobs in GROUPS.items() if record.job in jobs), "other")
+        seconds[group] += record.seconds
+    return dict(seconds)
 
 
 def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
-    found = {}
+    """Job → rows a second."""
+    speeds = {}
     for job in ("build_features", "score_daily", "score_rows"):
         if job in last and last[job].seconds > 0:
             rows = last[job].rows_in if job == "build_features" else last[job].rows_out
-            found[job] = rows / last[job].seconds
+            speeds[job] = rows / last[job].seconds
     trained = last["train_model"].facts.get("rows_per_s") if "train_model" in last else None
-    return {**found, "train_model": float(trained)} if trained else found
+    return {**speeds, "train_model": float(trained)} if trained else speeds
 
 
 def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None, str | None]:
-    found = [
+    """The highest PSI of the columns that are not exempt, and its column."""
+    indexes = [
         (column["psi"], column["name"])
         for column in quality.get("columns", [])
         if column.get("psi") is not None and column["name"] not in config.quality.exempt
     ]
-    return max(found) if found else (None, None)
+    return max(indexes) if indexes else (None, None)
 
 
 def _manifest_of(partition: Partition) -> tuple[int | None, Mapping[str, int]]:
+    """Rows read and rows dropped by reason; (None, nothing) if the partition is not published."""
     if not is_published(partition):
         return None, {}
     manifest = read_manifest(partition)
@@ -174,4 +186,5 @@ def _manifest_of(partition: Partition) -> tuple[int | None, Mapping[str, int]]:
 
 
 def _facts(partition: Partition) -> Mapping[str, Any]:
+    """The facts of a manifest; empty if the partition is not published."""
     return read_manifest(partition).facts if is_published(partition) else {}

@@ -1,4 +1,4 @@
-"""Everything the report shows of one night, read from the lake's manifests; what has not been made is None or empty."""
+"""The facts of one run for the report, read from manifests. Missing facts are None or empty."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from storage.manifest import Manifest, is_published, read_manifest
 from storage.paths import Lake, Partition
 from training.registry.model_json import is_complete, read_description
 
-_NIGHTS = 14
+_RUN_DATES = 14
 
 
 @dataclass(frozen=True)
 class Day:
-    """The rows one day gave to one split; rows_in and dropped are those of the whole day."""
+    """The rows of one day in one split; rows_in and dropped are those of the whole day."""
 
     split: str
     dt: str
@@ -47,23 +47,23 @@ class Measure:
 
 @dataclass(frozen=True)
 class DataQuality:
-    """The data report of build_features: the day against its train days, and what is above a limit."""
+    """The data report of build_features: the day compared with its train days, and figures above a limit."""
 
     compared: Comparison
     findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
-class Night:
+class RunFacts:
     """The facts of one run date.
 
     Attributes:
-        mode: what became of the workflow (fit, extend, apply); None without a dataset.
-        quality: the data report; it is there also when one of its limits stopped the night.
-        evaluation: facts of this date's evaluate_model; None on a night without training.
+        mode: whether the workflow was fitted, extended or applied; None without a dataset.
+        quality: the data report, also if one of its limits stopped the run.
+        evaluation: facts of this date's evaluate_model; None for a run without training.
         model: model.json of the challenger trained this date, else of the model that made the lists.
-        changes: of score_daily, the lists against the last published ones; it is there also when they were held back.
-        delivery: of deliver_recommendations; None where the lists were delivered nowhere.
+        changes: of score_daily, the lists against the last published ones, also if they were held back.
+        delivery: of deliver_recommendations; None if the lists were not delivered.
         measure: of this date's lists, or of the day before when those of this date cannot be measured yet.
     """
 
@@ -81,24 +81,25 @@ class Night:
 
     @property
     def promoted(self) -> bool | None:
+        """Whether the gate promoted the challenger; None for a run without training."""
         return None if self.evaluation is None else bool(self.evaluation["promoted"])
 
     @property
     def judged(self) -> Mapping[str, Any] | None:
-        """The test figures of the model that serves after this night's gate; None on a night without training."""
+        """The test figures of the model that serves after the gate; None for a run without training."""
         if self.evaluation is None:
             return None
         champion = self.evaluation["champion"]
         return self.evaluation["challenger"] if self.promoted or champion is None else champion
 
 
-def read_night(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Night:
+def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> RunFacts:
     """The facts of a run date, as far as its jobs have run. `recorder` receives what is read."""
     lake = Lake(config.lake, recorder)
     evaluation = published_facts(lake.evaluations.partition(run_date))
     recommendations = _published(lake.recommendations.partition(run_date))
     mode, days = _days(lake, run_date)
-    return Night(
+    return RunFacts(
         name=config.name,
         run_date=run_date,
         mode=mode,
@@ -113,16 +114,16 @@ def read_night(config: Config, run_date: str, recorder: LineageRecorder = NOT_RE
     )
 
 
-def earlier_nights(config: Config, run_date: str) -> list[str]:
-    """Run dates up to and with this one that published lists or an evaluation: the last fourteen, oldest first."""
+def earlier_run_dates(config: Config, run_date: str) -> list[str]:
+    """The last fourteen run dates up to this one that published lists or an evaluation, oldest first."""
     lake = Lake(config.lake)
-    found = set()
+    dates = set()
     for table in (lake.recommendations, lake.evaluations):
         for entry in file_io.list_files(table.path):
             dt = Path(entry.path).name.removeprefix("dt=")
             if dt <= run_date and is_published(table.partition(dt)):
-                found.add(dt)
-    return sorted(found)[-_NIGHTS:]
+                dates.add(dt)
+    return sorted(dates)[-_RUN_DATES:]
 
 
 def published_facts(partition: Partition) -> Mapping[str, Any] | None:
@@ -132,11 +133,12 @@ def published_facts(partition: Partition) -> Mapping[str, Any] | None:
 
 
 def _published(partition: Partition) -> Manifest | None:
+    """The manifest of a partition; None if it is not published."""
     return read_manifest(partition) if is_published(partition) else None
 
 
 def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
-    """What became of the workflow, and the days of the run's splits in date order."""
+    """The mode of the workflow, and the days of the run's splits in date order."""
     if not is_published(lake.datasets.partition(run_date)):
         return None, ()
     dataset = read_dataset(lake, run_date)
@@ -150,6 +152,7 @@ def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
 
 
 def _day(split: str, partition: Partition, label: str | None) -> Day:
+    """Rows and click rate of a day in one split."""
     manifest = read_manifest(partition)
     clicks = rows = 0
     for path in even_files(partition, manifest, label):
@@ -162,26 +165,30 @@ def _day(split: str, partition: Partition, label: str | None) -> Day:
 
 
 def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
+    """The data report of a run date."""
     facts = published_facts(lake.quality(name).partition(run_date))
     if facts is None:
         return None
     return DataQuality(
-        Comparison.from_facts(facts), tuple(Finding.from_facts(each) for each in facts["findings"])
+        Comparison.from_facts(facts), tuple(Finding.from_facts(finding) for finding in facts["findings"])
     )
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:
+    """The version of the challenger, else of the model that made the lists."""
     if evaluation is not None:
         return str(evaluation["challenger"]["version"])
     return None if recommendations is None else recommendations.facts.get("model_version")
 
 
 def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | None:
+    """model.json of a complete model, else None."""
     path = f"{lake.models(name)}/{version}"
     return read_description(path) if version and is_complete(path) else None
 
 
 def _measure(lake: Lake, run_date: str) -> Measure | None:
+    """The measure of this date's lists, or of those of the day before."""
     before = (date.fromisoformat(run_date) - timedelta(days=1)).isoformat()
     for dt in (run_date, before):
         values = published_facts(lake.measures.partition(dt))
@@ -192,5 +199,5 @@ def _measure(lake: Lake, run_date: str) -> Measure | None:
 
 def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The baseline's figures on the test day, or None."""
-    found = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
-    return found.get("test")
+    baseline = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
+    return baseline.get("test")

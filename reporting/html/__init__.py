@@ -1,1 +1,1 @@
-"""The HTML report of a night: facts from the lake, charts as inline SVG, one file a section, no network when read."""
+"""The HTML report of a run: one file a section, charts as inline SVG, no network when it is read."""

@@ -1,4 +1,4 @@
-"""Puts the sections of a night's report together into one HTML file."""
+"""Builds the HTML file of the report from its sections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from reporting.elements.markup import Html, join, tag
 from reporting.elements.style import CSS
 from reporting.facts.list_facts import count_items, sample_lists
 from reporting.facts.recent_runs import read_history
-from reporting.facts.run_facts import Night, read_night
+from reporting.facts.run_facts import RunFacts, read_run_facts
 from reporting.html.sections import (
     calibration,
     coverage,
@@ -32,35 +32,35 @@ from storage.paths import Lake
 _SAMPLE_USERS = 4
 
 
-def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> tuple[Night, Html]:
-    """The facts of a night and its whole page. `recorder` receives what is read."""
+def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> tuple[RunFacts, Html]:
+    """The facts of a run and its whole page. `recorder` receives what is read."""
     lake = Lake(config.lake, recorder)
-    night = read_night(config, run_date, recorder)
+    run = read_run_facts(config, run_date, recorder)
     counts, lists = None, []
-    if night.recommendations is not None:
+    if run.recommendations is not None:
         partition = lake.recommendations.partition(run_date)
         dataset = read_dataset(lake, run_date) if is_published(lake.datasets.partition(run_date)) else None
-        counts = count_items(partition, night.recommendations)
-        lists = sample_lists(lake, partition, night.recommendations, dataset, _SAMPLE_USERS)
+        counts = count_items(partition, run.recommendations)
+        lists = sample_lists(lake, partition, run.recommendations, dataset, _SAMPLE_USERS)
     sections = [
         last_thirty_days.render(read_history(config, run_date), run_date, config.quality.psi_warn),
         runs.render(config, run_date, recorder),
-        data.render(night),
-        data_quality.render(night.quality),
-        training.render(night),
-        gate.render(night),
-        calibration.render(night),
-        list_quality.render(night),
-        list_changes.render(night),
-        coverage.render(night, counts),
+        data.render(run),
+        data_quality.render(run.quality),
+        training.render(run),
+        gate.render(run),
+        calibration.render(run),
+        list_quality.render(run),
+        list_changes.render(run),
+        coverage.render(run, counts),
         sample.render(lists),
         stages.render(stages.read_stage_times(lake, run_date, config.name)),
     ]
-    return night, document(f"Nightrank {config.name} {run_date}", headline.render(night), sections)
+    return run, document(f"Nightrank {config.name} {run_date}", headline.render(run), sections)
 
 
 def document(title: str, head: Html, sections: list[Html | None]) -> Html:
-    """A page that needs nothing but itself: its policy forbids every request."""
+    """A page that is complete in one file; its policy forbids every request."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     meta = [
         tag("meta", charset="utf-8"),

@@ -1,1 +1,1 @@
-"""What a support engineer asks about one user: the list, why each item is in it, and what the user clicked."""
+"""Answers about one user's list, and the log of champions, for a terminal."""

@@ -1,4 +1,4 @@
-"""What became of a model's versions, for somebody who has been woken by it: one line a decision, newest last."""
+"""The decisions about a model's versions, one line each, newest last: who serves, since when and why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from reporting.terminal.progress import text_table
+from reporting.terminal.text_table import text_table
 from storage.paths import Lake
 from training.registry.champion_history import Override, champion_state_as_of, read_decisions, read_overrides
 
@@ -16,38 +16,46 @@ _WIDTH = 100
 
 
 def history_table(lake: Lake, name: str, run_date: str) -> str:
-    """Who serves on a run date and why, then the decisions up to that date: the last thirty."""
+    """The model that serves on a run date and why, then the last thirty decisions up to that date."""
     events: list[tuple[str, int, list[str]]] = []
     for date, decision in read_decisions(lake, name, run_date):
-        events.append((date, 0, _decided(date, decision)))
-    for each in read_overrides(lake, name, run_date):
-        events.append((each.run_date, 1, _intervened(each)))
+        events.append((date, 0, _decision_row(date, decision)))
+    for override in read_overrides(lake, name, run_date):
+        events.append((override.run_date, 1, _override_row(override)))
     if not events:
-        return f"{name}: nothing has been decided up to {run_date}; train_model and evaluate_model make the first champion."
-    events.sort(key=lambda each: each[:2])
+        return (
+            f"{name}: nothing has been decided up to {run_date}; "
+            "train_model and evaluate_model make the first champion."
+        )
+    events.sort(key=lambda event: event[:2])
     shown = [row for _, _, row in events[-_SHOWN:]]
     return "\n".join([_headline(lake, name, run_date), "", text_table(_HEADERS, shown, right=(4, 5))])
 
 
-def told(done: Override | None) -> str:
-    """What an intervention did, and what to run now."""
-    if done is None:
-        return "\n  Nothing was changed: it is so already. To go further back name a version: --rollback --to VERSION"
-    out = f" Withdrawn: {', '.join(done.withdrawn)}." if done.withdrawn else ""
-    words = (
-        f"Recorded: {done}. From {done.run_date} on {done.champion} serves.{out} Lists that are published already stay as "
-        f"they are: `nightly --run-date {done.run_date}` makes those of that date again."
+def describe_override(override: Override | None) -> str:
+    """What an override did, and what to run now; None stands for one that changed nothing."""
+    if override is None:
+        return (
+            "\n  Nothing was changed: it is so already. "
+            "To go further back name a version: --rollback --to VERSION"
+        )
+    withdrawn = f" Withdrawn: {', '.join(override.withdrawn)}." if override.withdrawn else ""
+    text = (
+        f"Recorded: {override}. From {override.run_date} on {override.champion} serves.{withdrawn} "
+        f"Lists that are published already stay as they are: "
+        f"`nightly --run-date {override.run_date}` makes those of that date again."
     )
-    return "\n" + textwrap.fill(words, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return "\n" + textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _headline(lake: Lake, name: str, run_date: str) -> str:
-    standing = champion_state_as_of(lake, name, run_date)
-    lines = [f"{name} on {run_date}: {standing.champion or 'no champion'} serves."]
-    if standing.pinned is not None:
-        lines.append(f"It is pinned: {standing.pinned}.")
-    elif standing.champions:
-        since, champion = standing.champions[-1]
+    """The champion with its reason, the pin, and the versions that are withdrawn."""
+    champion_state = champion_state_as_of(lake, name, run_date)
+    lines = [f"{name} on {run_date}: {champion_state.champion or 'no champion'} serves."]
+    if champion_state.pinned is not None:
+        lines.append(f"It is pinned: {champion_state.pinned}.")
+    elif champion_state.champions:
+        since, champion = champion_state.champions[-1]
         reason = next(
             (
                 str(decision["reason"])
@@ -57,14 +65,17 @@ def _headline(lake: Lake, name: str, run_date: str) -> str:
             "",
         )
         lines.append(f"Champion since {since}. {reason}".strip())
-    lines += [f"{version} is out: {each}." for version, each in sorted(standing.withdrawn.items())]
-    filled = (
+    lines += [
+        f"{version} is out: {override}." for version, override in sorted(champion_state.withdrawn.items())
+    ]
+    wrapped = (
         textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    ") for line in lines[1:]
     )
-    return "\n".join([lines[0], *filled])
+    return "\n".join([lines[0], *wrapped])
 
 
-def _decided(date: str, decision: Mapping[str, Any]) -> list[str]:
+def _decision_row(date: str, decision: Mapping[str, Any]) -> list[str]:
+    """The row of a decision of the gate."""
     auc = ((decision.get("metrics") or {}).get("challenger") or {}).get("auc")
     between = (decision.get("intervals") or {}).get("auc")
     return [
@@ -79,6 +90,8 @@ def _decided(date: str, decision: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _intervened(each: Override) -> list[str]:
-    of = ", ".join(each.withdrawn) or each.champion
-    return [each.run_date, each.action, of, "-", "-", "-", f"{each.by}: {each.why}", each.champion]
+def _override_row(override: Override) -> list[str]:
+    """The row of an override by a person."""
+    versions = ", ".join(override.withdrawn) or override.champion
+    reason = f"{override.by}: {override.why}"
+    return [override.run_date, override.action, versions, "-", "-", "-", reason, override.champion]

@@ -1,5 +1,6 @@
-"""One user's list of a date and what it was made from, read from the manifests' files: row groups that cannot hold the user
-are skipped by their statistics, and no Spark session is needed.
+"""The published list of one user and the rows it was made from, read without a Spark session.
+
+Row groups that cannot hold the user are skipped by their statistics.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, data_files, is_published, read_manifest
 from storage.paths import Lake, Partition
 
-# What is shown of a list; lists of earlier releases have no reason.
+# Columns of a list that are shown; lists of earlier releases have no reason.
 ENTRY = ("position", "item_id", "score", "reason")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is known of one user on one date.
+class InspectedList:
+    """The list of one user on one date, and the features and clicks of the user.
 
     Attributes:
         facts: of the manifest of recommendations: model_version, workflow_version, scored_at, k and others.
         entries: {position, item_id, score, reason} by position.
         user_features: feature → encoded value.
-        item_features: item → feature → encoded value; an item that is gone from the table since is left out.
-        history: clicks and impressions in the log's window; None where its dataset is gone.
+        item_features: item → feature → encoded value; items that the table no longer has are left out.
+        history: clicks and impressions in the log's window; None if its dataset no longer exists.
     """
 
     user: str
@@ -47,11 +48,11 @@ class Found:
     history: History | None
 
 
-def find(lake: Lake, run_date: str, user: str) -> Found:
+def find(lake: Lake, run_date: str, user: str) -> InspectedList:
     """The published list of a user.
 
     Raises:
-        DataError: the date has no lists, or they were held back; or the user is unknown, or had no candidates.
+        DataError: the date has no lists, they were held back, or the user is unknown or had no candidates.
     """
     manifest = _lists_of(lake, run_date)
     version = manifest.facts["workflow_version"]
@@ -59,9 +60,9 @@ def find(lake: Lake, run_date: str, user: str) -> Found:
     rows = _rows(lake.recommendations.partition(run_date), manifest, columns, pc.field("user_id") == user)
     spec = read_spec(lake, version)
     users = lake.users(version).partition(run_date)
-    own = _features(users, spec, "user", USER_KEY, [user])
+    own_features = _features(users, spec, "user", USER_KEY, [user])
     if not rows:
-        raise _why_nothing(lake, run_date, user, version, known=user in own)
+        raise _no_list_error(lake, run_date, user, version, known=user in own_features)
     entries = sorted(rows, key=lambda row: int(row["position"]))
     items = _features(
         lake.items(version).partition(run_date), spec, "item", ITEM_KEY, [row["item_id"] for row in entries]
@@ -69,29 +70,34 @@ def find(lake: Lake, run_date: str, user: str) -> Found:
     history = None
     if is_published(lake.datasets.partition(run_date)):
         history = histories(lake, read_dataset(lake, run_date), [user]).get(user)
-    return Found(user, run_date, manifest.facts, spec, entries, own.get(user, {}), items, history)
+    return InspectedList(
+        user, run_date, manifest.facts, spec, entries, own_features.get(user, {}), items, history
+    )
 
 
 def _lists_of(lake: Lake, run_date: str) -> Manifest:
+    """The manifest of the lists of a date; DataError if there are none."""
     partition = lake.recommendations.partition(run_date)
     changes = published_facts(lake.list_changes.partition(run_date))
     if not is_published(partition) and changes is not None and changes["held_back"]:
         before = changes["before"]
+        settings = [excess["setting"] for excess in changes["excesses"]]
         raise DataError(
-            f"the lists of {run_date} were held back: they are past {[each['setting'] for each in changes['excesses']]} "
-            "of score.stop",
+            f"the lists of {run_date} were held back: they are past {settings} of score.stop",
             f"ask for the last good ones: --date {before}" if before else "see docs/delivery.md",
         )
     return read_manifest(partition)
 
 
-def _why_nothing(lake: Lake, run_date: str, user: str, version: str, known: bool) -> DataError:
+def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bool) -> DataError:
+    """The error that says why a user has no list."""
     users = lake.users(version).partition(run_date)
     if not known:
         return DataError(
-            f"user {user!r} is unknown on {run_date}: {users.table} has {read_manifest(users).rows} other users",
-            "see that the id is written as in the log; a user is known from the first build_features that sees a row "
-            "of it (or, with a table of users, its line there)",
+            f"user {user!r} is unknown on {run_date}: {users.table} has {read_manifest(users).rows} "
+            "other users",
+            "see that the id is written as in the log; a user is known from the first build_features that "
+            "sees a row of it (or, with a table of users, its line there)",
         )
     candidates = lake.candidates(version).partition(run_date)
     manifest = read_manifest(candidates)
@@ -103,12 +109,13 @@ def _why_nothing(lake: Lake, run_date: str, user: str, version: str, known: bool
         listed = items - excluded
     if listed:
         return DataError(
-            f"user {user!r} has no list on {run_date}, but {listed} candidates: the lists are older than the candidates",
+            f"user {user!r} has no list on {run_date}, but {listed} candidates: the lists are older than the "
+            "candidates",
             f"run score_daily for {run_date} again",
         )
-    said = f"all {items} items are excluded" if excluded == items else "the candidate list is empty"
+    reason = f"all {items} items are excluded" if excluded == items else "the candidate list is empty"
     return DataError(
-        f"user {user!r} is known on {run_date} but had no candidates: {said}",
+        f"user {user!r} is known on {run_date} but had no candidates: {reason}",
         "see the section `candidates` of the configuration: what it excludes and filters, and its sources",
     )
 
@@ -116,7 +123,8 @@ def _why_nothing(lake: Lake, run_date: str, user: str, version: str, known: bool
 def _features(
     partition: Partition, spec: FeatureSpec, scope: Scope, key: str, wanted: list[str]
 ) -> dict[str, dict[str, Any]]:
-    names = [each.name for each in spec.scoped(scope)]
+    """Key → feature → encoded value, of the wanted keys that the table has."""
+    names = [feature.name for feature in spec.scoped(scope)]
     rows = _rows(partition, read_manifest(partition), [key, *names], pc.field(key).isin(wanted))
     return {row[key]: {name: row[name] for name in names} for row in rows}
 
@@ -124,4 +132,5 @@ def _features(
 def _rows(
     partition: Partition, manifest: Manifest, columns: list[str], condition: pc.Expression
 ) -> list[dict[str, Any]]:
+    """Rows of a published partition that meet a condition."""
     return rows_where(data_files(partition, manifest), columns, condition)

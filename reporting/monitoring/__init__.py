@@ -1,1 +1,1 @@
-"""What a run leaves for those who watch: a row of `runs`, Prometheus metrics, Spark's event log."""
+"""Monitoring of runs: the run record, Prometheus metrics, Spark's stages."""

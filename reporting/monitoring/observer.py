@@ -1,4 +1,4 @@
-"""Watches one run of one job from its beginning to its end, and then records it. Nothing here can make a job fail."""
+"""Observes one run of one job and records it at its end. An error in here never fails the job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from reporting.monitoring.prometheus import expose
 from reporting.monitoring.run_record import RunRecord, write_record
 from reporting.monitoring.spark_stages import SparkWork, read_spark_work
 from storage import file_io
+from storage.job_summary import JobSummary
 from storage.lineage import RunLineage
 from storage.paths import Lake
 
 log = logging.getLogger("nightrank.watch")
 
 _MOST_WARNINGS, _MOST_CHARACTERS = 20, 500
-_NOT_FACTS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output")
 
 
 class _Warnings(logging.Handler):
@@ -36,6 +36,7 @@ class _Warnings(logging.Handler):
         self.count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Counts a record of level WARNING; errors are not warnings."""
         if record.levelno == logging.WARNING:
             self.count += 1
             if len(self.kept) < _MOST_WARNINGS:
@@ -44,10 +45,10 @@ class _Warnings(logging.Handler):
 
 @dataclass
 class Observer:
-    """Of one run: what it reads and publishes, what it warns of, and when it began.
+    """Collects what one run reads, publishes and warns of, from its beginning to its end.
 
     `run` receives what the run reads and publishes: pass it on to the context of the run.
-    `waits`: it only waits for jobs that are recorded themselves, so that no core is counted twice.
+    `waits`: the run only waits for jobs that are recorded themselves, so its own cores are not counted.
     """
 
     config: Config
@@ -60,13 +61,13 @@ class Observer:
 
     @classmethod
     def begin(cls, job: str, config: Config, run_date: str, waits: bool = False) -> Observer:
-        """Starts watching this process."""
-        made = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
-        logging.getLogger("nightrank").addHandler(made._warnings)
-        return made
+        """Starts to observe this process."""
+        observer = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
+        logging.getLogger("nightrank").addHandler(observer._warnings)
+        return observer
 
     def look_at(self, spark: SparkSession | None) -> None:
-        """Reads what Spark did; to be called before the session is stopped."""
+        """Reads the stages of the Spark session. Call this before the session is stopped."""
         if spark is None:
             return
         with _harmless("Spark's stages of this run are not recorded"):
@@ -76,19 +77,21 @@ class Observer:
         self,
         exit_code: int,
         phases: Mapping[str, float],
-        closing: Mapping[str, Any],
+        summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord | None:
-        """Records the run, and shows it to Prometheus where that is configured; None where there was no row to make.
+        """Records the run, and exposes it to Prometheus if configured; None if it could not be recorded.
 
         Args:
-            closing: the job's closing line; empty where it failed.
+            exit_code: of the job.
+            phases: phase → seconds.
+            summary: of the job; None if it failed before it had one.
             error: what ended a job that failed.
         """
         logging.getLogger("nightrank").removeHandler(self._warnings)
         record = None
         with _harmless("this run is not recorded"):
-            record = self._record(exit_code, phases, closing, error)
+            record = self._record(exit_code, phases, summary, error)
             write_record(Lake(self.config.lake), record)
         if record is not None:
             with _harmless("the metrics of this run are not shown to Prometheus"):
@@ -99,11 +102,13 @@ class Observer:
         self,
         exit_code: int,
         phases: Mapping[str, float],
-        closing: Mapping[str, Any],
+        summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord:
+        """The run record."""
         seconds = round(time.monotonic() - self._began, 2)
-        ended_at, said = file_io.utc_now(), None if error is None else _said(error)
+        ended_at, failure = file_io.utc_now(), None if error is None else _describe(error)
+        reported = summary or JobSummary(None)
         spark, price = self._spark, self.config.watch.core_hour_price
         core_s = 0.0 if self.waits else spark.core_s if spark else seconds
         return RunRecord(
@@ -115,13 +120,13 @@ class Observer:
             ended_at=ended_at,
             seconds=seconds,
             exit_code=exit_code,
-            error=said,
-            rows_in=closing.get("rows_in", 0),
-            rows_out=closing.get("rows_out", 0),
-            dropped=closing.get("dropped", {}),
-            output=closing.get("output"),
+            error=failure,
+            rows_in=reported.rows_in or 0,
+            rows_out=reported.rows_out or 0,
+            dropped=dict(reported.dropped or {}),
+            output=reported.output,
             phases=dict(phases),
-            facts={name: value for name, value in closing.items() if name not in _NOT_FACTS},
+            facts=dict(reported.facts),
             warnings=self._warnings.kept,
             warning_count=self._warnings.count,
             core_s=core_s,
@@ -129,11 +134,12 @@ class Observer:
             currency=None if price is None else self.config.watch.currency,
             spark=spark.summary() if spark else None,
             stages=spark.stages if spark else (),
-            lineage=self.run.end_event(ended_at, None if said is None else said["problem"]),
+            lineage=self.run.end_event(ended_at, None if failure is None else failure["problem"]),
         )
 
 
-def _said(error: BaseException) -> dict[str, str]:
+def _describe(error: BaseException) -> dict[str, str]:
+    """Kind, problem and remedy of an error, for the record."""
     if isinstance(error, NightrankError):
         return {"kind": type(error).__name__, "problem": error.problem, "remedy": error.remedy}
     lines = str(error).strip().splitlines() or [repr(error)]
@@ -143,7 +149,7 @@ def _said(error: BaseException) -> dict[str, str]:
 
 @contextmanager
 def _harmless(consequence: str) -> Any:
-    """Whatever goes wrong in here is a warning: a job that did its work has done it, recorded or not."""
+    """Turns any error of the block into a warning, because the job itself has done its work."""
     try:
         yield
     except Exception as error:

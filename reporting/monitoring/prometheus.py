@@ -1,4 +1,4 @@
-"""The last run of each job as Prometheus metrics: a file for node_exporter's textfile collector, and a push gateway."""
+"""The last run of each job as Prometheus metrics: files for node_exporter, and a push gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("nightrank.watch")
 _PUSH_TIMEOUT_S = 5.0
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
-# Name → what it tells. All are gauges of a job's last run, with the labels `config` and `job`, and those named here.
+# Name → help. All are gauges of a job's last run, with the labels `config` and `job`, and those named here.
 METRICS: Mapping[str, str] = {
     "nightrank_run_success": "1 where the last run ended with exit code 0, else 0",
     "nightrank_run_exit_code": "Exit code of the last run: 0 done, 2 configuration, 3 data, 4 infrastructure",
@@ -44,8 +44,10 @@ METRICS: Mapping[str, str] = {
     "nightrank_spark_shuffle_write_bytes": "Bytes written to shuffles",
     "nightrank_spark_spilled_bytes": "Bytes written to disk for want of memory",
     # Only a run that ended well replaces these two.
-    "nightrank_last_success_timestamp_seconds": "When the last run that ended well did so, in seconds since 1970",
-    "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last run that ended well",
+    "nightrank_last_success_timestamp_seconds": "When the last run that ended well did so, "
+    "in seconds since 1970",
+    "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last run "
+    "that ended well",
 }
 _OF_SUCCESS = ("nightrank_last_success_timestamp_seconds", "nightrank_last_success_date_timestamp_seconds")
 _OF_SPARK = {
@@ -73,7 +75,7 @@ def expose(record: RunRecord, watch: Watch) -> None:
     if watch.textfile_folder is not None:
         stem = _UNSAFE.sub("_", f"nightrank_{record.config}_{record.job}")
         file_io.replace_text(str(Path(watch.textfile_folder) / f"{stem}.prom"), last)
-        if success:  # in a file of its own: a failed run must not take it away
+        if success:  # a separate file, so that a failed run does not remove it
             file_io.replace_text(str(Path(watch.textfile_folder) / f"{stem}.success.prom"), success)
     if watch.push_gateway is not None:
         _push(watch.push_gateway, record, last + success)
@@ -85,7 +87,7 @@ def run_text(record: RunRecord) -> str:
 
 
 def success_text(record: RunRecord) -> str:
-    """The time of the last success; empty where this run was none."""
+    """The time of the last success; empty if this run failed."""
     if record.failed:
         return ""
     labels = {"config": record.config, "job": record.job}
@@ -94,6 +96,7 @@ def success_text(record: RunRecord) -> str:
 
 
 def _run_samples(record: RunRecord) -> Iterator[Sample]:
+    """(metric, labels, value) of everything in the record that is a number."""
     labels = {"config": record.config, "job": record.job}
     yield "nightrank_run_success", labels, float(not record.failed)
     yield "nightrank_run_exit_code", labels, record.exit_code
@@ -119,38 +122,42 @@ def _run_samples(record: RunRecord) -> Iterator[Sample]:
 
 
 def _text(samples: Iterable[Sample]) -> str:
-    """Samples grouped by metric, each group below its help and type, as the format asks."""
+    """Samples grouped by metric, each group after its help and type, as the format requires."""
     of_metric: dict[str, list[Sample]] = {}
-    for each in samples:
-        if math.isfinite(each[2]):
-            of_metric.setdefault(each[0], []).append(each)
+    for sample in samples:
+        if math.isfinite(sample[2]):
+            of_metric.setdefault(sample[0], []).append(sample)
     lines = []
-    for name, found in of_metric.items():
+    for name, metric_samples in of_metric.items():
         lines += [f"# HELP {name} {METRICS[name]}", f"# TYPE {name} gauge"]
-        lines += [_line(*each) for each in found]
+        lines += [_line(*sample) for sample in metric_samples]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    """One sample as a line."""
     written = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
     return f"{name}{{{written}}} {value!r}"
 
 
 def _escaped(text: str) -> str:
+    """The value of a label as the format requires."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _at(time: str) -> float:
+    """Seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()
 
 
 def _midnight(run_date: str) -> float:
+    """Midnight UTC of a date, in seconds since 1970."""
     day = date.fromisoformat(run_date)
     return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
 
 
 def _push(gateway: str, record: RunRecord, text: str) -> None:
-    """POST replaces the metrics that are named and leaves those of the last success alone."""
+    """Pushes by POST, which replaces the metrics in the text and keeps the others of the last success."""
     path = "/".join([*_group("job", record.job), *_group("config", record.config)])
     request = urllib.request.Request(
         f"{gateway.rstrip('/')}/metrics/{path}",
@@ -163,4 +170,5 @@ def _push(gateway: str, record: RunRecord, text: str) -> None:
 
 
 def _group(name: str, value: str) -> tuple[str, str]:
+    """A grouping label as two parts of the path."""
     return name, quote(value, safe="")

@@ -1,7 +1,8 @@
-"""A row of `runs/dt=…`: one attempt of one job, in a file of its own, so that runs at the same time need no lock.
+"""The run record: one row of `runs/dt=…` for each attempt at a job.
 
-A file is one JSON object on one line, written in one step under a name that no other attempt has, and never replaced. So a row is
-whole or not there, a retry adds one, and a killed job leaves none. Any reader of JSON lines takes the folder as one table.
+Each row is a file with one line of JSON. It is written in one step, has a unique name, and is never replaced.
+So runs at the same time need no lock, and a row is whole or absent. A retry adds a row, and a killed job
+leaves none. Any reader of JSON lines can read the folder as a table.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from storage.paths import Lake
 
 log = logging.getLogger("nightrank.watch")
 
-_READERS = 16  # on an object store each file costs a round trip
+_READERS = 16  # on an object store a file costs a round trip
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,13 @@ class RunRecord:
         config: name of the configuration.
         started_at, ended_at: UTC, ISO 8601.
         seconds: of the job's own process; starting spark-submit comes on top.
-        error: kind, problem and remedy, where the job failed.
+        error: kind, problem and remedy, if the job failed.
         phases: seconds by phase.
-        facts: what the closing line holds beside the other columns; empty where the job failed.
-        warnings: the first of what was logged as a warning; `warning_count` counts all.
-        spark: SparkWork.summary(), without a session None; `stages`: its stages.
-        core_s: seconds for which cores were held; one core where there was no session, none of `nightly`, which waits.
-        cost: amount in `currency`, where a price is configured.
+        facts: facts of the job summary; empty if the job failed.
+        warnings: the first warnings; `warning_count` counts all.
+        spark, stages: SparkWork.summary() and its stages; None and empty without a session.
+        core_s: cores that were held, times seconds: one core without a session, none for `nightly`.
+        cost: amount in `currency`, if a price is configured.
         lineage: the OpenLineage event that ends the run, with all datasets that were read and published.
     """
 
@@ -66,24 +67,26 @@ class RunRecord:
 
     @property
     def failed(self) -> bool:
+        """Whether the exit code is not 0."""
         return self.exit_code != 0
 
     def to_json(self) -> dict[str, Any]:
+        """The columns and the format version."""
         return format_versions.RUN_RECORD.stamp(asdict(self))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
-        """Columns that a later release added are left out.
+        """The record of a row. Columns that a later release added are left out.
 
         Raises:
             TypeError: a column that every row has is missing.
         """
-        known = {each.name for each in fields(cls)}
+        known = {column.name for column in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
 
 def write_record(lake: Lake, record: RunRecord) -> str:
-    """Adds the row; its path.
+    """Adds the row, and returns its path.
 
     Raises:
         InfrastructureError: it could not be written.
@@ -97,9 +100,9 @@ def write_record(lake: Lake, record: RunRecord) -> str:
 
 
 def read_records(lake: Lake, run_dates: Iterable[str], config: str | None = None) -> list[RunRecord]:
-    """The rows of these run dates (of one configuration, where one is named), in the order in which the runs began.
+    """The rows of these run dates (of one configuration if `config` is set), ordered by their beginning.
 
-    A file that is no row is left out, with a warning: what others put there must not stop a report.
+    A file that is no row is left out with a warning, so that foreign files cannot stop a report.
 
     Raises:
         DataError: a newer release wrote a row.
@@ -114,9 +117,9 @@ def read_records(lake: Lake, run_dates: Iterable[str], config: str | None = None
         )
     ]
     with ThreadPoolExecutor(_READERS) as pool:
-        found = [each for each in pool.map(_read, paths) if each is not None]
-    wanted = [each for each in found if config is None or each.config == config]
-    return sorted(wanted, key=lambda each: (each.started_at, each.job, each.run_id))
+        records = [record for record in pool.map(_read, paths) if record is not None]
+    of_config = [record for record in records if config is None or record.config == config]
+    return sorted(of_config, key=lambda record: (record.started_at, record.job, record.run_id))
 
 
 def dates_up_to(run_date: str, days: int) -> list[str]:
@@ -126,6 +129,7 @@ def dates_up_to(run_date: str, days: int) -> list[str]:
 
 
 def _read(path: str) -> RunRecord | None:
+    """The record in a file; None, with a warning, if it is not one."""
     try:
         values = json.loads(file_io.read_text(path))
         if not isinstance(values, dict):

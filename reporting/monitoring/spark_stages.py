@@ -1,4 +1,4 @@
-"""What Spark did for a job: its stages and executors, read from the status store of the running session in one call each."""
+"""The work of Spark for a job: stages and executors, from the status store of the running session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Work:
 
     Attributes:
         task_s, cpu_s, gc_s: seconds that tasks ran, had the CPU (of the JVM alone), and collected garbage.
-        input_bytes, output_bytes: read from and written to storage by Spark itself; what Python workers read is not in it.
+        input_bytes, output_bytes: read from and written to storage by Spark itself, without Python workers.
         spilled_bytes: written to disk because memory was short.
     """
 
@@ -47,10 +47,11 @@ class SparkWork:
     """A session's work.
 
     Attributes:
-        executors, cores: at most at a time as far as Spark still knows them; the driver where it runs tasks itself.
-        core_s: seconds for which cores were held: of each executor its cores times its life, and the driver's.
-        total: over all stages, `stages` the longest by task_s, in the order they began, each a flat row.
-        stages_left_out: how many shorter ones `stages` does not have.
+        executors, cores: of all executors that Spark still knows; the driver counts if it runs tasks itself.
+        core_s: cores times lifetime in seconds, over executors and the driver.
+        total: sums over all stages.
+        stages: the longest stages by task_s, as flat rows in the order of their ids.
+        stages_left_out: number of shorter stages that `stages` lacks.
     """
 
     application_id: str
@@ -85,11 +86,11 @@ def read_spark_work(spark: SparkSession, now_s: float) -> SparkWork:
     scala.listenerBus().waitUntilEmpty(_DRAIN_MS)
     store = scala.statusStore()
     nothing = gateway.new_array(gateway.jvm.double, 0)
-    found = store.stageList(None, False, False, nothing, gateway.jvm.java.util.ArrayList())
+    stage_list = store.stageList(None, False, False, nothing, gateway.jvm.java.util.ArrayList())
     executors = store.executorList(False)
-    # The JVM writes both as its REST interface would: one call each, however many stages there are.
+    # The JVM writes both as JSON, as its REST interface does: one call for any number of stages.
     mapper = gateway.jvm.org.apache.spark.status.api.v1.JacksonMessageWriter().mapper()
-    stages = json.loads(mapper.writeValueAsString(found))
+    stages = json.loads(mapper.writeValueAsString(stage_list))
     began_s, conf = context._jsc.startTime() / 1000, context.getConf()
     local = scala.isLocal()
     driver_cores = 0 if local else int(conf.get("spark.driver.cores", "1"))
@@ -105,17 +106,17 @@ def spark_work(
     driver_core_s: float,
     now_s: float,
 ) -> SparkWork:
-    """Folds what Spark's REST interface says of stages and executors; stages that were skipped are left out."""
-    ran = [each for each in stages if each["status"] not in ("SKIPPED", "PENDING")]
-    works = [_work(each) for each in ran]
-    rows = [_stage(each, work) for each, work in zip(ran, works, strict=True)]
+    """Sums up stages and executors in the form of Spark's REST interface; skipped stages are left out."""
+    ran = [stage for stage in stages if stage["status"] not in ("SKIPPED", "PENDING")]
+    works = [_work(stage) for stage in ran]
+    rows = [_stage_row(stage, work) for stage, work in zip(ran, works, strict=True)]
     longest = sorted(rows, key=lambda row: (-row["task_s"], row["stage_id"], row["attempt"]))[:_MOST_STAGES]
-    workers = [each for each in executors if each["totalCores"] > 0]
-    core_s = driver_core_s + sum(each["totalCores"] * _life_s(each, now_s) for each in workers)
+    workers = [executor for executor in executors if executor["totalCores"] > 0]
+    core_s = driver_core_s + sum(worker["totalCores"] * _lifetime_s(worker, now_s) for worker in workers)
     return SparkWork(
         application_id,
         len(workers),
-        sum(int(each["totalCores"]) for each in workers),
+        sum(int(worker["totalCores"]) for worker in workers),
         round(core_s, 2),
         sum(works, Work()),
         tuple(sorted(longest, key=lambda row: (row["stage_id"], row["attempt"]))),
@@ -124,6 +125,7 @@ def spark_work(
 
 
 def _work(stage: Mapping[str, Any]) -> Work:
+    """The sums of one stage, in seconds and bytes."""
     return Work(
         tasks=stage["numCompleteTasks"] + stage["numFailedTasks"] + stage["numKilledTasks"],
         failed_tasks=stage["numFailedTasks"],
@@ -140,7 +142,8 @@ def _work(stage: Mapping[str, Any]) -> Work:
     )
 
 
-def _stage(stage: Mapping[str, Any], work: Work) -> dict[str, Any]:
+def _stage_row(stage: Mapping[str, Any], work: Work) -> dict[str, Any]:
+    """One stage as a flat row."""
     began, ended = (_seconds(stage.get(name)) for name in ("submissionTime", "completionTime"))
     return {
         "stage_id": stage["stageId"],
@@ -152,7 +155,8 @@ def _stage(stage: Mapping[str, Any], work: Work) -> dict[str, Any]:
     }
 
 
-def _life_s(executor: Mapping[str, Any], now_s: float) -> float:
+def _lifetime_s(executor: Mapping[str, Any], now_s: float) -> float:
+    """Seconds from the start of an executor to its end, or to now."""
     began, ended = _seconds(executor.get("addTime")), _seconds(executor.get("removeTime"))
     return 0.0 if began is None else max(0.0, (now_s if ended is None else ended) - began)
 

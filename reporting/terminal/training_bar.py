@@ -1,4 +1,4 @@
-"""How far a training is, on the driver: a bar where somebody watches, a log line an entry elsewhere."""
+"""Progress of a training on the driver: a bar on a terminal, elsewhere one log line an entry."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
+from reporting.terminal.live_line import LiveLine
+
 log = logging.getLogger("nightrank.training")
 
 _WIDTH = 24
 
 
 class TrainingBar:
-    """Shows rank 0's log entries. Use it as a context manager: a bar's line must be ended.
+    """Shows the log entries of rank 0. Use it as a context manager, which ends the line of the bar.
 
-    An entry says `training` (the architecture), `step` of `steps` of `batch_rows` each, and of the time since the entry
-    before `loss`, `rows_per_s` and `loader_wait_share`; what is left is reckoned from that speed. Steps may go back: an elastic training that lost a
-    rank goes on from its last checkpoint.
+    An entry has `training` (the architecture), and `step` of `steps` with `batch_rows` rows each. It also has
+    `loss`, `rows_per_s` and `loader_wait_share` since the entry before. The time left is computed from that
+    speed. Steps may go back: an elastic training that lost a rank continues from its last checkpoint.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
-        self._drawn = False
+        self._bar = LiveLine(stream or sys.stderr)
         self._last: tuple[str, int] | None = None
 
     def __enter__(self) -> TrainingBar:
@@ -33,45 +33,39 @@ class TrainingBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end_line()
+        self._bar.end()
 
     def show(self, entry: Mapping[str, Any]) -> None:
-        """Draws an entry; another training than before starts a line of its own."""
+        """Draws an entry. Another training than before starts a new line."""
         name, step = str(entry["training"]), int(entry["step"])
         if self._last and self._last[0] != name:
-            self._end_line()
+            self._bar.end()
         text = _line(entry)
         if self._last and self._last[0] == name and step <= self._last[1]:
             text += f"  (back from step {self._last[1]:,})"
         self._last = (name, step)
-        if not self._live:
+        if self._bar.is_terminal:
+            done = _WIDTH * step // int(entry["steps"])
+            self._bar.draw(f"  [{'#' * done}{'.' * (_WIDTH - done)}]  {text}")
+        else:
             log.info(text)
-            return
-        done = _WIDTH * step // int(entry["steps"])
-        self._stream.write(f"\r\x1b[K  [{'#' * done}{'.' * (_WIDTH - done)}]  {text}")
-        self._stream.flush()
-        self._drawn = True
-
-    def _end_line(self) -> None:
-        if self._drawn:
-            self._stream.write("\n")
-            self._stream.flush()
-        self._drawn = False
 
 
 def _line(entry: Mapping[str, Any]) -> str:
+    """The figures of an entry, in columns."""
     step, steps = int(entry["step"]), int(entry["steps"])
     parts = [
         f"{step:>{len(f'{steps:,}')},}/{steps:,}",
         f"loss {entry['loss']:.5f}",
         f"{entry['rows_per_s']:,.0f} rows/s",
         f"{entry['loader_wait_share']:.0%} waiting",
-        _left(entry, steps - step),
+        _time_left(entry, steps - step),
     ]
     return f"{entry['training']}  {'  '.join(parts)}"
 
 
-def _left(entry: Mapping[str, Any], steps: int) -> str:
+def _time_left(entry: Mapping[str, Any], steps: int) -> str:
+    """The time that so many steps take at the speed of the entry."""
     seconds = round(steps * entry["batch_rows"] / max(entry["rows_per_s"], 1))
     hours, minutes = seconds // 3600, seconds // 60 % 60
     clock = f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conf.load import load_config
-from jobs.chain.steps import Night
+from jobs.chain.steps import RunPlan
 from tests.airflow.airflow_setup import CONFIG, TRAINED, AirflowSetup
 
 NAMES = {"daily_recommendations", "weekly_training", "backfill_recommendations"}
@@ -58,14 +58,14 @@ def test_dags_parse_and_have_owner_tags_and_description(dags: dict[str, Any]) ->
 def test_daily_dag_has_the_stages_of_nightly_in_order(dags: dict[str, Any]) -> None:
     sink = "deliver.sinks=[{kind: json_lines, name: files, path: /out}]"
     for overrides in ([sink, "measure.against=test_split"], ["measure.against=test_split"]):
-        night = Night(load_config(CONFIG, [*overrides, "lake=/nowhere"]), TRAINED, retrain=False)
-        expected = [step.name for step in (*night.preparing(), *night.serving())]
+        plan = RunPlan(load_config(CONFIG, [*overrides, "lake=/nowhere"]), TRAINED, retrain=False)
+        expected = [step.name for step in (*plan.steps_before_gate(), *plan.steps_after_gate())]
         order = dags["daily_recommendations"]["order"]
         assert [name for name in order if name in expected] == expected
-    training = Night(load_config(CONFIG, ["lake=/nowhere"]), TRAINED, retrain=True)
+    training = RunPlan(load_config(CONFIG, ["lake=/nowhere"]), TRAINED, retrain=True)
     order = dags["weekly_training"]["order"]
     assert [name for name in order if name in ("build_features", "train_model", "evaluate_model")] == [
-        step.name for step in training.preparing()
+        step.name for step in training.steps_before_gate()
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 from conf.load import load_config
 from conf.overrides import types_of
 from conf.types import Config, ModelConfig
-from jobs.runner import parser
+from jobs.command_line import job_parser
 from training.settings import known_architectures, read_settings
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +43,8 @@ def commands() -> list[tuple[str, str]]:
 
 def parser_of(job: str) -> argparse.ArgumentParser:
     module = import_module(f"jobs.{job}")
-    made = getattr(module, "_parser", None)
-    return made() if made else parser(job, "")
+    build_parser = getattr(module, "_parser", None)
+    return build_parser() if build_parser else job_parser(job, "")
 
 
 def words_of(command: str) -> list[str]:

@@ -13,9 +13,10 @@ from conf.errors import DataError, raised_in
 from conf.printable import PrintableFormatter, is_printable, json_line, printable, printable_lines
 from reporting.elements.markup import table, tag
 from reporting.facts.list_facts import History
-from reporting.inspect.user_list import Found
+from reporting.inspect.user_list import InspectedList
 from reporting.inspect.user_page import page
-from reporting.terminal.progress import Progress, text_table
+from reporting.terminal.stage_progress import StageProgress
+from reporting.terminal.text_table import text_table
 from storage.feature_spec import Feature, FeatureSpec
 
 EVIL = "u1\x1b[2J\x1b]0;owned\x07\x9b31m\u202edetrevni\r\x00\x7f"
@@ -75,8 +76,8 @@ def test_tables_and_progress_lines_are_printable_and_aligned() -> None:
     assert len(lines) == 4
     assert len({len(line) for line in lines[1:]}) == 1
     stream = io.StringIO()
-    progress = Progress(stream)
-    progress.say(f"Lists of {EVIL}\nnext")
+    progress = StageProgress(stream)
+    progress.write(f"Lists of {EVIL}\nnext")
     progress.finished("score_daily", "done", 1.0, f"to {EVIL}")
     logged = stream.getvalue()
     assert logged.startswith(f"Lists of {SHOWN}\nnext\n")
@@ -96,7 +97,7 @@ def test_the_page_of_a_user_is_printable() -> None:
     facts = {"model_version": "m1", "workflow_version": "w1", "scored_at": "now", "k": 1}
     entry = {"position": 1, "item_id": EVIL, "score": 0.5, "reason": f"boost:{EVIL}"}
     features = {"C1": 3}
-    answer = Found(
+    answer = InspectedList(
         EVIL, "2026-01-04", facts, spec, [entry], features, {EVIL: features}, History({EVIL: (1, 2)})
     )
     text = page(answer, {"C1": {3: EVIL}})

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.types import Config, Deliver, JsonLinesSink
-from jobs.deliver_recommendations import deliver_recommendations
+from jobs.stages.deliver_recommendations import run as deliver_recommendations
 from scoring.delivery import json_lines
 from scoring.delivery.published_lists import PublishedLists
 from storage.manifest import read_manifest

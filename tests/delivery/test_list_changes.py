@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Stop
-from jobs.score_daily import score_daily
+from jobs.stages.score_daily import run as score_daily
 from metrics.psi import bin_numbers, drift_of
 from scoring.delivery.publish_limits import find_excesses, last_published
 from scoring.ranking.list_changes import cold_entries, compare_lists, score_bins

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from conf.load import load_config
 from conf.types import Config
-from jobs.build_features import build_features
-from jobs.evaluate_model import evaluate_model
-from jobs.generate_clicks import generate_clicks
-from jobs.train_model import train_model
+from jobs.stages.build_features import run as build_features
+from jobs.stages.evaluate_model import run as evaluate_model
+from jobs.stages.generate_clicks import run as generate_clicks
+from jobs.stages.train_model import run as train_model
 from metrics import map_at_k
 from storage.dataset import read_dataset, read_spec
 from storage.manifest import data_files, read_manifest
@@ -49,8 +49,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 def evaluated(config: Config, compiling: SparkSession) -> dict[str, Any]:
     """The facts of evaluate_model."""
     generate_clicks(RunContext("generate_clicks", config, FIRST, _spark=compiling))
-    for job in (build_features, train_model):
-        job(RunContext(job.__name__, config, RUN_DATE, _spark=compiling))
+    build_features(RunContext("build_features", config, RUN_DATE, _spark=compiling))
+    train_model(RunContext("train_model", config, RUN_DATE, _spark=compiling))
     return evaluate_model(RunContext("evaluate_model", config, RUN_DATE, _spark=compiling)).facts
 
 

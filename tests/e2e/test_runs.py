@@ -22,10 +22,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.load import load_config
-from jobs.build_features import build_features
-from jobs.chain.steps import Night
-from jobs.generate_clicks import generate_clicks
-from jobs.train_model import train_model
+from jobs.chain.steps import RunPlan
+from jobs.stages.build_features import run as build_features
+from jobs.stages.generate_clicks import run as generate_clicks
+from jobs.stages.train_model import run as train_model
 from storage.dataset import read_dataset, read_spec
 from storage.job_summary import JobSummary
 from storage.manifest import data_files, read_manifest
@@ -82,17 +82,18 @@ def run_stage(
     spark: SparkSession, body: Callable[[RunContext], JobSummary], run_date: str, overrides: list[str]
 ) -> None:
     """Runs one stage in the session of this process."""
-    body(RunContext(body.__name__, load_config(str(ROOT / CONFIG), overrides), run_date, _spark=spark))
+    job = body.__module__.rpartition(".")[2]
+    body(RunContext(job, load_config(str(ROOT / CONFIG), overrides), run_date, _spark=spark))
 
 
 def run_stages(spark: SparkSession, run_date: str, overrides: list[str], config: str = CONFIG) -> None:
     """Runs the stages of a run with retraining in the session of this process, in the order of nightly."""
-    planned = Night(load_config(str(ROOT / config), overrides), run_date, retrain=True)
-    for steps in (planned.preparing, planned.serving):
+    planned = RunPlan(load_config(str(ROOT / config), overrides), run_date, retrain=True)
+    for steps in (planned.steps_before_gate, planned.steps_after_gate):
         for step in steps():
             of_step = load_config(str(ROOT / config), [*overrides, *step.overrides])
-            body = getattr(import_module(f"jobs.{step.job}"), step.job)
-            body(RunContext(step.job, of_step, step.run_date, _spark=spark))
+            stage = import_module(f"jobs.stages.{step.job}")
+            stage.run(RunContext(step.job, of_step, step.run_date, _spark=spark))
 
 
 def settings(overrides: list[str]) -> list[str]:

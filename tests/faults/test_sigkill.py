@@ -18,12 +18,12 @@ from pyspark.sql import functions as F
 
 from conf.load import load_config
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
-from jobs.build_candidates import build_candidates
-from jobs.build_features import build_features
-from jobs.evaluate_model import evaluate_model
-from jobs.score_daily import score_daily
-from jobs.score_rows import score_rows
-from jobs.train_model import train_model
+from jobs.stages.build_candidates import run as build_candidates
+from jobs.stages.build_features import run as build_features
+from jobs.stages.evaluate_model import run as evaluate_model
+from jobs.stages.score_daily import run as score_daily
+from jobs.stages.score_rows import run as score_rows
+from jobs.stages.train_model import run as train_model
 from storage.dataset import Dataset, publish_dataset, read_dataset
 from storage.job_summary import JobSummary
 from storage.paths import Lake
@@ -75,7 +75,8 @@ class Lakes:
 
 
 def _in_process(spark: SparkSession, body: Callable[[RunContext], JobSummary], config: Path) -> None:
-    body(RunContext(body.__name__, load_config(str(config)), RUN_DATE, _spark=spark))
+    job = body.__module__.rpartition(".")[2]
+    body(RunContext(job, load_config(str(config)), RUN_DATE, _spark=spark))
 
 
 def _publish_old(spark: SparkSession, lake: Lake) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
-from jobs import demo
+from jobs.chain import demo
 from jobs.chain.demo_targets import verdict, verdict_table
 from jobs.chain.submit import Outcome, Stage
-from reporting.facts.run_facts import read_night
-from reporting.terminal.progress import text_table
+from jobs.demo import main
+from reporting.facts.run_facts import read_run_facts
+from reporting.terminal.text_table import text_table
 from storage.manifest import read_manifest
 from storage.paths import Lake
 from tests.reporting.report_lake import MEASURE, RUN_DATE, make_lake, publish_facts
@@ -53,14 +54,14 @@ def test_folder_is_emptied_only_when_a_demo_made_it(tmp_path: Path) -> None:
 
 
 def test_bad_arguments_end_in_2_and_touch_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(["--out", str(tmp_path / "out"), "--nights", "40"]) == 2
+    assert main(["--out", str(tmp_path / "out"), "--nights", "40"]) == 2
     assert "what to do:" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_verdict_says_met_for_the_three_targets(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    figures = verdict(read_night(config, RUN_DATE))
+    figures = verdict(read_run_facts(config, RUN_DATE))
     assert [each.met for each in figures if each.met is not None] == [True, True, True]
     assert "MISSED" not in verdict_table(figures)
 
@@ -72,7 +73,7 @@ def test_verdict_says_missed_by_name(tmp_path: Path) -> None:
     # best 0.9: the model reaches (0.7984 - 0.5) / 0.4 = 0.746 and logistic regression 0.526
     publish_facts(lake.evaluations.partition(RUN_DATE), {**facts, "best_auc": 0.9})
     publish_facts(lake.measures.partition(RUN_DATE), {**MEASURE, "lift": 1.2})
-    missed = [each.name for each in verdict(read_night(config, RUN_DATE)) if each.met is False]
+    missed = [each.name for each in verdict(read_run_facts(config, RUN_DATE)) if each.met is False]
     assert missed == ["DLRM: (AUC - 0.5) / (best - 0.5)", "Lift"]
 
 
@@ -81,7 +82,7 @@ def test_unknown_best_auc_counts_as_missed(tmp_path: Path) -> None:
     lake = Lake(config.lake)
     facts = read_manifest(lake.evaluations.partition(RUN_DATE)).facts
     publish_facts(lake.evaluations.partition(RUN_DATE), {**facts, "best_auc": None})
-    assert [each.met for each in verdict(read_night(config, RUN_DATE)) if each.met is not None] == [
+    assert [each.met for each in verdict(read_run_facts(config, RUN_DATE)) if each.met is not None] == [
         False,
         False,
         True,
@@ -91,7 +92,7 @@ def test_unknown_best_auc_counts_as_missed(tmp_path: Path) -> None:
 def test_night_without_measure_has_no_verdict(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     with pytest.raises(DataError, match="2026-01-09"):
-        verdict(read_night(config, "2026-01-09"))
+        verdict(read_run_facts(config, "2026-01-09"))
 
 
 def test_seconds_table_leaves_out_what_a_night_did_not_run(tmp_path: Path) -> None:

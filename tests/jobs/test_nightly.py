@@ -16,7 +16,7 @@ import pytest
 from jobs import nightly
 from jobs.chain import submit
 from reporting.monitoring.run_record import read_records
-from storage.job_summary import summary_in
+from storage.job_summary import JobSummary
 from storage.paths import Lake
 from tests.reporting.report_lake import RUN_DATE, publish_facts
 
@@ -270,7 +270,7 @@ def test_group_of_a_failed_stage_is_ended_too(fake: Fake) -> None:
     _wait_for(lambda: not _alive(pid))
 
 
-def test_summary_in_is_found_behind_noise(tmp_path: Path) -> None:
+def test_the_last_job_summary_of_a_log_is_parsed(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     lines = [
         '{"job": "x", "seconds": {}, "n": 1}',
@@ -280,25 +280,27 @@ def test_summary_in_is_found_behind_noise(tmp_path: Path) -> None:
         "noise",
     ]
     log.write_text("\n".join(lines))
-    assert summary_in(log) | {"job": "x", "seconds": {}, "n": 2} == summary_in(log)
+    summary = JobSummary.in_log(log)
+    assert summary is not None
+    assert summary.values() == {"job": "x", "seconds": {}, "n": 2}
     log.write_text("noise\n")
-    assert summary_in(log) == {}
+    assert JobSummary.in_log(log) is None
 
 
-def test_last_words_of_a_long_failure_are_its_first_line_its_cause_and_its_remedy(tmp_path: Path) -> None:
+def test_error_excerpt_of_a_long_failure_are_its_first_line_its_cause_and_its_remedy(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     frames = "\n".join(f"  File {index}" for index in range(20))
     log.write_text(
         f"start\n12:00:00 nightrank: x failed in Spark or the system around it\nTraceback:\n{frames}\n"
         "OSError: disk is full\n12:00:00 nightrank: what to do: read the cause above\nlater noise\n"
     )
-    assert submit.last_words(log) == [
+    assert submit.error_excerpt(log) == [
         "12:00:00 nightrank: x failed in Spark or the system around it",
         "OSError: disk is full",
         "12:00:00 nightrank: what to do: read the cause above",
     ]
     log.write_text("one\ntwo\n\nthree\n")
-    assert submit.last_words(log) == ["one", "two", "three"]
+    assert submit.error_excerpt(log) == ["one", "two", "three"]
 
 
 def _alive(pid: int) -> bool:

@@ -1,16 +1,18 @@
-"""What is said of a stage: from whole closing lines, and from such as lack everything."""
+"""Remarks on stages, from whole job summaries and from such as lack everything."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from jobs.chain.stage_remarks import remark
+from storage.job_summary import JobSummary
 
 
 @pytest.mark.parametrize(
-    "closing, said",
+    "values, text",
     [
         (
             {"job": "generate_clicks", "rows_out": 660_000, "days": 11, "best_auc": {"a": 0.81, "b": 0.823}},
@@ -72,8 +74,9 @@ from jobs.chain.stage_remarks import remark
         ({"job": "build_candidates", "rows_in": 3, "rows_out": 3}, "3 rows in, 3 out"),
     ],
 )
-def test_remark(closing: dict[str, Any], said: str) -> None:
-    assert remark(closing) == said
+def test_remark(values: dict[str, Any], text: str) -> None:
+    summary = JobSummary.parse(json.dumps({**values, "seconds": {}}))
+    assert remark(summary) == text
 
 
 @pytest.mark.parametrize(
@@ -89,5 +92,9 @@ def test_remark(closing: dict[str, Any], said: str) -> None:
         "x",
     ],
 )
-def test_remark_on_a_closing_line_without_facts_is_short_and_no_error(job: str) -> None:
-    assert len(remark({"job": job})) < 10
+def test_remark_on_a_summary_without_facts_is_short_and_no_error(job: str) -> None:
+    assert len(remark(JobSummary.parse(json.dumps({"job": job, "seconds": {}})))) < 10
+
+
+def test_a_stage_without_a_summary_has_no_remark() -> None:
+    assert remark(None) == ""

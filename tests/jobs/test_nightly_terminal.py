@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from reporting.terminal.progress import Progress
+from reporting.terminal.stage_progress import StageProgress
 
 
 class Terminal(io.StringIO):
@@ -13,7 +13,7 @@ class Terminal(io.StringIO):
 
 
 def _run_a_stage(stream: io.StringIO) -> list[str]:
-    progress = Progress(stream)
+    progress = StageProgress(stream)
     for seconds in (0.2, 0.6, 1.2):
         progress.tick("train_model", seconds)
     progress.finished("train_model", "done", 1.4, "30 steps")
@@ -26,7 +26,7 @@ def test_plain_output_has_one_line_a_stage_and_no_control_characters() -> None:
 
 
 def test_terminal_shows_each_second_once_and_clears_the_clock() -> None:
-    shown = _run_a_stage(Terminal())[0].split("\r")
-    assert [part.split()[1:3] for part in shown[1:3]] == [["running", "0.0"], ["running", "1.0"]]
-    assert len(shown) == 4
-    assert shown[3] == "\x1b[K  train_model              done       1.4 s  30 steps"
+    erased, *drawn = _run_a_stage(Terminal())[0].split("\r\x1b[K")
+    assert erased == ""
+    assert [line.split()[1:3] for line in drawn[:2]] == [["running", "0.0"], ["running", "1.0"]]
+    assert drawn[2:] == ["  train_model              done       1.4 s  30 steps"]

@@ -16,7 +16,7 @@ import yaml
 
 from jobs.chain.submit import Stage, Submission, environment
 from spark.error_log import root_cause, without_frames
-from storage.job_summary import summary_in
+from storage.job_summary import JobSummary
 from tests.cli.test_bad_input import CONFIG
 from tests.faults.job_processes import DAYS, RUN_DATE
 
@@ -86,7 +86,9 @@ def test_streams_that_are_one_file_hold_the_summary_as_a_line(config: Path) -> N
     assert "nightrank: session …" in done.stdout
     log = config.parent / "stage.log"
     log.write_text(done.stdout)
-    assert summary_in(log)["job"] == "build_features"
+    summary = JobSummary.in_log(log)
+    assert summary is not None
+    assert summary.job == "build_features"
 
 
 def test_bad_configuration_is_told_on_standard_error(config: Path) -> None:

@@ -28,10 +28,10 @@ MAIN_FRAMES = {
     "choices": ["etl.spark.read_log.read_attributes collect", "etl.build._publish_frame write"],
     "parquet": ["etl.spark.quarantine._count_and_publish write", "etl.build._publish_frame write"],
     "scoring": [
-        "jobs.build_candidates.publish_items write",
-        "jobs.build_candidates.publish_candidates write",
-        "jobs.score_daily.score_daily persist",
-        "jobs.score_daily.score_daily write",
+        "jobs.stages.build_candidates.publish_items write",
+        "jobs.stages.build_candidates.publish_candidates write",
+        "jobs.stages.score_daily.run persist",
+        "jobs.stages.score_daily.run write",
         "scoring.spark.score_frames.score_split collect",
     ],
 }

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs import report
 from jobs.runner import run_job
+from jobs.stages import report
 from reporting.elements.markup import Html, join, table, tag
 from reporting.facts import list_facts, parquet
-from reporting.facts.run_facts import read_night
+from reporting.facts.run_facts import read_run_facts
 from reporting.html.page import build
 from reporting.html.sections.stages import read_stage_times
 from storage.dataset import Dataset, Member, publish_dataset
@@ -234,7 +234,7 @@ def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> Non
     facts = dict(read_manifest(partition).facts)
     champion = {**facts["challenger"], "version": "champion00000000", "auc": 0.8011}
     publish_facts(partition, {**facts, "champion": champion, "promoted": False, "reason": "worse by 0.0027"})
-    night = read_night(config, RUN_DATE)
+    night = read_run_facts(config, RUN_DATE)
     assert night.judged is not None
     assert night.judged["auc"] == 0.8011
     assert "was not promoted : worse by 0.0027" in Page(build(config, RUN_DATE)[1]).text
@@ -353,7 +353,7 @@ def test_job_writes_the_page_and_its_closing_line(tmp_path: Path, capsys: pytest
         f"lake={tmp_path}",
     ]
     with pytest.raises(SystemExit) as ended:
-        run_job("report", report.DESCRIPTION, report.report, arguments)
+        run_job("report", "", report.run, arguments)
     assert ended.value.code == 0
     closing = json.loads(capsys.readouterr().out.splitlines()[-1])
     written = Path(closing["output"])
@@ -378,7 +378,7 @@ def test_day_cut_into_splits_is_shown_by_split_and_counted_once(tmp_path: Path) 
     replace_manifest(partition, cut)
     splits = {name: (Member(RUN_DATE, cut.digest, name),) for name in ("test", "train")}
     publish_dataset(lake, Dataset(RUN_DATE, WORKFLOW, splits, "fit"), "2026-01-09T00:00:00Z")
-    night = read_night(config, RUN_DATE)
+    night = read_run_facts(config, RUN_DATE)
     assert [(day.split, day.rows) for day in night.days] == [("train", 100), ("test", 100)]
     text = Page(build(config, RUN_DATE)[1]).text
     assert "4 of 204 raw rows" in text

@@ -20,11 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 import metrics
 from conf.errors import ConfigError, DataError, raised_in
 from conf.types import Config
-from jobs.build_candidates import build_candidates
-from jobs.evaluate_model import evaluate_model
-from jobs.measure_recommendations import measure_recommendations
-from jobs.score_daily import score_daily
-from jobs.score_rows import score_rows
+from jobs.stages.build_candidates import run as build_candidates
+from jobs.stages.evaluate_model import run as evaluate_model
+from jobs.stages.measure_recommendations import run as measure_recommendations
+from jobs.stages.score_daily import run as score_daily
+from jobs.stages.score_rows import run as score_rows
 from scoring.evaluation import gate_measures
 from scoring.model import context_features
 from scoring.spark import int8_change
@@ -93,8 +93,8 @@ def scored_run(
     """All five jobs of RUN_DATE, in order."""
     config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
     job = job_of(spark, config)
-    bodies = (evaluate_model, build_candidates, score_daily, score_rows, measure_recommendations)
-    return ScoredRun(config, job.lake, {body.__name__: body(job) for body in bodies})
+    stages = (evaluate_model, build_candidates, score_daily, score_rows, measure_recommendations)
+    return ScoredRun(config, job.lake, {stage.__module__.rpartition(".")[2]: stage(job) for stage in stages})
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.load import load_config
-from jobs.chain.steps import Night
+from jobs.chain.steps import RunPlan
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -36,12 +36,12 @@ def run_stages(spark: SparkSession, lake: Lake, *, retrain: bool) -> None:
         f"lake={lake.root}",
         f"deliver.sinks=[{{kind: json_lines, name: files, path: {Path(lake.root).parent}/out}}]",
     ]
-    planned = Night(load_config(str(CONFIG), overrides), NEXT, retrain=retrain)
-    for steps in (planned.preparing, planned.serving):
+    planned = RunPlan(load_config(str(CONFIG), overrides), NEXT, retrain=retrain)
+    for steps in (planned.steps_before_gate, planned.steps_after_gate):
         for step in steps():
             config = load_config(str(CONFIG), [*overrides, *step.overrides])
-            stage = getattr(import_module(f"jobs.{step.job}"), step.job)
-            stage(RunContext(step.job, config, step.run_date, _spark=spark))
+            stage = import_module(f"jobs.stages.{step.job}")
+            stage.run(RunContext(step.job, config, step.run_date, _spark=spark))
 
 
 def rows(partition: Partition) -> pd.DataFrame:

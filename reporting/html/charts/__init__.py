@@ -1,1 +1,1 @@
-"""Charts as inline SVG: an axis chooses its ticks, a frame draws it, line, bars and scatter put marks inside."""
+"""Charts as inline SVG: an axis chooses its ticks, a frame draws them, line, bars and scatter add marks."""

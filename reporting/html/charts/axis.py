@@ -1,4 +1,4 @@
-"""An axis: the range of its values, round ticks in it, and where a value lies on paper."""
+"""An axis: the range of its values, round ticks, and the position of a value on paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear axis from `low` to `high` (low < high), with its ticks and how they are written."""
+    """A linear axis from `low` to `high` (low < high), with its ticks and their format."""
 
     label: str
     low: float
@@ -20,7 +20,7 @@ class Axis:
     written: Format
 
     def place(self, value: float, start: float, end: float) -> float:
-        """Where a value lies between the paper positions `start` (for low) and `end` (for high)."""
+        """The position of a value between the paper positions `start` (for low) and `end` (for high)."""
         return start + (value - self.low) / (self.high - self.low) * (end - start)
 
 
@@ -33,7 +33,7 @@ def axis(
     written: Format | None = None,
     most_ticks: int = 6,
 ) -> Axis:
-    """An axis around finite values. Its ends are ticks unless `exact`, where they are the outermost values.
+    """An axis around finite values. Its ends are ticks, or with `exact` the outermost values.
 
     Raises:
         ValueError: there is no finite value.
@@ -58,7 +58,7 @@ def axis(
 
 
 def tick_step(span: float, most_ticks: int) -> float:
-    """The smallest of 1, 2, 2.5, 5 × 10ⁿ that leaves at most `most_ticks` intervals in the span (which is > 0)."""
+    """The smallest of 1, 2, 2.5, 5 × 10ⁿ with at most `most_ticks` intervals in the span (> 0)."""
     raw = span / most_ticks
     magnitude = 10.0 ** math.floor(math.log10(raw))
     return next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * (1 - 1e-9))
@@ -75,4 +75,5 @@ def plain(step: float) -> Format:
 
 
 def percent(value: float) -> str:
+    """Writes a share as a percentage."""
     return f"{100 * value:.4g}%"

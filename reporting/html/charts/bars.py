@@ -22,7 +22,7 @@ def histogram(
     y_label: str,
     x_written: Format | None = None,
 ) -> Html:
-    """Counts (n) between edges (n + 1, ascending), on an axis with zero; a sentence when no count is above zero.
+    """Counts (n) between edges (n + 1, ascending), on an axis with zero; a sentence if all counts are zero.
 
     Raises:
         ValueError: the lengths do not fit.
@@ -47,11 +47,17 @@ def histogram(
     marks = []
     for low, high, count in bars:
         left, right, top = x_of(x, low), x_of(x, high), y_of(y, count)
-        said = tag("title", f"{x.written(low)} to {x.written(high)}: {count:,.0f}")
+        tooltip = tag("title", f"{x.written(low)} to {x.written(high)}: {count:,.0f}")
         width = max(round(right - left - 1, 2), 0.5)
         marks.append(
             tag(
-                "rect", said, x=left, y=top, width=width, height=round(BOTTOM - top, 2), class_="bar series-0"
+                "rect",
+                tooltip,
+                x=left,
+                y=top,
+                width=width,
+                height=round(BOTTOM - top, 2),
+                class_="bar series-0",
             )
         )
     total = sum(count for _, _, count in bars)
@@ -67,8 +73,8 @@ def columns(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Upright bars of named things in order; `groups` (same length) picks each bar's colour."""
-    bars = [each for each in zip(names, values, groups, strict=True) if math.isfinite(each[1])]
+    """Upright bars of named things in order; `groups` (same length) are the numbers of their colours."""
+    bars = [bar for bar in zip(names, values, groups, strict=True) if math.isfinite(bar[1])]
     if not bars:
         return nothing_to_draw(title)
     y = axis([value for _, value, _ in bars], y_label, from_zero=True)
@@ -94,7 +100,10 @@ def stacked(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Upright bars of named things in order, each cut into parts (name, a value a bar; not finite: nothing), the first at the foot."""
+    """Upright bars of named things in order, each stacked of parts, the first at the foot.
+
+    `parts` are (name, one value a bar). A value that is not finite is not drawn.
+    """
     sums = [
         math.fsum(values[index] for _, values in parts if math.isfinite(values[index]))
         for index in range(len(names))
@@ -108,18 +117,18 @@ def stacked(
     marks = []
     for index, name in enumerate(names):
         foot, left = 0.0, LEFT + index * slot + slot * 0.15
-        for part, (called, values) in enumerate(parts):
+        for part, (part_name, values) in enumerate(parts):
             value = values[index]
             if not math.isfinite(value) or value <= 0:
                 continue
             top, base = y_of(y, foot + value), y_of(y, foot)
-            said = tag("title", f"{name}, {called}: {value:,.4g}")
+            tooltip = tag("title", f"{name}, {part_name}: {value:,.4g}")
             box = {"x": round(left, 2), "y": top, "width": round(slot * 0.7, 2)}
-            # a gap tells parts apart where colours do not
+            # A gap separates the parts where colours look alike.
             marks.append(
                 tag(
                     "rect",
-                    said,
+                    tooltip,
                     class_=f"part stack-{part}",
                     height=max(round(base - top - 1, 2), 0.5),
                     **box,
@@ -129,15 +138,15 @@ def stacked(
         if index % every == 0:
             middle = round(left + slot * 0.35, 2)
             marks.append(tag("text", name, x=middle, y=BOTTOM + 18, text_anchor="middle"))
-    keys = legend([called for called, _ in parts], kind="stack")
+    keys = legend([part_name for part_name, _ in parts], kind="stack")
     most = max(range(len(names)), key=lambda index: sums[index])
-    said_of = f"{y_label} of {len(names)} {x_label}, at most {sums[most]:,.4g} at {names[most]}"
-    return join([keys, frame(x, y, marks, title, said_of)])
+    description = f"{y_label} of {len(names)} {x_label}, at most {sums[most]:,.4g} at {names[most]}"
+    return join([keys, frame(x, y, marks, title, description)])
 
 
 def rows(title: str, names: Sequence[str], values: Sequence[float], *, unit: str) -> Html:
-    """Lying bars of named things, each with its value written behind it."""
-    bars = [each for each in zip(names, values, strict=True) if math.isfinite(each[1])]
+    """Horizontal bars of named things, each followed by its value."""
+    bars = [bar for bar in zip(names, values, strict=True) if math.isfinite(bar[1])]
     if not bars:
         return nothing_to_draw(title)
     most = max(value for _, value in bars) or 1.0
@@ -152,13 +161,13 @@ def rows(title: str, names: Sequence[str], values: Sequence[float], *, unit: str
         marks.append(
             tag("text", f"{value:,.1f} {unit}", x=_NAME_WIDTH + width + 6, y=top + 14, class_="value")
         )
-    said = ", ".join(f"{name} {value:,.1f} {unit}" for name, value in bars)
+    description = ", ".join(f"{name} {value:,.1f} {unit}" for name, value in bars)
     height = _TOP + len(bars) * _ROW + 4
     return tag(
         "svg",
         *marks,
         viewBox=f"0 0 {WIDTH} {height}",
         role="img",
-        aria_label=f"{title}. {said}",
+        aria_label=f"{title}. {description}",
         class_="chart",
     )

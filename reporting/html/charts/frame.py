@@ -1,4 +1,4 @@
-"""The frame of a chart: grid lines, ticks, axis labels, and what a screen reader says of it."""
+"""The frame of a chart: grid lines, ticks, axis labels, and the description for screen readers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 428, 30, 236
 
 
 def x_of(axis: Axis, value: float) -> float:
+    """The horizontal position of a value."""
     return round(axis.place(value, LEFT, RIGHT), 2)
 
 
 def y_of(axis: Axis, value: float) -> float:
+    """The vertical position of a value."""
     return round(axis.place(value, BOTTOM, TOP), 2)
 
 
@@ -43,7 +45,7 @@ def frame(x: Axis, y: Axis, marks: Iterable[Html], title: str, description: str)
 
 
 def nothing_to_draw(title: str) -> Html:
-    """What stands in place of a chart without a single finite value."""
+    """The sentence that replaces a chart without a finite value."""
     return tag("p", f"{title}: there are no values to draw.", class_="missing")
 
 
@@ -56,10 +58,12 @@ def legend(names: list[str], kind: str = "series") -> Html | None:
 
 
 def _horizontal(y: Axis, tick: float) -> Html:
+    """A grid line with its number."""
     at = y_of(y, tick)
     line = tag("line", x1=LEFT, x2=RIGHT, y1=at, y2=at, class_="gridline")
     return tag("g", line, tag("text", y.written(tick), x=LEFT - 8, y=at + 4, text_anchor="end"))
 
 
 def _anchor(at: float) -> str:
+    """The alignment of a tick's number; the last one must not leave the picture."""
     return "end" if at > RIGHT - 12 else "middle"

@@ -1,4 +1,4 @@
-"""A difference with its interval, beside the limit that decides about it."""
+"""A chart of a difference with its interval and the limit of the decision."""
 
 from __future__ import annotations
 
@@ -31,16 +31,21 @@ def interval_chart(title: str, span: Span, limit: float, *, x_label: str, limit_
         tag("text", limit_name, x=x_of(x, limit) + 6, y=y_of(y, 0.9), class_="reference-name"),
         *_span(x, y, span),
     ]
-    said = f"{span.name} {span.value:+.4f}, interval from {span.low:+.4f} to {span.high:+.4f}; it must not begin below {limit:+.4f}"
-    return frame(x, y, marks, title, said)
+    description = (
+        f"{span.name} {span.value:+.4f}, interval from {span.low:+.4f} to {span.high:+.4f}; "
+        f"it must not begin below {limit:+.4f}"
+    )
+    return frame(x, y, marks, title, description)
 
 
 def _upright(x: Axis, y: Axis, value: float, kind: str) -> Html:
+    """A vertical line at a value."""
     at = x_of(x, value)
     return tag("line", x1=at, x2=at, y1=y_of(y, 0.0), y2=y_of(y, 1.0), class_=kind)
 
 
 def _span(x: Axis, y: Axis, span: Span) -> list[Html]:
+    """The dot, the line of the interval and its ends."""
     at, low, high = y_of(y, 0.5), x_of(x, span.low), x_of(x, span.high)
     ends = (
         tag("line", x1=end, x2=end, y1=at - _TICK, y2=at + _TICK, class_="line series-0")

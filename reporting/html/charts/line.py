@@ -48,22 +48,25 @@ def line_chart(
     x_written: Format | None = None,
     y_written: Format | None = None,
 ) -> Html:
-    """Lines with a dot a point where points are few; a sentence when there is nothing to draw."""
-    drawn = [(each.name, each.drawable()) for each in series]
-    points = [point for _, found in drawn for point in found]
+    """Lines, with dots if there are few points; a sentence if there is nothing to draw.
+
+    Eight parameters: two axes, each with a label and a format, and what is drawn.
+    """
+    drawn = [(line.name, line.drawable()) for line in series]
+    points = [point for _, line_points in drawn for point in line_points]
     if not points:
         return nothing_to_draw(title)
-    shown = [each for each in references if math.isfinite(each.value)]
+    shown = [reference for reference in references if math.isfinite(reference.value)]
     x = axis([px for px, _ in points], x_label, exact=True, written=x_written)
     y = axis(
-        [*(py for _, py in points), *(each.value for each in shown)],
+        [*(py for _, py in points), *(reference.value for reference in shown)],
         y_label,
         from_zero=from_zero,
         written=y_written,
     )
-    marks = [_reference(each, y_of(y, each.value)) for each in shown]
-    for index, (_, found) in enumerate(drawn):
-        placed = [(x_of(x, px), y_of(y, py)) for px, py in found]
+    marks = [_reference(reference, y_of(y, reference.value)) for reference in shown]
+    for index, (_, line_points) in enumerate(drawn):
+        placed = [(x_of(x, px), y_of(y, py)) for px, py in line_points]
         path = " ".join(f"{'L' if position else 'M'}{px} {py}" for position, (px, py) in enumerate(placed))
         marks.append(tag("path", d=path, class_=f"line series-{index}"))
         if len(placed) <= _MOST_DOTS:
@@ -76,14 +79,15 @@ def line_chart(
                     r=2.6,
                     class_=f"dot series-{index}",
                 )
-                for (px, py), (vx, vy) in zip(placed, found, strict=True)
+                for (px, py), (vx, vy) in zip(placed, line_points, strict=True)
             ]
     first, last = points[0], points[-1]
     description = f"{y_label} by {x_label}, from {first[1]:.4g} to {last[1]:.4g}, {len(points)} points"
     return join([legend([name for name, _ in drawn]), frame(x, y, marks, title, description)])
 
 
-def _reference(each: Reference, at: float) -> Html:
+def _reference(reference: Reference, at: float) -> Html:
+    """The line and its name."""
     line = tag("line", x1=LEFT, x2=RIGHT, y1=at, y2=at, class_="reference")
-    name = tag("text", each.name, x=LEFT + 6, y=at - 6, class_="reference-name")
+    name = tag("text", reference.name, x=LEFT + 6, y=at - 6, class_="reference-name")
     return tag("g", line, name)

@@ -14,7 +14,7 @@ _SMALLEST, _LARGEST = 2.5, 9.0
 
 def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label: str, y_label: str) -> Html:
     """Dots at (x, y), both shares, whose area grows with their weight; both axes have the same range."""
-    drawn = [each for each in points if all(map(math.isfinite, each)) and each[2] > 0]
+    drawn = [point for point in points if all(map(math.isfinite, point)) and point[2] > 0]
     if not drawn:
         return nothing_to_draw(title)
     values = [value for px, py, _ in drawn for value in (px, py)]
@@ -33,9 +33,16 @@ def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label
     ]
     for px, py, weight in drawn:
         radius = _SMALLEST + (_LARGEST - _SMALLEST) * math.sqrt(weight / heaviest)
-        said = tag("title", f"{x_label} {percent(px)}, {y_label} {percent(py)}, {weight:,.0f} rows")
+        tooltip = tag("title", f"{x_label} {percent(px)}, {y_label} {percent(py)}, {weight:,.0f} rows")
         marks.append(
-            tag("circle", said, cx=x_of(x, px), cy=y_of(y, py), r=round(radius, 2), class_="bubble series-0")
+            tag(
+                "circle",
+                tooltip,
+                cx=x_of(x, px),
+                cy=y_of(y, py),
+                r=round(radius, 2),
+                class_="bubble series-0",
+            )
         )
     furthest = max(abs(px - py) for px, py, _ in drawn)
     description = f"{len(drawn)} points; the furthest from the diagonal lies {percent(furthest)} from it"

@@ -1,1 +1,1 @@
-"""The report's sections: each a function of the facts that returns markup, or says which job has not run."""
+"""The sections of the report: functions that turn facts into markup, or name the job that has not run."""

@@ -1,4 +1,4 @@
-"""Do predicted probabilities mean what they say? Predicted against observed click rates, and how they spread."""
+"""Calibration: predicted against observed click rates, and the distribution of probabilities."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Html, figure, grid, lead, missing, section, table, tag
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.axis import percent
 from reporting.html.charts.bars import histogram
 from reporting.html.charts.scatter import scatter
 
 
-def render(night: Night) -> Html:
-    """The reliability diagram and the scores, of the model that serves after the night's gate."""
+def render(run: RunFacts) -> Html:
+    """The reliability diagram and the scores of the model that serves after the gate."""
     sentence, shown = missing("Calibration", "evaluate_model"), []
-    if night.judged is not None:
-        filled = [each for each in night.judged["calibration"] if each["rows"]]
-        sentence = _lead(filled)
+    if run.judged is not None:
+        bins = [bin_ for bin_ in run.judged["calibration"] if bin_["rows"]]
+        sentence = _lead(bins)
         caption = "a dot is a bin of test rows, its area their number; the diagonal is perfect."
-        points = [(each["mean_probability"], each["click_rate"], each["rows"]) for each in filled]
+        points = [(bin_["mean_probability"], bin_["click_rate"], bin_["rows"]) for bin_ in bins]
         drawn = scatter("Reliability", points, x_label="predicted click rate", y_label="observed click rate")
-        shown += [figure(drawn, "Reliability", caption), _bins(filled)]
+        shown += [figure(drawn, "Reliability", caption), _bins(bins)]
         caption = "predicted probability of every test row."
-        shown.append(_histogram("Test rows", caption, night.judged["histogram"], "rows"))
-    if night.recommendations is not None and "score_histogram" in night.recommendations.facts:
+        shown.append(_histogram("Test rows", caption, run.judged["histogram"], "rows"))
+    if run.recommendations is not None and "score_histogram" in run.recommendations.facts:
         caption = "predicted probability of what stands in tonight's lists."
-        found = night.recommendations.facts["score_histogram"]
-        shown.append(_histogram("Recommended", caption, found, "list entries"))
+        scores = run.recommendations.facts["score_histogram"]
+        shown.append(_histogram("Recommended", caption, scores, "list entries"))
     return section("calibration", "Calibration and scores", sentence, grid(*shown))
 
 
-def _histogram(title: str, caption: str, found: Mapping[str, Any], unit: str) -> Html:
+def _histogram(title: str, caption: str, scores: Mapping[str, Any], unit: str) -> Html:
+    """A histogram of scores with its caption."""
     drawn = histogram(
         title,
-        found["edges"],
-        found["counts"],
+        scores["edges"],
+        scores["counts"],
         x_label="predicted probability",
         y_label=unit,
         x_written=percent,
@@ -44,29 +45,31 @@ def _histogram(title: str, caption: str, found: Mapping[str, Any], unit: str) ->
     return figure(drawn, title, caption)
 
 
-def _lead(filled: Sequence[Mapping[str, Any]]) -> Html:
-    rows = sum(each["rows"] for each in filled)
+def _lead(bins: Sequence[Mapping[str, Any]]) -> Html:
+    """Expected calibration error, and predicted over observed clicks."""
+    rows = sum(bin_["rows"] for bin_ in bins)
     if not rows:
         return lead("The test day has no rows.")
-    error = sum(each["rows"] * abs(each["mean_probability"] - each["click_rate"]) for each in filled) / rows
-    predicted = sum(each["rows"] * each["mean_probability"] for each in filled)
-    observed = sum(each["rows"] * each["click_rate"] for each in filled)
+    error = sum(bin_["rows"] * abs(bin_["mean_probability"] - bin_["click_rate"]) for bin_ in bins) / rows
+    predicted = sum(bin_["rows"] * bin_["mean_probability"] for bin_ in bins)
+    observed = sum(bin_["rows"] * bin_["click_rate"] for bin_ in bins)
     ratio = predicted / observed if observed else None
     return lead(
-        f"Expected calibration error {numbers.percent(error, 2)} on the test day: the mean distance between predicted and "
-        f"observed click rate. Predicted over observed clicks: {numbers.decimal(ratio, 3)}."
+        f"Expected calibration error {numbers.percent(error, 2)} on the test day: the mean distance between "
+        f"predicted and observed click rate. Predicted over observed clicks: {numbers.decimal(ratio, 3)}."
     )
 
 
-def _bins(filled: Sequence[Mapping[str, Any]]) -> Html:
+def _bins(bins: Sequence[Mapping[str, Any]]) -> Html:
+    """The bins as a table."""
     rows = [
         [
-            f"{numbers.percent(each['low'])} to {numbers.percent(each['high'])}",
-            numbers.count(each["rows"]),
-            numbers.percent(each["mean_probability"]),
-            numbers.percent(each["click_rate"]),
+            f"{numbers.percent(bin_['low'])} to {numbers.percent(bin_['high'])}",
+            numbers.count(bin_["rows"]),
+            numbers.percent(bin_["mean_probability"]),
+            numbers.percent(bin_["click_rate"]),
         ]
-        for each in filled
+        for bin_ in bins
     ]
     shown = table(["Predicted", "Rows", "Mean", "Observed"], rows, "Bins of the reliability diagram")
     return tag("div", shown, class_="compact")

@@ -1,23 +1,23 @@
-"""Whom the lists favour: how often items are recommended."""
+"""How often items are recommended, and how much the lists concentrate on few items."""
 
 from __future__ import annotations
 
 from reporting.elements import numbers
 from reporting.elements.markup import Html, figure, grid, lead, missing, section, table, tag
 from reporting.facts.list_facts import ItemCounts
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.axis import percent
 from reporting.html.charts.line import Series, line_chart
 
 _TOP = 10
 
 
-def render(night: Night, counts: ItemCounts | None) -> Html:
+def render(run: RunFacts, counts: ItemCounts | None) -> Html:
     """The concentration of the lists and the items that stand in most of them."""
-    if night.recommendations is None or counts is None or not counts.rows:
+    if run.recommendations is None or counts is None or not counts.rows:
         return section("coverage", "Coverage", missing("How often items are recommended", "score_daily"))
-    items = int(night.recommendations.facts["items"])
-    ordered = sorted(counts.times.items(), key=lambda each: (-each[1], each[0]))
+    items = int(run.recommendations.facts["items"])
+    ordered = sorted(counts.times.items(), key=lambda item: (-item[1], item[0]))
     curve = _concentration([times for _, times in ordered], items, counts.rows)
     drawn = line_chart(
         "Concentration",
@@ -37,24 +37,26 @@ def render(night: Night, counts: ItemCounts | None) -> Html:
 def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float, float]]:
     """(share of items, share of entries they take), most recommended first, ending at (1, 1)."""
     points, taken = [(0.0, 0.0)], 0
-    for rank, each in enumerate(times, start=1):
-        taken += each
-        points.append((rank / max(items, len(times)), taken / rows))
+    for position, count in enumerate(times, start=1):
+        taken += count
+        points.append((position / max(items, len(times)), taken / rows))
     return points if points[-1][0] == 1.0 else [*points, (1.0, 1.0)]
 
 
 def _lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Html:
+    """Items that are recommended to someone, and the share of the top tenth."""
     tenth = sum(times for _, times in ordered[: max(1, items // 10)]) / counts.rows
     part = ""
     if counts.rows < counts.of_rows:
         part = f" Counted in {numbers.count(counts.rows)} of {numbers.count(counts.of_rows)} entries."
     return lead(
-        f"{numbers.count(len(ordered))} of {numbers.count(items)} items are recommended to someone; the tenth of items "
-        f"recommended most takes {numbers.percent(tenth)} of all list entries.{part}"
+        f"{numbers.count(len(ordered))} of {numbers.count(items)} items are recommended to someone; "
+        f"the tenth of items recommended most takes {numbers.percent(tenth)} of all list entries.{part}"
     )
 
 
 def _top(ordered: list[tuple[str, int]], rows: int) -> Html:
+    """The items that are recommended most."""
     most = [
         [tag("code", item), numbers.count(times), numbers.percent(times / rows, 2)]
         for item, times in ordered[:_TOP]

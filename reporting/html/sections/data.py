@@ -1,4 +1,4 @@
-"""What the night was made of: rows a day, what was dropped and why, click rates, splits."""
+"""The data of a run: rows by day, dropped rows by reason, click rates, splits."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections import Counter
 from conf.types import SPLITS
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, figure, grid, join, lead, missing, section, table, tag
-from reporting.facts.run_facts import Day, Night
+from reporting.facts.run_facts import Day, RunFacts
 from reporting.html.charts.bars import columns
 from reporting.html.charts.frame import legend
 
 _REASONS = 7
 
 
-def render(night: Night) -> Html:
-    """Per day of the night's window, or the sentence that build_features has not run."""
-    if not night.days:
+def render(run: RunFacts) -> Html:
+    """Charts and tables by day of the run's window."""
+    if not run.days:
         return section("data", "Data", missing("The days and splits", "build_features"))
-    days = list(night.days)
+    days = list(run.days)
     order: list[str] = list(SPLITS)
     cut = len(_once(days)) < len(days)
     names, by = ([day.split for day in days], "split") if cut else ([day.dt[5:] for day in days], "day")
@@ -30,29 +30,32 @@ def render(night: Night) -> Html:
         rates = [100 * (day.click_rate or 0.0) for day in days]
         drawn = columns("Click rate", names, rates, groups=groups, x_label=by, y_label="click rate, %")
         charts.append(figure(join([keys, drawn]), "Click rate", f"share of rows with a click, by {by}."))
-    return section("data", "Data", _lead(night, days), grid(*charts), grid(_by_day(days), _by_reason(days)))
+    return section("data", "Data", _lead(run, days), grid(*charts), grid(_by_day(days), _by_reason(days)))
 
 
-def _lead(night: Night, days: list[Day]) -> Html:
+def _lead(run: RunFacts, days: list[Day]) -> Html:
+    """Rows, quarantined rows and the mode of the workflow."""
     once = _once(days)
     rows_in = sum(day.rows_in for day in once)
     dropped = sum(sum(day.dropped.values()) for day in once)
     share = numbers.percent(dropped / rows_in if rows_in else None, 2)
     workflow = {"fit": "fitted anew", "extend": "extended", "apply": "applied as it was"}.get(
-        night.mode or "", night.mode
+        run.mode or "", run.mode
     )
     return lead(
-        f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; {numbers.count(dropped)} of "
-        f"{numbers.count(rows_in)} raw rows ({share}) did not parse and lie in quarantine. The workflow was {workflow}."
+        f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; "
+        f"{numbers.count(dropped)} of {numbers.count(rows_in)} raw rows ({share}) did not parse "
+        f"and lie in quarantine. The workflow was {workflow}."
     )
 
 
 def _once(days: list[Day]) -> list[Day]:
-    """One entry a day, where a day is cut into splits."""
+    """One entry a day, also if a day is cut into splits."""
     return list({day.dt: day for day in days}.values())
 
 
 def _by_day(days: list[Day]) -> Html:
+    """A table with one row a day and split."""
     rows: list[list[Child]] = [
         [
             day.dt,
@@ -69,10 +72,11 @@ def _by_day(days: list[Day]) -> Html:
 
 
 def _by_reason(days: list[Day]) -> Html | None:
+    """A table of dropped rows by reason; None if none were dropped."""
     dropped: Counter[str] = Counter()
     for day in _once(days):
         dropped.update(day.dropped)
-    ordered = sorted((each for each in dropped.items() if each[1]), key=lambda each: (-each[1], each[0]))
+    ordered = sorted((item for item in dropped.items() if item[1]), key=lambda item: (-item[1], item[0]))
     if not ordered:
         return None
     rows: list[list[Child]] = [

@@ -1,4 +1,4 @@
-"""Is the night's log like the one the model was trained on? Every raw column of the day against the train days."""
+"""The data report: every raw column of the day compared with the train days."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ _TOP = 3
 _SHOWN_CHARACTERS = 40
 
 _NOTE = (
-    "New values: share of the day's values that the train days do not have. PSI, the population stability index: below 0.1 "
-    "stable, above 0.25 shifted; by chance: what a day of this size may show without any change."
+    "New values: share of the day's values that the train days do not have. PSI, the population stability "
+    "index: below 0.1 stable, above 0.25 shifted; by chance: what a day of this size may show "
+    "without any change."
 )
 
 Levels = Mapping[tuple[str | None, str], str]
 
 
-def render(found: DataQuality | None) -> Html:
-    """What is above a limit, rows by day, every column, and its most frequent values."""
-    if found is None:
+def render(report: DataQuality | None) -> Html:
+    """Figures above a limit, rows by day, every column, and its most frequent values."""
+    if report is None:
         return section("quality", "Data quality", missing("The data report", "build_features"))
-    compared, findings = found.compared, found.findings
-    levels = {(each.column, each.check): each.level for each in findings}
+    compared, findings = report.compared, report.findings
+    levels = {(finding.column, finding.check): finding.level for finding in findings}
     flagged = {column for column, _ in levels}
     ordered = sorted(compared.columns, key=lambda column: column.name not in flagged)
     return section(
@@ -46,6 +47,7 @@ def render(found: DataQuality | None) -> Html:
 
 
 def _lead(compared: Comparison, findings: Iterable[Finding]) -> Html:
+    """What is compared, and how many figures are above a limit."""
     today, train = compared.today, compared.train
     what = (
         f"The test rows of {compared.day} against the train rows"
@@ -53,31 +55,34 @@ def _lead(compared: Comparison, findings: Iterable[Finding]) -> Html:
         else f"The log of {compared.day} against its {len(train)} train days"
     )
     count = len(list(findings))
-    stopped = any(each.level == "stop" for each in findings)
+    stopped = any(finding.level == "stop" for finding in findings)
     verdict = (
         "Nothing is above a limit." if not count else f"{numbers.count(count)} figures are above a limit."
     )
     return lead(
-        f"{what}: {numbers.count(today.rows)} rows, {_clicked([today])} of them clicks ({_clicked(train)} in training). ",
+        f"{what}: {numbers.count(today.rows)} rows, {_clicked([today])} of them clicks "
+        f"({_clicked(train)} in training). ",
         tag("strong", verdict, class_="warn" if count else "good"),
         " The job was stopped: no features were published." if stopped else None,
     )
 
 
 def _clicked(pieces: list[PieceRows]) -> str:
+    """The share of clicks in the rows."""
     return numbers.percent(share(sum(p.clicks for p in pieces), sum(p.rows for p in pieces)), 2)
 
 
 def _findings(findings: Iterable[Finding]) -> Html | None:
+    """A table of the figures above a limit; None if there is none."""
     rows: list[list[Child]] = [
         [
-            _mark(each.level, each.level),
-            _short(each.message, 200),
-            numbers.decimal(each.value, 3),
-            numbers.decimal(each.limit, 3),
-            tag("code", f"quality.{each.check}_{each.level}"),
+            _mark(finding.level, finding.level),
+            _short(finding.message, 200),
+            numbers.decimal(finding.value, 3),
+            numbers.decimal(finding.limit, 3),
+            tag("code", f"quality.{finding.check}_{finding.level}"),
         ]
-        for each in findings
+        for finding in findings
     ]
     headers = ["Level", "What was found", "Value", "Limit", "Set by"]
     return table(headers, rows, "Above a limit", text=(0, 1, 4)) if rows else None
@@ -107,6 +112,7 @@ def _charts(compared: Comparison) -> list[Html]:
 
 
 def _columns(ordered: list[ColumnReport], levels: Levels) -> Html:
+    """A table with one row a column."""
     headers = [
         "Column",
         "Mark",
@@ -134,8 +140,8 @@ def _columns(ordered: list[ColumnReport], levels: Levels) -> Html:
 
 
 def _worst(column: ColumnReport, levels: Levels) -> Html | None:
-    found = {level for (name, _), level in levels.items() if name == column.name}
-    level = next((each for each in ("stop", "warn") if each in found), None)
+    column_levels = {level for (name, _), level in levels.items() if name == column.name}
+    level = next((level for level in ("stop", "warn") if level in column_levels), None)
     return level and _mark(level, level)
 
 
@@ -148,6 +154,7 @@ def _mark(text: str, level: str) -> Html:
 
 
 def _values(ordered: list[ColumnReport]) -> Html:
+    """The most frequent values of each column, and the range of numbers."""
     rows: list[list[Child]] = []
     for column in ordered:
         cells = column.nulls + column.cells
@@ -167,6 +174,7 @@ def _values(ordered: list[ColumnReport]) -> Html:
 
 
 def _value(value: str, on_day: float | None, in_train: float | None, before: str = "") -> list[Child]:
+    """The cells of one value."""
     written = join([before or None, tag("code", _short(value))])
     return [written, numbers.percent(on_day, 2), numbers.percent(in_train, 2)]
 

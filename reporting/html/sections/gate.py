@@ -1,4 +1,4 @@
-"""Why the challenger serves or does not: the interval of its AUC against the champion's, and all that the gate looked at."""
+"""The decision of the gate: the interval of the challenger's gain in AUC, and every check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, figure, grid, lead, missing, section, table, tag
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.interval import Span, interval_chart
 
 _NAMES = {
@@ -25,11 +25,11 @@ _NAMES = {
 _MARKS = {"hold": "stop", "warn": "warn"}
 
 
-def render(night: Night) -> Html:
-    """From the facts of evaluate_model."""
-    if night.evaluation is None:
+def render(run: RunFacts) -> Html:
+    """The decision, from the facts of evaluate_model."""
+    if run.evaluation is None:
         return section("gate", "Gate", missing("The gate's decision", "evaluate_model"))
-    evaluation = night.evaluation
+    evaluation = run.evaluation
     checks = evaluation.get("checks") or []
     return section(
         "gate",
@@ -41,20 +41,23 @@ def render(night: Night) -> Html:
 
 
 def _lead(evaluation: Mapping[str, Any]) -> Html:
+    """How the interval was computed."""
     by = evaluation.get("resampled")
     between = (evaluation.get("intervals") or {}).get("auc")
     if by is None or between is None:
         return lead("There was no champion to compare with, or too little to compare by.")
     return lead(
-        f"Both models scored the same test rows. The interval holds the true difference with {between['confidence']:.0%} "
-        f"confidence: it comes from {numbers.count(between['replicates'])} resamples of {numbers.count(by['count'])} "
-        f"{by['by']}s. The challenger serves where it does not begin below minus ",
+        "Both models scored the same test rows. The interval holds the true difference with "
+        f"{between['confidence']:.0%} confidence: it comes from {numbers.count(between['replicates'])} "
+        f"resamples of {numbers.count(by['count'])} {by['by']}s. "
+        "The challenger serves where it does not begin below minus ",
         tag("code", "gate.margin"),
         f", {evaluation['margin']:g}.",
     )
 
 
 def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
+    """The chart of the gain and its interval."""
     between = (evaluation.get("intervals") or {}).get("auc")
     if between is None:
         return []
@@ -70,14 +73,17 @@ def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
 
 
 def _checks(checks: list[Mapping[str, Any]]) -> Html:
+    """A table with one row a check."""
     rows: list[list[Child]] = [
         [
-            _NAMES.get(each["name"], each["name"]),
-            tag("strong", each["level"], class_=_MARKS[each["level"]]) if each["level"] in _MARKS else "ok",
-            each["said"],
-            tag("code", each["setting"]) if each["setting"] else None,
+            _NAMES.get(check["name"], check["name"]),
+            tag("strong", check["level"], class_=_MARKS[check["level"]])
+            if check["level"] in _MARKS
+            else "ok",
+            check["said"],
+            tag("code", check["setting"]) if check["setting"] else None,
         ]
-        for each in checks
+        for check in checks
     ]
     shown = table(
         ["Check", "Level", "What was found", "Set by"], rows, "What the gate looked at", text=(0, 1, 2, 3)
@@ -106,7 +112,7 @@ def _drift(drift: Mapping[str, Any]) -> list[Html]:
         if values:
             rows: list[list[Child]] = [
                 [tag("code", name), written(value)]
-                for name, value in sorted(values.items(), key=lambda each: -each[1])
+                for name, value in sorted(values.items(), key=lambda item: -item[1])
             ]
             shown.append(tag("div", table([header, "Value"], rows, caption), class_="compact"))
     return shown

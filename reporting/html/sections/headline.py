@@ -1,42 +1,43 @@
-"""The head of the page: which model serves and why, and the figures a reader looks for first."""
+"""The head of the page: the model that serves and why, and the key figures."""
 
 from __future__ import annotations
 
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, join, tag
-from reporting.facts.run_facts import Night, logistic_regression
+from reporting.facts.run_facts import RunFacts, logistic_regression
 
 
-def render(night: Night) -> Html:
+def render(run: RunFacts) -> Html:
     """Title, decision and key figures; tiles whose facts are missing say which job writes them."""
     return tag(
         "header",
-        tag("p", f"Nightrank · {night.name}", class_="overline"),
-        tag("h1", f"Night of {night.run_date}"),
-        _decision(night),
-        tag("div", *_tiles(night), class_="tiles"),
+        tag("p", f"Nightrank · {run.name}", class_="overline"),
+        tag("h1", f"Night of {run.run_date}"),
+        _decision(run),
+        tag("div", *_tiles(run), class_="tiles"),
     )
 
 
-def _decision(night: Night) -> Html:
-    if night.evaluation is not None:
-        made = tag(
+def _decision(run: RunFacts) -> Html:
+    """The sentence about the model of this run."""
+    if run.evaluation is not None:
+        decision = tag(
             "strong",
-            "promoted" if night.promoted else "not promoted",
-            class_="good" if night.promoted else "warn",
+            "promoted" if run.promoted else "not promoted",
+            class_="good" if run.promoted else "warn",
         )
-        version = night.evaluation["challenger"]["version"]
+        version = run.evaluation["challenger"]["version"]
         return tag(
             "p",
             "Tonight's model ",
             tag("code", version),
             " was ",
-            made,
-            f": {night.evaluation['reason']}",
+            decision,
+            f": {run.evaluation['reason']}",
             class_="lead",
         )
-    if night.recommendations is not None:
-        version = night.recommendations.facts.get("model_version")
+    if run.recommendations is not None:
+        version = run.recommendations.facts.get("model_version")
         return tag(
             "p", "No model was trained tonight; ", tag("code", version), " made the lists.", class_="lead"
         )
@@ -51,65 +52,76 @@ def _decision(night: Night) -> Html:
     )
 
 
-def _tiles(night: Night) -> list[Html]:
-    return [_quality(night), _baseline(night), _hit_rate(night), _served(night), _coverage(night)]
+def _tiles(run: RunFacts) -> list[Html]:
+    """The key figures."""
+    return [_quality(run), _baseline(run), _hit_rate(run), _served(run), _coverage(run)]
 
 
-def _quality(night: Night) -> Html:
-    if night.evaluation is None or night.judged is None:
+def _quality(run: RunFacts) -> Html:
+    """AUC of the model that serves."""
+    if run.evaluation is None or run.judged is None:
         return _tile("Model AUC", numbers.NONE, "evaluate_model has not run for this night")
-    auc, best = night.judged["auc"], night.evaluation.get("best_auc")
+    auc, best = run.judged["auc"], run.evaluation.get("best_auc")
     reached = numbers.share_reached(auc, best)
     if reached is None:
-        entropy = numbers.decimal(night.judged.get("normalized_entropy"))
+        entropy = numbers.decimal(run.judged.get("normalized_entropy"))
         return _tile("Model AUC", numbers.decimal(auc), f"on the test day; normalised entropy {entropy}")
-    note = f"{numbers.percent(reached)} of the way from guessing to the best the log allows, {numbers.decimal(best)}"
+    note = (
+        f"{numbers.percent(reached)} of the way from guessing to the best the log allows, "
+        f"{numbers.decimal(best)}"
+    )
     return _tile("Model AUC", numbers.decimal(auc), note, meter=reached)
 
 
-def _baseline(night: Night) -> Html:
-    name, found = "Logistic AUC", logistic_regression(night.evaluation)
-    if night.evaluation is None or found is None:
+def _baseline(run: RunFacts) -> Html:
+    """AUC of logistic regression."""
+    name, baseline = "Logistic AUC", logistic_regression(run.evaluation)
+    if run.evaluation is None or baseline is None:
         return _tile(name, numbers.NONE, "no such baseline was trained")
-    reached = numbers.share_reached(found["auc"], night.evaluation.get("best_auc"))
+    reached = numbers.share_reached(baseline["auc"], run.evaluation.get("best_auc"))
     note = "logistic regression on the same features"
     if reached is not None:
         note += f": {numbers.percent(reached)} of the way"
-    return _tile(name, numbers.decimal(found["auc"]), note, meter=reached)
+    return _tile(name, numbers.decimal(baseline["auc"]), note, meter=reached)
 
 
-def _hit_rate(night: Night) -> Html:
-    if night.measure is None:
+def _hit_rate(run: RunFacts) -> Html:
+    """Hit rate of the lists."""
+    if run.measure is None:
         return _tile(
             "Hit rate",
             numbers.NONE,
             "measure_recommendations has not run yet: it needs the next day's clicks",
         )
-    values = night.measure.values
+    values = run.measure.values
     popular = numbers.percent(values["popular"]["hit_rate"])
-    when = "" if night.measure.dt == night.run_date else f"; lists of {night.measure.dt}"
+    when = "" if run.measure.dt == run.run_date else f"; lists of {run.measure.dt}"
     note = f"{numbers.times(values['lift'])} that of the most popular items, {popular}{when}"
     return _tile(f"Hit rate @{values['k']}", numbers.percent(values["hit_rate"]), note)
 
 
-def _served(night: Night) -> Html:
-    if night.recommendations is None:
+def _served(run: RunFacts) -> Html:
+    """Users with a list."""
+    if run.recommendations is None:
         return _tile("Users served", numbers.NONE, "score_daily has not run for this night")
-    facts = night.recommendations.facts
+    facts = run.recommendations.facts
     fewer = facts.get("users_with_fewer", 0)
     note = f"{facts['k']} items each" + (f", {numbers.count(fewer)} users fewer" if fewer else "")
     return _tile("Users served", numbers.count(facts["users"]), note)
 
 
-def _coverage(night: Night) -> Html:
-    if night.recommendations is None:
+def _coverage(run: RunFacts) -> Html:
+    """Share of items that are in a list."""
+    if run.recommendations is None:
         return _tile("Item coverage", numbers.NONE, "score_daily has not run for this night")
-    facts = night.recommendations.facts
-    note = f"{numbers.count(facts['items_recommended'])} of {numbers.count(facts['items'])} items stand in a list"
+    facts = run.recommendations.facts
+    recommended = numbers.count(facts["items_recommended"])
+    note = f"{recommended} of {numbers.count(facts['items'])} items stand in a list"
     return _tile("Item coverage", numbers.percent(facts["coverage"]), note, meter=facts["coverage"])
 
 
 def _tile(name: str, value: str, note: Child, meter: float | None = None) -> Html:
+    """One key figure; `meter` is a share that is drawn as a bar."""
     bar = None
     if meter is not None:
         share = min(max(meter, 0.0), 1.0)

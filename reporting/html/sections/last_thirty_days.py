@@ -1,4 +1,4 @@
-"""The last thirty days: rows, drops, AUC, drift, throughput, durations, cost and failures, a point or a bar a run date."""
+"""The last thirty days: data, AUC, drift, throughput, durations, cost and failures by run date."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from reporting.html.charts.line import Reference, Series, line_chart
 
 _REASONS = 3
 _FAILURES = 12
-_SAID_CHARACTERS = 220
+_PROBLEM_CHARACTERS = 220
 _TIMED = ("build_features", "train_model", "score_daily")
 
 
 def render(history: History, run_date: str, psi_warn: float | None) -> Html | None:
-    """Charts from the second day on, a table, and what failed; nothing where the lake tells of no run.
+    """Charts from the second day on, a table, and failed attempts; None without any run.
 
     Args:
-        psi_warn: quality.psi_warn, drawn beside the drift of columns.
+        history: the facts by run date.
+        run_date: the last run date.
+        psi_warn: quality.psi_warn, drawn in the chart of drift.
     """
     days = history.days
     if not any(day.core_s for day in days) and len(days) < 2:
         return None
-    failures = [each for day in days for each in day.failures]
+    failures = any(day.failures for day in days)
     charts = _charts(days, history.currency, psi_warn) if len(days) > 1 else []
     return section(
         "history",
@@ -42,6 +44,7 @@ def render(history: History, run_date: str, psi_warn: float | None) -> Html | No
 
 
 def _lead(days: Sequence[DayFacts], run_date: str, currency: str | None) -> Html:
+    """How many run dates have run, their core hours and cost, and failed attempts."""
     failed = sum(len(day.failures) for day in days)
     hours = sum(day.core_s for day in days) / 3600
     costs = [day.cost for day in days if day.cost is not None]
@@ -57,48 +60,8 @@ Chart = tuple[str, str, Html]
 
 
 def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | None) -> list[Chart]:
-    last = date.fromisoformat(days[-1].dt)
+    """(title, caption, chart) of each chart."""
     names = [day.dt[5:] for day in days]
-
-    def points(of: Callable[[DayFacts], float | None]) -> list[tuple[float, float]]:
-        found = [((date.fromisoformat(day.dt) - last).days, of(day)) for day in days]
-        return [(x, math.nan if value is None else value) for x, value in found]
-
-    def lines(title: str, unit: str, series: Sequence[Series], limits: Sequence[Reference] = ()) -> Html:
-        shown = [each for each in series if each.drawable()]
-        return line_chart(
-            title,
-            shown,
-            x_label="run date",
-            y_label=unit,
-            references=limits if shown else (),
-            x_written=lambda x: _month_and_day(last, x),
-        )
-
-    auc = lines(
-        "AUC",
-        "AUC on the test day",
-        [
-            Series("challenger", points(lambda day: day.auc)),
-            Series("champion", points(lambda day: day.champion_auc)),
-            Series("best the log allows", points(lambda day: day.best_auc)),
-        ],
-    )
-    limits = [] if psi_warn is None else [Reference("quality.psi_warn", psi_warn)]
-    drift = lines(
-        "Drift",
-        "population stability index",
-        [
-            Series("column that drifted most", points(lambda day: day.psi)),
-            Series("scores of the lists", points(lambda day: day.score_psi)),
-        ],
-        limits,
-    )
-    speed = lines(
-        "Throughput",
-        "rows a second, 1 = median of the days",
-        [Series(job, _over_median(points(_speed_of(job)))) for job in _TIMED],
-    )
     rows = columns(
         "Rows",
         names,
@@ -114,6 +77,7 @@ def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | No
         x_label="run dates",
         y_label="minutes",
     )
+    auc, drift, speed = _line_charts(days, psi_warn)
     charts = [
         ("Rows", "of the run date's own log, before drops.", rows),
         ("Drops", "share of these rows that were left out, by reason.", _drops(days, names)),
@@ -128,32 +92,72 @@ def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | No
     return charts
 
 
+def _line_charts(days: Sequence[DayFacts], psi_warn: float | None) -> tuple[Html, Html, Html]:
+    """AUC, drift and throughput by run date."""
+    last = date.fromisoformat(days[-1].dt)
+
+    def points(of: Callable[[DayFacts], float | None]) -> list[tuple[float, float]]:
+        return [((date.fromisoformat(day.dt) - last).days, _number(of(day))) for day in days]
+
+    def lines(title: str, unit: str, series: Sequence[Series], limits: Sequence[Reference] = ()) -> Html:
+        shown = [line for line in series if line.drawable()]
+        return line_chart(
+            title,
+            shown,
+            x_label="run date",
+            y_label=unit,
+            references=limits if shown else (),
+            x_written=lambda x: _month_and_day(last, x),
+        )
+
+    auc = [
+        Series("challenger", points(lambda day: day.auc)),
+        Series("champion", points(lambda day: day.champion_auc)),
+        Series("best the log allows", points(lambda day: day.best_auc)),
+    ]
+    drift = [
+        Series("column that drifted most", points(lambda day: day.psi)),
+        Series("scores of the lists", points(lambda day: day.score_psi)),
+    ]
+    limits = [] if psi_warn is None else [Reference("quality.psi_warn", psi_warn)]
+    speeds = [Series(job, _over_median(points(_speed_of(job)))) for job in _TIMED]
+    return (
+        lines("AUC", "AUC on the test day", auc),
+        lines("Drift", "population stability index", drift, limits),
+        lines("Throughput", "rows a second, 1 = median of the days", speeds),
+    )
+
+
 def _month_and_day(last: date, x: float) -> str:
-    """The date of a whole number of days before the last one; nothing between two days."""
+    """The date of a whole number of days before the last one; empty between two days."""
     if abs(x - round(x)) > 1e-9 or x > 0:
         return ""
     return date.fromordinal(last.toordinal() + round(x)).isoformat()[5:]
 
 
 def _speed_of(job: str) -> Callable[[DayFacts], float | None]:
+    """Reads the rows a second of a job."""
     return lambda day: day.rows_per_s.get(job)
 
 
 def _over_median(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points relative to their median."""
     known = [y for _, y in points if math.isfinite(y)]
     middle = median(known) if known else 0.0
     return [(x, y / middle) for x, y in points] if middle else []
 
 
 def _number(value: float | None) -> float:
+    """The value; NaN for None, which is not drawn."""
     return math.nan if value is None else float(value)
 
 
 def _drops(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
+    """Share of dropped rows by reason, stacked."""
     total: Counter[str] = Counter()
     for day in days:
         total.update(day.dropped)
-    first = [reason for reason, _ in sorted(total.items(), key=lambda each: (-each[1], each[0]))[:_REASONS]]
+    first = [reason for reason, _ in sorted(total.items(), key=lambda item: (-item[1], item[0]))[:_REASONS]]
 
     def share(day: DayFacts, reasons: Sequence[str]) -> float:
         dropped = sum(day.dropped.get(reason, 0) for reason in reasons)
@@ -167,6 +171,7 @@ def _drops(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
 
 
 def _cost(days: Sequence[DayFacts], names: Sequence[str], currency: str | None) -> Html:
+    """Cost by run date; core hours if no price is configured."""
     priced = any(day.cost is not None for day in days)
     values = [_number(day.cost) if priced else day.core_s / 3600 for day in days]
     return columns(
@@ -180,6 +185,7 @@ def _cost(days: Sequence[DayFacts], names: Sequence[str], currency: str | None) 
 
 
 def _failed(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
+    """Failed attempts by run date."""
     return columns(
         "Failures",
         names,
@@ -191,26 +197,35 @@ def _failed(days: Sequence[DayFacts], names: Sequence[str]) -> Html:
 
 
 def _failures(days: Sequence[DayFacts]) -> Html:
-    found = sorted((each for day in days for each in day.failures), key=lambda each: each.ended_at)
+    """A table of the last failed attempts."""
+    failures = sorted((failure for day in days for failure in day.failures), key=lambda f: f.ended_at)
     rows: list[list[Child]] = [
-        [each.dt, tag("code", each.job), str(each.exit_code), each.ended_at, _short(each.problem)]
-        for each in reversed(found[-_FAILURES:])
+        [
+            failure.dt,
+            tag("code", failure.job),
+            str(failure.exit_code),
+            failure.ended_at,
+            _short(failure.problem),
+        ]
+        for failure in reversed(failures[-_FAILURES:])
     ]
     headers = ["Run date", "Job", "Exit code", "Ended", "What it said"]
     caption = (
-        f"The last {len(rows)} of {len(found)} failed attempts"
-        if len(found) > len(rows)
+        f"The last {len(rows)} of {len(failures)} failed attempts"
+        if len(failures) > len(rows)
         else "Failed attempts"
     )
     return tag("div", table(headers, rows, caption, text=(0, 1, 3, 4)), class_="compact")
 
 
 def _short(text: str) -> str:
+    """The text on one line, cut after some characters."""
     line = " ".join(text.split())
-    return line if len(line) <= _SAID_CHARACTERS else line[:_SAID_CHARACTERS] + "…"
+    return line if len(line) <= _PROBLEM_CHARACTERS else line[:_PROBLEM_CHARACTERS] + "…"
 
 
 def _by_day(days: Sequence[DayFacts], currency: str | None) -> Html:
+    """A table with one row a run date."""
     headers = ["Run date", "Rows", "Dropped", "AUC", "Worst PSI", "Churn", "Minutes", "Core hours"]
     headers += [str(currency)] if currency else []
     rows: list[list[Child]] = [

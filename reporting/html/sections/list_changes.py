@@ -1,4 +1,4 @@
-"""What became of the lists since the last published ones, whether that held them back, and who has them now."""
+"""Changes of the lists since the last published ones, limits that held them back, and deliveries."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, missing, section, table, tag
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 
 
-def render(night: Night) -> Html:
-    """From list_changes and deliveries; lists that were held back have the first alone."""
-    if night.changes is None:
+def render(run: RunFacts) -> Html:
+    """From list_changes and deliveries. Lists that were held back have no delivery."""
+    if run.changes is None:
         return section("changes", "Changes", missing("Changes of the lists", "score_daily"))
-    return section(
-        "changes", "Changes", _lead(night.changes), _figures(night.changes), _delivered(night.delivery)
-    )
+    return section("changes", "Changes", _lead(run.changes), _figures(run.changes), _delivered(run.delivery))
 
 
 def _lead(changes: Mapping[str, Any]) -> Html:
+    """What the lists are compared with, and whether they were held back."""
     before = changes["before"]
     against = f"the lists of {before}" if before else "nothing: no lists were published before"
     if not changes["held_back"]:
         return lead(f"Tonight's lists against {against}.")
-    past = ", ".join(f"score.stop.{each['setting']}={each['limit']:g}" for each in changes["excesses"])
+    past = ", ".join(f"score.stop.{excess['setting']}={excess['limit']:g}" for excess in changes["excesses"])
     served = f"; {before} stays served." if before else "."
     return lead(
         f"Tonight's lists against {against}. They were ",
@@ -34,9 +33,11 @@ def _lead(changes: Mapping[str, Any]) -> Html:
 
 
 def _figures(changes: Mapping[str, Any]) -> Html:
-    past = {each["figure"] for each in changes["excesses"]}
+    """A table of the figures; those above a limit are marked."""
+    past = {excess["figure"] for excess in changes["excesses"]}
     drift = changes.get("score_psi")
     noise = changes.get("score_psi_noise")
+    lost, gained = (numbers.count(changes.get(name)) for name in ("users_lost", "users_gained"))
     figures: list[tuple[str, str, str, str]] = [
         (
             "churn",
@@ -50,7 +51,7 @@ def _figures(changes: Mapping[str, Any]) -> Html:
             numbers.decimal(changes.get("jaccard"), 3),
             "mean over users in both",
         ),
-        ("coverage", "Items in some list", numbers.percent(changes["coverage"]), _was(changes)),
+        ("coverage", "Items in some list", numbers.percent(changes["coverage"]), _coverage_before(changes)),
         ("cold_share", "Entries nobody clicked in train", numbers.percent(changes["cold_share"]), ""),
         (
             "score_psi",
@@ -62,7 +63,7 @@ def _figures(changes: Mapping[str, Any]) -> Html:
             "users_lost_share",
             "Users without a list now",
             numbers.percent(changes.get("users_lost_share")),
-            f"{numbers.count(changes.get('users_lost'))} lost, {numbers.count(changes.get('users_gained'))} gained",
+            f"{lost} lost, {gained} gained",
         ),
     ]
     rows: list[list[Child]] = [
@@ -72,24 +73,26 @@ def _figures(changes: Mapping[str, Any]) -> Html:
     return table(["Figure", "Value", "Note"], rows, "Changes of the lists", text=(0, 2))
 
 
-def _was(changes: Mapping[str, Any]) -> str:
+def _coverage_before(changes: Mapping[str, Any]) -> str:
+    """The coverage of the last published lists."""
     before = changes.get("coverage_before")
     return "" if before is None else f"{numbers.percent(before)} before"
 
 
 def _delivered(delivery: Mapping[str, Any] | None) -> Html | None:
+    """A table with one row a sink; None without a delivery."""
     if delivery is None:
         return None
     rows: list[list[Child]] = [
         [
-            each["name"],
-            tag("code", each["target"]),
-            numbers.count(each["rows"]),
-            numbers.count(each["written"]),
-            numbers.count(each["deleted"]),
-            numbers.seconds(each["seconds"]),
+            sink["name"],
+            tag("code", sink["target"]),
+            numbers.count(sink["rows"]),
+            numbers.count(sink["written"]),
+            numbers.count(sink["deleted"]),
+            numbers.seconds(sink["seconds"]),
         ]
-        for each in delivery["sinks"]
+        for sink in delivery["sinks"]
     ]
     return table(
         ["Sink", "Target", "Entries", "Written", "Deleted", "Time"], rows, "Delivered to", text=(0, 1)

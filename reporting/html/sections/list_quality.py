@@ -1,4 +1,4 @@
-"""What the lists were worth: hits among the clicks they were made for, beside those of the most popular items."""
+"""Relevance of the lists: hits among later clicks, compared with the most popular items."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, missing, section, table
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 
 _AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks of the test split"}
 
 
-def render(night: Night) -> Html:
-    """The lists of this night, or of the night before while the clicks after this one are not in."""
-    if night.measure is None:
+def render(run: RunFacts) -> Html:
+    """The lists of this run date, or of the day before if clicks of the day after are not there yet."""
+    if run.measure is None:
         words = missing("Hits of the lists", "measure_recommendations")
         return section("measured", "Lists against clicks", words)
-    values, popular = night.measure.values, night.measure.values["popular"]
+    values, popular = run.measure.values, run.measure.values["popular"]
     k, cold = values["k"], values.get("cold_users")
     rows: list[list[Child]] = [
         ["These lists", numbers.count(values["users"]), *_measures(values)],
@@ -27,7 +27,7 @@ def render(night: Night) -> Html:
         rows.append(["These lists, users new to the log", numbers.count(cold["users"]), *_measures(cold)])
     against = _AGAINST.get(values["against"], str(values["against"]))
     sentence = lead(
-        f"The lists of {night.measure.dt} against {against}, for users known from the train days who clicked: "
+        f"The lists of {run.measure.dt} against {against}, for users known from the train days who clicked: "
         f"{numbers.times(values['lift'])} the hit rate of the most popular items."
     )
     headers = ["Lists", "Users", f"Hit rate @{k}", f"NDCG @{k}", "Item coverage"]
@@ -35,13 +35,13 @@ def render(night: Night) -> Html:
     return section("measured", "Lists against clicks", sentence, ranked, *_recall(values.get("candidates")))
 
 
-def _recall(found: Mapping[str, Any] | None) -> list[Html]:
-    """What the candidates held of these clicks, source by source; nothing where nobody was asked."""
-    if not found or found["recall"] is None:
+def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
+    """The share of these clicks among the candidates, by source; empty if it was not measured."""
+    if not recall or recall["recall"] is None:
         return []
-    rows: list[list[Child]] = [["All candidates", numbers.percent(found["recall"])]]
-    rows += [[name, numbers.percent(share)] for name, share in found["by_source"].items()]
-    headers = ["Source", f"Recall @{found['mean_candidates']:,.0f}"]
+    rows: list[list[Child]] = [["All candidates", numbers.percent(recall["recall"])]]
+    rows += [[name, numbers.percent(share)] for name, share in recall["by_source"].items()]
+    headers = ["Source", f"Recall @{recall['mean_candidates']:,.0f}"]
     return [
         table(
             headers, rows, "Clicks that the candidates held; an item of several sources counts for the first"
@@ -49,9 +49,10 @@ def _recall(found: Mapping[str, Any] | None) -> list[Html]:
     ]
 
 
-def _measures(found: Mapping[str, Any]) -> list[Child]:
+def _measures(values: Mapping[str, Any]) -> list[Child]:
+    """The cells of one row of measures."""
     return [
-        numbers.percent(found.get("hit_rate")),
-        numbers.decimal(found.get("ndcg")),
-        numbers.percent(found.get("coverage")),
+        numbers.percent(values.get("hit_rate")),
+        numbers.decimal(values.get("ndcg")),
+        numbers.percent(values.get("coverage")),
     ]

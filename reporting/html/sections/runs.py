@@ -1,18 +1,18 @@
-"""The nights so far in one table: is the model getting better or worse?"""
+"""The last runs in one table: model, gate, AUC, hit rate and coverage."""
 
 from __future__ import annotations
 
 from conf.types import Config
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, lead, section, table, tag
-from reporting.facts.run_facts import earlier_nights, logistic_regression, published_facts
+from reporting.facts.run_facts import earlier_run_dates, logistic_regression, published_facts
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.paths import Lake
 
 
 def render(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Html | None:
-    """One row a night, newest last; nothing before the second night. `recorder` receives what is read."""
-    dates = earlier_nights(config, run_date)
+    """One row a run date, newest last; None before the second run. `recorder` receives what is read."""
+    dates = earlier_run_dates(config, run_date)
     if len(dates) < 2:
         return None
     lake = Lake(config.lake, recorder)
@@ -29,11 +29,15 @@ def render(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORD
         "Coverage",
     ]
     shown = table(headers, [_row(lake, dt) for dt in dates], f"The last {len(dates)} nights", text=(0, 1, 2))
-    note = "AUC is that of the night's challenger on its test day; hit rates follow when the next day's clicks are in."
+    note = (
+        "AUC is that of the night's challenger on its test day; "
+        "hit rates follow when the next day's clicks are in."
+    )
     return section("nights", "Nights", lead(note), shown)
 
 
 def _row(lake: Lake, dt: str) -> list[Child]:
+    """The cells of one run date."""
     evaluation = published_facts(lake.evaluations.partition(dt))
     lists = published_facts(lake.recommendations.partition(dt)) or {}
     measure = published_facts(lake.measures.partition(dt)) or {}

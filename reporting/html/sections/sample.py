@@ -1,4 +1,4 @@
-"""A few users' lists, beside what these users clicked."""
+"""The lists of a few users, and the items that these users clicked."""
 
 from __future__ import annotations
 
@@ -16,29 +16,34 @@ def render(lists: Sequence[UserList]) -> Html:
     if not lists:
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
     sentence = lead(
-        "Users evenly spread over all users. “Before” counts how often the user clicked the item and how often it was "
-        "shown to the user in the days of the data above; “why” is ranked, or the business rule that put the item there."
+        "Users evenly spread over all users. “Before” counts how often the user clicked the item and how "
+        "often it was shown to the user in the days of the data above; “why” is ranked, or the business rule "
+        "that put the item there."
     )
-    return section("sample", "A few lists", sentence, grid(*(_card(each) for each in lists)))
+    return section("sample", "A few lists", sentence, grid(*(_card(user_list) for user_list in lists)))
 
 
-def _card(each: UserList) -> Html:
-    history = each.history
+def _card(user_list: UserList) -> Html:
+    """One user's list and clicks."""
+    history = user_list.history
     rows: list[list[Child]] = []
-    for position, item, score, reason in each.entries:
+    for position, item, score, reason in user_list.entries:
         clicks, shown = history.items.get(item, (0, 0)) if history else (0, 0)
         before = f"{clicks} of {shown}" if shown else numbers.NONE
         rows.append([str(position), tag("code", item), numbers.percent(score), reason, before])
     shown_list = table(
-        ["#", "Item", "Probability", "Why", "Before"], rows, f"Recommended to {each.user}", text=(1, 3)
+        ["#", "Item", "Probability", "Why", "Before"], rows, f"Recommended to {user_list.user}", text=(1, 3)
     )
-    return tag("div", tag("h3", "User ", tag("code", each.user)), _clicked(each), shown_list, class_="card")
+    return tag(
+        "div", tag("h3", "User ", tag("code", user_list.user)), _clicked(user_list), shown_list, class_="card"
+    )
 
 
-def _clicked(each: UserList) -> Html | None:
-    if each.history is None:
+def _clicked(user_list: UserList) -> Html | None:
+    """The items that the user clicked most; None without a history."""
+    if user_list.history is None:
         return None
-    most = each.history.most_clicked(_CLICKED)
+    most = user_list.history.most_clicked(_CLICKED)
     if not most:
         return tag("p", "No clicks so far.", class_="note")
     items = [tag("li", tag("code", item), f" {clicks} of {shown}") for item, clicks, shown in most]

@@ -1,4 +1,4 @@
-"""How the model was trained: loss, learning rate and rows a second, step by step."""
+"""The training of the model: loss, learning rate and rows a second by step."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from reporting.elements import numbers
 from reporting.elements.markup import Html, facts_list, figure, grid, lead, missing, section, tag
-from reporting.facts.run_facts import Night
+from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.line import Reference, Series, line_chart
 
 _WITHOUT_LISTS = {"architecture", "multi_hot"}
 
 
-def render(night: Night) -> Html:
-    """From model.json of tonight's challenger, or of the serving model on a night without training."""
-    if night.model is None:
+def render(run: RunFacts) -> Html:
+    """From model.json of the run's challenger, or of the serving model for a run without training."""
+    if run.model is None:
         return section("training", "Training", missing("The training curve", "train_model"))
-    model = night.model
-    trained = "tonight" if model.get("run_date") == night.run_date else f"on {model.get('run_date')}"
+    model = run.model
+    trained = "tonight" if model.get("run_date") == run.run_date else f"on {model.get('run_date')}"
     sentence = lead(
         "Model ",
         tag("code", model["version"]),
@@ -29,6 +29,7 @@ def render(night: Night) -> Html:
 
 
 def _charts(model: Mapping[str, Any]) -> list[Html]:
+    """Loss, learning rate and throughput by step."""
     validation = model.get("metrics", {}).get("validation", {}).get("log_loss")
     references = [] if validation is None else [Reference("validation, after training", validation)]
     loss = line_chart(
@@ -60,15 +61,17 @@ def _charts(model: Mapping[str, Any]) -> list[Html]:
 
 
 def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
-    return [(each["step"], each[key]) for each in model.get("history", []) if each.get(key) is not None]
+    """(step, value) of the log entries that have the value."""
+    return [(entry["step"], entry[key]) for entry in model.get("history", []) if entry.get(key) is not None]
 
 
 def _facts(model: Mapping[str, Any]) -> Html:
+    """Architecture, origin, seconds and validation figures."""
     validation = model.get("metrics", {}).get("validation", {})
     waits = [
-        each["loader_wait_share"]
-        for each in model.get("history", [])
-        if each.get("loader_wait_share") is not None
+        entry["loader_wait_share"]
+        for entry in model.get("history", [])
+        if entry.get("loader_wait_share") is not None
     ]
     parent = model.get("parent")
     return facts_list(
@@ -91,9 +94,11 @@ def _facts(model: Mapping[str, Any]) -> Html:
 
 
 def _architecture(model: Mapping[str, Any]) -> str:
-    """The architecture and its settings but those that are off; how lists enter, where the model takes any."""
+    """The architecture and its settings that are on. `multi_hot` is shown if the model has lists of ids."""
     features = model.get("feature_spec", {}).get("features", [])
-    hidden = {"architecture"} if any(each["kind"] == "multi_hot" for each in features) else _WITHOUT_LISTS
+    hidden = (
+        {"architecture"} if any(feature["kind"] == "multi_hot" for feature in features) else _WITHOUT_LISTS
+    )
     sizes = [
         f"{name.replace('_', ' ').replace('mlp', 'MLP')} {_setting(value)}"
         for name, value in sorted(model.get("model", {}).items())
@@ -103,9 +108,10 @@ def _architecture(model: Mapping[str, Any]) -> str:
 
 
 def _setting(value: Any) -> str:
+    """One setting as text."""
     if isinstance(value, list):
         return "–".join(map(str, value))
     if isinstance(value, Mapping):
-        inner = [f"{name.replace('_', ' ')} {_setting(each)}" for name, each in value.items() if each]
+        inner = [f"{name.replace('_', ' ')} {_setting(item)}" for name, item in value.items() if item]
         return f"({', '.join(inner)})"
     return str(value)

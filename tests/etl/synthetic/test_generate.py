@@ -21,7 +21,7 @@ from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING
 from etl.synthetic.clicks.layout import hex_tokens, value_name
 from etl.synthetic.files import write_file
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
-from jobs.generate_clicks import generate_clicks
+from jobs.stages.generate_clicks import run as generate_clicks
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake
 from storage.run_context import RunContext

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.types import Config, Label, Negatives
-from jobs.build_candidates import build_candidates
-from jobs.evaluate_model import evaluate_model
-from jobs.measure_recommendations import measure_recommendations
-from jobs.score_daily import score_daily
+from jobs.stages.build_candidates import run as build_candidates
+from jobs.stages.evaluate_model import run as evaluate_model
+from jobs.stages.measure_recommendations import run as measure_recommendations
+from jobs.stages.score_daily import run as score_daily
 from scoring.model import context_features
 from storage.manifest import data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -174,8 +174,8 @@ def candidate_run(
     record_run(lake, "toy-retriever", RUN_DATE, "t1")
     run = CandidateRun(spark, lake, {})
     job = run.job()
-    bodies = (evaluate_model, build_candidates, score_daily, measure_recommendations)
-    run.facts.update({body.__name__: body(job) for body in bodies})
+    stages = (evaluate_model, build_candidates, score_daily, measure_recommendations)
+    run.facts.update({stage.__module__.rpartition(".")[2]: stage(job) for stage in stages})
     return run
 
 

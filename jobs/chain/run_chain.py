@@ -1,0 +1,133 @@
+"""Runs the stages of one run date, each a spark-submit process, in order, until one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, NightrankError
+from jobs.chain.stage_remarks import remark
+from jobs.chain.steps import RunPlan, Step
+from jobs.chain.submit import Interruptions, Outcome, Stage, StageError, Submission, run_stage
+from reporting.monitoring.observer import Observer
+from reporting.terminal.stage_progress import StageProgress
+from storage import file_io
+from storage.job_summary import JobSummary
+from storage.paths import Lake
+
+
+@dataclass
+class StageRunner:
+    """Runs stages in order, one progress line each.
+
+    Attributes:
+        outcomes: how the stages ended that this runner has run, also the one that failed.
+    """
+
+    submission: Submission
+    interruptions: Interruptions
+    progress: StageProgress
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def run(self, stages: Sequence[Stage]) -> None:
+        """Runs stages.
+
+        Raises:
+            StageError: a stage ended with another code than 0; later ones were not started.
+            StoppedError: a signal arrived.
+        """
+        for stage in stages:
+            tick = partial(self.progress.tick, stage.name)
+            outcome = run_stage(stage, self.submission, self.interruptions, tick)
+            self.outcomes.append(outcome)
+            if outcome.exit_code != EXIT_OK:
+                code = f"exit code {outcome.exit_code}"
+                self.progress.finished(stage.name, "FAILED", outcome.seconds, code)
+                raise StageError(outcome)
+            self.progress.finished(stage.name, "done", outcome.seconds, remark(outcome.summary))
+
+
+def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
+    """Announces a run, runs its stages with a fresh runner, and records the run.
+
+    If a stage fails, the report is still made: its page shows which stages have run.
+
+    Returns:
+        How each stage ended.
+
+    Raises:
+        StageError: a stage ended with another code than 0.
+        StoppedError: a signal arrived.
+    """
+    retraining = ", retraining" if plan.retrain else ""
+    runner.progress.write(f"Run of {plan.run_date}{retraining}  ({runner.submission.config})")
+    first_stages = stages_of(plan, plan.steps_before_gate())
+    observer = Observer.begin("nightly", plan.config, plan.run_date, waits=True)
+    plan = replace(plan, recorder=observer.run)
+    exit_code, failure = EXIT_CRASHED, None
+    try:
+        try:
+            runner.run(first_stages)
+            runner.run(stages_of(plan, plan.steps_after_gate()))
+        except StageError as error:
+            if error.outcome.stage.job != "report":
+                with suppress(StageError):  # the original error is reported; the report's own has its line
+                    runner.run(stages_of(plan, [plan.report_step()]))
+            raise
+        exit_code = EXIT_OK
+    except NightrankError as error:
+        exit_code, failure = error.exit_code, error
+        raise
+    finally:
+        summary = summarize(plan, runner.outcomes)
+        observer.end(exit_code, summary.seconds, summary, failure)
+    seconds = sum(outcome.seconds for outcome in runner.outcomes)
+    runner.progress.write(f"  {len(runner.outcomes)} stages in {seconds:.1f} s")
+    return runner.outcomes
+
+
+def summarize(plan: RunPlan, outcomes: Sequence[Outcome]) -> JobSummary:
+    """The job summary of a run, from those of the stages that ran; `seconds` has one entry a stage."""
+    nothing = JobSummary(None)
+    summaries = {outcome.stage.name: outcome.summary or nothing for outcome in outcomes}
+    features = summaries.get("build_features", nothing)
+    scores = summaries.get("score_daily") or summaries.get("score_rows", nothing)
+    return JobSummary(
+        summaries.get("report", nothing).output or plan.lake.report(plan.run_date),
+        rows_in=features.rows_in or 0,
+        rows_out=scores.rows_out or 0,
+        dropped=features.dropped or {},
+        facts={
+            "retrain": plan.retrain,
+            "stages": list(summaries),
+            "exit_codes": {outcome.stage.name: outcome.exit_code for outcome in outcomes},
+        },
+        job="nightly",
+        run_date=plan.run_date,
+        seconds={outcome.stage.name: round(outcome.seconds, 2) for outcome in outcomes},
+    )
+
+
+def stages_of(plan: RunPlan, steps: Sequence[Step]) -> list[Stage]:
+    """The steps as stages, each with the log that it writes."""
+    return [
+        Stage(step.job, step.run_date, log_path(plan.lake, plan.run_date, step.name), step.overrides)
+        for step in steps
+    ]
+
+
+def log_path(lake: Lake, run_date: str, stage: str) -> Path:
+    """The log of a stage: `<lake>/logs/dt=<run date>/<stage>.log`.
+
+    Raises:
+        ConfigError: the lake is not on this machine.
+    """
+    if not file_io.is_local(lake.logs):
+        raise ConfigError(
+            f"lake={lake.root} is not a local folder, where nightly keeps the logs of its stages",
+            "run the jobs from a scheduler that keeps logs, or set lake to a local or mounted folder",
+        )
+    return Path(lake.logs.removeprefix("file://")) / f"dt={run_date}" / f"{stage}.log"

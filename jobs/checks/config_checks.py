@@ -1,0 +1,109 @@
+"""Checks that need the configuration alone: operators, settings of models, segments, features of lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from conf.errors import ConfigError
+from conf.types import Config, ModelConfig, Popular
+from etl.ops.drop_low_cardinality import DropLowCardinality
+from etl.workflow.feature_plan import Plan, plan
+from scoring.inputs.requests import require_context, require_no_pairs
+from training.settings import Features, check_model, read_settings
+
+
+def check_config(config: Config) -> None:
+    """Checks operators, settings of models, and segments. Every job does so before it works.
+
+    Raises:
+        ConfigError: a key breaks its rule; the error names the key.
+    """
+    feature_plan = plan(config)
+    for location, model in _models(config):
+        with _located(location):
+            read_settings(model)
+    _check_segments(config, feature_plan)
+
+
+def check_training(config: Config) -> None:
+    """Checks that every model can be trained on the features of the configuration.
+
+    Raises:
+        ConfigError: a model cannot; the error names the key.
+    """
+    features = _features(config, plan(config))
+    for location, model in _models(config):
+        with _located(location):
+            check_model(model, features)
+
+
+def check_lists(config: Config) -> None:
+    """Checks that a model that is trained on these features can make top-k lists.
+
+    A feature that a fit may leave out (drop_low_cardinality) may have a value in score.context or not.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not config.keys:
+        return
+    feature_plan = plan(config)
+    require_no_pairs(_features(config, feature_plan).pairs)
+    values = config.score.context
+    chains = [chain for chain in feature_plan.chains if set(chain.outputs) & set(config.scopes.context)]
+    certain = {
+        name
+        for chain in chains
+        if not any(isinstance(step.operator, DropLowCardinality) for step in chain.steps)
+        for name in chain.inputs
+    }
+    possible = {name for chain in chains for name in chain.inputs}
+    require_context(sorted(certain | (possible & set(values))), values)
+
+
+def _models(config: Config) -> list[tuple[str, ModelConfig]]:
+    """(location in the configuration, model) of all models that are trained."""
+    multi_hot = config.model.multi_hot
+    baselines = [
+        (f"train.baselines names {name!r}: ", ModelConfig(architecture=name, multi_hot=multi_hot))
+        for name in config.train.baselines
+    ]
+    retrieval = config.candidates.retrieval
+    retrievers = [("candidates.sources, retrieval: ", retrieval.model)] if retrieval else []
+    return [("", config.model), *baselines, *retrievers]
+
+
+@contextmanager
+def _located(location: str) -> Iterator[None]:
+    """Puts the location of a model in front of a ConfigError about it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{location}{error.problem}", error.remedy) from error
+
+
+def _features(config: Config, feature_plan: Plan) -> Features:
+    """The planned features by kind, and those that belong to no scope (pairs)."""
+    kinds = {name: chain.kind for chain in feature_plan.chains for name in chain.outputs}
+    scopes = config.scopes
+    scoped = {*scopes.user, *scopes.item, *scopes.context}
+
+    def of(kind: str) -> list[str]:
+        return [name for name in feature_plan.features if kinds[name] == kind]
+
+    pairs = [name for name in feature_plan.features if name not in scoped]
+    return Features(of("dense"), of("categorical"), of("multi_hot"), pairs)
+
+
+def _check_segments(config: Config, feature_plan: Plan) -> None:
+    """Raises ConfigError unless each segment is a feature of scope user or a column of user_attributes."""
+    table = config.candidates.user_attributes
+    known = [*config.scopes.user, *(table.names if table else [])]
+    for source in config.candidates.sources:
+        if isinstance(source, Popular) and source.segment is not None and source.segment not in known:
+            raise ConfigError(
+                f"candidates.sources: segment={source.segment!r} is neither a feature of scope user nor a "
+                f"column of candidates.user_attributes; these are {known}",
+                "name one of these",
+            )

@@ -1,0 +1,93 @@
+"""Checks outside of the configuration: tables beside the log, credentials and drivers of sinks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conf.errors import ConfigError
+from conf.names import scheme_of
+from conf.raw_types import RawTable
+from conf.types import Config, JdbcSink
+from etl.ops.join_external import JoinExternal
+from etl.raw.files import require_raw
+from etl.workflow.feature_plan import plan
+from scoring.delivery.secrets import read_credentials
+from scoring.rules.attributes import files_of
+from scoring.rules.request import AttributeTable
+from spark.session import read_profile
+from storage.lineage import NOT_RECORDED, LineageRecorder
+
+
+def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> None:
+    """Checks that the tables beside the log are there; a missing one would stop a later stage of the run.
+
+    Two kinds of tables are left to the stages that read them. A table that is delivered by day (`{date}` in
+    its path) may arrive during the run. A table on HDFS cannot be seen without a session. `recorder` notes the
+    tables as inputs of the run.
+
+    Raises:
+        ConfigError, DataError: there is no file at a path that the configuration names.
+    """
+    for key, table in _tables(config).items():
+        if _is_static(config, table.path):
+            require_raw(config, table, run_date, key, recorder)
+    rules = config.score.rules
+    for attribute in rules.attributes.values() if rules else ():
+        if _is_static(config, attribute.path):
+            path = _resolved(config, attribute.path)
+            files_of(AttributeTable(path, attribute.format, attribute.key, attribute.column))
+
+
+def check_sinks(config: Config, profile: str) -> None:
+    """Checks that each sink's user, password and driver are where the configuration says.
+
+    Args:
+        config: the sinks are those of its section `deliver`.
+        profile: Spark's properties file. In deploy mode cluster nothing is checked, because the driver has
+            another environment.
+
+    Raises:
+        ConfigError: one of them is not there.
+    """
+    settings = read_profile(Path(profile)) if Path(profile).is_file() else {}
+    if settings.get("spark.submit.deployMode") == "cluster":
+        return
+    for sink in config.deliver.sinks:
+        if isinstance(sink, JdbcSink):
+            _check_sink(sink)
+
+
+def _tables(config: Config) -> dict[str, RawTable]:
+    """Key of the configuration → the table beside the log that it names."""
+    candidates = config.candidates
+    tables: dict[str, RawTable | None] = {
+        "users.path": config.users,
+        "items.path": config.items,
+        "candidates.user_attributes.path": candidates.user_attributes,
+        **{f"candidates.filters.{index}.path": table for index, table in enumerate(candidates.filters)},
+    }
+    for chain in plan(config).chains:
+        for step in chain.steps:
+            if isinstance(step.operator, JoinExternal):
+                tables[f"join_external.path={step.operator.path}"] = step.operator.source(step)[0]
+    return {key: table for key, table in tables.items() if table is not None}
+
+
+def _is_static(config: Config, path: str) -> bool:
+    """Whether the table is there before the run and can be seen without a Spark session."""
+    return "{date}" not in path and scheme_of(_resolved(config, path)) != "hdfs"
+
+
+def _resolved(config: Config, path: str) -> str:
+    """The path with the folders of lake and data in it."""
+    return path.replace("{lake}", config.lake).replace("{data}", config.data)
+
+
+def _check_sink(sink: JdbcSink) -> None:
+    """Raises ConfigError unless the sink's credentials can be read and its local driver exists."""
+    read_credentials(sink)
+    jar = sink.driver_jar
+    if jar is not None and "://" not in jar and not Path(jar).expanduser().is_file():
+        raise ConfigError(
+            f"deliver.sinks: driver_jar={jar} of {sink.name} does not exist", "correct the path"
+        )

@@ -1,0 +1,87 @@
+"""What jobs share on the command line: their options, their errors, and jobs without a Spark session."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
+from conf.load import load_config, parse_date
+from conf.printable import printable
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+
+
+def job_parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
+    """The options that every job has; `date_option` is another name of --run-date."""
+    parser = argparse.ArgumentParser(
+        prog=f"{name}.py",
+        description=description,
+        epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure "
+        "(worth a retry). The last line on standard output is one JSON object.",
+    )
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="YAML",
+        help="configuration of the log, e.g. conf/datasets/generated.yaml",
+    )
+    parser.add_argument(
+        *dict.fromkeys([date_option, "--run-date"]),
+        required=True,
+        dest="run_date",
+        metavar="YYYY-MM-DD",
+        help="the logical day to work on",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="a.b=value",
+        dest="overrides",
+        help="override one key of the configuration; may be given several times",
+    )
+    return parser
+
+
+def run_without_session(
+    name: str, arguments: argparse.Namespace, stage: Callable[[RunContext], tuple[str, JobSummary]]
+) -> int:
+    """Runs a job that shows something and needs no Spark session; it leaves no run record.
+
+    Args:
+        name: the job.
+        arguments: those of `job_parser`.
+        stage: returns the text to print, and the summary.
+
+    Returns:
+        The exit code.
+    """
+    start = time.monotonic()
+    try:
+        config = load_config(arguments.config, arguments.overrides)
+        context = RunContext(name, config, parse_date(arguments.run_date))
+        text, summary = stage(context)
+    except NightrankError as error:
+        return report_failure(f"{name} failed", error)
+    except OSError as error:
+        return report_failure(f"{name} failed", error, "see that the lake can be reached; a retry may help")
+    print(text)
+    total = time.monotonic() - start
+    print(summary.completed(name, context.run_date, context.phases, total).line())
+    return EXIT_OK
+
+
+def report_failure(what: str, error: NightrankError | OSError, remedy: str = "") -> int:
+    """Writes to standard error why a job ends. `remedy` is for an OSError, which has none.
+
+    Returns:
+        The exit code.
+    """
+    if isinstance(error, NightrankError):
+        print(f"{what}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    print(f"{what}: {printable(error)}\n  what to do: {remedy}", file=sys.stderr, flush=True)
+    return EXIT_INFRASTRUCTURE

@@ -1,0 +1,107 @@
+"""Publishes the items that each user is scored against: `candidate_items` and `candidates`."""
+
+from __future__ import annotations
+
+from conf.load import config_digest
+from scoring.candidates.build import SourceTables, make_candidates
+from scoring.candidates.clicks import within
+from scoring.candidates.inputs import (
+    CandidateTables,
+    candidate_rows,
+    exclusions,
+    read_candidate_tables,
+    retrieve,
+    table_digests,
+)
+from scoring.candidates.items import available_items, number_items
+from scoring.inputs.requests import ITEM_INDEX
+from storage.dataset import Dataset, read_dataset
+from storage.feature_spec import ITEM_KEY, USER_KEY
+from storage.job_summary import JobSummary
+from storage.manifest import Manifest, read_manifest
+from storage.publish import Rules, publish, rows_of
+from storage.run_context import RunContext, require
+
+
+def run(context: RunContext) -> JobSummary:
+    """Numbers the items of the run date and publishes one candidate list a user."""
+    require(context.config, "keys")
+    dataset = read_dataset(context.lake, context.run_date)
+    with context.phase("tables"):
+        tables = read_candidate_tables(context, dataset.workflow_version)
+    with context.phase("candidate_items"):
+        items = publish_items(context, dataset, tables)
+    with context.phase("candidates"):
+        candidates = publish_candidates(context, dataset, items, tables)
+    return JobSummary(
+        output=context.lake.candidates(dataset.workflow_version).partition(context.run_date).path,
+        rows_in=tables.users.rows,
+        rows_out=candidates.rows,
+        dropped=items.dropped,
+        facts={"items": items.rows, **candidates.facts, "workflow_version": dataset.workflow_version},
+    )
+
+
+def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables) -> Manifest:
+    """`candidate_items`: the items that may be recommended, numbered in the order of their key."""
+    config = context.config.candidates
+    source = context.lake.items(dataset.workflow_version).partition(context.run_date)
+    known = read_manifest(source)
+    scalars = [name for name, kind in known.schema if not kind.startswith("list")]
+    seen = None
+    if config.active_days is not None:
+        seen = within(candidate_rows(context, dataset, config.splits), config.active_days, context.run_date)
+    items, dropped = available_items(rows_of(context.spark, source, known), seen, tables.out_of_stock)
+    left = known.rows - sum(dropped.values())
+    chosen_by = {
+        "dataset": dataset.digest,
+        "config": config_digest(context.config, "candidates"),
+        **table_digests(context),
+    }
+    return publish(
+        number_items(items),
+        context.lake.candidate_items(dataset.workflow_version).partition(context.run_date),
+        inputs={"items": known.digest, **(chosen_by if dropped else {})},
+        row_group_rows=context.config.output.row_group_rows,
+        expected_rows=left,
+        rows_in=known.rows,
+        dropped=dropped,
+        sort_by=[ITEM_INDEX],
+        rules=Rules(not_null=scalars, ranges={ITEM_INDEX: (0, left)}),
+        grace_hours=context.config.output.grace_hours,
+    )
+
+
+def publish_candidates(
+    context: RunContext, dataset: Dataset, numbered: Manifest, tables: CandidateTables
+) -> Manifest:
+    """`candidates`: one row a user. Facts: names of the sources, and pairs that each filter excluded."""
+    lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
+    published = lake.candidate_items(version).partition(context.run_date)
+    items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])
+    excluding = exclusions(context, dataset, version, items, tables)
+    sources = SourceTables(
+        excluding,
+        items,
+        candidate_rows(context, dataset, config.splits),
+        context.run_date,
+        tables.segments,
+        retrieve(context, version, tables, numbered, excluding),
+    )
+    return publish(
+        make_candidates(config, sources),
+        lake.candidates(version).partition(context.run_date),
+        inputs={
+            "users": tables.users.digest,
+            "candidate_items": numbered.digest,
+            "dataset": dataset.digest,
+            "config": config_digest(context.config, "candidates"),
+            **table_digests(context),
+            **({"retriever": tables.retriever.version} if tables.retriever else {}),
+        },
+        row_group_rows=context.config.output.row_group_rows,
+        expected_rows=tables.users.rows,
+        facts={"sources": [source.name for source in config.sources], "excluded": dict(excluding.counts)},
+        rules=Rules(not_null=[USER_KEY]),
+        grace_hours=context.config.output.grace_hours,
+    )

@@ -1,0 +1,58 @@
+"""Builds features from the raw click log.
+
+Publishes the quarantine, the data report, the workflow, feature partitions, users, items and the dataset.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from etl.build import build, raw_days
+from jobs.checks import check_training
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+from training.registry.model_json import read_description
+from training.registry.parent import fresh_start
+from training.registry.versions import champion_as_of, model_path
+
+log = logging.getLogger("nightrank.build_features")
+
+
+def run(context: RunContext) -> JobSummary:
+    """Reads the window of raw days that ends on the run date and publishes what training and scoring read."""
+    if context.config.workflow.mode == "retrain":  # the features are made for a training
+        check_training(context.config)
+    raw_days(
+        context.config, context.run_date, context.recorder
+    )  # refuses a bad window before a session starts
+    champion = champion_as_of(context.lake, context.config.name, context.run_date, before=True)
+    parent = None
+    reason = (
+        fresh_start(context.config, context.lake, context.run_date)
+        if context.config.workflow.mode == "retrain"
+        else None
+    )
+    if champion and reason:
+        log.info("fitting a workflow and not extending champion %s's: %s", champion, reason)
+    elif champion:
+        parent = read_description(model_path(context.lake, context.config.name, champion))["workflow_version"]
+    built = build(context.spark, context.config, context.lake, context.run_date, parent, context.phase)
+    dropped: Counter[str] = Counter()
+    for counts in built.counts.values():
+        dropped.update(counts.dropped)
+    return JobSummary(
+        output=context.lake.features(built.workflow.version).path,
+        rows_in=sum(counts.rows_in for counts in built.counts.values()),
+        rows_out=sum(manifest.rows for manifest in built.features.values()),
+        dropped=dropped,
+        facts={
+            "workflow_version": built.workflow.version,
+            "mode": built.dataset.mode,
+            "days": built.dataset.days,
+            "features": len(built.workflow.spec.features),
+            "embedding_rows": sum(built.workflow.spec.cardinalities),
+            "changed_days": list(built.dataset.changed_days),
+            "quality_warnings": built.quality.warnings,
+        },
+    )

@@ -1,0 +1,42 @@
+"""Shows which model serves on a run date and why, after an override that a person asked for."""
+
+from __future__ import annotations
+
+from conf.printable import printable_lines
+from reporting.inspect.champion_log import describe_override, history_table
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+from training.registry.champion_history import Action, Override, champion_state_as_of
+from training.registry.overrides import OverrideRequest, pin, release, roll_back
+
+
+def run(context: RunContext, action: Action | None, request: OverrideRequest) -> tuple[str, JobSummary]:
+    """Applies the override, if there is one.
+
+    Returns:
+        The history as text for a terminal, and the summary.
+
+    Raises:
+        ConfigError, DataError: the override is refused.
+    """
+    lake, name = context.lake, context.config.name
+    override = _apply(context, action, request)
+    text = printable_lines(history_table(lake, name, context.run_date))
+    if action is not None:
+        text = f"{text}\n{printable_lines(describe_override(override))}"
+    champion_state = champion_state_as_of(lake, name, context.run_date)
+    facts = {
+        "champion": champion_state.champion,
+        "pinned": champion_state.pinned is not None,
+        "withdrawn": sorted(champion_state.withdrawn),
+        "changed": override is not None,
+    }
+    return text, JobSummary(lake.models(name), facts=facts)
+
+
+def _apply(context: RunContext, action: Action | None, request: OverrideRequest) -> Override | None:
+    """The override that was recorded; None if there was none, or it changes nothing."""
+    if action is None:
+        return None
+    record = {"rollback": roll_back, "pin": pin, "release": release}[action]
+    return record(context.lake, context.config.name, request)

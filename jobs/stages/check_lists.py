@@ -1,0 +1,94 @@
+"""Checks the published lists of a run date as a reader would.
+
+Every file must be whole. The lists must be the champion's, and made of the users and candidates that are
+there now. The job changes nothing and needs no Spark session.
+"""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+
+from conf.errors import DataError
+from storage import file_io
+from storage.dataset import read_dataset
+from storage.job_summary import JobSummary
+from storage.manifest import Manifest, read_manifest
+from storage.paths import Partition
+from storage.run_context import RunContext, require
+from training.registry.versions import champion_as_of
+
+_REPORTED = (
+    "users",
+    "users_with_fewer",
+    "users_without",
+    "coverage",
+    "k",
+    "model_version",
+    "workflow_version",
+)
+
+
+def run(context: RunContext) -> JobSummary:
+    """Checks `recommendations` of the run date, and reports figures of its manifest."""
+    require(context.config, "keys")
+    partition = context.lake.recommendations.partition(context.run_date)
+    manifest = read_manifest(partition)
+    facts = manifest.facts
+    with context.phase("files"):
+        check_files(partition, manifest)
+    champion = champion_as_of(context.lake, context.config.name, context.run_date)
+    if facts["model_version"] != champion:
+        raise DataError(
+            f"the lists of {context.run_date} are of model {facts['model_version']}, "
+            f"the champion is {champion}",
+            f"start the run of {context.run_date} again",
+        )
+    check_origins(context, manifest)
+    if not manifest.rows:
+        raise DataError(
+            f"the lists of {context.run_date} are empty: none of {facts['users']} users has a candidate",
+            "look at the candidates' section of the report",
+        )
+    return JobSummary(
+        partition.path,
+        rows_in=manifest.rows,
+        rows_out=manifest.rows,
+        facts={**{name: facts[name] for name in _REPORTED}, "digest": manifest.digest},
+    )
+
+
+def check_files(partition: Partition, manifest: Manifest) -> None:
+    """Raises DataError unless each file of the manifest is there, with its rows and bytes."""
+    for entry in manifest.files:
+        path = partition.file(entry.path)
+        files, inner = file_io.filesystem(path)
+        info = files.get_file_info(inner)
+        if not info.is_file or info.size != entry.bytes:
+            state = f"has {info.size}" if info.is_file else "is gone"
+            raise DataError(
+                f"{path} should have {entry.bytes} bytes and {state}",
+                f"run score_daily for {partition.dt} again",
+            )
+        with files.open_input_file(inner) as opened:
+            rows = pq.ParquetFile(opened).metadata.num_rows
+        if rows != entry.rows:
+            raise DataError(
+                f"{path} has {rows} rows, its manifest says {entry.rows}",
+                f"run score_daily for {partition.dt} again",
+            )
+
+
+def check_origins(context: RunContext, lists: Manifest) -> None:
+    """Raises DataError if users or candidates were replaced after the lists were made."""
+    version = read_dataset(context.lake, context.run_date).workflow_version
+    for name, table in (
+        ("users", context.lake.users(version)),
+        ("candidates", context.lake.candidates(version)),
+    ):
+        digest = read_manifest(table.partition(context.run_date)).digest
+        if lists.inputs[name] != digest:
+            raise DataError(
+                f"the lists of {context.run_date} were made of {name} {lists.inputs[name]}, "
+                f"now they are {digest}",
+                f"run score_daily for {context.run_date} again",
+            )

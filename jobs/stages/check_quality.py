@@ -1,0 +1,35 @@
+"""Checks whether a day's log may be used, as build_features does first.
+
+Publishes the quarantine and the data report, which build_features then leaves as they are. A figure above a
+limit of the section `quality` raises DataError.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from etl.build import check_days, raw_days
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+
+
+def run(context: RunContext) -> JobSummary:
+    """Inspects the window of raw days that ends on the run date."""
+    raw_days(
+        context.config, context.run_date, context.recorder
+    )  # refuses a bad window before a session starts
+    inspection = check_days(context.spark, context.config, context.lake, context.run_date, context.phase)
+    inspection.rows_of.release()
+    dropped: Counter[str] = Counter()
+    for counts in inspection.counts.values():
+        dropped.update(counts.dropped)
+    return JobSummary(
+        output=context.lake.quality(context.config.name).partition(context.run_date).path,
+        rows_in=sum(counts.rows_in for counts in inspection.counts.values()),
+        rows_out=sum(counts.good for counts in inspection.counts.values()),
+        dropped=dropped,
+        facts={
+            "days": [raw.dt for raw in inspection.in_order],
+            "quality_warnings": inspection.quality.warnings,
+        },
+    )

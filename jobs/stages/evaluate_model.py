@@ -1,0 +1,73 @@
+"""Compares challenger and champion on the same raw test rows; the gate decides which model serves.
+
+Each model reads these rows through its workflow version.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from conf.load import config_digest
+from scoring.evaluation.gate import Verdict
+from scoring.evaluation.gate_run import run_gate
+from scoring.model.model_info import read_model_info
+from storage.dataset import read_dataset
+from storage.job_summary import JobSummary
+from storage.publish import publish_facts
+from storage.run_context import RunContext
+from training.registry import mlflow_mirror
+from training.registry.champion_history import champion_state_as_of
+from training.registry.versions import challenger_of, model_path, reason_against_promotion, record_decision
+
+log = logging.getLogger("nightrank.evaluate_model")
+
+
+def run(context: RunContext) -> JobSummary:
+    """Measures both models, publishes the comparison, and last of all records the decision."""
+    lake, name, run_date = context.lake, context.config.name, context.run_date
+    challenger = read_model_info(model_path(lake, name, challenger_of(lake, name, run_date)), lake.recorder)
+    mlflow_mirror.prepare(lake)
+    champion_state = champion_state_as_of(lake, name, run_date, before=True)
+    before = champion_state.champion
+    champion = read_model_info(model_path(lake, name, before), lake.recorder) if before else None
+    dataset = read_dataset(lake, run_date)
+    barred_because = reason_against_promotion(lake, name, challenger.version, champion_state)
+    evaluation = run_gate(context, dataset, challenger, champion, barred_because)
+    verdict = evaluation.verdict
+    _log_verdict(verdict)
+    facts = evaluation.facts(context, dataset)
+    with context.phase("decide"):
+        inputs = {
+            "challenger": challenger.version,
+            "champion": before or "",
+            "dataset": dataset.digest,
+            "config": config_digest(context.config, "gate"),
+        }
+        publish_facts(lake.evaluations.partition(run_date), inputs=inputs, facts=facts)
+        record_decision(lake, name, run_date, evaluation.decision())
+    rows, ranking = facts["challenger"]["rows"], evaluation.challenger.ranking
+    return JobSummary(
+        output=lake.evaluations.partition(run_date).path,
+        rows_in=rows,
+        rows_out=rows,
+        facts={
+            "promoted": verdict.promoted,
+            "reason": verdict.reason,
+            "warnings": [check.message for check in verdict.checks if check.level == "warn"],
+            "challenger": challenger.version,
+            "champion": evaluation.champion_after,
+            "challenger_auc": evaluation.challenger.figures.auc,
+            "champion_auc": evaluation.champion.figures.auc if evaluation.champion else None,
+            "auc_interval": evaluation.intervals.get("auc"),
+            "best_auc": facts["best_auc"],
+            **({"challenger_ranking": ranking} if ranking else {}),
+        },
+    )
+
+
+def _log_verdict(verdict: Verdict) -> None:
+    """Logs the verdict and each check that is not ok."""
+    log.info("%s: %s", "promoted" if verdict.promoted else "not promoted", verdict.reason)
+    for check in verdict.checks:
+        if check.level != "ok":
+            log.warning("gate, %s: %s", check.level, check.message)

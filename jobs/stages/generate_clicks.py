@@ -1,0 +1,25 @@
+"""Generates a click log: `generate.days` days of raw files, each published with its best AUC."""
+
+from __future__ import annotations
+
+from etl.synthetic.generate import generate_days, generate_settings, generated_dates
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+
+
+def run(context: RunContext) -> JobSummary:
+    """Writes and publishes the days from the run date on; reports the best AUC of each day."""
+    generate = generate_settings(context.config)
+    dates = generated_dates(generate, context.run_date)
+    spark = context.spark
+    with context.phase("generate"):
+        manifests = generate_days(spark, context.lake, generate, dates)
+    return JobSummary(
+        output=context.lake.raw.path,
+        rows_out=sum(manifest.rows for manifest in manifests),
+        facts={
+            "days": len(manifests),
+            "malformed_rows": sum(manifest.facts["malformed_rows"] for manifest in manifests),
+            "best_auc": {manifest.partition: manifest.facts["best_auc"] for manifest in manifests},
+        },
+    )

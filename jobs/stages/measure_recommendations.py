@@ -1,0 +1,189 @@
+"""Measures the lists of a date against later clicks: hit rate, NDCG, coverage, and recall of the candidates.
+
+The most popular items are measured in the same way. Users without a row in train are measured apart, because
+neither the popular items nor the model can use their history.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import date, timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from conf.errors import DataError
+from conf.load import config_digest
+from etl.raw.files import require_raw
+from etl.spark.read_log import good_rows, read_log
+from scoring.candidates.clicks import CLICK_COLUMNS
+from scoring.candidates.inputs import exclusions, read_candidate_tables
+from scoring.candidates.popular import popular_items, popularity
+from scoring.candidates.recall import measure_recall
+from scoring.evaluation.list_relevance import Relevance, coverage, measure_lists
+from scoring.inputs.feature_rows import read_split
+from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
+from storage.dataset import Dataset, read_dataset, with_present_rows
+from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
+from storage.job_summary import JobSummary
+from storage.manifest import Manifest, read_manifest
+from storage.publish import publish_facts, rows_of
+from storage.run_context import RunContext, require
+
+log = logging.getLogger("nightrank.measure")
+
+
+def run(context: RunContext) -> JobSummary:
+    """Measures the lists of the run date and publishes the facts."""
+    require(context.config, "keys")
+    lake, run_date, against = context.lake, context.run_date, context.config.measure.against
+    published = read_manifest(lake.recommendations.partition(run_date))
+    # A later run may have replaced days of this dataset, after a late file or an upgrade.
+    dataset, changed = with_present_rows(lake, read_dataset(lake, run_date))
+    if changed:
+        log.warning(
+            "days %s were made again after the lists of %s: measured on their present rows", changed, run_date
+        )
+    k, items = published.facts["k"], published.facts["items"]
+    train = read_split(context.spark, lake, dataset, ["train"], CLICK_COLUMNS)
+    # Read the training rows once for the three measures that need the warm users.
+    warm = train.select(USER_KEY).distinct().persist()
+    with context.phase("positives"):
+        clicked = positives(context, dataset).persist()
+        num_clicked = clicked.count()
+    if not num_clicked:
+        raise DataError(
+            f"nobody clicked anything in what the lists of {run_date} are measured against ({against})",
+            "measure another date, or set measure.against",
+        )
+    with context.phase("lists"):
+        lists = recommended(context, published)
+        measured = measure_lists(lists, clicked, warm, k)
+    with context.phase("popular"):
+        lists = most_popular(context, dataset, train, published).persist()
+        popular, popular_coverage = measure_lists(lists, clicked, warm, k), coverage(lists, items)
+    with context.phase("candidates"):
+        recall = candidate_recall(context, clicked, warm, published)
+    facts = {
+        "recommendations_date": run_date,
+        "against": against,
+        **relevance_facts(published, measured, popular, popular_coverage),
+        "candidates": recall,
+    }
+    with context.phase("publish"):
+        inputs = {
+            "recommendations": published.digest,
+            "dataset": dataset.digest,
+            "config": config_digest(context.config, "measure", "candidates"),
+        }
+        publish_facts(lake.measures.partition(run_date), inputs=inputs, facts=facts)
+    return JobSummary(lake.measures.partition(run_date).path, rows_in=num_clicked, facts=facts)
+
+
+def relevance_facts(
+    published: Manifest,
+    lists: Mapping[bool, Relevance],
+    popular: Mapping[bool, Relevance],
+    popular_coverage: float,
+) -> dict[str, Any]:
+    """Figures of the lists and of the most popular items, both by whether the users are warm."""
+    warm, popular_warm, cold = lists[True], popular[True], lists[False]
+    return {
+        "k": published.facts["k"],
+        "users": warm.users,
+        "hit_rate": warm.hit_rate,
+        "ndcg": warm.ndcg,
+        "coverage": published.facts["coverage"],
+        "popular": {
+            "hit_rate": popular_warm.hit_rate,
+            "ndcg": popular_warm.ndcg,
+            "coverage": popular_coverage,
+        },
+        "lift": warm.hit_rate / popular_warm.hit_rate
+        if warm.hit_rate is not None and popular_warm.hit_rate
+        else None,
+        "cold_users": {"users": cold.users, "hit_rate": cold.hit_rate, "ndcg": cold.ndcg}
+        if cold.users
+        else None,
+    }
+
+
+def positives(context: RunContext, dataset: Dataset) -> DataFrame:
+    """Distinct (user_key, item_key) that were clicked: on the day after the lists, or in the test split.
+
+    Raises:
+        DataError: the day after has no raw log.
+    """
+    if context.config.measure.against == "test_split":
+        rows = read_split(context.spark, context.lake, dataset, ["test"], CLICK_COLUMNS)
+    else:
+        day_after = (date.fromisoformat(context.run_date) + timedelta(days=1)).isoformat()
+        rows = good_rows(
+            read_log(
+                context.spark,
+                context.config,
+                require_raw(context.config, context.config.log, day_after, recorder=context.recorder),
+            )
+        )
+    return rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY).distinct()
+
+
+def recommended(context: RunContext, published: Manifest) -> DataFrame:
+    """The lists of a manifest: (user_key, position, item_key)."""
+    lists = rows_of(context.spark, context.lake.recommendations.partition(context.run_date), published)
+    return lists.select(F.col("user_id").alias(USER_KEY), "position", F.col("item_id").alias(ITEM_KEY))
+
+
+def most_popular(context: RunContext, dataset: Dataset, train: DataFrame, published: Manifest) -> DataFrame:
+    """The k items with most clicks in train for every user: (user_key, position, item_key).
+
+    Users, items and exclusions are those of the published lists.
+    """
+    version = published.facts["workflow_version"]
+    items = candidate_items(context, version, numbered_items(context, version))
+    excluding = exclusions(context, dataset, version, items, read_candidate_tables(context, version))
+    lists = popular_items(excluding, popularity(train, items), published.facts["k"])
+    entries = lists.select(USER_KEY, F.posexplode(CANDIDATES).alias("place", ITEM_INDEX))
+    return entries.join(items, ITEM_INDEX).select(USER_KEY, (F.col("place") + 1).alias("position"), ITEM_KEY)
+
+
+def numbered_items(context: RunContext, version: str) -> Manifest:
+    """The manifest of candidate_items."""
+    return read_manifest(context.lake.candidate_items(version).partition(context.run_date))
+
+
+def candidate_items(context: RunContext, version: str, numbered: Manifest) -> DataFrame:
+    """(item_index, item_key) of the items that could be recommended."""
+    partition = context.lake.candidate_items(version).partition(context.run_date)
+    return rows_of(context.spark, partition, numbered, columns=[ITEM_INDEX, ITEM_KEY])
+
+
+def candidate_recall(
+    context: RunContext, clicked: DataFrame, warm: DataFrame, published: Manifest
+) -> dict[str, Any] | None:
+    """Recall of the candidates by source, of warm users and, under `cold_users`, of others.
+
+    None if the candidates were built by a release that did not name their sources.
+
+    Raises:
+        DataError: candidate_items was replaced after the candidates were built, so item indices do not match.
+    """
+    version = published.facts["workflow_version"]
+    partition = context.lake.candidates(version).partition(context.run_date)
+    candidates = read_manifest(partition)
+    sources = candidates.facts.get("sources")
+    if sources is None:
+        return None
+    numbered = numbered_items(context, version)
+    if candidates.inputs["candidate_items"] != numbered.digest:
+        raise DataError(
+            f"{candidates.table} dt={context.run_date} was built from candidate_items "
+            f"{candidates.inputs['candidate_items']}, now they are {numbered.digest}",
+            f"run build_candidates for {context.run_date} again",
+        )
+    items = candidate_items(context, version, numbered)
+    recall = measure_recall(rows_of(context.spark, partition, candidates), items, clicked, warm, sources)
+    return {**asdict(recall[True]), "cold_users": asdict(recall[False]) if recall[False].users else None}

@@ -1,0 +1,34 @@
+"""What the job migrate prints: a table of the kinds and versions of a lake's files, and the job summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from storage.job_summary import JobSummary
+from storage.migration import Survey
+from storage.paths import Lake
+
+
+def version_table(survey: Survey) -> str:
+    """One line for each kind of file and version."""
+    files = Counter((file.kind.name, file.version, file.kind.version) for file in survey.files)
+    to_migrate = Counter((file.kind.name, file.version, file.kind.version) for file in survey.to_migrate)
+    lines = [f"  {'Kind of file':<30}  {'Version':>7}  {'Current':>7}  {'Files':>7}  {'To migrate':>10}"]
+    for key, count in sorted(files.items()):
+        name, version, current = key
+        lines.append(f"  {name:<30}  {version:>7}  {current:>7}  {count:>7,}  {to_migrate[key]:>10,}")
+    return "\n".join(lines)
+
+
+def summarize(lake: Lake, survey: Survey, *, applied: bool, migrated: int, seconds: float) -> JobSummary:
+    """The job summary, which has neither run date nor rows nor output."""
+    facts = {
+        "lake": lake.root,
+        "applied": applied,
+        "files": len(survey.files),
+        "to_migrate": len(survey.to_migrate),
+        "migrated": migrated,
+        "problems": len(survey.problems),
+    }
+    summary = JobSummary(None, rows_in=None, rows_out=None, dropped=None, facts=facts)
+    return summary.completed("migrate", None, {}, seconds)

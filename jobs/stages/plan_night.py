@@ -1,0 +1,44 @@
+"""Reports to a scheduler whether the raw log is there, the steps of the run, and whether lists are published.
+
+Writes nothing, and needs no Spark session unless the log lies on HDFS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from etl.raw.files import find_raw, raw_path
+from jobs.chain.steps import RunPlan, Step
+from jobs.checks import check_tables
+from storage.job_summary import JobSummary
+from storage.manifest import is_published
+from storage.run_context import RunContext
+
+
+def run(context: RunContext) -> JobSummary:
+    """Facts: `raw_log`, `published`, and the steps of an ordinary run (`night`) and of a `retraining`."""
+    config, run_date = context.config, context.run_date
+    with context.phase("raw log"):
+        raw_log = find_raw(config, config.log, run_date, context.recorder)
+    if raw_log is not None:  # the scheduler waits until then, and tables may arrive with the log
+        check_tables(config, run_date, context.recorder)
+    ordinary, retraining = (RunPlan(config, run_date, retrain) for retrain in (False, True))
+    lists = context.lake.recommendations if config.keys else context.lake.scores
+    path = raw_path(config, config.log, run_date)
+    facts: dict[str, Any] = {
+        "raw_log": {
+            "path": path,
+            "files": len(raw_log.paths) if raw_log else 0,
+            "bytes": raw_log.bytes if raw_log else 0,
+        },
+        "published": is_published(lists.partition(run_date)),
+        "night": _as_dicts([*ordinary.steps_before_gate(), *ordinary.steps_after_gate()]),
+        "retraining": _as_dicts(retraining.steps_before_gate()),
+    }
+    return JobSummary(output=path, facts=facts)
+
+
+def _as_dicts(steps: list[Step]) -> list[dict[str, Any]]:
+    """The steps as JSON objects."""
+    return [asdict(step) for step in steps]

@@ -1,0 +1,18 @@
+"""Writes the HTML report of a run from what its other jobs published. Needs no Spark session."""
+
+from __future__ import annotations
+
+from reporting.html.page import build
+from storage import file_io
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+
+
+def run(context: RunContext) -> JobSummary:
+    """Reads the facts of the run, and writes the page to `reports/<run date>.html`."""
+    with context.phase("read and draw"):
+        _, page = build(context.config, context.run_date, context.recorder)
+    path = context.lake.report(context.run_date)
+    with context.phase("write"):
+        file_io.replace_text(path, page)
+    return JobSummary(output=path, facts={"bytes": len(page.encode())})

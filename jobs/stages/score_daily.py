@@ -1,0 +1,134 @@
+"""Publishes the champion's top-k items for every user as `recommendations`, scored by Spark workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.errors import DataError
+from conf.load import config_digest
+from scoring.delivery.publish_limits import publish_changes
+from scoring.inputs.requests import ListRequest, require_listable
+from scoring.model.champion import champion_and_dataset
+from scoring.model.context_features import encoded_context
+from scoring.model.model_info import ModelInfo
+from scoring.ranking.list_summary import summarize_lists
+from scoring.rules.rule_tables import read_rules
+from scoring.spark.int8_change import change_of_lists
+from scoring.spark.score_frames import score_lists
+from storage import file_io
+from storage.dataset import Dataset
+from storage.feature_spec import USER_KEY
+from storage.job_summary import JobSummary
+from storage.manifest import Manifest, data_files, read_manifest
+from storage.publish import Rules, publish, rows_of
+from storage.run_context import RunContext, require
+
+# Users of a scoring task at most; this bounds the work that a lost task repeats.
+USERS_PER_TASK = 50_000
+_REPORTED = ("users", "users_with_fewer", "users_without", "coverage", "k")
+
+
+def run(context: RunContext) -> JobSummary:
+    """Scores, summarises and publishes the lists of the run date."""
+    require(context.config, "keys")
+    model, dataset = champion_and_dataset(context)
+    require_listable(model.spec)
+    users, items, candidates = read_inputs(context, dataset)
+    request, rule_digests = list_request(context, model, items)
+    spark, score = context.spark, context.config.score
+    measured: dict[str, Any] = {}
+    if request.model.embeddings == "int8":
+        with context.phase("int8"):
+            known = rows_of(
+                spark, context.lake.users(dataset.workflow_version).partition(context.run_date), users
+            )
+            measured = {"int8": change_of_lists(known, model.spec, request)}
+    with context.phase("score"):
+        scored = candidate_users(spark, context, dataset, users, candidates)
+        lists = score_lists(scored, model.spec, request).persist()
+        facts = summarize_lists(lists, score.k, users.rows, items.rows)
+    rows = facts.pop("rows")
+    inputs = {"model": model.version, "users": users.digest, "candidates": candidates.digest, **rule_digests}
+    with context.phase("compare"):
+        changes = publish_changes(context, dataset, lists, facts, rows, inputs)
+    with context.phase("publish"):
+        versions = {"model_version": model.version, "workflow_version": dataset.workflow_version}
+        published = publish(
+            lists.select("*", *(F.lit(value).alias(name) for name, value in versions.items())),
+            context.lake.recommendations.partition(context.run_date),
+            inputs={**inputs, "config": config_digest(context.config, "score")},
+            row_group_rows=context.config.output.row_group_rows,
+            expected_rows=rows,
+            facts={
+                **facts,
+                **measured,
+                **versions,
+                "precision": score.precision,
+                "scored_at": file_io.utc_now(),
+            },
+            rules=Rules(
+                not_null=["user_id", "item_id", "score", "reason"],
+                ranges={"position": (1, score.k + 1), "score": (0.0, 1.0 + 2**-20)},
+            ),
+            sort_by=["user_id", "position"],
+            grace_hours=context.config.output.grace_hours,
+        )
+    return JobSummary(
+        output=context.lake.recommendations.partition(context.run_date).path,
+        rows_in=users.rows,
+        rows_out=published.rows,
+        facts={
+            **{name: facts[name] for name in _REPORTED},
+            **measured,
+            **versions,
+            "churn": changes.get("churn"),
+        },
+    )
+
+
+def list_request(
+    context: RunContext, model: ModelInfo, items: Manifest
+) -> tuple[ListRequest, dict[str, str]]:
+    """What workers need for scoring lists, and the digests of the tables that business rules read."""
+    values = encoded_context(context, model)
+    table = context.lake.candidate_items(model.spec.workflow_version)
+    item_files = data_files(table.partition(context.run_date), items)
+    rules, digests = read_rules(context)
+    score = context.config.score
+    request = ListRequest(
+        model.request(score), tuple(item_files), tuple(sorted(values.items())), score.k, rules
+    )
+    return request, digests
+
+
+def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manifest, Manifest]:
+    """Manifests of users, candidate_items and candidates of the run date.
+
+    Raises:
+        DataError: one is missing, or the candidates were built from other users or items.
+    """
+    lake, version = context.lake, dataset.workflow_version
+    tables = (lake.users(version), lake.candidate_items(version), lake.candidates(version))
+    users, items, candidates = (read_manifest(table.partition(context.run_date)) for table in tables)
+    for name, manifest in (("users", users), ("candidate_items", items)):
+        if candidates.inputs[name] != manifest.digest:
+            raise DataError(
+                f"{candidates.table} dt={context.run_date} was built from {name} {candidates.inputs[name]}, "
+                f"now they are {manifest.digest}",
+                f"run build_candidates for {context.run_date} again",
+            )
+    return users, items, candidates
+
+
+def candidate_users(
+    spark: SparkSession, context: RunContext, dataset: Dataset, users: Manifest, candidates: Manifest
+) -> DataFrame:
+    """Users with their candidates, as the manifests name them, in enough tasks for all cores."""
+    lake, version = context.lake, dataset.workflow_version
+    user_rows = rows_of(spark, lake.users(version).partition(context.run_date), users)
+    candidate_lists = rows_of(spark, lake.candidates(version).partition(context.run_date), candidates)
+    tasks = max(spark.sparkContext.defaultParallelism, -(-users.rows // USERS_PER_TASK))
+    return user_rows.join(candidate_lists, USER_KEY).repartition(tasks, USER_KEY)

@@ -1,0 +1,60 @@
+"""Publishes the champion's click probability for every feature row of one split, as `scores`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conf.load import config_digest
+from scoring.inputs.requests import FEATURES_DT, PROBABILITY
+from scoring.model.champion import champion_and_dataset
+from scoring.rows.file_splits import divide_rows, row_groups
+from scoring.spark.int8_change import change_of_rows, sample_of
+from scoring.spark.score_frames import score_split
+from storage.feature_spec import ROW_ID
+from storage.job_summary import JobSummary
+from storage.publish import Rules, new_attempt, publish_files
+from storage.run_context import RunContext
+
+
+def run(context: RunContext) -> JobSummary:
+    """Scores the rows of `score.rows_split` one by one. The workers read and write the files."""
+    model, dataset = champion_and_dataset(context)
+    split = context.config.score.rows_split
+    groups = row_groups(context.lake, dataset, split)
+    partition, request = context.lake.scores.partition(context.run_date), model.request(context.config.score)
+    spark = context.spark
+    facts: dict[str, Any] = {
+        "split": split,
+        "model_version": model.version,
+        "workflow_version": dataset.workflow_version,
+        "precision": request.precision,
+    }
+    if request.embeddings == "int8":
+        with context.phase("int8"):
+            facts["int8"] = change_of_rows(spark, sample_of(groups), request)
+    with context.phase("score"):
+        tasks = divide_rows(
+            groups, spark.sparkContext.defaultParallelism, context.config.output.row_group_rows
+        )
+        attempt = new_attempt(partition)
+        files = score_split(spark, tasks, request, partition.file(attempt))
+    with context.phase("publish"):
+        published = publish_files(
+            partition,
+            {f"{attempt}/{name}": None for name in files},
+            inputs={
+                "model": model.version,
+                "dataset": dataset.digest,
+                "config": config_digest(context.config, "score"),
+            },
+            expected_rows=sum(group.rows for group in groups),
+            facts=facts,
+            rules=Rules(not_null=[ROW_ID, FEATURES_DT], ranges={PROBABILITY: (0.0, 1.0 + 2**-20)}),
+            grace_hours=context.config.output.grace_hours,
+        )
+    return JobSummary(
+        output=partition.path,
+        rows_in=published.rows_in,
+        rows_out=published.rows,
+        facts=facts,
+    )

@@ -1,0 +1,32 @@
+"""Shows the published list of one user."""
+
+from __future__ import annotations
+
+from reporting.inspect.user_list import find
+from reporting.inspect.user_page import decoded_names, page
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+
+_REPORTED = ("model_version", "workflow_version", "scored_at")
+
+
+def run(context: RunContext, user: str) -> tuple[str, JobSummary]:
+    """Finds the list, and decodes the ids of its features.
+
+    Returns:
+        The list as text for a terminal, and the summary.
+
+    Raises:
+        DataError: the date has no lists, or the user has none.
+    """
+    with context.phase("find"):
+        user_list = find(context.lake, context.run_date, user)
+    with context.phase("decode"):
+        names = decoded_names(context.lake, user_list)
+    facts = {
+        "user": user_list.user,
+        **{name: user_list.facts[name] for name in _REPORTED},
+        "list": user_list.entries,
+    }
+    path = context.lake.recommendations.partition(context.run_date).path
+    return page(user_list, names), JobSummary(path, rows_out=len(user_list.entries), facts=facts)

@@ -1,0 +1,71 @@
+"""Trains the challenger of a run date on its dataset, from the champion before it if that fits."""
+
+from __future__ import annotations
+
+import logging
+
+from conf.types import Config
+from jobs.checks import check_training
+from reporting.terminal.training_bar import TrainingBar
+from storage.dataset import read_dataset
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+from training.launch import train_on_ranks
+from training.loop.training_plan import make_plan
+from training.registry import mlflow_mirror
+from training.registry.leftovers import delete_leftovers
+from training.registry.model_json import is_complete, read_description
+from training.registry.versions import record_run
+
+log = logging.getLogger("nightrank.train_model")
+
+
+def run(context: RunContext) -> JobSummary:
+    """Trains the model of the section `model`."""
+    return train(context, context.config)
+
+
+def train(context: RunContext, config: Config) -> JobSummary:
+    """Trains unless the same version exists, and records the version as the one trained for the run date.
+
+    Args:
+        context: of the job.
+        config: its name, model and settings are used. It is the job's configuration, or made from that.
+    """
+    mlflow_mirror.prepare(context.lake)
+    with context.phase("plan"):
+        plan = make_plan(config, context.lake, read_dataset(context.lake, context.run_date))
+        check_training(config)
+    if is_complete(plan.model_path, checksums=True):
+        log.info(
+            "version %s was trained before: same configuration, data, code and parent",
+            plan.description["version"],
+        )
+        description = read_description(plan.model_path)
+    else:
+        spark = context.spark
+        with context.phase("train"), TrainingBar() as bar:
+            description = train_on_ranks(spark, plan, bar.show)
+    context.recorder.record_write(plan.model_path, description["version"])
+    record_run(context.lake, config.name, context.run_date, description["version"])
+    delete_leftovers(context.lake, config.name, config.output.grace_hours)
+    with context.phase("track"):
+        mlflow_mirror.track_training(context.lake, description, config.model_dump(include={"model", "train"}))
+    return JobSummary(
+        output=plan.model_path,
+        rows_in=plan.rows,
+        facts={
+            "version": description["version"],
+            "parent": description["parent"],
+            **{
+                key: description["metrics"]["validation"][key]
+                for key in ("auc", "log_loss", "normalized_entropy")
+            },
+            "test": description["metrics"]["test"],
+            "baselines": description["baselines"],
+            "train_rows": description["train_rows"],
+            "steps": description["steps"],
+            "train_s": description["seconds"],
+            "rows_per_s": round(description["train_rows"] * config.train.epochs / description["seconds"]),
+        },
+    )

@@ -1,0 +1,13 @@
+"""Trains the two-tower model of a source `retrieval` of the section candidates."""
+
+from __future__ import annotations
+
+from jobs.stages.train_model import train
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+from training.registry.retriever import retriever_config
+
+
+def run(context: RunContext) -> JobSummary:
+    """Trains the model as train_model does, from fresh weights on all train days."""
+    return train(context, retriever_config(context.config))

@@ -1,0 +1,36 @@
+"""A line on a terminal that is drawn over while work goes on."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+
+class LiveLine:
+    """One line that each drawing replaces. On a stream that is no terminal it draws nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._drawn = False
+        self.is_terminal = stream.isatty()
+
+    def draw(self, text: str) -> None:
+        """Replaces the line."""
+        if self.is_terminal:
+            self._write(f"\r\x1b[K{text}")
+            self._drawn = True
+
+    def erase(self) -> None:
+        """Removes the line, so that the next text takes its place."""
+        if self._drawn:
+            self._write("\r\x1b[K")
+        self._drawn = False
+
+    def end(self) -> None:
+        """Leaves the line as it is; the next text begins below it."""
+        if self._drawn:
+            self._write("\n")
+        self._drawn = False
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

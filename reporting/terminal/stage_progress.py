@@ -1,0 +1,41 @@
+"""Progress of a run on a terminal: one line a stage, and the seconds of the stage that is running."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from conf.printable import printable, printable_lines
+from reporting.terminal.live_line import LiveLine
+
+_JOB_WIDTH = 23  # measure_recommendations
+
+
+class StageProgress:
+    """Writes one line a stage. On a terminal the line of the running stage shows its seconds."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._clock = LiveLine(self._stream)
+        self._shown_s = -1
+
+    def write(self, text: str = "") -> None:
+        """Writes lines that may hold values from data."""
+        self._clock.erase()
+        self._shown_s = -1
+        print(printable_lines(text), file=self._stream, flush=True)
+
+    def tick(self, job: str, seconds: float) -> None:
+        """Shows the seconds; called several times a second while a stage runs."""
+        if int(seconds) != self._shown_s:
+            self._shown_s = int(seconds)
+            self._clock.draw(_line(job, "running", self._shown_s, ""))
+
+    def finished(self, job: str, state: str, seconds: float, remark: str) -> None:
+        """Writes the line of a stage that has ended."""
+        self.write(_line(job, state, seconds, printable(remark)))
+
+
+def _line(job: str, state: str, seconds: float, remark: str) -> str:
+    """`train_model  done  1.4 s  30 steps`, in columns."""
+    return f"  {job:<{_JOB_WIDTH}}  {state:<7} {seconds:>6.1f} s  {remark}".rstrip()
