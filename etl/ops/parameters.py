@@ -14,7 +14,9 @@ from storage.feature_spec import FLOAT32_MAX, NUM_RESERVED_IDS
 
 def _keep_as_written(value: Any, validate: Callable[[Any], Any]) -> Any:
     """Validates the value and returns it unchanged: digests of workflows differ for `3` and `3.0`."""
-    validate(value)
+    number = validate(value)
+    if not abs(number) <= FLOAT32_MAX:
+        raise ValueError("it is beyond float32's range, which features have: use a number within ±3.4e38")
     return value
 
 
@@ -24,7 +26,7 @@ def _number_to_text(value: Any) -> Any:
 
 
 # A number that may become a feature, so that it must be within the range of float32.
-Number = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX), WrapValidator(_keep_as_written)]
+Number = Annotated[float, WrapValidator(_keep_as_written)]
 Integer = Annotated[int, Field(gt=-(2**31), lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Buckets = Annotated[int, Field(ge=1, lt=2**31 - NUM_RESERVED_IDS)]

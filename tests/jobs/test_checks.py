@@ -67,7 +67,7 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
     ({"prepare": [{"groupby": {"by": ["C3"], "aggregates": {"I1": ["sum"]}}}]}, r"prepare loses the keys"),
     (
         {"features": [{"columns": ["I1"], "kind": "dense", "ops": [{"clip": {"mim": 0}}]}]},
-        r"clip does not take \{'mim': 0\}",
+        r"clip does not take mim=0",
     ),
     (
         {"features": [{"columns": ["C1"], "kind": "dense", "ops": ["log1p"]}]},

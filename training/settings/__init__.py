@@ -28,16 +28,16 @@ from training.settings.field_types import Features
 __all__ = ["Features", "check_model", "complete", "known_architectures", "read_settings"]
 
 _MODELS = "training.models"
-# Modules of training/models that several architectures share. They are no architectures.
-_SHARED = {"click_model", "factorization", "inputs", "interaction", "layers"}
+# Modules of that folder that are no architectures.
+_SHARED_MODULES = {"click_model", "factorization", "inputs", "interaction", "layers"}
 
 
 def known_architectures() -> list[str]:
-    """The architectures: the modules of training/models but for shared ones, found without importing them."""
+    """The names of the architectures in training/models, listed without importing them."""
     loaded = sys.modules.get(_MODELS)
     spec = find_spec(_MODELS)
     folders = loaded.__path__ if loaded else (spec and spec.submodule_search_locations) or []
-    return sorted({module.name for module in pkgutil.iter_modules(folders)} - _SHARED)
+    return sorted({module.name for module in pkgutil.iter_modules(folders)} - _SHARED_MODULES)
 
 
 def complete(config: ModelConfig) -> ModelConfig:
