@@ -151,10 +151,8 @@ class CandidateRun:
         actual = read_rows(self.lake.candidates(WORKFLOW).partition(RUN_DATE))
         assert actual.excluded.isna().all()
         return {
-            user: ([keys[index] for index in user_rows], list(sources))
-            for user, user_rows, sources in zip(
-                actual.user_key, actual.candidates, actual.sources, strict=True
-            )
+            user: ([keys[index] for index in indices], list(sources))
+            for user, indices, sources in zip(actual.user_key, actual.candidates, actual.sources, strict=True)
         }
 
 

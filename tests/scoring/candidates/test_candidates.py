@@ -143,13 +143,13 @@ def covisited(
     clicks = log[(log.label == 1) & log.item_key.isin(ITEMS)]
     latest = clicks.groupby(["user_key", "item_key"]).features_dt.max().reset_index()
     latest["item"] = latest.item_key.map(ITEMS.index)
-    user_rows: dict[str, list[int]] = {}
+    histories: dict[str, list[int]] = {}
     for user, rows in latest.groupby("user_key"):
         ordered = rows.sort_values(["features_dt", "item"], ascending=[False, True])
-        user_rows[str(user)] = ordered["item"].tolist()[: config.clicks_per_user]
+        histories[str(user)] = ordered["item"].tolist()[: config.clicks_per_user]
     norm: dict[int, int] = defaultdict(int)
     shared: dict[tuple[int, int], int] = defaultdict(int)
-    for items in user_rows.values():
+    for items in histories.values():
         weight = 2**24 // len(items)
         for item in items:
             norm[item] += weight
@@ -163,7 +163,7 @@ def covisited(
     for (a, b), value in similar.items():
         near[a].append((-value, b))
     scores: dict[str, dict[int, int]] = {}
-    for user, items in user_rows.items():
+    for user, items in histories.items():
         scores[user] = defaultdict(int)
         for item in items:
             for value, other in sorted(near[item])[: config.neighbours]:

@@ -74,9 +74,9 @@ def test_pieces_hold_every_item_of_every_list_once() -> None:
         assert held.tolist() == items.tolist()
         assert pieces.items.size <= max(1.125 * len(items), len(items))
         for number, length in enumerate(lengths):
-            user_rows = pieces.list == number
-            assert pieces.filled[user_rows].sum() == length
-            assert pieces.place[user_rows].tolist() == list(range(user_rows.sum()))
+            of_list = pieces.list == number
+            assert pieces.filled[of_list].sum() == length
+            assert pieces.place[of_list].tolist() == list(range(of_list.sum()))
         assert not pieces.items[~pieces.filled].any()
 
 
