@@ -27,9 +27,9 @@ RUN_DATE = "2026-01-08"
 
 @pytest.fixture
 def run() -> Iterator[lineage.Run]:
-    made = lineage.Run("build_candidates", "nightrank.shop", RUN_DATE)
-    lineage.begin(made)
-    yield made
+    current_run = lineage.Run("build_candidates", "nightrank.shop", RUN_DATE)
+    lineage.begin(current_run)
+    yield current_run
     lineage.begin(None)
 
 
@@ -41,7 +41,7 @@ def publish(partition: Partition, inputs: dict[str, str], rows: int = 7) -> Mani
 
 
 def names(event: Any, side: str) -> list[str]:
-    return [each["name"].split("/lake/")[1] for each in event[side]]
+    return [item["name"].split("/lake/")[1] for item in event[side]]
 
 
 def test_a_published_partition_says_exactly_what_it_was_made_of(tmp_path: Path) -> None:
@@ -53,21 +53,27 @@ def test_a_published_partition_says_exactly_what_it_was_made_of(tmp_path: Path) 
     try:
         read_manifest(users)
         read_manifest(items)
-        made = publish(lake.candidates("w").partition(RUN_DATE), {"users": before["users"], "config": "c"})
+        published = publish(
+            lake.candidates("w").partition(RUN_DATE), {"users": before["users"], "config": "c"}
+        )
     finally:
         lineage.begin(None)
-    assert_valid(made.lineage)
-    assert made.lineage["eventType"] == "OTHER"
-    assert made.lineage["run"]["runId"] == run.run_id
-    assert made.lineage["job"] == {"namespace": "nightrank.shop", "name": "build_candidates", "facets": {}}
-    assert names(made.lineage, "inputs") == [f"users/w/dt={RUN_DATE}"]  # its digest stands in `inputs`
-    (given,), (output,) = made.lineage["inputs"], made.lineage["outputs"]
-    assert given["facets"]["version"]["datasetVersion"] == before["users"]
-    assert given["inputFacets"]["dataQualityMetrics"]["rowCount"] == 3
-    assert given["inputFacets"]["dataQualityMetrics"]["bytes"] == 300
+    assert_valid(published.lineage)
+    assert published.lineage["eventType"] == "OTHER"
+    assert published.lineage["run"]["runId"] == run.run_id
+    assert published.lineage["job"] == {
+        "namespace": "nightrank.shop",
+        "name": "build_candidates",
+        "facets": {},
+    }
+    assert names(published.lineage, "inputs") == [f"users/w/dt={RUN_DATE}"]  # its digest stands in `inputs`
+    (input_dataset,), (output,) = published.lineage["inputs"], published.lineage["outputs"]
+    assert input_dataset["facets"]["version"]["datasetVersion"] == before["users"]
+    assert input_dataset["inputFacets"]["dataQualityMetrics"]["rowCount"] == 3
+    assert input_dataset["inputFacets"]["dataQualityMetrics"]["bytes"] == 300
     assert (output["namespace"], output["name"]) == ("file", f"{tmp_path}/lake/candidates/w/dt={RUN_DATE}")
-    assert output["facets"]["version"]["datasetVersion"] == made.digest
-    assert [each["name"] for each in output["facets"]["schema"]["fields"]] == ["user_id", "score"]
+    assert output["facets"]["version"]["datasetVersion"] == published.digest
+    assert [item["name"] for item in output["facets"]["schema"]["fields"]] == ["user_id", "score"]
     statistics = output["outputFacets"]["outputStatistics"]
     assert (statistics["rowCount"], statistics["size"]) == (7, 700)
 
@@ -75,23 +81,23 @@ def test_a_published_partition_says_exactly_what_it_was_made_of(tmp_path: Path) 
 def test_combined_digests_are_taken_apart_and_unknown_ones_mean_all(tmp_path: Path, run: lineage.Run) -> None:
     lake = Lake(str(tmp_path / "lake"))
     days = [publish(lake.raw.partition(f"2026-01-0{day}"), {}) for day in (1, 2, 3)]
-    two = combined_digest(f"train {each.digest}" for each in days[:2])
-    made = publish(lake.features("w").partition(RUN_DATE), {"profiles": two})
-    assert names(made.lineage, "inputs") == ["raw/dt=2026-01-01", "raw/dt=2026-01-02"]
+    two = combined_digest(f"train {day.digest}" for day in days[:2])
+    published = publish(lake.features("w").partition(RUN_DATE), {"profiles": two})
+    assert names(published.lineage, "inputs") == ["raw/dt=2026-01-01", "raw/dt=2026-01-02"]
     lineage.begin(later := lineage.Run("score_daily", "nightrank.shop", RUN_DATE))
-    for each in days:
-        read_manifest(lake.raw.partition(each.partition))
-    made = publish(lake.scores.partition(RUN_DATE), {"all of it": "0123456789abcdef"})
-    assert len(made.lineage["inputs"]) == 3
+    for day in days:
+        read_manifest(lake.raw.partition(day.partition))
+    published = publish(lake.scores.partition(RUN_DATE), {"all of it": "0123456789abcdef"})
+    assert len(published.lineage["inputs"]) == 3
     assert later.run_id != run.run_id
 
 
 def test_the_partition_that_is_replaced_is_no_input(tmp_path: Path, run: lineage.Run) -> None:
     partition = Lake(str(tmp_path / "lake")).scores.partition(RUN_DATE)
     old = publish(partition, {"model": "m1"})
-    made = publish(partition, {"model": "m2", "before": old.digest})
-    assert made.lineage["inputs"] == []
-    assert made.digest != old.digest
+    published = publish(partition, {"model": "m2", "before": old.digest})
+    assert published.lineage["inputs"] == []
+    assert published.digest != old.digest
     ended = run.ended("2026-01-09T03:00:00Z", None)
     assert names(ended, "inputs") == []
     assert names(ended, "outputs") == [f"scores/dt={RUN_DATE}"]
@@ -126,9 +132,9 @@ def test_nothing_is_kept_where_no_run_was_begun_or_while_it_is_paused(
 
 def test_lineage_enters_no_digest(tmp_path: Path, run: lineage.Run) -> None:
     lake = Lake(str(tmp_path / "lake"))
-    told = publish(lake.scores.partition(RUN_DATE), {"model": "m"})
+    first = publish(lake.scores.partition(RUN_DATE), {"model": "m"})
     with lineage.paused():
-        assert publish(lake.scores.partition(RUN_DATE), {"model": "m"}).digest == told.digest
+        assert publish(lake.scores.partition(RUN_DATE), {"model": "m"}).digest == first.digest
 
 
 @pytest.mark.parametrize(
@@ -149,11 +155,11 @@ def test_datasets_of_many_threads_are_all_kept(run: lineage.Run) -> None:
         for index in range(200):
             lineage.reads(f"/lake/{thread}/{index}", "v")
 
-    threads = [threading.Thread(target=read, args=(each,)) for each in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(run.inputs()) == 800
 
 
