@@ -29,7 +29,7 @@ IMPORTED = (
     "pandas",
     "distutils.version",
     "etl.text.encode_pass",
-    "etl.value_counts.merge",
+    "etl.value_counts.fit_statistics",
     "etl.value_counts.profiles",
     "etl.text.scan_pass",
 )

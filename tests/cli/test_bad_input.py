@@ -1,4 +1,4 @@
-"""Bad input to the real commands: the exit code, a message that names file and key and says what to do, and no half result."""
+"""Bad input to the real commands: exit code, a message with file, key and remedy, and no half result."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def _build(config: Path, *more: str, run_date: str = RUN_DATE) -> subprocess.Com
     return _run("build_features", "--config", config, "--run-date", run_date, *more)
 
 
-def _assert_refused(ended: subprocess.CompletedProcess[str], exit_code: int, *said: str) -> None:
-    """The exit code, every text, the remedy; no stack trace, no closing line, and no session was started for it."""
+def _assert_refused(ended: subprocess.CompletedProcess[str], exit_code: int, *texts: str) -> None:
+    """The exit code, every text and the remedy are there; stack trace, summary and session are not."""
     assert ended.returncode == exit_code, ended.stderr
-    for text in (*said, "what to do: "):
+    for text in (*texts, "what to do: "):
         assert text in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "session" not in ended.stderr
@@ -140,12 +140,12 @@ def test_training_before_there_are_features(config: Path) -> None:
 
 
 def test_a_third_of_a_day_that_does_not_parse(config: Path, tmp_path: Path) -> None:
-    """By spark-submit: the day is refused, nothing of it reaches the features, its bad lines are kept for a look."""
+    """By spark-submit: the day is refused, no feature is published, and its bad lines are in quarantine."""
     raw = tmp_path / f"raw/dt={DAYS[1]}/part-0.tsv"
     raw.write_text("1\t2\ta\n0\tthree\tb\n0\t3\tc\n" * 30)
     ended = run_job("build_features", config)
-    said = ended.log.read_text()
-    assert ended.exit_code == 3, said[-3000:]
+    log_text = ended.log.read_text()
+    assert ended.exit_code == 3, log_text[-3000:]
     lake = Lake(str(tmp_path / "lake"))
     partition = lake.quarantine.partition(DAYS[1])
     for text in (
@@ -154,8 +154,8 @@ def test_a_third_of_a_day_that_does_not_parse(config: Path, tmp_path: Path) -> N
         str(raw),
         f"what to do: look at the lines in {partition.path}",
     ):
-        assert text in said
-    assert '"job"' not in said
+        assert text in log_text
+    assert '"job"' not in log_text
     manifest = read_manifest(partition)
     assert (manifest.rows_in, manifest.rows, manifest.dropped) == (90, 30, {"integer:n": 30})
     kept = pq.read_table(data_files(partition, manifest)[0], partitioning=None).to_pylist()

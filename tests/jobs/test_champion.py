@@ -21,15 +21,15 @@ NAME = "generated"
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """Three nights: v1 first, v2 better, v3 kept out."""
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-    made = Lake(str(tmp_path))
+    lake_of_runs = Lake(str(tmp_path))
     between = {"difference": 0.0022, "low": 0.0008, "high": 0.0035, "confidence": 0.95, "replicates": 1000}
-    nights: list[tuple[str, str, str | None, bool, dict[str, Any]]] = [
+    decisions: list[tuple[str, str, str | None, bool, dict[str, Any]]] = [
         ("2026-01-05", "v1aaaa", None, True, {}),
         ("2026-01-06", "v2bbbb", "v1aaaa", True, {"auc": between}),
         ("2026-01-07", "v3cccc", "v2bbbb", False, {"auc": {**between, "low": -0.0061}}),
     ]
-    for date, version, before, promoted, intervals in nights:
-        file_io.replace_json(f"{model_path(made, NAME, version)}/model.json", {"parent": before})
+    for date, version, before, promoted, intervals in decisions:
+        file_io.replace_json(f"{model_path(lake_of_runs, NAME, version)}/model.json", {"parent": before})
         after = version if promoted else before
         metrics = {"challenger": {"auc": 0.7612}}
         decision = ChampionDecision(
@@ -43,8 +43,8 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
             (),
             {"parent": before},
         )
-        record_decision(made, NAME, date, decision)
-    return made
+        record_decision(lake_of_runs, NAME, date, decision)
+    return lake_of_runs
 
 
 def call(lake: Lake, run_date: str, *words: str) -> int:
@@ -65,8 +65,8 @@ def test_the_history_says_who_serves_since_when_and_why(
     assert rows[1] == ["2026-01-06", "promoted", "v2bbbb", "v1aaaa", *gained]
     assert rows[2][:4] == ["2026-01-07", "kept", "out", "v3cccc"]
     assert max(map(len, lines[:-1])) <= 120
-    closing = json.loads(lines[-1])
-    assert (closing["job"], closing["champion"], closing["changed"]) == ("champion", "v2bbbb", False)
+    summary = json.loads(lines[-1])
+    assert (summary["job"], summary["champion"], summary["changed"]) == ("champion", "v2bbbb", False)
 
 
 def test_a_date_sees_nothing_later(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,8 +81,8 @@ def test_a_date_sees_nothing_later(lake: Lake, capsys: pytest.CaptureFixture[str
 def test_a_rollback_is_told_and_stands_in_the_history(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(lake, "2026-01-08", "--rollback", "--why", "clicks fell by half") == 0
     text = capsys.readouterr().out
-    closing = json.loads(text.splitlines()[-1])
-    assert (closing["champion"], closing["withdrawn"], closing["changed"]) == ("v1aaaa", ["v2bbbb"], True)
+    summary = json.loads(text.splitlines()[-1])
+    assert (summary["champion"], summary["withdrawn"], summary["changed"]) == ("v1aaaa", ["v2bbbb"], True)
     assert "v2bbbb is out: rollback of 2026-01-08 by ada: clicks fell by half." in text
     assert "nightly --run-date 2026-01-08" in " ".join(text.split())
     assert call(lake, "2026-01-08", "--rollback", "--why", "again") == 0
@@ -98,12 +98,12 @@ def test_a_pin_is_shown_until_it_is_released(lake: Lake, capsys: pytest.CaptureF
     assert "It is pinned: pin of 2026-01-08 by ada: sale day." in text
     assert json.loads(text.splitlines()[-1])["pinned"]
     assert call(lake, "2026-01-09", "--release", "--why", "over") == 0
-    closing = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (closing["champion"], closing["pinned"]) == ("v1aaaa", False)
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (summary["champion"], summary["pinned"]) == ("v1aaaa", False)
 
 
 @pytest.mark.parametrize(
-    "words, code, said",
+    "words, code, text",
     [
         (["--rollback"], 2, "a rollback needs a reason"),
         (
@@ -115,11 +115,11 @@ def test_a_pin_is_shown_until_it_is_released(lake: Lake, capsys: pytest.CaptureF
     ],
 )
 def test_refusals_have_a_code_and_a_remedy(
-    lake: Lake, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+    lake: Lake, capsys: pytest.CaptureFixture[str], words: list[str], code: int, text: str
 ) -> None:
     assert call(lake, "2026-01-08", *words) == code
     printed = capsys.readouterr().err
-    assert said in printed
+    assert text in printed
     assert "what to do" in printed
     assert champion_as_of(lake, NAME, "2026-01-08") == "v2bbbb"
 

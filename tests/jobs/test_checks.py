@@ -1,5 +1,6 @@
-"""What a configuration is refused for before any job works: models, features and candidates that do not fit together, by every
-job; tables, secrets and lists, before a whole run.
+"""Configurations that are refused before any job works.
+
+Every job checks models, features and candidates. A whole run also checks tables, secrets and lists.
 """
 
 from __future__ import annotations
@@ -145,15 +146,17 @@ def test_a_misspelt_key_of_the_model_ends_a_job_before_it_works(tmp_path: Path, 
     assert "Traceback" not in ended.stderr
     assert "session" not in ended.stderr
     assert ended.stdout == ""
-    written = {each.name for each in (tmp_path / "lake").iterdir()} if (tmp_path / "lake").exists() else set()
+    written = {path.name for path in (tmp_path / "lake").iterdir()} if (tmp_path / "lake").exists() else set()
     assert written <= {"runs"}
 
 
 def test_the_settings_are_checked_without_torch() -> None:
     """Each job checks them; importing torch costs a second and 200 MB that most jobs need not spend."""
     program = (
-        "import sys; from conf.load import load_config; from jobs.checks import check_config; import jobs.stages.build_features\n"
-        "for name in ('criteo', 'generated', 'outbrain'): check_config(load_config(f'conf/datasets/{name}.yaml'))\n"
+        "import sys; from conf.load import load_config; from jobs.checks import check_config\n"
+        "import jobs.stages.build_features\n"
+        "for name in ('criteo', 'generated', 'outbrain'):\n"
+        "    check_config(load_config(f'conf/datasets/{name}.yaml'))\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=120)

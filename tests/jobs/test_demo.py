@@ -1,4 +1,4 @@
-"""The demo's own decisions: its dates, its folder, its targets, its exit codes."""
+"""The demo: its dates, its folder, its targets, its exit codes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def test_first_night_has_a_full_window_behind_it_and_the_last_a_day_before_it() 
 
 
 @pytest.mark.parametrize(
-    "overrides, nights, named",
+    "overrides, num_runs, named",
     [
         ([], 4, "generate.days=12"),
         ([], 0, "--nights 0"),
         (["generate=null"], 3, "section generate"),
     ],
 )
-def test_impossible_nights_are_refused(overrides: list[str], nights: int, named: str) -> None:
+def test_impossible_nights_are_refused(overrides: list[str], num_runs: int, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        demo.calendar(load_config(_CONFIG, overrides), nights)
+        demo.calendar(load_config(_CONFIG, overrides), num_runs)
 
 
 def test_folder_is_emptied_only_when_a_demo_made_it(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_bad_arguments_end_in_2_and_touch_nothing(tmp_path: Path, capsys: pytest
 def test_verdict_says_met_for_the_three_targets(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     figures = verdict(read_run_facts(config, RUN_DATE))
-    assert [each.met for each in figures if each.met is not None] == [True, True, True]
+    assert [figure.met for figure in figures if figure.met is not None] == [True, True, True]
     assert "MISSED" not in verdict_table(figures)
 
 
@@ -73,7 +73,7 @@ def test_verdict_says_missed_by_name(tmp_path: Path) -> None:
     # best 0.9: the model reaches (0.7984 - 0.5) / 0.4 = 0.746 and logistic regression 0.526
     publish_facts(lake.evaluations.partition(RUN_DATE), {**facts, "best_auc": 0.9})
     publish_facts(lake.measures.partition(RUN_DATE), {**MEASURE, "lift": 1.2})
-    missed = [each.name for each in verdict(read_run_facts(config, RUN_DATE)) if each.met is False]
+    missed = [figure.name for figure in verdict(read_run_facts(config, RUN_DATE)) if figure.met is False]
     assert missed == ["DLRM: (AUC - 0.5) / (best - 0.5)", "Lift"]
 
 
@@ -82,7 +82,7 @@ def test_unknown_best_auc_counts_as_missed(tmp_path: Path) -> None:
     lake = Lake(config.lake)
     facts = read_manifest(lake.evaluations.partition(RUN_DATE)).facts
     publish_facts(lake.evaluations.partition(RUN_DATE), {**facts, "best_auc": None})
-    assert [each.met for each in verdict(read_run_facts(config, RUN_DATE)) if each.met is not None] == [
+    assert [figure.met for figure in verdict(read_run_facts(config, RUN_DATE)) if figure.met is not None] == [
         False,
         False,
         True,
@@ -99,11 +99,11 @@ def test_seconds_table_leaves_out_what_a_night_did_not_run(tmp_path: Path) -> No
     def outcome(job: str, seconds: float) -> Outcome:
         return Outcome(Stage(job, RUN_DATE, tmp_path / f"{job}.log"), 0, seconds)
 
-    nights = {
+    num_runs = {
         "night1": [outcome("a", 1.25), outcome("c", 2)],
         "night2": [outcome("a", 1), outcome("b", 3), outcome("c", 4)],
     }
-    lines = [line.split() for line in demo.seconds_table(nights).splitlines()]
+    lines = [line.split() for line in demo.seconds_table(num_runs).splitlines()]
     assert lines[2:] == [
         ["a", "1.2", "1.0"],
         ["b", "3.0"],

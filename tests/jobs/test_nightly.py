@@ -1,4 +1,4 @@
-"""nightly, with a small program in spark-submit's place: order, exit codes, logs, and ends that leave nothing behind."""
+"""nightly with a small program in place of spark-submit: order, exit codes, logs, and clean ends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from storage.job_summary import JobSummary
 from storage.paths import Lake
 from tests.reporting.report_lake import RUN_DATE, publish_facts
 
-# Writes down how it was called, then does what plan.json says for the job it was given.
-FAKE = """#!{python} -S
+# Records its call, then behaves as plan.json says for the job.
+STUB_PROGRAM = """#!{python} -S
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 folder = Path({folder!r})
 job = next(Path(word).stem for word in sys.argv if word.endswith(".py"))
 with open(folder / "calls.jsonl", "a") as calls:
-    calls.write(json.dumps({{"job": job, "words": sys.argv[1:], "spark_home": os.environ.get("SPARK_HOME")}}) + "\\n")
+    call = {{"job": job, "words": sys.argv[1:], "spark_home": os.environ.get("SPARK_HOME")}}
+    calls.write(json.dumps(call) + "\\n")
 plan = json.loads((folder / "plan.json").read_text()).get(job, {{}})
 print(plan.get("said", ""), file=sys.stderr)
 if "hang" in plan:
@@ -38,29 +39,33 @@ if "signal" in plan:
     os.kill(os.getpid(), plan["signal"])
 if plan.get("exit", 0):
     sys.exit(plan["exit"])
-print(json.dumps({{"job": job, "rows_in": 10, "rows_out": 9, "dropped": {{"bad": 1}}, "seconds": {{"total": 0.5}}, "output": "out"}}))
+counts = {{"rows_in": 10, "rows_out": 9, "dropped": {{"bad": 1}}}}
+print(json.dumps({{"job": job, **counts, "seconds": {{"total": 0.5}}, "output": "out"}}))
 print("shutdown noise", file=sys.stderr)
 """
 
 
-class Fake:
-    """The program in spark-submit's place and what it was called with."""
+class SparkSubmitStub:
+    """A program in place of spark-submit, and its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lake = folder / "lake"
         self.program = folder / "spark-submit"
-        self.program.write_text(FAKE.format(python=sys.executable, folder=str(folder)))
+        self.program.write_text(STUB_PROGRAM.format(python=sys.executable, folder=str(folder)))
         self.program.chmod(0o755)
         self.plan({})
 
     def plan(self, jobs: dict[str, Any]) -> None:
+        """Sets what the program does for each job."""
         (self.folder / "plan.json").write_text(json.dumps(jobs))
 
     def calls(self) -> list[dict[str, Any]]:
+        """The calls so far, in order."""
         return [json.loads(line) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
 
     def arguments(self, *more: str) -> list[str]:
+        """Arguments of nightly for this lake."""
         base = [
             "--config",
             "conf/datasets/generated.yaml",
@@ -73,122 +78,132 @@ class Fake:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    made = Fake(tmp_path)
-    monkeypatch.setattr(submit, "spark_submit", lambda: made.program)
-    return made
+def submit_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SparkSubmitStub:
+    stub = SparkSubmitStub(tmp_path)
+    monkeypatch.setattr(submit, "spark_submit", lambda: stub.program)
+    return stub
 
 
-def test_ordinary_night_runs_its_stages_in_order_and_ends_with_json(fake: Fake, capsys: Any) -> None:
-    assert nightly.main(fake.arguments("--set", "score.k=7")) == 0
-    calls = fake.calls()
+def test_an_ordinary_run_has_its_stages_in_order_and_ends_with_a_summary(
+    submit_stub: SparkSubmitStub, capsys: Any
+) -> None:
+    assert nightly.main(submit_stub.arguments("--set", "score.k=7")) == 0
+    calls = submit_stub.calls()
     assert [call["job"] for call in calls] == ["build_features", "build_candidates", "score_daily", "report"]
     for call in calls:
         assert call["words"][:2] == ["--properties-file", "conf/spark/local.conf"]
         assert call["words"][-8:-4] == ["--config", "conf/datasets/generated.yaml", "--run-date", RUN_DATE]
         assert call["words"][-1] == "score.k=7"
-    closing = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert closing["job"] == "nightly"
-    assert closing["run_date"] == RUN_DATE
-    assert closing["dropped"] == {"bad": 1}
-    assert set(closing["seconds"]) == {"build_features", "build_candidates", "score_daily", "report", "total"}
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["job"] == "nightly"
+    assert summary["run_date"] == RUN_DATE
+    assert summary["dropped"] == {"bad": 1}
+    assert set(summary["seconds"]) == {"build_features", "build_candidates", "score_daily", "report", "total"}
 
 
-def test_retraining_adds_training_and_the_gate_and_sets_the_mode_for_build_features_alone(fake: Fake) -> None:
-    assert nightly.main(fake.arguments("--retrain")) == 0
-    calls = fake.calls()
+def test_retraining_adds_training_and_the_gate_and_sets_the_mode_for_build_features_alone(
+    submit_stub: SparkSubmitStub,
+) -> None:
+    assert nightly.main(submit_stub.arguments("--retrain")) == 0
+    calls = submit_stub.calls()
     jobs = ["build_features", "train_model", "evaluate_model", "build_candidates", "score_daily", "report"]
     assert [call["job"] for call in calls] == jobs
     assert ["workflow.mode=retrain" in call["words"] for call in calls] == [True] + [False] * 5
 
 
-def test_the_retriever_is_trained_on_the_ranker_s_features_where_candidates_are_retrieved(fake: Fake) -> None:
+def test_the_retriever_is_trained_on_the_ranker_s_features_where_candidates_are_retrieved(
+    submit_stub: SparkSubmitStub,
+) -> None:
     source = "candidates.sources=[{source: retrieval, model: ../models/two_tower_small.yaml}]"
-    assert nightly.main(fake.arguments("--set", source, "--retrain")) == 0
+    assert nightly.main(submit_stub.arguments("--set", source, "--retrain")) == 0
     jobs = ["build_features", "train_model", "train_retriever", "evaluate_model", "build_candidates"]
-    assert [call["job"] for call in fake.calls()][:5] == jobs
+    assert [call["job"] for call in submit_stub.calls()][:5] == jobs
     wrong = source.replace("../models/two_tower_small.yaml", "{architecture: two_tower, towers: 3}")
-    assert nightly.main(fake.arguments("--set", wrong, "--retrain")) == 2
-    assert len(fake.calls()) == 7
+    assert nightly.main(submit_stub.arguments("--set", wrong, "--retrain")) == 2
+    assert len(submit_stub.calls()) == 7
 
 
 @pytest.mark.parametrize(
     "promoted, versions, again", [(False, "ab", True), (False, "aa", False), (True, "ab", False)]
 )
 def test_features_are_applied_again_for_a_champion_kept_with_another_workflow(
-    fake: Fake, promoted: bool, versions: str, again: bool
+    submit_stub: SparkSubmitStub, promoted: bool, versions: str, again: bool
 ) -> None:
     champion, challenger = ({"workflow_version": version} for version in versions)
     facts = {"promoted": promoted, "champion": champion, "challenger": challenger}
-    publish_facts(Lake(str(fake.lake)).evaluations.partition(RUN_DATE), facts)
-    assert nightly.main(fake.arguments("--retrain")) == 0
-    calls = fake.calls()
+    publish_facts(Lake(str(submit_stub.lake)).evaluations.partition(RUN_DATE), facts)
+    assert nightly.main(submit_stub.arguments("--retrain")) == 0
+    calls = submit_stub.calls()
     applied = [call["job"] for call in calls if "workflow.mode=apply" in call["words"]]
     assert applied == (["build_features"] if again else [])
     assert [call["job"] for call in calls][3] == ("build_features" if again else "build_candidates")
-    assert (fake.lake / f"logs/dt={RUN_DATE}/build_features_again.log").exists() == again
+    assert (submit_stub.lake / f"logs/dt={RUN_DATE}/build_features_again.log").exists() == again
 
 
 @pytest.mark.parametrize("promoted_on, mode", [(RUN_DATE, ["workflow.mode=retrain"]), ("2026-01-02", [])])
-def test_a_plain_night_makes_the_features_of_who_was_promoted_that_day_as_its_training_did(
-    fake: Fake, promoted_on: str, mode: list[str]
+def test_a_run_without_training_retrains_features_of_a_champion_promoted_that_day(
+    submit_stub: SparkSubmitStub, promoted_on: str, mode: list[str]
 ) -> None:
-    path = fake.lake / f"models/generated/promotions/dt={promoted_on}.json"
+    path = submit_stub.lake / f"models/generated/promotions/dt={promoted_on}.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"promoted": True, "champion_after": "m1"}))
-    assert nightly.main(fake.arguments()) == 0
-    asked = [[word for word in call["words"] if word.startswith("workflow.mode")] for call in fake.calls()]
+    assert nightly.main(submit_stub.arguments()) == 0
+    asked = [
+        [word for word in call["words"] if word.startswith("workflow.mode")] for call in submit_stub.calls()
+    ]
     assert asked == [mode, [], [], []]
 
 
-def test_lists_are_delivered_right_behind_scoring_where_there_are_sinks(fake: Fake) -> None:
+def test_lists_are_delivered_right_behind_scoring_where_there_are_sinks(submit_stub: SparkSubmitStub) -> None:
     sink = "deliver.sinks=[{kind: json_lines, name: files, path: /out}]"
-    assert nightly.main(fake.arguments("--set", sink)) == 0
+    assert nightly.main(submit_stub.arguments("--set", sink)) == 0
     jobs = ["build_features", "build_candidates", "score_daily", "deliver_recommendations", "report"]
-    assert [call["job"] for call in fake.calls()] == jobs
-    assert fake.calls()[3]["words"][-1] == sink
+    assert [call["job"] for call in submit_stub.calls()] == jobs
+    assert submit_stub.calls()[3]["words"][-1] == sink
 
 
-def test_lists_of_the_day_before_are_measured_when_there_are_any(fake: Fake) -> None:
-    publish_facts(Lake(str(fake.lake)).recommendations.partition("2026-01-07"), {})
-    assert nightly.main(fake.arguments()) == 0
-    calls = fake.calls()
+def test_lists_of_the_day_before_are_measured_when_there_are_any(submit_stub: SparkSubmitStub) -> None:
+    publish_facts(Lake(str(submit_stub.lake)).recommendations.partition("2026-01-07"), {})
+    assert nightly.main(submit_stub.arguments()) == 0
+    calls = submit_stub.calls()
     assert [call["job"] for call in calls][-2:] == ["measure_recommendations", "report"]
     assert calls[-2]["words"][calls[-2]["words"].index("--run-date") + 1] == "2026-01-07"
-    assert (fake.lake / f"logs/dt={RUN_DATE}/measure_recommendations.log").exists()
+    assert (submit_stub.lake / f"logs/dt={RUN_DATE}/measure_recommendations.log").exists()
 
 
-def test_lists_measured_on_the_test_split_belong_to_the_same_night(fake: Fake) -> None:
-    assert nightly.main(fake.arguments("--set", "measure.against=test_split")) == 0
-    words = fake.calls()[-2]["words"]
+def test_lists_measured_on_the_test_split_belong_to_the_same_run(submit_stub: SparkSubmitStub) -> None:
+    assert nightly.main(submit_stub.arguments("--set", "measure.against=test_split")) == 0
+    words = submit_stub.calls()[-2]["words"]
     assert words[words.index("--run-date") + 1] == RUN_DATE
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 134, 137])
-def test_first_failure_stops_the_night_with_its_exit_code_behind_a_report(
-    fake: Fake, capsys: Any, code: int
+def test_first_failure_stops_the_run_with_its_exit_code_after_a_report(
+    submit_stub: SparkSubmitStub, capsys: Any, code: int
 ) -> None:
-    fake.plan({"train_model": {"exit": code}})
-    assert nightly.main(fake.arguments("--retrain")) == code
-    assert [call["job"] for call in fake.calls()] == ["build_features", "train_model", "report"]
+    submit_stub.plan({"train_model": {"exit": code}})
+    assert nightly.main(submit_stub.arguments("--retrain")) == code
+    assert [call["job"] for call in submit_stub.calls()] == ["build_features", "train_model", "report"]
     assert f"train_model ended with exit code {code}" in capsys.readouterr().err
 
 
-def test_a_report_that_fails_too_leaves_the_night_its_exit_code(fake: Fake, capsys: Any) -> None:
-    fake.plan({"build_features": {"exit": 3}, "report": {"exit": 4}})
-    assert nightly.main(fake.arguments()) == 3
-    assert [call["job"] for call in fake.calls()] == ["build_features", "report"]
-    fake.plan({"report": {"exit": 4}})
-    assert nightly.main(fake.arguments()) == 4
-    assert [call["job"] for call in fake.calls()][2:].count("report") == 1
+def test_a_report_that_fails_too_keeps_the_exit_code_of_the_run(
+    submit_stub: SparkSubmitStub, capsys: Any
+) -> None:
+    submit_stub.plan({"build_features": {"exit": 3}, "report": {"exit": 4}})
+    assert nightly.main(submit_stub.arguments()) == 3
+    assert [call["job"] for call in submit_stub.calls()] == ["build_features", "report"]
+    submit_stub.plan({"report": {"exit": 4}})
+    assert nightly.main(submit_stub.arguments()) == 4
+    assert [call["job"] for call in submit_stub.calls()][2:].count("report") == 1
 
 
-def test_every_night_leaves_its_row_with_the_codes_of_its_stages(fake: Fake) -> None:
-    assert nightly.main(fake.arguments()) == 0
-    fake.plan({"build_candidates": {"signal": int(signal.SIGKILL)}})
-    assert nightly.main(fake.arguments()) == 137
-    records = read_records(Lake(str(fake.lake)), [RUN_DATE])
-    good, bad = sorted(records, key=lambda each: each.exit_code)  # both ended within a second
+def test_every_run_has_a_record_with_the_codes_of_its_stages(submit_stub: SparkSubmitStub) -> None:
+    assert nightly.main(submit_stub.arguments()) == 0
+    submit_stub.plan({"build_candidates": {"signal": int(signal.SIGKILL)}})
+    assert nightly.main(submit_stub.arguments()) == 137
+    records = read_records(Lake(str(submit_stub.lake)), [RUN_DATE])
+    good, bad = sorted(records, key=lambda record: record.exit_code)  # both ended within a second
     assert (good.job, good.exit_code, good.error) == ("nightly", 0, None)
     assert set(good.phases) == {"build_features", "build_candidates", "score_daily", "report"}
     assert bad.exit_code == 137
@@ -197,27 +212,32 @@ def test_every_night_leaves_its_row_with_the_codes_of_its_stages(fake: Fake) -> 
     assert "build_candidates ended with exit code 137" in bad.error["problem"]
 
 
-def test_stage_killed_outright_counts_as_137(fake: Fake, capsys: Any) -> None:
-    fake.plan({"build_features": {"signal": int(signal.SIGKILL)}})
-    assert nightly.main(fake.arguments()) == 137
+def test_stage_killed_outright_counts_as_137(submit_stub: SparkSubmitStub, capsys: Any) -> None:
+    submit_stub.plan({"build_features": {"signal": int(signal.SIGKILL)}})
+    assert nightly.main(submit_stub.arguments()) == 137
     assert "killed by SIGKILL: worth a retry" in capsys.readouterr().err
 
 
-def test_failure_shows_the_typed_error_and_where_the_log_is(fake: Fake, capsys: Any) -> None:
-    said = "12:00:00 nightrank: build_features failed: raw/dt=x is empty\n  what to do: give it rows\nat java.lang.Thread"
-    fake.plan({"build_features": {"exit": 3, "said": said}})
-    assert nightly.main(fake.arguments()) == 3
+def test_failure_shows_the_typed_error_and_where_the_log_is(
+    submit_stub: SparkSubmitStub, capsys: Any
+) -> None:
+    log_text = (
+        "12:00:00 nightrank: build_features failed: raw/dt=x is empty\n"
+        "  what to do: give it rows\nat java.lang.Thread"
+    )
+    submit_stub.plan({"build_features": {"exit": 3, "said": log_text}})
+    assert nightly.main(submit_stub.arguments()) == 3
     error = capsys.readouterr().err
     assert "raw/dt=x is empty" in error
     assert "what to do: give it rows" in error
     assert "java.lang.Thread" not in error
-    assert str(fake.lake / f"logs/dt={RUN_DATE}/build_features.log") in error
+    assert str(submit_stub.lake / f"logs/dt={RUN_DATE}/build_features.log") in error
 
 
-def test_stray_spark_home_is_dropped(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stray_spark_home_is_dropped(submit_stub: SparkSubmitStub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/somewhere/else")
-    assert nightly.main(fake.arguments()) == 0
-    assert {call["spark_home"] for call in fake.calls()} == {None}
+    assert nightly.main(submit_stub.arguments()) == 0
+    assert {call["spark_home"] for call in submit_stub.calls()} == {None}
 
 
 @pytest.mark.parametrize(
@@ -230,28 +250,28 @@ def test_stray_spark_home_is_dropped(fake: Fake, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_bad_arguments_end_in_2_before_anything_runs(
-    fake: Fake, capsys: Any, arguments: list[str], named: str
+    submit_stub: SparkSubmitStub, capsys: Any, arguments: list[str], named: str
 ) -> None:
-    assert nightly.main(fake.arguments(*arguments)) == 2
+    assert nightly.main(submit_stub.arguments(*arguments)) == 2
     error = capsys.readouterr().err
     assert named in error
     assert "what to do:" in error
-    assert not (fake.folder / "calls.jsonl").exists()
+    assert not (submit_stub.folder / "calls.jsonl").exists()
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_ends_the_whole_group_of_the_running_stage(
-    fake: Fake, number: signal.Signals, code: int
+    submit_stub: SparkSubmitStub, number: signal.Signals, code: int
 ) -> None:
-    fake.plan({"build_features": {"hang": True}})
+    submit_stub.plan({"build_features": {"hang": True}})
     program = (
         "import sys; from pathlib import Path; from jobs import nightly; from jobs.chain import submit; "
     )
-    program += f"submit.spark_submit = lambda: Path({str(fake.program)!r}); submit._GRACE_S = 0.5; "
-    program += f"sys.exit(nightly.main({fake.arguments()!r}))"
+    program += f"submit.spark_submit = lambda: Path({str(submit_stub.program)!r}); submit._GRACE_S = 0.5; "
+    program += f"sys.exit(nightly.main({submit_stub.arguments()!r}))"
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
-        _wait_for(lambda: (fake.folder / "pids").exists())
-        pids = [int(pid) for pid in (fake.folder / "pids").read_text().split()]
+        _wait_for(lambda: (submit_stub.folder / "pids").exists())
+        pids = [int(pid) for pid in (submit_stub.folder / "pids").read_text().split()]
         process.send_signal(number)
         _, error = process.communicate(timeout=20)
     assert process.returncode == code
@@ -259,14 +279,14 @@ def test_signal_ends_the_whole_group_of_the_running_stage(
     _wait_for(lambda: not any(_alive(pid) for pid in pids))
 
 
-def test_group_of_a_failed_stage_is_ended_too(fake: Fake) -> None:
+def test_group_of_a_failed_stage_is_ended_too(submit_stub: SparkSubmitStub) -> None:
     """A JVM that is killed leaves its Python driver behind, which would go on writing."""
-    script = fake.folder / "spark-submit"
+    script = submit_stub.folder / "spark-submit"
     script.write_text(
-        f"#!/bin/sh\nsh -c 'trap \"\" TERM; sleep 600' & echo $! > {fake.folder}/pids\nexit 1\n"
+        f"#!/bin/sh\nsh -c 'trap \"\" TERM; sleep 600' & echo $! > {submit_stub.folder}/pids\nexit 1\n"
     )
-    assert nightly.main(fake.arguments()) == 1
-    pid = int((fake.folder / "pids").read_text())
+    assert nightly.main(submit_stub.arguments()) == 1
+    pid = int((submit_stub.folder / "pids").read_text())
     _wait_for(lambda: not _alive(pid))
 
 

@@ -8,7 +8,10 @@ from reporting.terminal.stage_progress import StageProgress
 
 
 class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
     def isatty(self) -> bool:
+        """Always true."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""plan_night: what a scheduler is told before a night begins."""
+"""plan_night: the facts that a scheduler gets before a run."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_a_log_that_nothing_reads_is_bad_data(tmp_path: Path) -> None:
 def test_steps_name_job_day_and_overrides(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     publish_facts(lake.recommendations.partition(BEFORE), {})
-    found = plan(tmp_path, "deliver.sinks=[{kind: json_lines, name: files, path: /out}]")
-    assert found["published"] is False
+    facts = plan(tmp_path, "deliver.sinks=[{kind: json_lines, name: files, path: /out}]")
+    assert facts["published"] is False
     names = ["build_features", "build_candidates", "score_daily", "deliver_recommendations"]
-    assert [step["name"] for step in found["night"]] == [*names, "measure_recommendations", "report"]
-    days = {step["name"]: step["run_date"] for step in found["night"]}
+    assert [step["name"] for step in facts["night"]] == [*names, "measure_recommendations", "report"]
+    days = {step["name"]: step["run_date"] for step in facts["night"]}
     assert days.pop("measure_recommendations") == BEFORE
     assert set(days.values()) == {RUN_DATE}
-    training = found["retraining"]
+    training = facts["retraining"]
     assert [step["job"] for step in training] == ["build_features", "train_model", "evaluate_model"]
     assert [step["overrides"] for step in training] == [("workflow.mode=retrain",), (), ()]
 

@@ -1,4 +1,4 @@
-"""A real job by a real spark-submit: standard output holds its summary alone, and errors name a file instead of printing stacks."""
+"""A real job by spark-submit: standard output has the summary alone, and errors name a file of stacks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def left_behind(config: Path) -> list[Path]:
 
 
 def fill_disk() -> None:
-    """Files may not grow past a limit: to whoever writes one, that is a full disk, and nobody else notices."""
+    """Limits the size of files, which looks like a full disk to this process alone."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LIMIT_BYTES, _LIMIT_BYTES))
 
 
@@ -131,8 +131,8 @@ def assert_holds_stacks(path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_and_a_file(config: Path) -> None:
-    said, stacks = fail_on_a_full_disk(config)
-    assert_without_stacks(said)
+    message, stacks = fail_on_a_full_disk(config)
+    assert_without_stacks(message)
     assert stacks.parent == config.parent / f"lake/logs/dt={RUN_DATE}"
     assert_holds_stacks(stacks)
     assert left_behind(config) == []
@@ -141,8 +141,8 @@ def test_a_full_disk_is_one_line_and_a_file(config: Path) -> None:
 def test_where_the_lake_takes_no_file_it_is_a_temporary_one(config: Path) -> None:
     (config.parent / "lake").mkdir()
     (config.parent / "lake/logs").touch()  # a file, so that nothing can be written below it
-    said, stacks = fail_on_a_full_disk(config)
-    assert_without_stacks(said)
+    message, stacks = fail_on_a_full_disk(config)
+    assert_without_stacks(message)
     assert left_behind(config) == [stacks]
     assert_holds_stacks(stacks)
 
@@ -156,9 +156,9 @@ def test_a_typed_error_of_a_worker_has_no_stack_in_front(config: Path) -> None:
     assert done.returncode == 3, done.stderr
     assert done.stdout == ""
     assert_without_stacks(done.stderr)
-    said = done.stderr[done.stderr.index("build_features failed") :]
-    assert "part-0.tsv.gz" in said
-    assert f"  stacks: {config.parent}/lake/logs/dt={RUN_DATE}/build_features-" in said
+    message = done.stderr[done.stderr.index("build_features failed") :]
+    assert "part-0.tsv.gz" in message
+    assert f"  stacks: {config.parent}/lake/logs/dt={RUN_DATE}/build_features-" in message
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,9 @@ def test_a_typed_error_of_a_worker_has_no_stack_in_front(config: Path) -> None:
         ("[Errno 28] No space left on device: '/x'", "ValueError: [Errno 28] No space left on device: '/x'"),
         ("", "ValueError"),
         (
-            "An error occurred while calling o9.parquet.\n: org.apache.spark.SparkException: Job aborted\n\tat a.B.c(B.java:1)\n"
-            "Caused by: a.FSError: java.io.IOException: full\n\tat a.B.c(B.java:1)\nCaused by: java.io.IOException: full\n\t... 3 more",
+            "An error occurred while calling o9.parquet.\n: org.apache.spark.SparkException: Job aborted\n"
+            "\tat a.B.c(B.java:1)\nCaused by: a.FSError: java.io.IOException: full\n\tat a.B.c(B.java:1)\n"
+            "Caused by: java.io.IOException: full\n\t... 3 more",
             "java.io.IOException: full",
         ),
         (
@@ -177,7 +178,8 @@ def test_a_typed_error_of_a_worker_has_no_stack_in_front(config: Path) -> None:
             "OSError: [Errno 28] full",
         ),
         (
-            "An error occurred while calling o9.count.\n: org.apache.spark.SparkException: Job aborted: Lost task 0.0\n\tat a.B.c(B.java:1)",
+            "An error occurred while calling o9.count.\n"
+            ": org.apache.spark.SparkException: Job aborted: Lost task 0.0\n\tat a.B.c(B.java:1)",
             "ValueError: org.apache.spark.SparkException: Job aborted: Lost task 0.0",
         ),
     ],
@@ -187,5 +189,8 @@ def test_the_cause_is_one_line(text: str, cause: str) -> None:
 
 
 def test_a_message_keeps_its_own_lines() -> None:
-    text = "training broke off: a.B: x\n\tat a.B.c(B.java:1)\n\tat java.base/a.B$1.<init>(B.java:1)\n\t... 2 more\n  what to do: look at it"
+    text = (
+        "training broke off: a.B: x\n\tat a.B.c(B.java:1)\n\tat java.base/a.B$1.<init>(B.java:1)\n"
+        "\t... 2 more\n  what to do: look at it"
+    )
     assert without_frames(text) == "training broke off: a.B: x\n  what to do: look at it"

@@ -58,10 +58,10 @@ def _manifests(config: Config, lake: Lake, dt: str, back: int, draw: random.Rand
     facts = quality_facts(())
     compared = Comparison.from_facts(facts)
     psi = 0.41 if back == 9 else 0.04 + 0.02 * draw.random()
-    columns = [replace(each, psi=psi if each.name == "C2" else None) for each in compared.columns]
+    columns = [replace(column, psi=psi if column.name == "C2" else None) for column in compared.columns]
     if dt != RUN_DATE:
-        told = {**replace(compared, columns=tuple(columns)).to_facts(), "findings": []}
-        publish_facts(lake.quality(config.name).partition(dt), told)
+        facts = {**replace(compared, columns=tuple(columns)).to_facts(), "findings": []}
+        publish_facts(lake.quality(config.name).partition(dt), facts)
         changes = {"churn": 0.2 + 0.1 * draw.random(), "score_psi": 0.02 + 0.03 * draw.random()}
         publish_facts(lake.list_changes.partition(dt), changes)
 
@@ -79,10 +79,10 @@ def _runs(config: Config, lake: Lake, dt: str, back: int, draw: random.Random) -
         write_record(lake, record_of(config, dt, job, **counted, **price))
     codes = dict.fromkeys(jobs, 0)
     if back == FAILED:
-        said = {"kind": "DataError", "problem": "the <log> of that day is empty", "remedy": "deliver it"}
+        error = {"kind": "DataError", "problem": "the <log> of that day is empty", "remedy": "deliver it"}
         at = {"started_at": f"{dt}T02:00:00Z", "ended_at": f"{dt}T02:00:30Z"}
         write_record(
-            lake, record_of(config, dt, "build_features", exit_code=3, error=said, core_s=480.0, **at)
+            lake, record_of(config, dt, "build_features", exit_code=3, error=error, core_s=480.0, **at)
         )
     if back == KILLED:
         codes["score_daily"] = 137

@@ -190,7 +190,7 @@ def quality_facts(findings: Sequence[Finding]) -> dict[str, Any]:
     days = [(dt, split) for split, dts in SPLITS.items() for dt in dts]
     pieces = tuple(PieceRows(dt, split, 80 if split == "test" else 200, 20) for dt, split in days)
     compared = Comparison(RUN_DATE, False, pieces, (numbers, names))
-    return {**compared.to_facts(), "findings": [each.to_facts() for each in findings]}
+    return {**compared.to_facts(), "findings": [finding.to_facts() for finding in findings]}
 
 
 def _features(lake: Lake) -> None:
@@ -272,7 +272,7 @@ def _evaluation(lake: Lake) -> None:
         "calibration": bins,
         "histogram": {
             "edges": [edge / 20 for edge in range(21)],
-            "counts": [400 * (20 - each) for each in range(20)],
+            "counts": [400 * (20 - item) for item in range(20)],
         },
     }
     facts = {
@@ -293,7 +293,7 @@ def _recommendations(lake: Lake) -> None:
     for user in _USERS:
         items = draw.sample(_ITEMS[:25], 9)
         for position, item in enumerate(
-            [HOSTILE_ITEM, *(each for each in items if each != HOSTILE_ITEM)][:9], start=1
+            [HOSTILE_ITEM, *(item for item in items if item != HOSTILE_ITEM)][:9], start=1
         ):
             row = {"user_id": user, "position": position, "item_id": item, "score": 0.9 / position}
             rows.append({**row, "reason": "explore" if position == 9 else f"boost:{HOSTILE_ITEM}"})

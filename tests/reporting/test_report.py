@@ -1,4 +1,4 @@
-"""The report: complete with every fact, a sentence in place of each that is missing, escaped, and self-contained."""
+"""The report: complete with every fact, a sentence for each missing fact, escaped, self-contained."""
 
 from __future__ import annotations
 
@@ -61,18 +61,22 @@ class Page(HTMLParser):
         assert not self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Collects the element."""
         self.tags.append((tag, dict(attrs)))
         if tag not in _VOID:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
+        """Leaves the element."""
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
+        """Collects text."""
         self.words.append(data)
 
     @property
     def text(self) -> str:
+        """The text of the page."""
         return " ".join(" ".join(self.words).split())
 
 
@@ -111,7 +115,7 @@ def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
 
 def test_changes_and_deliveries_stand_beside_each_other(full: str) -> None:
     text = Page(full).text.split("Changes", 1)[1].split("Concentration", 1)[0]
-    for said in (
+    for text_part in (
         "against the lists of 2026-01-07",
         "43.2%",
         "0.568",
@@ -121,7 +125,7 @@ def test_changes_and_deliveries_stand_beside_each_other(full: str) -> None:
         "1 lost, 2 gained",
         "jdbc:postgresql:app lists 180 77 13 1.5 s",
     ):
-        assert said in text, said
+        assert text_part in text, text_part
 
 
 def test_lists_that_were_held_back_are_told_with_their_limits(tmp_path: Path) -> None:
@@ -154,7 +158,7 @@ def test_values_of_the_log_are_text_and_never_markup(full: str) -> None:
 
 def test_data_quality_shows_every_column_and_marks_what_is_above_a_limit(full: str) -> None:
     text = Page(full).text.split("Data quality", 1)[1].split("Calibration", 1)[0]
-    for said in (
+    for text_part in (
         "The log of 2026-01-08 against its 2 train days: 80 rows, 25.00% of them clicks (10.00% in training)",
         "2 figures are above a limit.",
         "warn 80 rows, 200 on the median train day 0.600 0.500 quality.row_shortfall_warn",
@@ -165,7 +169,7 @@ def test_data_quality_shows_every_column_and_marks_what_is_above_a_limit(full: s
         f"{HOSTILE_ITEM} 40.00% 10.00%",
         "-5 to 1.23457e+06, mean 40.25",
     ):
-        assert said in text, said
+        assert text_part in text, text_part
     assert "stopped" not in text
 
 
@@ -180,7 +184,7 @@ def test_data_quality_of_a_stopped_night_stands_without_a_dataset(tmp_path: Path
     config = make_lake(tmp_path)
     for gone in ("datasets", "features", "models", "evaluations", "recommendations"):
         (tmp_path / gone).rename(tmp_path / f"away_{gone}")
-    stopped = [replace(each, level="stop") for each in FINDINGS]
+    stopped = [replace(finding, level="stop") for finding in FINDINGS]
     publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), quality_facts(stopped))
     page = build(config, RUN_DATE)[1]
     assert "The job was stopped: no features were published." in Page(page).text
@@ -234,9 +238,9 @@ def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> Non
     facts = dict(read_manifest(partition).facts)
     champion = {**facts["challenger"], "version": "champion00000000", "auc": 0.8011}
     publish_facts(partition, {**facts, "champion": champion, "promoted": False, "reason": "worse by 0.0027"})
-    night = read_run_facts(config, RUN_DATE)
-    assert night.judged is not None
-    assert night.judged["auc"] == 0.8011
+    run = read_run_facts(config, RUN_DATE)
+    assert run.judged is not None
+    assert run.judged["auc"] == 0.8011
     assert "was not promoted : worse by 0.0027" in Page(build(config, RUN_DATE)[1]).text
 
 
@@ -245,7 +249,7 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
     partition = Lake(config.lake).evaluations.partition(RUN_DATE)
     facts = dict(read_manifest(partition).facts)
     assert "There was no champion to compare with" in Page(build(config, RUN_DATE)[1]).text
-    found = {
+    warned = {
         "name": "auc",
         "level": "ok",
         "said": "AUC <b>",
@@ -253,12 +257,12 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
         "limit": 0.002,
         "setting": "gate.margin",
     }
-    held = {**found, "name": "oov_share", "level": "hold", "said": "many new ids", "setting": None}
+    held = {**warned, "name": "oov_share", "level": "hold", "said": "many new ids", "setting": None}
     between = {"difference": 0.0022, "low": -0.0008, "high": 0.0051, "confidence": 0.95, "replicates": 990}
     more = {
         "intervals": {"auc": between},
         "resampled": {"by": "user", "count": 4_000},
-        "checks": [held, found],
+        "checks": [held, warned],
         "drift": {"feature_psi": {"C7": 0.412}, "oov_share": {"C1": 0.0625}},
     }
     publish_facts(partition, {**facts, **more})
@@ -298,14 +302,16 @@ def test_sampled_users_have_their_whole_list_and_their_own_history(tmp_path: Pat
     lake = Lake(config.lake)
     partition = lake.recommendations.partition(RUN_DATE)
     manifest = read_manifest(partition)
-    found = list_facts.sample_lists(lake, partition, manifest, None, 3)
-    assert [each.user for each in found] == ["user03", "user10", "user16"]
-    assert all([position for position, *_ in each.entries] == list(range(1, 10)) for each in found)
-    assert {(position == 9, reason) for each in found for position, _, _, reason in each.entries} == {
+    lists = list_facts.sample_lists(lake, partition, manifest, None, 3)
+    assert [user_list.user for user_list in lists] == ["user03", "user10", "user16"]
+    assert all([position for position, *_ in user_list.entries] == list(range(1, 10)) for user_list in lists)
+    assert {
+        (position == 9, reason) for user_list in lists for position, _, _, reason in user_list.entries
+    } == {
         (True, "explore"),
         (False, f"boost:{HOSTILE_ITEM}"),
     }
-    assert all(each.history is None for each in found)
+    assert all(user_list.history is None for user_list in lists)
 
 
 def test_history_orders_by_clicks_then_item() -> None:
@@ -336,8 +342,8 @@ def test_stage_seconds_leave_out_failed_stages_and_the_report_itself(tmp_path: P
         (folder / f"{job}.log").write_text(
             json.dumps({"job": job, "seconds": {"session": 2.0, "total": 3.0}})
         )
-    found = read_stage_times(lake, RUN_DATE, "generated")
-    assert [(each.stage, each.total_s, dict(each.phases_s)) for each in found] == [
+    stage_times = read_stage_times(lake, RUN_DATE, "generated")
+    assert [(stage.stage, stage.total_s, dict(stage.phases_s)) for stage in stage_times] == [
         ("score_daily", 3.0, {"session": 2.0})
     ]
 
@@ -355,15 +361,15 @@ def test_job_writes_the_page_and_its_closing_line(tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit) as ended:
         run_job("report", "", report.run, arguments)
     assert ended.value.code == 0
-    closing = json.loads(capsys.readouterr().out.splitlines()[-1])
-    written = Path(closing["output"])
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    written = Path(summary["output"])
     assert written == tmp_path / f"reports/{RUN_DATE}.html"
-    assert written.stat().st_size == closing["bytes"]
+    assert written.stat().st_size == summary["bytes"]
 
 
 def test_markup_escapes_everything_but_markup() -> None:
-    made = tag("p", "<b>", Html("<i>x</i>"), None, 3, title='a"b', hidden=True, lang=None)
-    assert made == '<p title="a&quot;b" hidden>&lt;b&gt;<i>x</i>3</p>'
+    element = tag("p", "<b>", Html("<i>x</i>"), None, 3, title='a"b', hidden=True, lang=None)
+    assert element == '<p title="a&quot;b" hidden>&lt;b&gt;<i>x</i>3</p>'
     assert join(["a&b"]) == "a&amp;b"
     assert "&lt;td&gt;" in table(["n"], [["<td>"]], "c")
 
@@ -378,8 +384,8 @@ def test_day_cut_into_splits_is_shown_by_split_and_counted_once(tmp_path: Path) 
     replace_manifest(partition, cut)
     splits = {name: (Member(RUN_DATE, cut.digest, name),) for name in ("test", "train")}
     publish_dataset(lake, Dataset(RUN_DATE, WORKFLOW, splits, "fit"), "2026-01-09T00:00:00Z")
-    night = read_run_facts(config, RUN_DATE)
-    assert [(day.split, day.rows) for day in night.days] == [("train", 100), ("test", 100)]
+    run = read_run_facts(config, RUN_DATE)
+    assert [(day.split, day.rows) for day in run.days] == [("train", 100), ("test", 100)]
     text = Page(build(config, RUN_DATE)[1]).text
     assert "4 of 204 raw rows" in text
     assert "after dropping, by split." in text

@@ -1,4 +1,4 @@
-"""Charts: ticks that are round and enclose the values, and drawings that stand with no, one, or infinite values."""
+"""Charts: ticks are round and enclose the values; charts of no, one or infinite values can be drawn."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _NUMBER = re.compile(r' (?:x|y|x1|x2|y1|y2|cx|cy|r|width|height)="([^"]*)"')
 def test_axis_encloses_its_values_with_few_ascending_ticks(
     values: list[float], from_zero: bool, exact: bool
 ) -> None:
-    made = axis(values, "x", from_zero=from_zero, exact=exact)
-    slack = 1e-9 * (made.high - made.low)
-    assert made.low - slack <= min(values)
-    assert max(values) <= made.high + slack
-    assert made.low < made.high
-    assert list(made.ticks) == sorted(set(made.ticks))
-    assert len(made.ticks) <= 9
-    assert all(made.low - slack <= tick <= made.high + slack for tick in made.ticks)
+    chart_axis = axis(values, "x", from_zero=from_zero, exact=exact)
+    slack = 1e-9 * (chart_axis.high - chart_axis.low)
+    assert chart_axis.low - slack <= min(values)
+    assert max(values) <= chart_axis.high + slack
+    assert chart_axis.low < chart_axis.high
+    assert list(chart_axis.ticks) == sorted(set(chart_axis.ticks))
+    assert len(chart_axis.ticks) <= 9
+    assert all(chart_axis.low - slack <= tick <= chart_axis.high + slack for tick in chart_axis.ticks)
     if from_zero:
-        assert made.low <= 0 <= made.high
+        assert chart_axis.low <= 0 <= chart_axis.high
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,12 @@ def test_axis_needs_a_finite_value() -> None:
 
 
 def test_place_maps_the_ends_to_the_ends() -> None:
-    made = axis([0.0, 10.0], "x")
-    assert (made.place(0, 50, 450), made.place(5, 50, 450), made.place(10, 50, 450)) == (50, 250, 450)
+    chart_axis = axis([0.0, 10.0], "x")
+    assert (chart_axis.place(0, 50, 450), chart_axis.place(5, 50, 450), chart_axis.place(10, 50, 450)) == (
+        50,
+        250,
+        450,
+    )
 
 
 @pytest.mark.parametrize("points", [[], [(1.0, math.nan)], [(math.inf, 1.0)]])
@@ -108,7 +112,7 @@ def test_several_series_have_a_legend() -> None:
 
 def test_histogram_draws_bars_in_proportion() -> None:
     drawn = histogram("h", [0.0, 0.5, 1.0], [10, 20], x_label="p", y_label="rows")
-    heights = [float(found) for found in re.findall(r'<rect [^>]*height="([^"]+)"', drawn)]
+    heights = [float(number) for number in re.findall(r'<rect [^>]*height="([^"]+)"', drawn)]
     assert heights[1] == pytest.approx(2 * heights[0], abs=0.02)
 
 
@@ -142,4 +146,4 @@ def test_scatter_stands_with_none_one_and_weightless_points() -> None:
 
 
 def _all_finite(drawn: str) -> None:
-    assert all(math.isfinite(float(found)) for found in _NUMBER.findall(drawn))
+    assert all(math.isfinite(float(number)) for number in _NUMBER.findall(drawn))

@@ -1,4 +1,4 @@
-"""The last thirty days on the report's page: what is told of each day, what failed, and what stands on a lake of one day."""
+"""The last thirty days on the report's page: figures by day, failures, and a lake with one day."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_attempts_that_failed_cost_and_are_told_and_a_retry_gives_the_seconds(la
 def test_a_killed_stage_is_told_by_its_night(lake: Config, tmp_path: Path) -> None:
     history = read_history(lake, RUN_DATE)
     killed = next(day for day in history.days if day.dt == day_before(KILLED))
-    assert [(each.job, each.exit_code) for each in killed.failures] == [("score_daily", 137)]
+    assert [(item.job, item.exit_code) for item in killed.failures] == [("score_daily", 137)]
     night = {
         "facts": {"exit_codes": {"score_daily": 4, "build_features": 0, "train_model": 1}},
         "exit_code": 4,
@@ -76,7 +76,7 @@ def test_a_killed_stage_is_told_by_its_night(lake: Config, tmp_path: Path) -> No
         record_of(lake, RUN_DATE, "score_daily", exit_code=4, started_at=f"{RUN_DATE}T03:00:30Z"),
         record_of(lake, RUN_DATE, "nightly", **night),
     ]
-    assert [(each.job, each.exit_code) for each in failures_of(records)] == [
+    assert [(item.job, item.exit_code) for item in failures_of(records)] == [
         ("score_daily", 4),  # by its own record, once
         ("train_model", 1),
     ]
@@ -100,8 +100,8 @@ def test_the_page_draws_every_figure_and_tells_what_failed(lake: Config) -> None
     ]
     drawn = ["Rows", "Drops", "AUC", "Drift", "Throughput", "Duration", "Cost", "Failures"]
     assert titles[:8] == drawn
-    told = page.text.split("The last 30 days", 1)[1].split("Nights", 1)[0]
-    for said in (
+    section = page.text.split("The last 30 days", 1)[1].split("Nights", 1)[0]
+    for text in (
         f"Of the 30 run dates up to {RUN_DATE} 29 have run",
         "Failed attempts: 2.",
         "build_features 3",
@@ -111,7 +111,7 @@ def test_the_page_draws_every_figure_and_tells_what_failed(lake: Config) -> None
         HOSTILE_REASON,
         "other reasons (1)",
     ):
-        assert said in told, said
+        assert text in section, text
     assert HOSTILE_REASON not in text
     assert "url(" not in text
 
@@ -119,11 +119,11 @@ def test_the_page_draws_every_figure_and_tells_what_failed(lake: Config) -> None
 def test_a_lake_of_one_day_has_a_table_and_no_charts(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     make_history(config, 1)
-    made = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
-    assert made is not None
-    assert "<svg" not in made
-    assert "1 has run" in made
-    assert "No attempt failed." in made
+    html = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
+    assert html is not None
+    assert "<svg" not in html
+    assert "1 has run" in html
+    assert "No attempt failed." in html
 
 
 def test_a_lake_without_runs_has_no_such_section(tmp_path: Path) -> None:
@@ -134,24 +134,24 @@ def test_two_days_of_which_little_is_known_can_be_drawn(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     for back in (0, 1):
         write_record(Lake(config.lake), record_of(config, day_before(back), "report", core_s=1.0))
-    made = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
-    assert made is not None
-    assert "AUC: there are no values to draw." in made
-    assert "core hours" in made
+    html = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
+    assert html is not None
+    assert "AUC: there are no values to draw." in html
+    assert "core hours" in html
 
 
 def test_stages_come_from_the_rows_of_runs_where_a_scheduler_keeps_the_logs(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     make_history(config, 1)
-    found = read_stage_times(Lake(config.lake), RUN_DATE, config.name)
-    assert {each.stage for each in found} == {
+    stage_times = read_stage_times(Lake(config.lake), RUN_DATE, config.name)
+    assert {item.stage for item in stage_times} == {
         "build_features",
         "train_model",
         "evaluate_model",
         "build_candidates",
         "score_daily",
     }
-    assert all(each.total_s > 0 for each in found)
+    assert all(item.total_s > 0 for item in stage_times)
 
 
 def test_stacked_bars_reach_the_sum_and_leave_out_what_is_unknown() -> None:

@@ -11,7 +11,10 @@ from reporting.terminal.training_bar import TrainingBar
 
 
 class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
     def isatty(self) -> bool:
+        """Always true."""
         return True
 
 
@@ -49,6 +52,6 @@ def test_a_log_gets_a_line_an_entry(caplog: pytest.LogCaptureFixture) -> None:
         bar.show(entry(300))
         bar.show(entry(301, rows_per_s=100))
     assert log.getvalue() == ""
-    lines = [each.message for each in caplog.records]
+    lines = [record.message for record in caplog.records]
     assert lines[0] == "dlrm    300/1,200  loss 0.51000  2,000 rows/s  3% waiting  7:30 left"
     assert lines[1].endswith("  2:29:50 left")

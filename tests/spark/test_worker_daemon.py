@@ -34,7 +34,7 @@ def test_workers_start_with_their_imports_frozen(spark: SparkSession) -> None:
 
 
 def test_no_task_reads_the_contents_of_sparks_archives_again(spark: SparkSession) -> None:
-    """What a worker lets look at its place again before every task, and how it still finds what tasks import."""
+    """Importers that a worker invalidates before every task, and imports of tasks after that."""
 
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import importlib.util
@@ -45,8 +45,8 @@ def test_no_task_reads_the_contents_of_sparks_archives_again(spark: SparkSession
                 for entry in (*sys.path, *sys.path_importer_cache)
                 if "/pyspark/" in entry and entry.endswith((".zip", ".jar"))
             ]
-            found = importlib.util.find_spec("py4j.java_gateway")
-            origin = found.origin if found else None
+            spec = importlib.util.find_spec("py4j.java_gateway")
+            origin = spec.origin if spec else None
             yield pa.RecordBatch.from_arrays(
                 [pa.array([",".join(archives)]), pa.array([origin])], ["archives", "origin"]
             )
@@ -59,17 +59,17 @@ def test_no_task_reads_the_contents_of_sparks_archives_again(spark: SparkSession
 def test_only_the_archives_of_the_installed_pyspark_are_left_out(tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     (site / "py4j").mkdir(parents=True)
-    own = [
-        f"{site}/pyspark/{each}"
-        for each in ("python/lib/pyspark.zip", "python/lib/py4j-0.10-src.zip", "jars/spark-core.jar")
+    archives = [
+        f"{site}/pyspark/{name}"
+        for name in ("python/lib/pyspark.zip", "python/lib/py4j-0.10-src.zip", "jars/spark-core.jar")
     ]
     rest = ["", "/jobs", "/opt/spark/python/lib/pyspark.zip", "/brought/more.zip", str(site)]
-    assert without_archives([*own, *rest]) == rest
+    assert without_archives([*archives, *rest]) == rest
     # A Spark of the cluster's own brings its pyspark, and none is installed beside ours.
-    assert without_archives([*own, ""]) == [*own, ""]
+    assert without_archives([*archives, ""]) == [*archives, ""]
     # An environment behind a link, which Spark has followed.
     (tmp_path / "linked").symlink_to(site)
     rest[-1] = f"{tmp_path}/linked"
-    assert without_archives([*own, *rest]) == rest
+    assert without_archives([*archives, *rest]) == rest
     (site / "py4j").rmdir()
-    assert without_archives([*own, *rest]) == [*own, *rest]
+    assert without_archives([*archives, *rest]) == [*archives, *rest]

@@ -14,7 +14,8 @@ SCHEMA = json.loads((Path(__file__).parent / "openlineage.json").read_text(encod
 
 def assert_valid(event: Mapping[str, Any]) -> None:
     """Fails with every place where the event breaks the schema."""
-    found = [
-        f"{each.json_path}: {each.message}" for each in Draft202012Validator(SCHEMA).iter_errors(dict(event))
+    problems = [
+        f"{error.json_path}: {error.message}"
+        for error in Draft202012Validator(SCHEMA).iter_errors(dict(event))
     ]
-    assert not found, "\n".join(found)
+    assert not problems, "\n".join(problems)

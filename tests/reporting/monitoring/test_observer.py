@@ -35,16 +35,16 @@ def arguments(lake: Path, *more: str) -> list[str]:
     return ["--config", "conf/datasets/generated.yaml", "--run-date", RUN_DATE, *words]
 
 
-def ended(body: Callable[[RunContext], JobSummary], given: list[str]) -> int:
+def ended(body: Callable[[RunContext], JobSummary], words: list[str]) -> int:
     with pytest.raises(SystemExit) as caught:
-        run_job("score_daily", "", body, given)
+        run_job("score_daily", "", body, words)
     assert isinstance(caught.value.code, int)
     return caught.value.code
 
 
 def only_record(lake: Path) -> RunRecord:
-    (found,) = read_records(Lake(str(lake)), [RUN_DATE])
-    return found
+    (record,) = read_records(Lake(str(lake)), [RUN_DATE])
+    return record
 
 
 def work(job: RunContext) -> JobSummary:
@@ -60,23 +60,28 @@ def work(job: RunContext) -> JobSummary:
 
 def test_a_job_that_is_done_leaves_its_closing_line_as_a_row(tmp_path: Path, capsys: Any) -> None:
     assert ended(work, arguments(tmp_path, "watch.core_hour_price=3.6", "watch.currency=CHF")) == 0
-    found, closing = only_record(tmp_path), json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (found.job, found.config, found.exit_code, found.error) == ("score_daily", "generated", 0, None)
-    assert (found.rows_in, found.rows_out, found.dropped, found.output) == (10, 9, {"bad": 1}, "out")
-    assert found.facts == {"coverage": closing["coverage"]}
-    assert set(found.phases) == {"count"} == set(closing["seconds"]) - {"total"}
-    assert found.seconds <= closing["seconds"]["total"]
-    assert (found.warning_count, len(found.warnings), found.warnings[0]) == (25, 20, "warning 0")
-    assert (found.spark, list(found.stages)) == (None, [])
-    assert (found.core_s, found.currency) == (found.seconds, "CHF")
-    assert found.cost == pytest.approx(found.core_s / 1000, abs=1e-6)
-    assert_valid(found.lineage)
-    assert found.lineage["eventType"] == "COMPLETE"
-    assert [each["name"] for each in found.lineage["outputs"]] == [f"{tmp_path}/scores/dt={RUN_DATE}"]
+    record, summary = only_record(tmp_path), json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (record.job, record.config, record.exit_code, record.error) == (
+        "score_daily",
+        "generated",
+        0,
+        None,
+    )
+    assert (record.rows_in, record.rows_out, record.dropped, record.output) == (10, 9, {"bad": 1}, "out")
+    assert record.facts == {"coverage": summary["coverage"]}
+    assert set(record.phases) == {"count"} == set(summary["seconds"]) - {"total"}
+    assert record.seconds <= summary["seconds"]["total"]
+    assert (record.warning_count, len(record.warnings), record.warnings[0]) == (25, 20, "warning 0")
+    assert (record.spark, list(record.stages)) == (None, [])
+    assert (record.core_s, record.currency) == (record.seconds, "CHF")
+    assert record.cost == pytest.approx(record.core_s / 1000, abs=1e-6)
+    assert_valid(record.lineage)
+    assert record.lineage["eventType"] == "COMPLETE"
+    assert [output["name"] for output in record.lineage["outputs"]] == [f"{tmp_path}/scores/dt={RUN_DATE}"]
 
 
 @pytest.mark.parametrize(
-    "error, code, kind, said",
+    "error, code, kind, message",
     [
         (ConfigError("wrong key", "mend it"), 2, "ConfigError", "wrong key"),
         (DataError("empty day", "deliver it"), 3, "DataError", "empty day"),
@@ -85,19 +90,19 @@ def test_a_job_that_is_done_leaves_its_closing_line_as_a_row(tmp_path: Path, cap
     ],
 )
 def test_a_job_that_fails_leaves_its_exit_code_and_its_error(
-    tmp_path: Path, error: Exception, code: int, kind: str, said: str
+    tmp_path: Path, error: Exception, code: int, kind: str, message: str
 ) -> None:
     def body(_: RunContext) -> JobSummary:
         raise error
 
     assert ended(body, arguments(tmp_path)) == code
-    found = only_record(tmp_path)
-    assert (found.exit_code, found.failed) == (code, True)
-    assert found.error is not None
-    assert (found.error["kind"], found.error["problem"]) == (kind, said)
-    assert_valid(found.lineage)
-    assert found.lineage["eventType"] == "FAIL"
-    assert found.lineage["run"]["facets"]["errorMessage"]["message"] == said
+    record = only_record(tmp_path)
+    assert (record.exit_code, record.failed) == (code, True)
+    assert record.error is not None
+    assert (record.error["kind"], record.error["problem"]) == (kind, message)
+    assert_valid(record.lineage)
+    assert record.lineage["eventType"] == "FAIL"
+    assert record.lineage["run"]["facets"]["errorMessage"]["message"] == message
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a defect"), KeyboardInterrupt()])
@@ -107,8 +112,8 @@ def test_a_defect_ends_the_process_as_ever_and_is_recorded(tmp_path: Path, error
 
     with pytest.raises(type(error)):
         run_job("score_daily", "", body, arguments(tmp_path))
-    found = only_record(tmp_path)
-    assert (found.exit_code, (found.error or {})["kind"]) == (1, type(error).__name__)
+    record = only_record(tmp_path)
+    assert (record.exit_code, (record.error or {})["kind"]) == (1, type(error).__name__)
 
 
 def test_a_result_that_is_no_json_is_not_recorded_as_done(tmp_path: Path) -> None:
@@ -145,8 +150,8 @@ def test_a_job_that_cannot_be_recorded_is_done_all_the_same(tmp_path: Path, caps
     assert ended(work, arguments(tmp_path / "lake", *settings)) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[-1])["rows_out"] == 9
-    said = "this run is not recorded" if spoilt == "runs" else "the metrics of this run are not shown"
-    assert said in captured.err
+    message = "this run is not recorded" if spoilt == "runs" else "the metrics of this run are not shown"
+    assert message in captured.err
     assert (spoilt == "runs") != bool((tmp_path / "lake/runs").is_dir())
 
 
@@ -163,8 +168,8 @@ run_job("score_daily", "", body, sys.argv[1:-1])
 
 
 def test_a_job_that_is_killed_leaves_no_row_and_its_rerun_one(tmp_path: Path) -> None:
-    ready, given = tmp_path / "ready", arguments(tmp_path / "lake")
-    command = [sys.executable, "-c", _BODY, *given, str(ready)]
+    ready, words = tmp_path / "ready", arguments(tmp_path / "lake")
+    command = [sys.executable, "-c", _BODY, *words, str(ready)]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL) as process:
         end = time.monotonic() + 60
         while not ready.exists():
@@ -174,5 +179,5 @@ def test_a_job_that_is_killed_leaves_no_row_and_its_rerun_one(tmp_path: Path) ->
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert read_records(Lake(str(tmp_path / "lake")), [RUN_DATE]) == []
-    assert ended(work, given) == 0
+    assert ended(work, words) == 0
     assert len(read_records(Lake(str(tmp_path / "lake")), [RUN_DATE])) == 1

@@ -32,7 +32,7 @@ SPARK = {
 
 
 def record(**values: Any) -> RunRecord:
-    told: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "run_id": "r",
         "job": "score_daily",
         "config": "shop",
@@ -52,42 +52,42 @@ def record(**values: Any) -> RunRecord:
         "currency": "EUR",
         "spark": SPARK,
     }
-    return RunRecord(**{**told, **values})
+    return RunRecord(**{**columns, **values})
 
 
 def parsed(text: str) -> dict[tuple[str, str], float]:
     """(metric, the value of its last label) → value, read by Prometheus's parser."""
-    found = {}
+    samples = {}
     for family in text_string_to_metric_families(text):
         assert family.type == "gauge"
         assert family.documentation == METRICS[family.name]
         for sample in family.samples:
             labels = dict(sample.labels)
             assert (labels.pop("config"), labels.pop("job")) == ("shop", "score_daily")
-            found[sample.name, next(iter(labels.values()), "")] = sample.value
-    return found
+            samples[sample.name, next(iter(labels.values()), "")] = sample.value
+    return samples
 
 
 def test_every_metric_is_written_and_read_back() -> None:
     text = run_text(record()) + success_text(record())
-    found = parsed(text)
-    assert {name for name, _ in found} == set(METRICS)
-    assert found["nightrank_rows_dropped", HOSTILE] == 1
-    assert found["nightrank_phase_seconds", "score"] == 4.0
-    assert found["nightrank_run_seconds", ""] == 300.5
-    assert found["nightrank_cost", "EUR"] == 0.01
-    assert found["nightrank_spark_task_seconds", ""] == 3.5
-    assert found["nightrank_run_end_timestamp_seconds", ""] == 1767927900
-    assert found["nightrank_run_date_timestamp_seconds", ""] == 1767830400
-    assert {label for name, label in found if name == "nightrank_fact"} == {"coverage", "promoted"}
+    samples = parsed(text)
+    assert {name for name, _ in samples} == set(METRICS)
+    assert samples["nightrank_rows_dropped", HOSTILE] == 1
+    assert samples["nightrank_phase_seconds", "score"] == 4.0
+    assert samples["nightrank_run_seconds", ""] == 300.5
+    assert samples["nightrank_cost", "EUR"] == 0.01
+    assert samples["nightrank_spark_task_seconds", ""] == 3.5
+    assert samples["nightrank_run_end_timestamp_seconds", ""] == 1767927900
+    assert samples["nightrank_run_date_timestamp_seconds", ""] == 1767830400
+    assert {label for name, label in samples if name == "nightrank_fact"} == {"coverage", "promoted"}
     assert text.endswith("\n")
 
 
 def test_a_run_without_session_and_price_leaves_those_metrics_out() -> None:
-    found = parsed(run_text(record(spark=None, cost=None, exit_code=3, facts={})))
-    assert found["nightrank_run_success", ""] == 0
-    assert found["nightrank_run_exit_code", ""] == 3
-    names = {name for name, _ in found}
+    samples = parsed(run_text(record(spark=None, cost=None, exit_code=3, facts={})))
+    assert samples["nightrank_run_success", ""] == 0
+    assert samples["nightrank_run_exit_code", ""] == 3
+    names = {name for name, _ in samples}
     assert not {name for name in names if "spark" in name or "cost" in name or "fact" in name}
 
 
@@ -97,9 +97,9 @@ def test_a_failed_run_replaces_the_last_run_and_leaves_the_last_success(tmp_path
     expose(record(exit_code=4, ended_at="2026-01-10T03:00:00Z"), watch)
     files = {path.name for path in tmp_path.iterdir()}
     assert files == {"nightrank_shop_score_daily.prom", "nightrank_shop_score_daily.success.prom"}
-    found = parsed("".join(path.read_text() for path in tmp_path.iterdir()))
-    assert found["nightrank_run_success", ""] == 0
-    assert found["nightrank_last_success_timestamp_seconds", ""] == 1767927900
+    samples = parsed("".join(path.read_text() for path in tmp_path.iterdir()))
+    assert samples["nightrank_run_success", ""] == 0
+    assert samples["nightrank_last_success_timestamp_seconds", ""] == 1767927900
 
 
 def test_a_collector_never_sees_half_a_file(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_collector_never_sees_half_a_file(tmp_path: Path) -> None:
 
     def write_often() -> None:
         for phases in range(20):
-            expose(record(phases={f"p{each}": 1.0 for each in range(phases * 20)}), watch)
+            expose(record(phases={f"p{index}": 1.0 for index in range(phases * 20)}), watch)
         done.set()
 
     writer = threading.Thread(target=write_often)
@@ -161,7 +161,7 @@ def test_a_push_gateway_that_refuses_is_an_error_of_the_push(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "setting, said",
+    "setting, problem",
     [
         ("watch.push_gateway=http://me:secret@host:9091", "without user, password"),
         ("watch.push_gateway=host:9091", "http(s)://host:port"),
@@ -171,8 +171,8 @@ def test_a_push_gateway_that_refuses_is_an_error_of_the_push(tmp_path: Path) -> 
         ("watch.folder=x", "unknown key watch.folder"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(setting: str, said: str) -> None:
+def test_settings_that_cannot_be_meant_are_refused(setting: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("conf/datasets/generated.yaml", [setting])
-    assert said in caught.value.problem
+    assert problem in caught.value.problem
     assert "secret" not in str(caught.value)

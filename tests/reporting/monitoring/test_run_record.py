@@ -20,7 +20,7 @@ RUN_DATE = "2026-01-08"
 
 
 def record(job: str = "score_daily", **values: Any) -> RunRecord:
-    told: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "run_id": str(uuid.uuid4()),
         "job": job,
         "config": "shop",
@@ -31,18 +31,20 @@ def record(job: str = "score_daily", **values: Any) -> RunRecord:
         "exit_code": 0,
         "stages": ({"stage_id": 0, "name": "collect at x.py:1", "tasks": 4},),
     }
-    return RunRecord(**{**told, **values})
+    return RunRecord(**{**columns, **values})
 
 
 def test_a_row_comes_back_as_it_was_written(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    made = record(dropped={"é": 1}, error={"kind": "DataError", "problem": "p", "remedy": "r"}, exit_code=3)
-    path = Path(write_record(lake, made))
+    written = record(
+        dropped={"é": 1}, error={"kind": "DataError", "problem": "p", "remedy": "r"}, exit_code=3
+    )
+    path = Path(write_record(lake, written))
     assert path.parent == tmp_path / f"runs/dt={RUN_DATE}"
     assert path.read_text().count("\n") == 1
-    (found,) = read_records(lake, [RUN_DATE])
-    assert found.to_json() == json.loads(json.dumps(made.to_json()))
-    assert found.failed
+    (stored,) = read_records(lake, [RUN_DATE])
+    assert stored.to_json() == json.loads(json.dumps(written.to_json()))
+    assert stored.failed
 
 
 def test_jobs_that_end_at_the_same_time_each_leave_their_row(tmp_path: Path) -> None:
@@ -54,12 +56,12 @@ def test_jobs_that_end_at_the_same_time_each_leave_their_row(tmp_path: Path) -> 
             write_record(lake, record())
 
     threads = [threading.Thread(target=write) for _ in range(12)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    found = read_records(lake, [RUN_DATE])
-    assert len({each.run_id for each in found}) == 120
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = read_records(lake, [RUN_DATE])
+    assert len({run.run_id for run in records}) == 120
 
 
 def test_rows_are_in_the_order_in_which_runs_began_and_of_the_config_that_is_asked_for(
@@ -70,8 +72,8 @@ def test_rows_are_in_the_order_in_which_runs_began_and_of_the_config_that_is_ask
     write_record(lake, record("build_features", started_at="2026-01-09T02:00:00Z"))
     write_record(lake, record("score_daily", config="other"))
     write_record(lake, record("score_rows", run_date="2026-01-07"))
-    found = read_records(lake, ["2026-01-06", "2026-01-07", RUN_DATE], "shop")
-    assert [each.job for each in found] == ["build_features", "score_rows", "report"]
+    records = read_records(lake, ["2026-01-06", "2026-01-07", RUN_DATE], "shop")
+    assert [run.job for run in records] == ["build_features", "score_rows", "report"]
 
 
 def test_what_is_no_row_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -96,8 +98,8 @@ def test_a_folder_of_rows_is_a_table_to_spark(spark: SparkSession, tmp_path: Pat
     for job, code in (("build_features", 0), ("score_daily", 3)):
         write_record(lake, record(job, exit_code=code, facts={"coverage": 0.5}))
     table = spark.read.json(str(tmp_path / "runs"))
-    found = {(str(row["dt"]), row["job"], row["exit_code"]) for row in table.collect()}
-    assert found == {(RUN_DATE, "build_features", 0), (RUN_DATE, "score_daily", 3)}
+    rows = {(str(row["dt"]), row["job"], row["exit_code"]) for row in table.collect()}
+    assert rows == {(RUN_DATE, "build_features", 0), (RUN_DATE, "score_daily", 3)}
     stages = table.selectExpr("job", "explode(stages) stage").selectExpr("sum(stage.tasks) tasks").first()
     assert stages is not None
     assert stages["tasks"] == 8

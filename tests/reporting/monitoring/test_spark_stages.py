@@ -1,4 +1,4 @@
-"""What Spark did for a job: real stages against what they must have done, and the folding of executors into core seconds."""
+"""The work of Spark for a job: figures of real stages, and core seconds of executors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def test_stages_of_a_shuffle_are_counted_as_they_ran(spark: SparkSession, tmp_pa
     rows = spark.read.parquet(str(tmp_path / "in")).repartition(3)
     rows.write.parquet(str(tmp_path / "out"))
     after = read_spark_work(spark, time.time())
-    made = [row for row in _since(before, after) if row["stage_id"] > _newest(before)]
-    done = [row for row in made if row["status"] == "COMPLETE" and (row["input_rows"] or row["output_rows"])]
+    new_rows = [row for row in _since(before, after) if row["stage_id"] > _newest(before)]
+    done = [
+        row for row in new_rows if row["status"] == "COMPLETE" and (row["input_rows"] or row["output_rows"])
+    ]
     reading, writing = done
     assert (reading["input_rows"], writing["output_rows"]) == (1000, 1000)
     assert writing["tasks"] == 3
@@ -44,14 +46,14 @@ def test_stages_of_a_shuffle_are_counted_as_they_ran(spark: SparkSession, tmp_pa
     assert writing["output_bytes"] > 0
     assert all(row["failed_tasks"] == 0 and row["task_s"] > 0 and row["seconds"] > 0 for row in done)
     assert after.total.output_rows - before.total.output_rows == 1000
-    assert after.total.tasks - before.total.tasks == sum(row["tasks"] for row in made)
+    assert after.total.tasks - before.total.tasks == sum(row["tasks"] for row in new_rows)
 
 
 @pytest.mark.usefixtures("all_stages")
 def test_tasks_that_fail_are_counted(spark: SparkSession) -> None:
     before = read_spark_work(spark, time.time())
     with pytest.raises(Py4JJavaError):
-        spark.sparkContext.parallelize([1, 0], 2).map(lambda each: 1 // each).collect()
+        spark.sparkContext.parallelize([1, 0], 2).map(lambda number: 1 // number).collect()
     after = read_spark_work(spark, time.time())
     assert after.total.failed_tasks - before.total.failed_tasks == 1
     assert _since(before, after)[-1]["status"] == "FAILED"
@@ -107,16 +109,16 @@ def test_executors_that_came_and_went_count_for_their_lives() -> None:
         {"totalCores": 8, "addTime": "2026-01-09T03:00:30.000GMT"},
     ]
     now = 1767927640.0  # 2026-01-09T03:00:40Z
-    found = spark_work("app", [STAGE], executors, 40.0, now)
-    assert found.core_s == 40 + 4 * 10 + 8 * 10
-    assert (found.executors, found.cores) == (2, 12)
-    assert found.total == Work(4, 1, 4.0, 1.5, 0.25, 10, 2, 20, 4, 30, 40, 50)
-    assert found.stages[0]["seconds"] == 2.5
+    work = spark_work("app", [STAGE], executors, 40.0, now)
+    assert work.core_s == 40 + 4 * 10 + 8 * 10
+    assert (work.executors, work.cores) == (2, 12)
+    assert work.total == Work(4, 1, 4.0, 1.5, 0.25, 10, 2, 20, 4, 30, 40, 50)
+    assert work.stages[0]["seconds"] == 2.5
 
 
 def test_skipped_stages_are_left_out_and_of_many_the_longest_kept() -> None:
-    stages = [{**STAGE, "stageId": each, "executorRunTime": 1000 * each} for each in range(250)]
-    found = spark_work("app", [*stages, {**STAGE, "status": "SKIPPED", "stageId": 999}], [], 0.0, 0.0)
-    assert (len(found.stages), found.stages_left_out) == (200, 50)
-    assert [row["stage_id"] for row in found.stages] == list(range(50, 250))
-    assert found.total.tasks == 4 * 250
+    stages = [{**STAGE, "stageId": number, "executorRunTime": 1000 * number} for number in range(250)]
+    work = spark_work("app", [*stages, {**STAGE, "status": "SKIPPED", "stageId": 999}], [], 0.0, 0.0)
+    assert (len(work.stages), work.stages_left_out) == (200, 50)
+    assert [row["stage_id"] for row in work.stages] == list(range(50, 250))
+    assert work.total.tasks == 4 * 250
