@@ -37,7 +37,7 @@ import os, signal, sys
 import storage.migration, storage.file_io
 from jobs.migrate import main
 when, module, name, count, lake = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5]
-module = getattr(conf, module)
+module = getattr(storage, module)
 real = getattr(module, name)
 def dying(*values):
     global count
@@ -139,8 +139,8 @@ def test_after_it_listings_show_the_published_rows(lake: Lake, capsys: pytest.Ca
     [
         ("before", "migration._copy", 1),
         ("after", "migration._copy", 9),
-        ("before", "storage.replace_json", 1),
-        ("after", "storage.replace_json", 5),
+        ("before", "file_io.replace_json", 1),
+        ("after", "file_io.replace_json", 5),
         ("before", "migration._remove", 1),
         ("after", "migration._remove", 7),
     ],
