@@ -23,7 +23,7 @@ from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, require_raw
 from etl.spark.latest_features import publish_latest
 from etl.spark.quarantine import DayCounts, check_day, layout_digest, quarantine_day
-from etl.spark.split_rows import preparation, prepared_rows
+from etl.spark.split_rows import PreparedRows, preparation, prepared_rows
 from etl.split.time_split import SPLIT, plan_days
 from etl.text.two_passes import TextPasses, text_passes_apply
 from etl.workflow.feature_plan import plan
@@ -91,7 +91,7 @@ class CheckedDays:
     splits: Mapping[Split, list[RawFiles]]
     in_order: Sequence[RawFiles]
     passes: TextPasses | None
-    rows_of: _PreparedRows
+    rows_of: PreparedRows
     counts: Mapping[str, DayCounts]
     quality: DataReport
 
@@ -109,7 +109,7 @@ def check_days(spark: SparkSession, config: Config, lake: Lake, run_date: str, p
     passes = TextPasses(spark, config, lake) if text_passes_apply(spark, config) else None
     with phase("quarantine"):
         counts = quarantine_days(spark, config, lake, in_order, passes)
-    rows_of = _PreparedRows(spark, config)
+    rows_of = PreparedRows(spark, config)
     with phase("quality"):
         counted = passes if passes and passes.has_counts_of(feature_columns(config)) else None
         quality = report_quality(spark, config, lake, run_date, splits, rows_of, counted)
@@ -185,30 +185,6 @@ def quarantine_days(
     for raw in days:
         check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt).path)
     return counts
-
-
-class _PreparedRows:
-    """Day → its prepared rows. Each day is prepared once, because preparation counts the lines of each file.
-
-    If the splits are within one partition, its rows are persisted, because splits and joins take several
-    passes.
-    """
-
-    def __init__(self, spark: SparkSession, config: Config) -> None:
-        self._spark, self._config = spark, config
-        self._of_day: dict[str, DataFrame] = {}
-
-    def __call__(self, raw: RawFiles) -> DataFrame:
-        if raw.dt not in self._of_day:
-            rows = prepared_rows(self._spark, self._config, raw)
-            self._of_day[raw.dt] = rows if self._config.split.by == "day" else rows.persist()
-        return self._of_day[raw.dt]
-
-    def release(self) -> None:
-        """Unpersists all rows."""
-        for rows in self._of_day.values():
-            rows.unpersist()
-        self._of_day.clear()
 
 
 def _workflow(

@@ -79,7 +79,7 @@ def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
 
 
 def above_noise(psi: float, noise: float) -> float:
-    """A PSI where it is above its noise, otherwise 0: chance alone causes a large PSI on a day with few rows."""
+    """A PSI if it is above its noise, otherwise 0. Chance alone causes a large PSI on a day of few rows."""
     return psi if psi > noise else 0.0
 
 

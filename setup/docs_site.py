@@ -1,8 +1,8 @@
-"""Builds the documentation site from the repository's Markdown: `python -m setup.docs_site`, part of `make docs`.
+"""Builds the documentation site from the repository's Markdown: `python -m setup.docs_site`.
 
-MkDocs reads one folder, so the documents are staged below build/ with the paths that they have in the repository. Their
-relative links stay valid that way. A linked file that is no document, such as a configuration, is staged as it is; a link to a
-folder becomes plain text.
+`make docs` runs it. MkDocs reads one folder, so the documents are staged below build/ with the paths that
+they have in the repository. Their relative links stay valid that way. A linked file that is no document, such
+as a configuration, is staged as it is. A link to a folder becomes plain text.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def build_site(build: Path = BUILD) -> Path:
     """Builds the site of this repository below a folder and returns the site's folder.
 
     Raises:
-        SetupError: the environment cannot be installed, a link is broken, or MkDocs reports a warning, such as a page outside
-            the navigation or an anchor that does not exist.
+        SetupError: the environment cannot be installed, a link is broken, or MkDocs reports a warning, such as
+            a page outside the navigation or an anchor that does not exist.
     """
     mkdocs = locked_environment("docs", LOCK, "import mkdocs, material") / "bin/mkdocs"
     stage(ROOT, build / "docs")

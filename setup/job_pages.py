@@ -1,4 +1,7 @@
-"""Writes docs/jobs.md from the `--help` of every job: `python -m setup.job_pages docs/jobs.md`, part of `make docs`."""
+"""Writes docs/jobs.md from the `--help` of every job: `python -m setup.job_pages docs/jobs.md`.
+
+`make docs` runs it.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WIDTH = "100"
 _HEAD = """# Jobs
 
-For people who submit or schedule jobs. This page is generated from each job's `--help` by `make docs`; do not edit it.
-[The overview](overview.md) says which tables each job reads and publishes.
+For people who submit or schedule jobs. `make docs` generates this page from each job's `--help`; do not edit
+it. [The overview](overview.md) says which tables each job reads and publishes.
 
     spark-submit --properties-file conf/spark/<profile>.conf jobs/<job>.py --config <yaml> --run-date YYYY-MM-DD
 """

@@ -1,4 +1,7 @@
-"""Virtual environments below the cache folder, each installed from one lock file, apart from the environment of the jobs."""
+"""Virtual environments below the cache folder, each installed from one lock file.
+
+They are separate from the environment of the jobs.
+"""
 
 from __future__ import annotations
 

@@ -45,10 +45,8 @@ def publish_latest(
     """
     if config.keys is None:
         return {}
-    inputs = {
-        "workflow": workflow.version,
-        "features": combined_digest((manifest.digest for manifest in features), lake.recorder),
-    }
+    digest = combined_digest((manifest.digest for manifest in features), lake.recorder)
+    inputs = {"workflow": workflow.version, "features": digest}
     published = {}
     for side, key, name, attributes, table in (
         ("user", USER_KEY, config.keys.user, config.users, lake.users(workflow.version)),

@@ -51,3 +51,28 @@ def preparation(config: Config) -> dict[str, str]:
         **({"negatives": DRAW} if config.negatives else {}),
         **({"split": CUT} if by_position else {}),
     }
+
+
+class PreparedRows:
+    """Day → its prepared rows. Each day is prepared once, because preparation counts the lines of each file.
+
+    If the splits are within one partition, its rows are persisted, because splits and joins take several
+    passes.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self._spark, self._config = spark, config
+        self._of_day: dict[str, DataFrame] = {}
+
+    def __call__(self, raw: RawFiles) -> DataFrame:
+        """The prepared rows of a day."""
+        if raw.dt not in self._of_day:
+            rows = prepared_rows(self._spark, self._config, raw)
+            self._of_day[raw.dt] = rows if self._config.split.by == "day" else rows.persist()
+        return self._of_day[raw.dt]
+
+    def release(self) -> None:
+        """Unpersists all rows."""
+        for rows in self._of_day.values():
+            rows.unpersist()
+        self._of_day.clear()

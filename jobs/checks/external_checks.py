@@ -22,8 +22,8 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     """Checks that the tables beside the log are there; a missing one would stop a later stage of the run.
 
     Two kinds of tables are left to the stages that read them. A table that is delivered by day (`{date}` in
-    its path) may arrive during the run. A table on HDFS cannot be seen without a session. `recorder` notes the
-    tables as inputs of the run.
+    its path) may arrive during the run. A table on HDFS cannot be seen without a session.
+    `recorder` notes the tables as inputs of the run.
 
     Raises:
         ConfigError, DataError: there is no file at a path that the configuration names.
