@@ -74,8 +74,8 @@ def build_site(build: Path = BUILD) -> Path:
     """Builds the site of this repository below a folder and returns the site's folder.
 
     Raises:
-        SetupError: the environment cannot be installed, a link is broken, or MkDocs reports a warning, such as
-            a page outside the navigation or an anchor that does not exist.
+        SetupError: the environment cannot be installed, a link is broken, or MkDocs reports a warning.
+            A page outside the navigation is one, or an anchor that does not exist.
     """
     mkdocs = locked_environment("docs", LOCK, "import mkdocs, material") / "bin/mkdocs"
     stage(ROOT, build / "docs")

@@ -20,7 +20,7 @@ _HEAD = """# Jobs
 For people who submit or schedule jobs. `make docs` generates this page from each job's `--help`; do not edit
 it. [The overview](overview.md) says which tables each job reads and publishes.
 
-    spark-submit --properties-file conf/spark/<profile>.conf jobs/<job>.py --config <yaml> --run-date YYYY-MM-DD
+    spark-submit --properties-file conf/spark/<profile>.conf jobs/<job>.py --config <yaml> --run-date <date>
 """
 
 
