@@ -12,6 +12,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark import __version__ as spark_version
 from pyspark.sql import SparkSession
 
+from conf.errors import ConfigError
 from spark.accelerator import accelerator_settings
 from spark.event_logs import event_log_settings
 
@@ -22,6 +23,9 @@ _REQUIRED = {
     "spark.sql.caseSensitive": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
+
+_DAEMON = "spark.python.daemon.module"
+_FORMER_DAEMONS = ("etl.worker_daemon",)  # 0.1.0
 
 
 def build_session(
@@ -35,11 +39,13 @@ def build_session(
         event_logs: the folder of Spark's event logs unless the profile names one; None uses the profile.
 
     Raises:
-        ConfigError: the accelerator is enabled, and its jar is missing or does not fit this Spark.
+        ConfigError: the accelerator is enabled, and its jar is missing or does not fit this Spark. Or the profile
+            is one of an earlier release, whose Python daemon has another name now.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     configured = _configured(settings or {})
+    _require_known_daemon(configured)
     accelerated = accelerator_settings(configured, spark_version)
     logged = {} if event_logs is None else event_log_settings(configured, event_logs)
     for key, value in {**(settings or {}), **accelerated, **logged, **_REQUIRED}.items():
@@ -49,6 +55,15 @@ def build_session(
     # packages first.
     java_import(session._jvm, "org.apache.spark.sql.functions")
     return session
+
+
+def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
+    """Refuses a daemon module that this release does not have: no Python worker would start."""
+    if configured(_DAEMON) in _FORMER_DAEMONS:
+        raise ConfigError(
+            f"the Spark profile has {_DAEMON}={configured(_DAEMON)}, a module of an earlier release",
+            f"set {_DAEMON} to spark.worker_daemon, as conf/spark/local.conf does",
+        )
 
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
