@@ -39,8 +39,8 @@ def build_session(
         event_logs: the folder of Spark's event logs unless the profile names one; None uses the profile.
 
     Raises:
-        ConfigError: the accelerator is enabled, and its jar is missing or does not fit this Spark. Or the profile
-            is one of an earlier release, whose Python daemon has another name now.
+        ConfigError: the accelerator is enabled, and its jar is missing or does not fit this Spark; or
+            the profile names the Python daemon of an earlier release.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
