@@ -28,7 +28,9 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = Path(nodeid.split("::", 1)[0])
-        folders = [each for each in file.parents if each.parts[1:] and (ROOT / each / "conftest.py").exists()]
+        folders = [
+            folder for folder in file.parents if folder.parts[1:] and (ROOT / folder / "conftest.py").exists()
+        ]
         return str(folders[-1] if folders else file)
 
 

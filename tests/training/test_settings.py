@@ -27,7 +27,7 @@ PRESETS = Path("conf/models")
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "section, message",
     [
         (
             {"architecture": "dcn"},
@@ -50,9 +50,9 @@ PRESETS = Path("conf/models")
         ),
     ],
 )
-def test_wrong_settings_are_named(given: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_named(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        complete(ModelConfig.model_validate(given))
+        complete(ModelConfig.model_validate(section))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -90,8 +90,8 @@ def criteo_like() -> FeatureSpec:
 
 def widths(layers: nn.Module) -> list[int]:
     """Input width, then the width of every linear layer."""
-    found = [each for each in layers if isinstance(each, nn.Linear)]
-    return [found[0].in_features, *(each.out_features for each in found)]
+    linear_layers = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    return [linear_layers[0].in_features, *(layer.out_features for layer in linear_layers)]
 
 
 def preset(name: str) -> ModelConfig:
@@ -127,14 +127,14 @@ def test_wide_and_deep_preset_has_the_published_widths() -> None:
     assert widths(model.deep) == [26 * 64 + 13, *[1024] * 5]
     assert model.wide.embedding.weight.shape == (26 * 4, 1)
     assert model.wide.ftrl.learning_rate == 0.02
-    assert [each.share for each in model.deep if hasattr(each, "share")] == [0.1] * 5
+    assert [layer.share for layer in model.deep if hasattr(layer, "share")] == [0.1] * 5
 
 
 def test_deepfm_preset_has_the_published_widths() -> None:
     model = build_preset("deepfm")
     assert model.embedding.weight.shape == (26 * 4, 10)
     assert widths(model.deep) == [39 * 10, 400, 400, 400]
-    assert [each.share for each in model.deep if hasattr(each, "share")] == [0.5] * 3
+    assert [layer.share for layer in model.deep if hasattr(layer, "share")] == [0.5] * 3
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)

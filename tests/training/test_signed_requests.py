@@ -103,7 +103,7 @@ def test_a_training_completes_while_strangers_send_to_its_ports(
         listening = listening_below(driver.process.pid)
         assert len(listening) >= 3  # the service of the driver, and those of the tasks
         assert all(ipaddress.ip_address(host).is_loopback for _, host, _ in listening), listening
-        services = [found for each in codec.loads_base64(words[3]).values() for found in each]
+        services = [service for of_task in codec.loads_base64(words[3]).values() for service in of_task]
         services += [(host, port) for pid, host, port in listening if pid != driver.process.pid]
         with ExitStack() as silent:  # they connect, send nothing, and stay
             for service in services:
@@ -126,17 +126,17 @@ def assert_not_in(words: list[str], *keys: bytes) -> None:
 
 def listening_below(root: int) -> list[tuple[int, str, int]]:
     """Process, address and port of what listens in the driver, in Spark's workers with the tasks' services, and in the ranks."""
-    found = []
+    listening = []
     for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
             if "java" not in process.name():
                 sockets = process.net_connections(kind="tcp")
-                found += [
-                    (process.pid, each.laddr.ip, each.laddr.port)
-                    for each in sockets
-                    if each.status == psutil.CONN_LISTEN
+                listening += [
+                    (process.pid, connection.laddr.ip, connection.laddr.port)
+                    for connection in sockets
+                    if connection.status == psutil.CONN_LISTEN
                 ]
-    return found
+    return listening
 
 
 @dataclass
