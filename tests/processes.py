@@ -51,7 +51,7 @@ def environment() -> dict[str, str]:
 
 
 def die_with_parent() -> None:
-    """For preexec_fn: the kernel ends this process when the one that started it has ended, however that was killed."""
+    """For preexec_fn: the kernel ends this process when its parent has ended, even if that was killed."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

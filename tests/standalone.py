@@ -1,4 +1,4 @@
-"""A Spark standalone cluster of real processes on loopback: a master and workers, which start executors of their own."""
+"""A Spark standalone cluster of real processes on loopback: a master, and workers that start executors."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Cluster:
         return sorted({path.name for path in self.folder.glob("work-*/app-*")})
 
     def log_lines(self, containing: str, application: str | None = None) -> list[tuple[str, str]]:
-        """(executor's folder, line) of what the executors of an application logged; without one given, of the last."""
+        """(executor's folder, line) of the executors' logs of an application; by default, of the last one."""
         wanted = application or max(self.applications(), default="none")
         return [
             (str(path.parent), line)
@@ -130,10 +130,11 @@ def standalone_cluster(
     spark_class: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
-    """A master and so many workers on loopback, each with these cores and the two GPUs of a discovery script that lies.
+    """A master and so many workers on loopback. A discovery script claims that each has two GPUs.
 
     Args:
-        spark_class, variables: see Cluster; by default this environment's pyspark, and our packages on the path.
+        cores: of each worker.
+        spark_class, variables: see Cluster; default: the installed pyspark, and our packages on its path.
     """
     script = folder / "find_gpus.sh"
     script.write_text(f"#!/bin/sh\necho '{json.dumps({'name': 'gpu', 'addresses': GPUS})}'\n")

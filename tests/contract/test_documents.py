@@ -1,4 +1,4 @@
-"""Documents against the code: commands that can be pasted, options and keys that exist, files and targets that are there."""
+"""Documents against the code: commands can be pasted; options, keys, files and targets exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB = re.compile(r"jobs/(\w+)\.py")
 
 
 def commands() -> list[tuple[str, str]]:
-    """(document, command) of every command line in them: indented or in a block, a backslash at its end goes on."""
+    """(document, command) of every command line, indented or in a block; a final backslash continues it."""
     pairs = []
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
@@ -139,6 +139,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_files_that_a_document_names_are_there(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    folders = "conf|storage|metrics|spark|etl|training|scoring|reporting|jobs|setup|airflow_dags|local_airflow|benchmarks|tests|docs|requirements"
+    folders = (
+        "conf|storage|metrics|spark|etl|training|scoring|reporting|jobs|setup|airflow_dags|local_airflow"
+        "|benchmarks|tests|docs|requirements"
+    )
     named = re.findall(rf"`((?:{folders})/[\w/.-]+)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []

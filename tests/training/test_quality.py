@@ -1,6 +1,8 @@
-"""What every architecture makes of the generated world at a small size: its share of (best AUC - 0.5) on a day it has not seen.
+"""The quality of every architecture on a small generated world.
 
-benchmarks/quality.py measures the presets on the whole log; here a smaller one is drawn and encoded without Spark.
+It is measured as the share of (best AUC - 0.5) that a model reaches on a day it has not seen.
+benchmarks/quality.py measures the presets on the whole log. Here a smaller log is drawn, and encoded without
+Spark.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def draw(day: str) -> Impressions:
 
 
 def encoded(days: dict[str, Impressions]) -> tuple[FeatureSpec, dict[str, Rows]]:
-    """The rows as build_features would encode them: ids from the train days, dense values by their moments."""
+    """The rows as build_features encodes them: ids from the train days, dense values by their moments."""
     train = [days[day] for day in DAYS["train"]]
     known = {c.name: np.unique(np.concatenate([day.values[c.name] for day in train])) for c in IDS}
     known = {name: ids[ids != MISSING] for name, ids in known.items()}

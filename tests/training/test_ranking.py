@@ -16,7 +16,10 @@ Row = tuple[int, float, str]
 
 
 def ranked_groups(rows: list[Row]) -> list[list[int]]:
-    """The labels of every group that has a click, best score first; of equal scores the row without a click first."""
+    """The labels of every group that has a click, best score first.
+
+    Of rows with equal scores, those without a click come first.
+    """
     groups: dict[str, list[tuple[float, int]]] = {}
     for label, score, group in rows:
         groups.setdefault(group, []).append((-score, label))

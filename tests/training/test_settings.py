@@ -1,4 +1,4 @@
-"""A model's YAML: what it may hold, what its errors name, the presets, and an architecture that is one new file."""
+"""A model's YAML: its keys, its errors, the presets, and an architecture that is added as one file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ PRESETS = Path("conf/models")
         ),
         (
             {"architecture": "dlrm", "bottom_mpl": [4]},
-            r"architecture dlrm: unknown key model.bottom_mpl=\[4\]\n.*\['bottom_mlp', 'embedding_dim', 'top_mlp'\]",
+            r"architecture dlrm: unknown key model.bottom_mpl=\[4\]\n"
+            r".*\['bottom_mlp', 'embedding_dim', 'top_mlp'\]",
         ),
         ({"architecture": "dlrm", "cross_layers": 3}, "architecture dlrm: unknown key model.cross_layers=3"),
         ({"architecture": "logistic_regression", "embedding_dim": 8}, "unknown key model.embedding_dim=8"),
