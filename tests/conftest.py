@@ -43,7 +43,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 
 
 # Marker -> the fixtures that bring it; pyproject.toml describes the markers. A file whose tests start such
-# things without a fixture has a `pytestmark`.
+# processes without a fixture has a `pytestmark`.
 MARKED_FIXTURES = {
     "spark": {"spark"},
     "servers": {"airflow_environment", "bucket", "database", "hdfs", "object_store"},

@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_of_jobs_holds_the_help_of_each_job() -> None:
-    """The golden help texts are those of the jobs (tests/contract/test_help.py); `make docs` updates them."""
+    """The golden help texts are those of the jobs, see tests/contract/test_help.py.
+
+    After a change of them, `make docs` updates the page.
+    """
     golden = ROOT / "tests/contract/golden"
     helps = {path.stem: path.read_text(encoding="utf-8") for path in golden.glob("*.txt")}
     assert sorted(helps) == [job.stem for job in job_pages.job_files()]
