@@ -1,4 +1,4 @@
-"""Fixtures every test may use. One Spark session serves the whole suite, or each of its workers (pytest -n)."""
+"""Fixtures every test may use. One Spark session serves the whole suite, or one worker of it (pytest -n)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from tests.standalone import Cluster, standalone_cluster
 
 ROOT = Path(__file__).parent.parent
 
-# Thousands of small queries are run once each here, which is not worth compiling them. What users run, generated code, is run by all that
-# starts processes of its own: nights, the chain on a cluster, Airflow's days, jobs that are killed, benchmarks; and by what asks for
-# the fixture `compiling`.
+# The tests run thousands of small queries once each, so compiling them is not worth its time. Users run
+# generated code. It is covered by the tests that start processes (runs of the chain, a cluster, Airflow,
+# killed jobs, benchmarks) and by those that use the fixture `compiling`.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
 
 class ByFile(LoadScopeScheduling):
-    """A worker of the suite gets whole files; a folder with a conftest.py of its own whole, for its fixtures may last as long."""
+    """Gives a worker of the suite whole files, and the whole of a folder that has its own conftest.py.
+
+    Fixtures of such a folder may last as long as its tests.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = Path(nodeid.split("::", 1)[0])
-        folders = [each for each in file.parents if each.parts[1:] and (ROOT / each / "conftest.py").exists()]
+        folders = [
+            folder for folder in file.parents if folder.parts[1:] and (ROOT / folder / "conftest.py").exists()
+        ]
         return str(folders[-1] if folders else file)
 
 
@@ -37,8 +42,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     return ByFile(config, log)
 
 
-# A marker and the fixtures that bring it; the markers are described in pyproject.toml. A file whose tests start such things
-# themselves has a `pytestmark`.
+# Marker -> the fixtures that bring it; pyproject.toml describes the markers. A file whose tests start such
+# processes without a fixture has a `pytestmark`.
 MARKED_FIXTURES = {
     "spark": {"spark"},
     "servers": {"airflow_environment", "bucket", "database", "hdfs", "object_store"},
@@ -69,7 +74,7 @@ def no_unmarked_spark(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """local[2] with the settings of conf/spark/local.conf, warehouse and scratch in a temporary folder, and INTERPRETED."""
+    """local[2] with conf/spark/local.conf and INTERPRETED; warehouse and scratch in a temporary folder."""
     scratch = tmp_path_factory.mktemp("spark")
     settings = read_profile(ROOT / "conf/spark/local.conf")
     settings |= {"spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
@@ -88,6 +93,9 @@ def compiling(spark: SparkSession) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A standalone cluster of two workers with two cores each, for one file of tests: what they kill is nobody else's."""
+    """A standalone cluster of two workers with two cores each.
+
+    Each file of tests has its own, because tests kill parts of it.
+    """
     with standalone_cluster(tmp_path_factory.mktemp("cluster")) as started:
         yield started

@@ -26,10 +26,10 @@ def wait_for(
 ) -> Found:
     """What `look` finds, asked so often; AssertionError when it has found nothing for so many seconds."""
     deadline = time.monotonic() + seconds
-    while not (found := look()):
+    while not (result := look()):
         assert time.monotonic() < deadline, f"{what}: not seen in {seconds:.0f} s"
         time.sleep(poll_s)
-    return found
+    return result
 
 
 def wait_until_gone(processes: list[int]) -> None:
@@ -51,7 +51,7 @@ def environment() -> dict[str, str]:
 
 
 def die_with_parent() -> None:
-    """For preexec_fn: the kernel ends this process when the one that started it has ended, however that was killed."""
+    """For preexec_fn: the kernel ends this process when its parent has ended, even if that was killed."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -59,9 +59,9 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to a process, all that it started, and its process group."""
     with suppress(psutil.NoSuchProcess):
         below = psutil.Process(process.pid).children(recursive=True)
-        for each in below:
+        for child in below:
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                child.kill()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

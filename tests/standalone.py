@@ -1,4 +1,4 @@
-"""A Spark standalone cluster of real processes on loopback: a master and workers, which start executors of their own."""
+"""A Spark standalone cluster of real processes on loopback: a master, and workers that start executors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Cluster:
     @property
     def workers(self) -> list[int]:
         """Process ids."""
-        return [each.pid for each in self._workers.values()]
+        return [worker.pid for worker in self._workers.values()]
 
     @property
     def with_gpus(self) -> dict[str, str]:
@@ -76,12 +76,12 @@ class Cluster:
     def start_worker(self, index: int) -> None:
         """Starts the worker of this number, and returns when the master has heard of it."""
         before = self._registered()
-        own = [
+        options = [
             *("--work-dir", str(self.folder / f"work-{index}")),
             *("--properties-file", str(self.folder / "worker.conf")),
             *("--cores", str(self.cores), "--memory", _WORKER_MEMORY),
         ]
-        self._workers[index] = self.start_daemon("worker.Worker", *own, self.master)
+        self._workers[index] = self.start_daemon("worker.Worker", *options, self.master)
         wait_for(f"worker {index}", lambda: self._registered() > before, 60, poll_s=0.1)
 
     def _registered(self) -> int:
@@ -89,14 +89,14 @@ class Cluster:
 
     def executors(self, of_worker: int | None = None) -> list[psutil.Process]:
         """The JVMs in which tasks run: of all workers, or of the one with this process id."""
-        found = []
+        processes = []
         for pid in self.workers if of_worker is None else [of_worker]:
             with suppress(psutil.NoSuchProcess):
                 for process in psutil.Process(pid).children(recursive=True):
                     with suppress(psutil.Error):
                         if EXECUTOR in process.cmdline():
-                            found.append(process)
-        return found
+                            processes.append(process)
+        return processes
 
     def kill_worker(self, index: int) -> None:
         """SIGKILL to a worker's JVM; its executors see that and end by themselves."""
@@ -104,14 +104,14 @@ class Cluster:
         below = psutil.Process(worker.pid).children(recursive=True)
         worker.kill()
         worker.wait()
-        wait_until_gone([each.pid for each in below])
+        wait_until_gone([child.pid for child in below])
 
     def applications(self) -> list[str]:
         """The ids of all applications that got an executor, in the order in which they came."""
         return sorted({path.name for path in self.folder.glob("work-*/app-*")})
 
     def log_lines(self, containing: str, application: str | None = None) -> list[tuple[str, str]]:
-        """(executor's folder, line) of what the executors of an application logged; without one given, of the last."""
+        """(executor's folder, line) of the executors' logs of an application; by default, of the last one."""
         wanted = application or max(self.applications(), default="none")
         return [
             (str(path.parent), line)
@@ -130,10 +130,11 @@ def standalone_cluster(
     spark_class: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
-    """A master and so many workers on loopback, each with these cores and the two GPUs of a discovery script that lies.
+    """A master and so many workers on loopback. A discovery script claims that each has two GPUs.
 
     Args:
-        spark_class, variables: see Cluster; by default this environment's pyspark, and our packages on the path.
+        cores: of each worker.
+        spark_class, variables: see Cluster; default: the installed pyspark, and our packages on its path.
     """
     script = folder / "find_gpus.sh"
     script.write_text(f"#!/bin/sh\necho '{json.dumps({'name': 'gpu', 'addresses': GPUS})}'\n")
@@ -141,8 +142,8 @@ def standalone_cluster(
     (folder / "worker.conf").write_text(
         f"spark.worker.resource.gpu.amount {len(GPUS)}\nspark.worker.resource.gpu.discoveryScript {script}\n"
     )
-    found = spark_class or Path(sys.executable).parent / "spark-class"
-    cluster = Cluster(free_port(), cores, folder, found, variables or environment())
+    launcher = spark_class or Path(sys.executable).parent / "spark-class"
+    cluster = Cluster(free_port(), cores, folder, launcher, variables or environment())
     started = [cluster.start_daemon("master.Master", "--port", str(cluster.port))]
     try:
         wait_for("the master", lambda: _answers(cluster.port), 60)
@@ -150,8 +151,8 @@ def standalone_cluster(
             cluster.start_worker(index)
         yield cluster
     finally:
-        for each in (*cluster._workers.values(), *started):
-            kill_tree(each)
+        for process in (*cluster._workers.values(), *started):
+            kill_tree(process)
 
 
 def _answers(port: int) -> bool:

@@ -73,7 +73,7 @@ def test_a_wrong_key(config: Path) -> None:
     _assert_refused(_build(config), 2, str(config), "unknown key trian", "correct these keys")
 
 
-def test_a_wrong_setting_of_the_model_ends_a_night_before_its_first_stage(config: Path) -> None:
+def test_a_wrong_setting_of_the_model_ends_a_run_before_its_first_stage(config: Path) -> None:
     words = ("--config", config, "--run-date", RUN_DATE, "--retrain", "--set", "model.bottom_mpl=[8]")
     _assert_refused(_run("nightly", *words), 2, "unknown key model.bottom_mpl=[8]", "'bottom_mlp'")
     assert not (config.parent / "lake").exists()

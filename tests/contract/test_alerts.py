@@ -1,4 +1,7 @@
-"""conf/alerts.yaml by Prometheus's own tool: a good month fires nothing, and each rule fires on what it is for, and on that alone."""
+"""conf/alerts.yaml, checked by Prometheus's own tool.
+
+A good month fires no alert. Each rule fires on the case that it is for, and only on that.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ SPILLED = 'nightrank_spark_spilled_bytes{job="score_daily"}'
 PROMOTED = 'nightrank_fact{job="evaluate_model",fact="promoted"}'
 LIFT = 'nightrank_fact{job="measure_recommendations",fact="lift"}'
 
-# A month of good nights.
+# A month of good runs.
 GOOD: Series = {
     PUBLISHED: nightly(),
     DELIVERED: nightly(60),

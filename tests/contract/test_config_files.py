@@ -1,4 +1,4 @@
-"""Files that are no configuration, and `extends` that never ends: each is a ConfigError that names the file."""
+"""Files that are no configuration, and `extends` that never ends: a ConfigError names the file."""
 
 from __future__ import annotations
 

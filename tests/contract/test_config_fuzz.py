@@ -1,4 +1,4 @@
-"""Values nobody prepared for, at every place of the shipped configurations: accepted, or refused as a ConfigError."""
+"""Unexpected values at every key of the shipped configurations are accepted, or refused as a ConfigError."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def changed(values: Any, path: tuple[Any, ...], to: Any) -> Any:
 
 
 def accepted(values: Any) -> bool:
-    """Whether every check that needs no data accepts the configuration; an error of another type passes through."""
+    """Whether every check that needs no data accepts the configuration. Errors of other types are raised."""
     try:
         config = read_section(Config, values, "fuzzed: ", "correct it")
         check_config(config)

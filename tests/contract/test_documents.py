@@ -1,4 +1,4 @@
-"""Documents against the code: commands that can be pasted, options and keys that exist, files and targets that are there."""
+"""Documents against the code: commands can be pasted; options, keys, files and targets exist."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ JOB = re.compile(r"jobs/(\w+)\.py")
 
 
 def commands() -> list[tuple[str, str]]:
-    """(document, command) of every command line in them: indented or in a block, a backslash at its end goes on."""
-    found = []
+    """(document, command) of every command line, indented or in a block; a final backslash continues it."""
+    pairs = []
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         lines = [line for line in text.splitlines() if line.startswith("    ")]
@@ -37,8 +37,8 @@ def commands() -> list[tuple[str, str]]:
         for line in (*lines, *inline):
             command = line.partition(" #")[0].strip()
             if re.match(r"(\$ ?|for .*do )?(\.?[\w/.]*python|spark-submit|make)\b", command):
-                found.append((str(path.relative_to(ROOT)), command))
-    return found
+                pairs.append((str(path.relative_to(ROOT)), command))
+    return pairs
 
 
 def parser_of(job: str) -> argparse.ArgumentParser:
@@ -58,7 +58,7 @@ def test_the_documents_hold_commands() -> None:
     assert len([command for _, command in commands() if JOB.search(command)]) > 25
 
 
-@pytest.mark.parametrize("document, command", [each for each in commands() if JOB.search(each[1])])
+@pytest.mark.parametrize("document, command", [pair for pair in commands() if JOB.search(pair[1])])
 def test_a_documented_job_takes_these_options(document: str, command: str) -> None:
     job = JOB.findall(command)[0]
     assert (ROOT / f"jobs/{job}.py").is_file()
@@ -72,10 +72,10 @@ def test_a_documented_job_takes_these_options(document: str, command: str) -> No
     if config.startswith("conf/"):
         load_config(str(ROOT / config), overrides)
     else:
-        assert [each for each in overrides if not exists(each.partition("=")[0])] == []
+        assert [override for override in overrides if not exists(override.partition("=")[0])] == []
 
 
-@pytest.mark.parametrize("document, command", [each for each in commands() if each[1].startswith("make ")])
+@pytest.mark.parametrize("document, command", [pair for pair in commands() if pair[1].startswith("make ")])
 def test_a_documented_target_exists(document: str, command: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     target = command.split()[1]
@@ -84,7 +84,7 @@ def test_a_documented_target_exists(document: str, command: str) -> None:
 
 @pytest.mark.parametrize(
     "document, command",
-    [each for each in commands() if re.search(r"python3?(\.\d+)? (-m )?[\w/.]+", each[1])],
+    [pair for pair in commands() if re.search(r"python3?(\.\d+)? (-m )?[\w/.]+", pair[1])],
 )
 def test_a_documented_program_exists(document: str, command: str) -> None:
     named = re.findall(r"python(?:3(?:\.\d+)?)? (-m )?([\w/.]+)", command)
@@ -92,7 +92,7 @@ def test_a_documented_program_exists(document: str, command: str) -> None:
         path = name.replace(".", "/") if is_module else name
         if path.split("/")[0] in ("jobs", "benchmarks", "training", "etl", "local_airflow", "setup"):
             candidates = [ROOT / path, ROOT / f"{path}.py", ROOT / f"{path}/__main__.py"]
-            assert any(each.is_file() for each in candidates), command
+            assert any(candidate.is_file() for candidate in candidates), command
 
 
 def exists(key: str) -> bool:
@@ -100,22 +100,24 @@ def exists(key: str) -> bool:
     if types_of(Config, key.split(".")):
         return True
     section, _, rest = key.partition(".")
-    kinds = [type(read_settings(ModelConfig(architecture=each))) for each in known_architectures()]
+    kinds = [type(read_settings(ModelConfig(architecture=name))) for name in known_architectures()]
     return section == "model" and any(types_of(kind, rest.split(".")) for kind in kinds)
 
 
 def named_keys() -> list[tuple[str, str]]:
     """(document, key) of every dotted key of a section that a document names, and of every `--set` in it."""
-    found = set()
+    pairs: set[tuple[str, str]] = set()
     for path in DOCUMENTS:
+        keys: set[str] = set()
         text = path.read_text(encoding="utf-8")
         spans = [span for span in re.findall(r"`([^`\n]+)`", text) if "…" not in span]
         for span in spans:
-            found |= set(re.findall(rf"(?<![\w./<{{-])((?:{SECTIONS})(?:\.[a-z_]+)+)(?![\w./(*-])", span))
-        found |= set(re.findall(r"--set ['\"]?([a-z_]+(?:\.\w+)*)=", text))
-        found = {(str(path.relative_to(ROOT)), each) if isinstance(each, str) else each for each in found}
-    found = {each for each in found if each[1] != "a.b"}  # stands for any key
-    return sorted(each for each in found if not each[1].endswith((".json", ".py", ".md", ".yaml", ".sqlite")))
+            keys |= set(re.findall(rf"(?<![\w./<{{-])((?:{SECTIONS})(?:\.[a-z_]+)+)(?![\w./(*-])", span))
+        keys |= set(re.findall(r"--set ['\"]?([a-z_]+(?:\.\w+)*)=", text))
+        pairs |= {(str(path.relative_to(ROOT)), key) for key in keys}
+    pairs = {(document, key) for document, key in pairs if key != "a.b"}  # stands for any key
+    file_suffixes = (".json", ".py", ".md", ".yaml", ".sqlite")
+    return sorted((document, key) for document, key in pairs if not key.endswith(file_suffixes))
 
 
 @pytest.mark.parametrize("document, key", named_keys())
@@ -137,6 +139,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_files_that_a_document_names_are_there(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    folders = "conf|storage|metrics|spark|etl|training|scoring|reporting|jobs|setup|airflow_dags|local_airflow|benchmarks|tests|docs|requirements"
+    folders = (
+        "conf|storage|metrics|spark|etl|training|scoring|reporting|jobs|setup|airflow_dags|local_airflow"
+        "|benchmarks|tests|docs|requirements"
+    )
     named = re.findall(rf"`((?:{folders})/[\w/.-]+)`", text)
-    assert [each for each in named if not (ROOT / each).exists()] == []
+    assert [name for name in named if not (ROOT / name).exists()] == []

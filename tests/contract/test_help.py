@@ -1,4 +1,7 @@
-"""`--help` of every job, word for word. After a deliberate change write the files anew: python -m tests.contract.test_help"""
+"""`--help` of every job, word for word.
+
+After a deliberate change write the files anew: python -m tests.contract.test_help
+"""
 
 from __future__ import annotations
 

@@ -93,9 +93,8 @@ def violations(module: str, source: str) -> list[str]:
             messages.append(f"{module} imports {name}: write the full name")
         elif top in PACKAGES and package in MAY_IMPORT and top != package:
             if not any(_within(name, allowed) for allowed in MAY_IMPORT[package]):
-                messages.append(
-                    f"{module} imports {name}; {package} may import {MAY_IMPORT[package] or 'nothing of ours'}"
-                )
+                may_import = MAY_IMPORT[package] or "nothing of ours"
+                messages.append(f"{module} imports {name}; {package} may import {may_import}")
         elif top in ONLY_IN and package in PRODUCT:
             allowed, barred = ONLY_IN[top], NOT_IN.get(top, ())
             if not any(_within(module, prefix) for prefix in allowed) or any(
@@ -121,7 +120,10 @@ def module_of(path: str) -> str:
 
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """Path -> the paths it imports, among these files. `from a import b` is an import of a/b.py if there is one, else of a."""
+    """Path -> the paths it imports, among these files.
+
+    `from a import b` is an import of a/b.py if there is one, else of a.
+    """
     path_of = {module_of(path): path for path in sources}
     graph: dict[str, set[str]] = {}
     for path, text in sources.items():
@@ -145,7 +147,7 @@ def folder_graph(files: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Sets of nodes that reach each other (strongly connected components of two or more), sorted. Tarjan 1972."""
+    """Strongly connected components of two or more nodes, sorted. Tarjan 1972."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

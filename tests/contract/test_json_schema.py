@@ -1,4 +1,4 @@
-"""The generated schemas and reference pages: up to date, and of one mind with the loader about configurations."""
+"""The generated schemas and reference pages are up to date, and agree with the loader on configurations."""
 
 from __future__ import annotations
 

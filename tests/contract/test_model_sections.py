@@ -1,4 +1,4 @@
-"""The union over the settings of all architectures: complete, described, and what the shipped model files hold."""
+"""The union of the settings of all architectures is complete and described, and covers the shipped files."""
 
 from __future__ import annotations
 

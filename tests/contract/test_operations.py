@@ -1,4 +1,7 @@
-"""docs/operations.md against the code: every error, exit code, limit, warning and alert stands in it; alerts name real metrics."""
+"""docs/operations.md against the code.
+
+Every error, exit code, limit, warning and alert stands in the page, and alerts name real metrics.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def _literal(node: ast.expr) -> str:
 
 
 def _logged_messages() -> Iterator[tuple[Path, str]]:
-    """(file, first piece of literal text that is long enough) of every warning, and of what the observer says for one."""
+    """(file, first literal text that is long enough) of every warning, those of the observer included."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not node.args:

@@ -1,4 +1,4 @@
-"""`--set`: text where a key holds text, YAML elsewhere; and the commands that the shipped configurations document."""
+"""`--set`: text where a key holds text, YAML elsewhere; and the commands in comments of configurations."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_bad_override_is_named(override: str, problem: str) -> None:
 
 
 def documented_overrides() -> list[tuple[str, list[str]]]:
-    """(file, its `--set` values of one line) of every comment of a shipped configuration that documents some."""
+    """(file, `--set` values of one line) of every comment in a shipped configuration that has such values."""
     leaves = []
     for path in sorted(Path("conf").rglob("*.yaml")):
         for line in path.read_text(encoding="utf-8").splitlines():

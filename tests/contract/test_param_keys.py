@@ -8,8 +8,8 @@ from typing import Any
 from airflow_dags.overrides import DEFAULT_KEYS, is_allowed, refusal
 from conf.types import Config
 
-# Texts without a fixed set of values, that name columns, attributes, architectures or values: looked at one by one. A new one is looked at,
-# and is put here if it can name no file, host or code.
+# Texts without a fixed set of values, which name columns, attributes, architectures or values. Each was
+# reviewed. Review a new one, and put it here if it cannot name a file, a host or code.
 _HARMLESS = {
     "model.architecture",  # one of those in training/models
     "quality.exempt",

@@ -1,4 +1,4 @@
-"""Control characters in data do not reach a terminal or a page: the function, and everything that prints values."""
+"""Control characters in data reach no terminal or page: the function, and all code that prints values."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ NAME = "generated"
 
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """Three nights: v1 first, v2 better, v3 kept out."""
+    """Three runs: v1 first, v2 better, v3 kept out."""
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     lake_of_runs = Lake(str(tmp_path))
     between = {"difference": 0.0022, "low": 0.0008, "high": 0.0035, "confidence": 0.95, "replicates": 1000}

@@ -21,7 +21,7 @@ from tests.reporting.report_lake import MEASURE, RUN_DATE, make_lake, publish_fa
 _CONFIG = "conf/datasets/generated.yaml"
 
 
-def test_first_night_has_a_full_window_behind_it_and_the_last_a_day_before_it() -> None:
+def test_first_run_has_a_full_window_behind_it_and_the_last_a_day_before_it() -> None:
     days = demo.calendar(load_config(_CONFIG), 3)
     assert days == demo.Calendar("2026-01-01", ("2026-01-08", "2026-01-09", "2026-01-10"), "2026-01-11")
 
@@ -34,7 +34,7 @@ def test_first_night_has_a_full_window_behind_it_and_the_last_a_day_before_it() 
         (["generate=null"], 3, "section generate"),
     ],
 )
-def test_impossible_nights_are_refused(overrides: list[str], num_runs: int, named: str) -> None:
+def test_impossible_numbers_of_runs_are_refused(overrides: list[str], num_runs: int, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         demo.calendar(load_config(_CONFIG, overrides), num_runs)
 
@@ -89,21 +89,21 @@ def test_unknown_best_auc_counts_as_missed(tmp_path: Path) -> None:
     ]
 
 
-def test_night_without_measure_has_no_verdict(tmp_path: Path) -> None:
+def test_run_without_measure_has_no_verdict(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     with pytest.raises(DataError, match="2026-01-09"):
         verdict(read_run_facts(config, "2026-01-09"))
 
 
-def test_seconds_table_leaves_out_what_a_night_did_not_run(tmp_path: Path) -> None:
+def test_seconds_table_leaves_out_stages_that_a_run_skipped(tmp_path: Path) -> None:
     def outcome(job: str, seconds: float) -> Outcome:
         return Outcome(Stage(job, RUN_DATE, tmp_path / f"{job}.log"), 0, seconds)
 
-    num_runs = {
+    outcomes_of_runs = {
         "night1": [outcome("a", 1.25), outcome("c", 2)],
         "night2": [outcome("a", 1), outcome("b", 3), outcome("c", 4)],
     }
-    lines = [line.split() for line in demo.seconds_table(num_runs).splitlines()]
+    lines = [line.split() for line in demo.seconds_table(outcomes_of_runs).splitlines()]
     assert lines[2:] == [
         ["a", "1.2", "1.0"],
         ["b", "3.0"],

@@ -86,5 +86,5 @@ def _runs(config: Config, lake: Lake, dt: str, back: int, draw: random.Random) -
         )
     if back == KILLED:
         codes["score_daily"] = 137
-    night = {"exit_codes": codes}
-    write_record(lake, record_of(config, dt, "nightly", facts=night, exit_code=max(codes.values())))
+    nightly_facts = {"exit_codes": codes}
+    write_record(lake, record_of(config, dt, "nightly", facts=nightly_facts, exit_code=max(codes.values())))

@@ -180,7 +180,7 @@ def test_raw_values_in_data_quality_are_text_and_short(full: str) -> None:
     assert "…" in Page(full).text.split("new: ")[1][:60]
 
 
-def test_data_quality_of_a_stopped_night_stands_without_a_dataset(tmp_path: Path) -> None:
+def test_data_quality_of_a_stopped_run_is_shown_without_a_dataset(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     for gone in ("datasets", "features", "models", "evaluations", "recommendations"):
         (tmp_path / gone).rename(tmp_path / f"away_{gone}")
@@ -225,7 +225,7 @@ def test_report_stands_when_one_kind_of_facts_is_missing(tmp_path: Path, gone: s
     assert [attributes["id"] for name, attributes in page.tags if name == "section"] == _SECTIONS
 
 
-def test_measure_of_the_night_before_is_shown_with_its_date(tmp_path: Path) -> None:
+def test_measure_of_the_run_before_is_shown_with_its_date(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     page = Page(build(config, "2026-01-09")[1])
     assert "lists of 2026-01-08" in page.text
@@ -287,7 +287,7 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
     )
 
 
-def test_second_night_brings_the_table_of_nights(tmp_path: Path) -> None:
+def test_second_run_brings_the_table_of_runs(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     lake = Lake(config.lake)
     before = {**read_manifest(lake.evaluations.partition(RUN_DATE)).facts, "promoted": False}

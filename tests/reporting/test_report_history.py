@@ -64,17 +64,17 @@ def test_attempts_that_failed_cost_and_are_told_and_a_retry_gives_the_seconds(la
     assert failed.core_s == pytest.approx(sum(failed.seconds.values()) * 16 + 480, rel=1e-3)
 
 
-def test_a_killed_stage_is_told_by_its_night(lake: Config, tmp_path: Path) -> None:
+def test_a_killed_stage_is_shown_by_the_record_of_its_run(lake: Config, tmp_path: Path) -> None:
     history = read_history(lake, RUN_DATE)
     killed = next(day for day in history.days if day.dt == day_before(KILLED))
     assert [(item.job, item.exit_code) for item in killed.failures] == [("score_daily", 137)]
-    night = {
+    nightly_fields = {
         "facts": {"exit_codes": {"score_daily": 4, "build_features": 0, "train_model": 1}},
         "exit_code": 4,
     }
     records = [
         record_of(lake, RUN_DATE, "score_daily", exit_code=4, started_at=f"{RUN_DATE}T03:00:30Z"),
-        record_of(lake, RUN_DATE, "nightly", **night),
+        record_of(lake, RUN_DATE, "nightly", **nightly_fields),
     ]
     assert [(item.job, item.exit_code) for item in failures_of(records)] == [
         ("score_daily", 4),  # by its own record, once

@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_of_jobs_holds_the_help_of_each_job() -> None:
-    """The golden help texts are those of the jobs (tests/contract/test_help.py). After a change: `make docs`."""
+    """The golden help texts are those of the jobs, see tests/contract/test_help.py.
+
+    After a change of them, `make docs` updates the page.
+    """
     golden = ROOT / "tests/contract/golden"
     helps = {path.stem: path.read_text(encoding="utf-8") for path in golden.glob("*.txt")}
     assert sorted(helps) == [job.stem for job in job_pages.job_files()]
@@ -51,7 +54,7 @@ def test_a_broken_link_ends_the_build(tmp_path: Path, target: str) -> None:
 
 @pytest.mark.processes
 def test_the_site_is_built_from_this_repository(tmp_path: Path) -> None:
-    """MkDocs runs with --strict: a page outside the navigation or an anchor that does not exist is an error."""
+    """MkDocs runs with --strict: a page outside the navigation or a missing anchor is an error."""
     site = docs_site.build_site(tmp_path)
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     assert {"index.html", "ARCHITECTURE.html", "docs/operations.html", "docs/configuration.html"} <= pages

@@ -1,4 +1,4 @@
-"""The training loop with stand-ins for trainer and loader: order of the hooks, errors, early ends, checkpoints."""
+"""The training loop with a fake trainer and loader: order of the hooks, errors, early ends, checkpoints."""
 
 from __future__ import annotations
 

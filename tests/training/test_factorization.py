@@ -119,7 +119,7 @@ def logits_of(
     items: tuple[Tensor, Tensor],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (U, I): factorized with one list for all users, with a list for each user, and of joined rows."""
+    """Logits (U, I): factorized with one list for all users, with one list per user, and of joined rows."""
     assert isinstance(model, Factorizable)
     factorization = model.factorize(FeatureSides.of(spec), dtype)
     user_part = factorization.side_part(Side.USER, *users)

@@ -104,7 +104,7 @@ def test_a_rollback_done_again_adds_nothing(lake: Lake) -> None:
     ]
 
 
-def test_a_rerun_of_any_night_promotes_no_withdrawn_version_from_the_rollback_on(lake: Lake) -> None:
+def test_a_rerun_of_any_date_promotes_no_withdrawn_version_from_the_rollback_on(lake: Lake) -> None:
     """Run 4 is repeated and decides as before; run 5 trained from the withdrawn model."""
     roll_back(lake, NAME, request(5))
     trained(lake, "v5aaaa", "v4aaaa")
@@ -129,7 +129,7 @@ def test_a_rerun_of_any_night_promotes_no_withdrawn_version_from_the_rollback_on
     assert serving(lake) == "123436"
 
 
-def test_a_rollback_on_the_day_of_the_promotion_holds_in_that_night(lake: Lake) -> None:
+def test_a_rollback_on_the_day_of_the_promotion_holds_in_that_run(lake: Lake) -> None:
     roll_back(lake, NAME, request(4))
     assert serving(lake) == "123333"
     decide(lake, run_date(4), "v4aaaa")
@@ -152,7 +152,7 @@ def test_a_pin_serves_whatever_the_gate_says_until_it_is_released(lake: Lake) ->
     assert serving(lake, last=9) == "123411155"
 
 
-def test_a_pin_and_its_release_within_one_night_leave_the_gate_its_say(lake: Lake) -> None:
+def test_a_pin_released_within_one_run_leaves_the_decision_to_the_gate(lake: Lake) -> None:
     pin(lake, NAME, request(5, "v1aaaa"))
     release(lake, NAME, request(5))
     assert serving(lake) == "123411"
@@ -160,7 +160,7 @@ def test_a_pin_and_its_release_within_one_night_leave_the_gate_its_say(lake: Lak
     assert serving(lake) == "123422"
 
 
-def test_after_its_release_a_pinned_version_serves_on_although_another_was_promoted_that_night(
+def test_after_its_release_a_pinned_version_serves_on_although_another_was_promoted_in_that_run(
     lake: Lake,
 ) -> None:
     pin(lake, NAME, request(4, "v1aaaa"))  # the gate had promoted v4 in that run

@@ -27,12 +27,12 @@ def _train(cases: list[tuple[str, str, str]]) -> list[tuple[list[float], list[fl
     try:
         collectives = HorovodCollectives()
         _check_exchange_of_16_bits(collectives)
-        found = []
+        results = []
         for placement, optimizer, architecture in cases:
             settings = {**PLACEMENTS[placement], "optimizer": optimizer}
             losses, probabilities, _ = train_as_rank(collectives, settings, architecture)
-            found.append((losses, probabilities.tolist()))
-        return found
+            results.append((losses, probabilities.tolist()))
+        return results
     finally:
         hvd.shutdown()
 
@@ -42,11 +42,11 @@ def _check_exchange_of_16_bits(collectives: object) -> None:
     rank, size = collectives.rank, collectives.size  # type: ignore[attr-defined]
     for dtype in (torch.bfloat16, torch.float16):
         sent = torch.full((rank + 1, 3), 1.5 + rank, dtype=dtype)
-        found, counts = collectives.all_to_all(sent, [rank + 1, *[0] * (size - 1)])  # type: ignore[attr-defined]
-        expected = [1.5 + each for each in range(size) for _ in range(each + 1)] if rank == 0 else []
-        assert found.dtype == dtype
-        assert found[:, 2].tolist() == expected
-        assert counts == ([each + 1 for each in range(size)] if rank == 0 else [0] * size)
+        received, counts = collectives.all_to_all(sent, [rank + 1, *[0] * (size - 1)])  # type: ignore[attr-defined]
+        expected = [1.5 + sender for sender in range(size) for _ in range(sender + 1)] if rank == 0 else []
+        assert received.dtype == dtype
+        assert received[:, 2].tolist() == expected
+        assert counts == ([sender + 1 for sender in range(size)] if rank == 0 else [0] * size)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -59,12 +59,14 @@ def test_ranks_train_as_one(ranks: int) -> None:
     ]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(ROOT))  # the ranks import this file
-        found = horovod.run(_train, (cases,), num_proc=ranks, use_gloo=True, start_timeout=_START_TIMEOUT_S)
+        results_of_ranks = horovod.run(
+            _train, (cases,), num_proc=ranks, use_gloo=True, start_timeout=_START_TIMEOUT_S
+        )
     labels = torch.cat([make_batch(1000 + seed)[2] for seed in range(8)]).numpy()
     for case, (_, optimizer, architecture) in enumerate(cases):
         losses, probabilities, _ = alone(optimizer, architecture)
-        for own in found:
-            assert own[case] == found[0][case]
-            np.testing.assert_allclose(own[case][0], losses, rtol=1e-4)
-        measured = auc(labels, np.array(found[0][case][1]))
+        for results in results_of_ranks:
+            assert results[case] == results_of_ranks[0][case]
+            np.testing.assert_allclose(results[case][0], losses, rtol=1e-4)
+        measured = auc(labels, np.array(results_of_ranks[0][case][1]))
         assert measured == pytest.approx(auc(labels, probabilities.numpy()), abs=2e-3)

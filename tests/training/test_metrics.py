@@ -34,8 +34,8 @@ rows = st.lists(
 
 @given(rows)
 @settings(max_examples=200, deadline=None)
-def test_auc_equals_counting_pairs(found: list[tuple[int, float, int]]) -> None:
-    labels, scores, weights = (list(column) for column in zip(*found, strict=True))
+def test_auc_equals_counting_pairs(cases: list[tuple[int, float, int]]) -> None:
+    labels, scores, weights = (list(column) for column in zip(*cases, strict=True))
     if not any(w for y, w in zip(labels, weights, strict=True) if y) or not any(
         w for y, w in zip(labels, weights, strict=True) if not y
     ):

@@ -133,9 +133,9 @@ def test_state_and_gradients_stay_float32(rows: Rows, precision: str) -> None:
 def test_ranks_train_as_one_does(rows: Rows, train: dict[str, Any], tolerance: float) -> None:
     """Losses differ more in half precision, because a sum that rounds differently may change a 16-bit number.
 
-    In float32 they differ by 2e-7. On some CPUs, in one of several trainings, a sum rounds to the other side of
-    a ReLU's kink, and Adam makes a step of its whole rate. At a rate of 0.003 losses then differed by 2e-3. So
-    this test trains at a tenth of that rate.
+    In float32 they differ by 2e-7. On some CPUs, in one of several trainings, a sum rounds to the other side
+    of a ReLU's kink, and Adam makes a step of its whole rate. At a rate of 0.003 losses then differed by
+    2e-3. So this test trains at a tenth of that rate.
     """
     _, one = train_steps(LocalCollectives(), rows, **train)
     for ranks in (2, 4):

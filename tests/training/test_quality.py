@@ -1,6 +1,8 @@
-"""What every architecture makes of the generated world at a small size: its share of (best AUC - 0.5) on a day it has not seen.
+"""The quality of every architecture on a small generated world.
 
-benchmarks/quality.py measures the presets on the whole log; here a smaller one is drawn and encoded without Spark.
+It is measured as the share of (best AUC - 0.5) that a model reaches on a day it has not seen.
+benchmarks/quality.py measures the presets on the whole log. Here a smaller log is drawn, and encoded without
+Spark.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ DAYS = {
 }
 WORLD = Generate(rows_per_day=20_000, users=800, items=200)
 FIRST_ID = 3
-DENSE = [each for each in FEATURES if each.kind == "integer"]
-IDS = [each for each in FEATURES if each.kind != "integer"]
+DENSE = [column for column in FEATURES if column.kind == "integer"]
+IDS = [column for column in FEATURES if column.kind != "integer"]
 # Seeds move a share by about 0.01.
 FLOORS = {
     "dlrm_small": 0.80,
@@ -51,15 +53,13 @@ def draw(day: str) -> Impressions:
 
 
 def encoded(days: dict[str, Impressions]) -> tuple[FeatureSpec, dict[str, Rows]]:
-    """The rows as build_features would encode them: ids from the train days, dense values by their moments."""
+    """The rows as build_features encodes them: ids from the train days, dense values by their moments."""
     train = [days[day] for day in DAYS["train"]]
-    known = {each.name: np.unique(np.concatenate([day.values[each.name] for day in train])) for each in IDS}
+    known = {c.name: np.unique(np.concatenate([day.values[c.name] for day in train])) for c in IDS}
     known = {name: ids[ids != MISSING] for name, ids in known.items()}
-    logs = {each.name: np.concatenate([_log(day.values[each.name]) for day in train]) for each in DENSE}
-    dense = [Feature(each.criteo, "dense", "float32", "pair") for each in DENSE]
-    ids = [
-        Feature(each.criteo, "categorical", "int32", "pair", FIRST_ID + len(known[each.name])) for each in IDS
-    ]
+    logs = {c.name: np.concatenate([_log(day.values[c.name]) for day in train]) for c in DENSE}
+    dense = [Feature(c.criteo, "dense", "float32", "pair") for c in DENSE]
+    ids = [Feature(c.criteo, "categorical", "int32", "pair", FIRST_ID + len(known[c.name])) for c in IDS]
     rows = {
         name: Rows(
             day.labels.astype(np.float32),
@@ -87,14 +87,14 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Preset (and the baseline) → share of the test day's best AUC."""
     torch.set_num_threads(1)
     lake = Lake(str(tmp_path_factory.mktemp("quality")))
-    days = {day: draw(day) for found in DAYS.values() for day in found}
+    days = {day: draw(day) for days_of_split in DAYS.values() for day in days_of_split}
     outcomes = np.bincount(days[RUN_DATE].labels * STEPS + days[RUN_DATE].steps, minlength=2 * STEPS)
     best = auc_of_counts(outcomes.reshape(2, STEPS))
     assert best is not None
     spec, rows = encoded(days)
-    splits = {split: {day: rows[day] for day in found} for split, found in DAYS.items()}
+    splits = {split: {day: rows[day] for day in days_of_split} for split, days_of_split in DAYS.items()}
     dataset = publish_all(lake, RUN_DATE, spec, splits, file_rows=10_000)
-    found = {}
+    shares_of_best: dict[str, float] = {}
     for name in FLOORS:
         model = yaml.safe_load(Path(f"conf/models/{name}.yaml").read_text())
         train = {
@@ -104,12 +104,15 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
             "global_batch_size": 512,
             "epochs": 2,
             "embedding_learning_rate": 0.05 if name == "deepfm_small" else 0.15,
-            "baselines": [] if found else ["logistic_regression"],
+            "baselines": [] if shares_of_best else ["logistic_regression"],
         }
         trained = train_in_process(make_plan(make_config(lake, model=model, train=train), lake, dataset))
         measured = {name: trained["metrics"], **trained["baselines"]}
-        found |= {each: (metrics["test"]["auc"] - 0.5) / (best - 0.5) for each, metrics in measured.items()}
-    return found
+        shares_of_best |= {
+            model_name: (metrics["test"]["auc"] - 0.5) / (best - 0.5)
+            for model_name, metrics in measured.items()
+        }
+    return shares_of_best
 
 
 @pytest.mark.parametrize("name", FLOORS)

@@ -16,11 +16,14 @@ Row = tuple[int, float, str]
 
 
 def ranked_groups(rows: list[Row]) -> list[list[int]]:
-    """The labels of every group that has a click, best score first; of equal scores the row without a click first."""
+    """The labels of every group that has a click, best score first.
+
+    Of rows with equal scores, those without a click come first.
+    """
     groups: dict[str, list[tuple[float, int]]] = {}
     for label, score, group in rows:
         groups.setdefault(group, []).append((-score, label))
-    ranked = [[label for _, label in sorted(each)] for each in groups.values()]
+    ranked = [[label for _, label in sorted(group_rows)] for group_rows in groups.values()]
     return [labels for labels in ranked if 1 in labels]
 
 
@@ -36,8 +39,8 @@ def ndcg_by_definition(rows: list[Row], k: int) -> float:
     def dcg(labels: list[int]) -> float:
         return sum(label / math.log2(i + 2) for i, label in enumerate(labels[:k]))
 
-    found = [dcg(labels) / dcg(sorted(labels, reverse=True)) for labels in ranked_groups(rows)]
-    return sum(found) / len(found)
+    values = [dcg(labels) / dcg(sorted(labels, reverse=True)) for labels in ranked_groups(rows)]
+    return sum(values) / len(values)
 
 
 some_rows = st.lists(

@@ -1,4 +1,4 @@
-"""A model's YAML: what it may hold, what its errors name, the presets, and an architecture that is one new file."""
+"""A model's YAML: its keys, its errors, the presets, and an architecture that is added as one file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRESETS = Path("conf/models")
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "section, message",
     [
         (
             {"architecture": "dcn"},
@@ -35,7 +35,8 @@ PRESETS = Path("conf/models")
         ),
         (
             {"architecture": "dlrm", "bottom_mpl": [4]},
-            r"architecture dlrm: unknown key model.bottom_mpl=\[4\]\n.*\['bottom_mlp', 'embedding_dim', 'top_mlp'\]",
+            r"architecture dlrm: unknown key model.bottom_mpl=\[4\]\n"
+            r".*\['bottom_mlp', 'embedding_dim', 'top_mlp'\]",
         ),
         ({"architecture": "dlrm", "cross_layers": 3}, "architecture dlrm: unknown key model.cross_layers=3"),
         ({"architecture": "logistic_regression", "embedding_dim": 8}, "unknown key model.embedding_dim=8"),
@@ -50,9 +51,9 @@ PRESETS = Path("conf/models")
         ),
     ],
 )
-def test_wrong_settings_are_named(given: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_named(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        complete(ModelConfig.model_validate(given))
+        complete(ModelConfig.model_validate(section))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -90,8 +91,8 @@ def criteo_like() -> FeatureSpec:
 
 def widths(layers: nn.Module) -> list[int]:
     """Input width, then the width of every linear layer."""
-    found = [each for each in layers if isinstance(each, nn.Linear)]
-    return [found[0].in_features, *(each.out_features for each in found)]
+    linear_layers = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    return [linear_layers[0].in_features, *(layer.out_features for layer in linear_layers)]
 
 
 def preset(name: str) -> ModelConfig:
@@ -127,14 +128,14 @@ def test_wide_and_deep_preset_has_the_published_widths() -> None:
     assert widths(model.deep) == [26 * 64 + 13, *[1024] * 5]
     assert model.wide.embedding.weight.shape == (26 * 4, 1)
     assert model.wide.ftrl.learning_rate == 0.02
-    assert [each.share for each in model.deep if hasattr(each, "share")] == [0.1] * 5
+    assert [layer.share for layer in model.deep if hasattr(layer, "share")] == [0.1] * 5
 
 
 def test_deepfm_preset_has_the_published_widths() -> None:
     model = build_preset("deepfm")
     assert model.embedding.weight.shape == (26 * 4, 10)
     assert widths(model.deep) == [39 * 10, 400, 400, 400]
-    assert [each.share for each in model.deep if hasattr(each, "share")] == [0.5] * 3
+    assert [layer.share for layer in model.deep if hasattr(layer, "share")] == [0.5] * 3
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)

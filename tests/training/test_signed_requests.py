@@ -1,4 +1,7 @@
-"""Strangers at the ports of a training: what they send is refused, stored nowhere and never unpickled, and the training completes."""
+"""Strangers send requests to the ports of a training.
+
+The requests are refused, stored nowhere and never unpickled, and the training completes.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def signed(key: bytes, method: str, path: str, body: bytes = b"") -> dict[str, s
 
 
 def attack(address: tuple[str, int], file: Path) -> None:
-    """AssertionError where an unsigned or a wrongly signed request is answered with anything but 403, or where a payload has run."""
+    """Asserts that unsigned and wrongly signed requests are answered with 403, and that no payload ran."""
     body = base64.b64encode(pickle.dumps(Payload(file)))
     assert request(address, "PUT", PATH, body)[0] == FORBIDDEN
     for method, content in [("PUT", body), ("GET", b""), ("DELETE", b""), ("HEAD", b""), ("POST", body)]:
@@ -103,7 +106,7 @@ def test_a_training_completes_while_strangers_send_to_its_ports(
         listening = listening_below(driver.process.pid)
         assert len(listening) >= 3  # the service of the driver, and those of the tasks
         assert all(ipaddress.ip_address(host).is_loopback for _, host, _ in listening), listening
-        services = [found for each in codec.loads_base64(words[3]).values() for found in each]
+        services = [service for of_task in codec.loads_base64(words[3]).values() for service in of_task]
         services += [(host, port) for pid, host, port in listening if pid != driver.process.pid]
         with ExitStack() as silent:  # they connect, send nothing, and stay
             for service in services:
@@ -125,18 +128,21 @@ def assert_not_in(words: list[str], *keys: bytes) -> None:
 
 
 def listening_below(root: int) -> list[tuple[int, str, int]]:
-    """Process, address and port of what listens in the driver, in Spark's workers with the tasks' services, and in the ranks."""
-    found = []
+    """(process id, address, port) of every listening socket in the driver and below it.
+
+    Below it are Spark's workers with the tasks' services, and the ranks.
+    """
+    listening = []
     for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
             if "java" not in process.name():
                 sockets = process.net_connections(kind="tcp")
-                found += [
-                    (process.pid, each.laddr.ip, each.laddr.port)
-                    for each in sockets
-                    if each.status == psutil.CONN_LISTEN
+                listening += [
+                    (process.pid, connection.laddr.ip, connection.laddr.port)
+                    for connection in sockets
+                    if connection.status == psutil.CONN_LISTEN
                 ]
-    return found
+    return listening
 
 
 @dataclass
@@ -205,7 +211,7 @@ def test_a_stopped_server_has_left_its_port() -> None:
 def test_the_store_of_functions_is_read_and_written_with_the_key_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """horovod.run sends the function to its ranks by it. A value that a stranger's server sends is not unpickled either."""
+    """horovod.run sends the function to its ranks by it. A value of a stranger's server is not unpickled."""
     monkeypatch.setenv("HOROVOD_RENDEZVOUS_KEY", secret.make_secret_key().hex())
     store = KVStoreServer(verbose=0)
     port = store.start_server("127.0.0.1")

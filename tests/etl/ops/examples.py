@@ -1,4 +1,4 @@
-"""Example configurations of every operator, over one small log: what parity, plan and round-trip tests are run on.
+"""Example configurations of every operator, over one small log, for the parity, plan and round-trip tests.
 
 All groups fit into one configuration: each gives its features names of their own.
 """

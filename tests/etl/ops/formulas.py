@@ -70,7 +70,7 @@ def _compared(op: type, a: Any, b: Any) -> Value:
 
 
 def feature(formula: str, row: Mapping[str, Any]) -> Any:
-    """What `expression` makes of a row: the formula's value, null where a number is beyond float32's range."""
+    """The value of `expression` for a row: null where a number is beyond the range of float32."""
     result = evaluate(formula, row)
     too_large = isinstance(result, int | float) and abs(result) > 3.4028234663852886e38
     return None if too_large else result

@@ -1,4 +1,7 @@
-"""XXH64 in pure Python, one value at a time, from the xxHash specification (doc/xxhash_spec.md, "XXH64 Algorithm")."""
+"""XXH64 in pure Python, one value at a time.
+
+Source: the xxHash specification (doc/xxhash_spec.md, "XXH64 Algorithm").
+"""
 
 from __future__ import annotations
 

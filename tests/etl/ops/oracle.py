@@ -1,7 +1,7 @@
 """What chains of operators must give, a second time, in plain Python: written from the operators' docstrings.
 
-Values are lists, None is null. Each operator's oracle learns from the training rows and returns the function it has
-become: rows → the columns in place of the chain's. Nothing of etl is used.
+Values are lists, None is null. Each operator's oracle learns from the training rows and returns a function:
+rows → the columns in place of the chain's. Nothing of etl is used.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ _SPARK = {
 }
 _HUGE = [2**63 - 1, -(2**63), 2**53 + 1, 2**53, -1, 0, 1, 12]
 _FLOATS = [0.0, -0.0, 1.5, -2.25, 0.1, 5e-324, 3e38, -3e38, 1e-7, 9.75]
-# Beyond ASCII: precomposed and combined characters, and one beyond the first plane. U+FFEE comes before it in UTF-8.
+# Beyond ASCII: precomposed and combined characters, and one beyond the first plane. In UTF-8 U+FFEE comes
+# before it.
 _FEW = ["né", "ne\u0301", "b", "\uffee", "\U0001f600", " b ", "0", "00"]
 _PARTS = ["b", "né", "日本", "0", "x" * 40, "\U0001f600"]
 

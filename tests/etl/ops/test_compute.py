@@ -1,4 +1,7 @@
-"""The arrow engine alone, on any values Hypothesis finds: each operator gives the oracle's, of slices and of single rows too."""
+"""The arrow engine alone, on any values that Hypothesis finds.
+
+Each operator gives the oracle's values, also for slices and for single rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The canonical form of operator entries, pinned: workflow versions are digests of it, so that it must never change."""
+"""The canonical form of operator entries must never change: workflow versions are digests of it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.etl.ops.examples import EXAMPLES
 
 ROOT = Path(__file__).parents[3]
 
-# Dataset of conf/datasets -> digest of the sections that a workflow version contains. Computed before the operators'
-# parameters became pydantic models.
+# Dataset of conf/datasets -> digest of the sections that a workflow version contains. Computed before the
+# operators' parameters became pydantic models.
 DATASETS: dict[str, str] = {
     "criteo": "d365012b89624c9d",
     "generated": "6c0cea8148fcccd1",

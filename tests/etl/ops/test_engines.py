@@ -1,4 +1,4 @@
-"""Every operator's examples, fitted on generated rows: sql, arrow and the plain-Python oracle give the same features."""
+"""Examples of every operator, fitted on generated rows: sql, arrow and the oracle give the same features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is refused before anything runs: bad parameters, columns of wrong types, chains that make no feature, names twice."""
+"""What is refused before anything runs.
+
+Bad parameters, columns of wrong types, chains that make no feature, duplicate names.
+"""
 
 from __future__ import annotations
 

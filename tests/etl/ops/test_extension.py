@@ -1,4 +1,4 @@
-"""Extensions: counts as of a full refit, ids that never move, fitted numbers that stay, values that age and return."""
+"""Extensions: counts as of a full refit, stable ids and fitted numbers, values that age and return."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ def test_sql_computes_what_the_formulas_say(spark: SparkSession) -> None:
             assert _same(row[f"f{place}"], expected), (formula, row, expected)
 
 
-# Exact arithmetic inside, functions that may round otherwise outside: a comparison of those could differ in the last bit.
+# Exact arithmetic inside, and functions that may round differently outside: comparisons of their values could
+# differ in the last bit.
 def _around(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.one_of(
         st.builds("({} {} {})".format, inner, st.sampled_from("+-*/"), inner),

@@ -1,4 +1,4 @@
-"""The hash of every bucket and fold: published vectors, Spark's own function, and the arrow engine give the same."""
+"""The hash of every bucket and fold: the oracle, published vectors, Spark and the arrow engine agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit leaves behind: JSON of every step, measurements of the training rows, vocabularies that can be read back."""
+"""What a fit writes: JSON of every step, measurements of the training rows, and readable vocabularies."""
 
 from __future__ import annotations
 

@@ -101,10 +101,12 @@ def test_days_whose_values_are_counted_have_the_same_report(
     splits = raw_days(config, RUN_DATE)
     flow.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
     assert flow.has_counts_of(feature_columns(config))
-    found = report_quality(spark, config, Lake(config.lake), RUN_DATE, splits, Rows(spark, config), flow)
+    counted_report = report_quality(
+        spark, config, Lake(config.lake), RUN_DATE, splits, Rows(spark, config), flow
+    )
     expected = {column.name: column for column in known.compared.columns if column.name != "X"}
-    assert {column.name: column for column in found.compared.columns} == expected
-    assert found.compared.pieces == known.compared.pieces
+    assert {column.name: column for column in counted_report.compared.columns} == expected
+    assert counted_report.compared.pieces == known.compared.pieces
 
 
 def _cells(rows: pd.DataFrame, column: Column) -> Counter[Any]:
