@@ -36,7 +36,7 @@ from benchmarks.agreement import Disagreement, Summary, compare
 from benchmarks.contender import Day
 from benchmarks.criteo_log import make_log
 from benchmarks.etl_runs import CACHE, DAYS, Contender, ContenderFailed, Run, days_of, ours, run_contender
-from benchmarks.report import GIB, closing_line, machine, table
+from benchmarks.report import GIB, summary_line, machine, table
 
 ROWS, QUICK_ROWS = 4_000_000, 1_000_000
 QUICK_LIMIT_S, LIMIT_S = 170.0, 3600.0
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ratios[name] = run.seconds / mine.seconds
     _print(rows, sum(each.bytes for each in log), mine, peers, ratios)
     print(
-        closing_line(
+        summary_line(
             "etl", of_machine, mine.facts(rows), peers, ratios,
             rows=rows, targets=TARGETS, overrides=options.overrides, repeats=options.repeats,
         )

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file here h
 from benchmarks.agreement import Disagreement
 from benchmarks.criteo_log import make_log
 from benchmarks.etl_runs import CACHE, DAYS, ContenderFailed, Run, days_of, ours, run_contender
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 
 ROWS, QUICK_ROWS = (4_000_000, 8_000_000, 16_000_000), (250_000, 500_000, 1_000_000)
 WITHIN = 0.15
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ratios = growth(facts)
     _print(facts, ratios)
     more = {"within": WITHIN, "overrides": options.overrides, "repeats": options.repeats}
-    print(closing_line("etl_scaling", of_machine, {"sizes": facts}, {}, ratios, **more))
+    print(summary_line("etl_scaling", of_machine, {"sizes": facts}, {}, ratios, **more))
     return 0
 
 

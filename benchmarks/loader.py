@@ -33,7 +33,7 @@ from benchmarks.etl_runs import CACHE, ROOT, ContenderFailed
 from benchmarks.harness import measure, settle
 from benchmarks.loader_contender import LoaderTask
 from benchmarks.loader_data import FILES, make_table
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 
 ROWS, QUICK_ROWS = 4_000_000, 1_000_000
 LIMIT_S = 1800.0
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     _print(rows, options, mine.facts(), peers, ratios)
     print(
-        closing_line(
+        summary_line(
             "loader", of_machine, mine.facts(), peers, ratios,
             rows=rows, local_batch_size=options.batch, buffer_rows=options.buffer, targets=TARGETS,
         )

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.peers.ease import ease_weights
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 from conf.load import load_config
 from conf.types import Config, Split
 from storage.dataset import read_dataset, split_files
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own = {**asdict(ours), "night_seconds": round(seconds, 1)}
     more = {"quick": options.quick, "overrides": options.overrides, "users": users}
     of_machine = machine(len(os.sched_getaffinity(0)), ("torch", "numpy"))
-    print(closing_line("movielens", of_machine, own, facts, ratios, **more))
+    print(summary_line("movielens", of_machine, own, facts, ratios, **more))
     return 0
 
 

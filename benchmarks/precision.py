@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.quality import CONFIG, RUN_DATE, prepare
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 from conf.load import load_config
 from metrics import auc
 from storage.dataset import read_dataset
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: {'met' if ratio >= 1 else 'MISSED'}")
     ours = {**found, "auc": aucs[0], "seed_deviation": deviation}
     print(
-        closing_line(
+        summary_line(
             "precision", machine(1, ("torch",)), ours, {}, ratios, quick=options.quick, rows=len(full)
         )
     )

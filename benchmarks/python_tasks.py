@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table(("spark.python.daemon.module", "ms a task", "lowest", "highest"), rows))
     ratios = {"task": round(medians["spark"] / medians["ours"], 3)}
     ours, peers = {"ms_a_task": medians["ours"]}, {"spark": {"ms_a_task": medians["spark"]}}
-    print(closing_line("python_tasks", machine(CORES, ("pyspark", "pyarrow")), ours, peers, ratios))
+    print(summary_line("python_tasks", machine(CORES, ("pyspark", "pyarrow")), ours, peers, ratios))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 from conf.load import load_config
 from storage.dataset import Dataset, read_dataset
 from storage.manifest import is_published, read_manifest
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(["model", "test share", "validation share", "test AUC", "seconds", "target"], _rows(found)))
     ratios = {name: each["test_share"] for name, each in found.items()}
     more = {"quick": options.quick, "seeds": options.seeds, "overrides": options.overrides}
-    print(closing_line("quality", machine(1, ("torch",)), found, {}, ratios, **more))
+    print(summary_line("quality", machine(1, ("torch",)), found, {}, ratios, **more))
     return 0
 
 

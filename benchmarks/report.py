@@ -63,7 +63,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), line(["-" * width for width in widths]), *(line(row) for row in rows)])
 
 
-def closing_line(
+def summary_line(
     benchmark: str,
     of_machine: Mapping[str, Any],
     ours: Mapping[str, Any],

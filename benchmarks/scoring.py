@@ -32,7 +32,7 @@ sys.path.insert(
 )  # a file here has the name of our package scoring
 
 from benchmarks.architectures import make_known
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 from benchmarks.scoring_bench import GROUPS, PRECISIONS, Bench, Speeds
 from benchmarks.scoring_contenders import JOINED, Unequal
 
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
     peers = {name: each for name, each in speeds.items() if name not in ours}
     sizes = {"users": options.users, "candidates": options.candidates, "most_rows": options.most_rows}
-    print(closing_line("scoring", of_machine, ours, peers, ratios, targets=TARGETS, **sizes))
+    print(summary_line("scoring", of_machine, ours, peers, ratios, targets=TARGETS, **sizes))
     return 0
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Measured, measure, settle
-from benchmarks.report import GIB, closing_line, machine, table
+from benchmarks.report import GIB, summary_line, machine, table
 from benchmarks.scoring_bench import CACHE
 from benchmarks.scoring_contenders import ROOT, lists, open_session, request_of
 from benchmarks.scoring_world import Data, make_data, make_items, make_model, make_spec
@@ -52,7 +52,7 @@ class SizeFailed(Exception):
 
 
 def scaling(options: argparse.Namespace) -> int:
-    """The mode --scaling of benchmarks/scoring.py: prints a table and the closing line."""
+    """The mode --scaling of benchmarks/scoring.py: prints a table and the summary line."""
     of_machine = machine(options.cores, ("torch", "pyspark", "pyarrow"))
     users, candidates = options.users, options.candidates // 2
     # First users grow, then candidates.
@@ -77,7 +77,7 @@ def scaling(options: argparse.Namespace) -> int:
     print()
     for name, ratio in ratios.items():
         print(f"{name}: {ratio:.3f}{'' if ratio - 1 <= WITHIN else f', beyond {WITHIN:.0%}'}")
-    print(closing_line("scoring_scaling", of_machine, {"sizes": facts}, {}, ratios, within=WITHIN))
+    print(summary_line("scoring_scaling", of_machine, {"sizes": facts}, {}, ratios, within=WITHIN))
     return 0
 
 

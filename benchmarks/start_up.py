@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 from setup.class_archive import NAME
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ratios = {job: round(medians["jars"][job] / medians["archive"][job], 3) for job in JOBS}
     ours = {job: round(value, 2) for job, value in medians["archive"].items()}
     peers = {"jars": {job: round(value, 2) for job, value in medians["jars"].items()}}
-    print(closing_line("start_up", machine(len(os.sched_getaffinity(0)), ("pyspark",)), ours, peers, ratios))
+    print(summary_line("start_up", machine(len(os.sched_getaffinity(0)), ("pyspark",)), ours, peers, ratios))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from torch import Tensor
 from benchmarks.criteo_shapes import NUM_DENSE, capped, make_batches, spec_of
 from benchmarks.dense_part import without_tables
 from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
 from training.data.batch import Batch
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
     peers = {name: each for name, each in speeds.items() if name not in ours}
     more = {"batch": options.batch, "most_rows": options.most_rows, "targets": TARGETS}
-    print(closing_line("training", of_machine, {"steps": ours, "ranks": ranks}, peers, ratios, **more))
+    print(summary_line("training", of_machine, {"steps": ours, "ranks": ranks}, peers, ratios, **more))
     return 0
 
 

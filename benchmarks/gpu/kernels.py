@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from benchmarks.criteo_shapes import draw_ids
 from benchmarks.gpu.setting import Setting, read_setting
-from benchmarks.report import closing_line, table
+from benchmarks.report import summary_line, table
 from benchmarks.steps import wait_for
 
 Work = Callable[[], Any]
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measured: dict[str, float | None] = {
         name: each if setting.measures else None for name, each in ratios.items()
     }
-    print(closing_line("gpu_kernels", of_machine, ours, peers, measured, measures=setting.measures))
+    print(summary_line("gpu_kernels", of_machine, ours, peers, measured, measures=setting.measures))
     return 0
 
 

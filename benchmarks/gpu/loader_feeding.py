@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.criteo_shapes import spec_of
 from benchmarks.gpu.setting import CACHE, Setting, read_setting
 from benchmarks.gpu.training_step import make, model_of
-from benchmarks.report import closing_line, table
+from benchmarks.report import summary_line, table
 from benchmarks.steps import seconds_of, wait_for
 from benchmarks.training_files import full_batches, write_files
 from conf.types import Train
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, ratio in ratios.items():
         if ratio is not None:
             print(f"{name}: {ratio:.2f}")
-    print(closing_line("gpu_loader_feeding", of_machine, speeds, {}, ratios))
+    print(summary_line("gpu_loader_feeding", of_machine, speeds, {}, ratios))
     return 0
 
 

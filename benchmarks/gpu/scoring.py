@@ -30,7 +30,7 @@ from torch import Tensor
 
 from benchmarks.criteo_shapes import make_batches, spec_of
 from benchmarks.gpu.setting import CACHE, ROOT, Setting, read_setting
-from benchmarks.report import closing_line, table
+from benchmarks.report import summary_line, table
 from benchmarks.scoring_contenders import Rows, open_session, request_of
 from benchmarks.scoring_world import Data
 from benchmarks.steps import alternate
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, ratio in ratios.items():
         if ratio is not None:
             print(f"{name}: {ratio:.2f}")
-    print(closing_line("gpu_scoring", of_machine, speeds, {}, ratios, published=PUBLISHED, aim=AIM))
+    print(summary_line("gpu_scoring", of_machine, speeds, {}, ratios, published=PUBLISHED, aim=AIM))
     return 0
 
 

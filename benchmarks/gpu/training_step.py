@@ -25,7 +25,7 @@ import yaml
 from benchmarks.criteo_shapes import NUM_DENSE, make_batches, spec_of
 from benchmarks.gpu.setting import ROOT, Setting, read_setting
 from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
-from benchmarks.report import closing_line, table
+from benchmarks.report import summary_line, table
 from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
 from training.distributed.collectives import LocalCollectives
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
     peers = {name: each for name, each in speeds.items() if name not in ours}
     print(
-        closing_line(
+        summary_line(
             "gpu_training_step", of_machine, ours, peers, ratios_of(setting, speeds), published=PUBLISHED
         )
     )

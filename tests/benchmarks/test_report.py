@@ -6,11 +6,11 @@ import platform
 import pytest
 
 from benchmarks.etl import TARGETS, main, verdict
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import summary_line, machine, table
 
 
-def test_the_closing_line_is_one_json_object_with_the_agreed_keys() -> None:
-    line = closing_line(
+def test_the_summary_line_is_one_json_object_with_the_agreed_keys() -> None:
+    line = summary_line(
         "etl", machine(2, ("pyarrow",)), {"seconds": 1.0}, {}, {"a": 1.23456, "b": None}, rows=5
     )
     assert "\n" not in line
@@ -22,7 +22,7 @@ def test_the_closing_line_is_one_json_object_with_the_agreed_keys() -> None:
 
 def test_a_figure_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
-        closing_line("etl", {}, {"seconds": float("nan")}, {}, {})
+        summary_line("etl", {}, {"seconds": float("nan")}, {}, {})
 
 
 def test_the_machine_has_no_name() -> None:

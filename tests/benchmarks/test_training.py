@@ -141,14 +141,14 @@ def test_without_a_gpu_its_benchmarks_run_and_measure_nothing(script: str, tmp_p
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "this measures nothing" in done.stdout
-    closing = json.loads(done.stdout.splitlines()[-1])
-    assert {"benchmark", "machine", "ours", "peers", "ratios"} <= closing.keys()
-    assert closing["ratios"]
-    assert set(closing["ratios"].values()) == {None}
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert {"benchmark", "machine", "ours", "peers", "ratios"} <= summary.keys()
+    assert summary["ratios"]
+    assert set(summary["ratios"].values()) == {None}
     figures = np.array(
         [
             each
-            for own in closing["ours"].values()
+            for own in summary["ours"].values()
             for each in (own.values() if isinstance(own, dict) else [own])
         ]
     )
