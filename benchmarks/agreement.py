@@ -63,12 +63,12 @@ def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
             for name, ids in [(LABEL, label), *((name, table[name].to_numpy()) for name in CATEGORICAL)]:
                 kept = ids.astype(np.int64)
                 tied = kept if name == LABEL else frequency[name][kept]
-                for place, (values, found) in enumerate(((kept, exact), (tied, without_ties))):
+                for place, (values, sums) in enumerate(((kept, exact), (tied, without_ties))):
                     cells = _mix(values, name)
-                    found[day.dt, name] = _add(found.get((day.dt, name), 0), cells)
+                    sums[day.dt, name] = _add(sums.get((day.dt, name), 0), cells)
                     hashes[place] = _mix_in(hashes[place], cells)
-            for found, whole in zip((exact, without_ties), hashes, strict=True):
-                found[day.dt, "whole rows"] = _add(found.get((day.dt, "whole rows"), 0), whole)
+            for sums, whole in zip((exact, without_ties), hashes, strict=True):
+                sums[day.dt, "whole rows"] = _add(sums.get((day.dt, "whole rows"), 0), whole)
             weight = (hashes[1] >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0  # in [-1, 1)
             for name in DENSE:
                 values = table[name].to_numpy().astype(np.float64)
@@ -139,8 +139,8 @@ def _train_frequencies(days: Sequence[Day], outcome: Outcome) -> dict[str, Ids]:
                 added = np.bincount(ids, minlength=size) * int(day.train)
                 added[: len(counts[name])] += counts[name]
                 counts[name] = added
-    for found in counts.values():
-        found[:FIRST_ID] = -1 - np.arange(FIRST_ID)
+    for occurrences in counts.values():
+        occurrences[:FIRST_ID] = -1 - np.arange(FIRST_ID)
     return counts
 
 

@@ -26,11 +26,11 @@ def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int
         context.Process(target=_score, args=(request, share, barrier, queue, turns), daemon=True)
         for share in shares
     ]
-    for each in started:
-        each.start()
+    for process in started:
+        process.start()
     spans = [queue.get(timeout=600) for _ in started]
-    for each in started:
-        each.join()
+    for process in started:
+        process.join()
     rows = sum(group.rows for group in groups)
     return [
         rows / (max(span[turn][1] for span in spans) - min(span[turn][0] for span in spans))

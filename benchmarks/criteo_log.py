@@ -84,15 +84,15 @@ def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
     index = folder / "index.json"
     if not index.exists():
         attempt = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:8]}")
-        made = []
+        day_entries = []
         for day in range(days):
             dt = (FIRST_DAY + timedelta(days=day)).isoformat()
             path = attempt / f"dt={dt}" / "clicks.tsv"
             path.parent.mkdir(parents=True)
             day_rows = rows // days + (day < rows % days)
             size = write_day(path, day_rows, day, seed)
-            made.append({"dt": dt, "rows": day_rows, "bytes": size})
-        (attempt / "index.json").write_text(json.dumps(made), encoding="utf-8")
+            day_entries.append({"dt": dt, "rows": day_rows, "bytes": size})
+        (attempt / "index.json").write_text(json.dumps(day_entries), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)  # without an index it is the rest of a run that was killed
         attempt.rename(folder)
     entries = json.loads(index.read_text(encoding="utf-8"))

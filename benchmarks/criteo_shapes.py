@@ -27,7 +27,7 @@ EXPONENT = 1.45
 
 def capped(most_rows: int | None) -> list[int]:
     """The cardinalities, none above `most_rows`: what fits a small machine."""
-    return [min(each, most_rows or each) for each in CARDINALITIES]
+    return [min(cardinality, most_rows or cardinality) for cardinality in CARDINALITIES]
 
 
 def spec_of(cardinalities: Sequence[int]) -> FeatureSpec:
@@ -43,7 +43,9 @@ def spec_of(cardinalities: Sequence[int]) -> FeatureSpec:
 def draw_ids(rows: int, cardinalities: Sequence[int], generator: torch.Generator) -> Tensor:
     """(rows, C) int64: id k of a feature with a probability of about (k - 2)^-1.45, reserved ids left out where there are others."""
     uniform = torch.rand(rows, len(cardinalities), generator=generator, dtype=torch.float64)
-    reserved = torch.tensor([NUM_RESERVED_IDS if each > NUM_RESERVED_IDS else 0 for each in cardinalities])
+    reserved = torch.tensor(
+        [NUM_RESERVED_IDS if cardinality > NUM_RESERVED_IDS else 0 for cardinality in cardinalities]
+    )
     values = torch.tensor(list(cardinalities)) - reserved
     power = 1 - EXPONENT
     highest = (values + 1.0) ** power  # of the inverse distribution function on [1, values + 1)

@@ -36,7 +36,7 @@ from benchmarks.agreement import Disagreement, Summary, compare
 from benchmarks.contender import Day
 from benchmarks.criteo_log import make_log
 from benchmarks.etl_runs import CACHE, DAYS, Contender, ContenderFailed, Run, days_of, ours, run_contender
-from benchmarks.report import GIB, summary_line, machine, table
+from benchmarks.report import GIB, machine, summary_line, table
 
 ROWS, QUICK_ROWS = 4_000_000, 1_000_000
 QUICK_LIMIT_S, LIMIT_S = 170.0, 3600.0
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         peers[name] = run.facts(rows)
         ratios[name] = run.seconds / mine.seconds
-    _print(rows, sum(each.bytes for each in log), mine, peers, ratios)
+    _print(rows, sum(day.bytes for day in log), mine, peers, ratios)
     print(
         summary_line(
             "etl", of_machine, mine.facts(rows), peers, ratios,
@@ -155,9 +155,9 @@ def _print(
         "rows/s",
         "ours is",
     ]
-    found = {"ours": mine.facts(rows), **peers}
+    contenders = {"ours": mine.facts(rows), **peers}
     lines = []
-    for name, facts in found.items():
+    for name, facts in contenders.items():
         ratio = ratios.get(name)
         if facts["seconds"] is None:
             lines.append([name, *["–"] * 7])

@@ -75,7 +75,7 @@ class ContenderFailed(Exception):
 
 
 def days_of(log: Sequence[DayFile]) -> tuple[Day, ...]:
-    return tuple(Day(each.dt, each.path, place < TRAIN_DAYS) for place, each in enumerate(log))
+    return tuple(Day(file.dt, file.path, place < TRAIN_DAYS) for place, file in enumerate(log))
 
 
 def ours(log: Sequence[DayFile], overrides: Sequence[str]) -> Contender:

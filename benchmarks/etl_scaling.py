@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file here h
 from benchmarks.agreement import Disagreement
 from benchmarks.criteo_log import make_log
 from benchmarks.etl_runs import CACHE, DAYS, ContenderFailed, Run, days_of, ours, run_contender
-from benchmarks.report import summary_line, machine, table
+from benchmarks.report import machine, summary_line, table
 
 ROWS, QUICK_ROWS = (4_000_000, 8_000_000, 16_000_000), (250_000, 500_000, 1_000_000)
 WITHIN = 0.15
@@ -104,7 +104,7 @@ def _print(facts: dict[str, dict[str, Any]], ratios: dict[str, float | None]) ->
     )
     print(
         table(
-            head, [[f"{int(rows):,}", *(f"{each[key]:.2f}" for key in keys)] for rows, each in facts.items()]
+            head, [[f"{int(rows):,}", *(f"{fact[key]:.2f}" for key in keys)] for rows, fact in facts.items()]
         )
     )
     print()

@@ -62,7 +62,7 @@ class Measured:
         return self._cpu_at(end) - self._cpu_at(start)
 
     def _cpu_at(self, instant: float) -> float:
-        times = [each for each, _ in self.samples]
+        times = [sampled_at for sampled_at, _ in self.samples]
         after = bisect_left(times, instant)
         if after == 0:
             return self.samples[0][1]
@@ -89,7 +89,7 @@ def measure(
         env: its environment; ours by default.
     """
     _become_subreaper()
-    others = {each.pid for each in _tree(os.getpid(), set())}
+    others = {process.pid for process in _tree(os.getpid(), set())}
     allowed = sorted(os.sched_getaffinity(0))[:cores]
     before = _reaped_cpu_s()
     start = time.monotonic()
@@ -115,14 +115,14 @@ def measure(
             tree = _tree(os.getpid(), others)
             if not tree:
                 break
-            samples.append((now, reaped + sum(each.cpu_s for each in tree)))
+            samples.append((now, reaped + sum(process.cpu_s for process in tree)))
             _reap_orphans(
                 tree, child.pid
             )  # after the sample: what is reaped counts as reaped from the next one on
-            rss = sum(each.rss_bytes for each in tree)
+            rss = sum(process.rss_bytes for process in tree)
             peak_rss = max(peak_rss, rss)
             if now >= next_pss or rss > _GROWN * rss_then:
-                peak_pss = max(peak_pss, sum(_pss_bytes(each.pid) for each in tree))
+                peak_pss = max(peak_pss, sum(_pss_bytes(process.pid) for process in tree))
                 rss_then, done = rss, time.monotonic()
                 next_pss = done + (done - now) / _PSS_SHARE
             if child.returncode is not None:  # what outlives the process we started is not left behind
@@ -183,12 +183,12 @@ def _tree(root: int, others: set[int]) -> list[_Process]:
             process = _read_process(int(name))
             if process is not None and process.pid not in others:
                 below.setdefault(process.parent, []).append(process)
-    found, waiting = [], [root]
+    processes, waiting = [], [root]
     while waiting:
         children = below.get(waiting.pop(), [])
-        found += children
-        waiting += [each.pid for each in children]
-    return found
+        processes += children
+        waiting += [child.pid for child in children]
+    return processes
 
 
 def _read_process(pid: int) -> _Process | None:
@@ -203,10 +203,10 @@ def _read_process(pid: int) -> _Process | None:
 
 def _reap_orphans(tree: Iterable[_Process], started: int) -> None:
     """Collects ended processes that became our children; the one we started is Popen's to collect."""
-    for each in tree:
-        if each.parent == os.getpid() and each.pid != started:
+    for process in tree:
+        if process.parent == os.getpid() and process.pid != started:
             with suppress(ChildProcessError):
-                os.waitpid(each.pid, os.WNOHANG)
+                os.waitpid(process.pid, os.WNOHANG)
 
 
 def _pss_bytes(pid: int) -> int:
@@ -218,6 +218,6 @@ def _pss_bytes(pid: int) -> int:
 
 
 def _kill(tree: Iterable[_Process], number: signal.Signals) -> None:
-    for each in tree:
+    for process in tree:
         with suppress(ProcessLookupError):
-            os.kill(each.pid, number)
+            os.kill(process.pid, number)

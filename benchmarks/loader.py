@@ -33,7 +33,7 @@ from benchmarks.etl_runs import CACHE, ROOT, ContenderFailed
 from benchmarks.harness import measure, settle
 from benchmarks.loader_contender import LoaderTask
 from benchmarks.loader_data import FILES, make_table
-from benchmarks.report import summary_line, machine, table
+from benchmarks.report import machine, summary_line, table
 
 ROWS, QUICK_ROWS = 4_000_000, 1_000_000
 LIMIT_S = 1800.0
@@ -129,25 +129,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of_machine = machine(options.cores, ("petastorm", "pyarrow", "torch", "numpy"))
     names = [name for name in PEERS if options.only is None or name in options.only]
     runs = {"ours": (OURS,), **{name: PEERS[name] for name in names}}
-    figures = {name: [Figures() for _ in each] for name, each in runs.items()}
+    figures = {name: [Figures() for _ in contenders] for name, contenders in runs.items()}
     for turn in range(options.rounds or (1 if options.quick else 3)):
         for name, contenders in runs.items():
             say(f"{name}, round {turn + 1} …")
-            for contender, own in zip(contenders, figures[name], strict=True):
-                _run(contender, rows, options, own)
-    found = {
-        name: min(own, key=lambda each: each.best if each.epochs else (float("inf"),))
-        for name, own in figures.items()
+            for contender, contender_figures in zip(contenders, figures[name], strict=True):
+                _run(contender, rows, options, contender_figures)
+    best_figures = {
+        name: min(
+            contender_figures, key=lambda candidate: candidate.best if candidate.epochs else (float("inf"),)
+        )
+        for name, contender_figures in figures.items()
     }
-    mine = found.pop("ours")
+    mine = best_figures.pop("ours")
     if not mine.epochs:
         raise ContenderFailed(f"ours: {mine.failure}")
     ratios: dict[str, float | None] = {
-        name: found[name].best[0] / mine.best[0] if name in found and found[name].epochs else None
+        name: best_figures[name].best[0] / mine.best[0]
+        if name in best_figures and best_figures[name].epochs
+        else None
         for name in PEERS
     }
     peers = {
-        name: found[name].facts() if name in found else {"seconds": None, "reason": "left out by --only"}
+        name: best_figures[name].facts()
+        if name in best_figures
+        else {"seconds": None, "reason": "left out by --only"}
         for name in PEERS
     }
     _print(rows, options, mine.facts(), peers, ratios)
@@ -162,13 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(contender: Contender, rows: int, options: argparse.Namespace, into: Figures) -> None:
     """One turn of a contender; its epochs, or why there are none, are added to the figures."""
-    made = make_table(CACHE, rows // contender.part // FILES * FILES)
-    settle(made.paths)
+    feature_table = make_table(CACHE, rows // contender.part // FILES * FILES)
+    settle(feature_table.paths)
     with tempfile.TemporaryDirectory(prefix="nightrank-loader-") as name:
         folder = Path(name)
         LoaderTask(
             contender.module,
-            made,
+            feature_table,
             options.batch,
             options.buffer,
             options.epochs,
@@ -184,7 +190,7 @@ def _run(contender: Contender, rows: int, options: argparse.Namespace, into: Fig
             into.failure = f"{contender.settings}: ended with {measured.returncode}: {' '.join(tail)}"
             say(into.failure)
             return
-        millions = made.rows / 1e6
+        millions = feature_table.rows / 1e6
         into.epochs += [
             (seconds / millions, cpu / millions) for seconds, cpu in json.loads(report.read_text())
         ]

@@ -67,11 +67,11 @@ def check(batches: Batches, table: FeatureTable) -> None:
     for labels, ids in batches:
         rows += len(labels)
         label_sum += int(labels.sum())
-        id_sum += sum(int(each.sum(dtype=torch.int64)) for each in ids)
-    found, expected = (rows, id_sum, label_sum), (table.rows, table.id_sum, table.label_sum)
-    if found != expected:
+        id_sum += sum(int(column.sum(dtype=torch.int64)) for column in ids)
+    received, expected = (rows, id_sum, label_sum), (table.rows, table.id_sum, table.label_sum)
+    if received != expected:
         raise ValueError(
-            f"an epoch gave (rows, sum of ids, sum of labels) {found}, the table holds {expected}"
+            f"an epoch gave (rows, sum of ids, sum of labels) {received}, the table holds {expected}"
         )
 
 

@@ -88,16 +88,16 @@ def _kept(count: int) -> int:
 
 
 def _write(folder: Path, rows: int) -> dict[str, int]:
-    each = rows // FILES
-    parts = [_part(np.random.default_rng([FORMAT, place]), each) for place in range(FILES)]
+    part_rows = rows // FILES
+    parts = [_part(np.random.default_rng([FORMAT, place]), part_rows) for place in range(FILES)]
     for place, (labels, dense, ids) in enumerate(parts):
-        row_id = np.arange(place * each, (place + 1) * each, dtype=np.int64)
+        row_id = np.arange(place * part_rows, (place + 1) * part_rows, dtype=np.int64)
         columns = {"row_id": row_id, LABEL: labels}
         columns |= {name: dense[:, at] for at, name in enumerate(DENSE)}
         columns |= {name: ids[:, at] for at, name in enumerate(CATEGORICAL)}
         table = pa.table(columns)
         table = table.cast(
-            pa.schema([pa.field(each.name, each.type, nullable=False) for each in table.schema])
+            pa.schema([pa.field(field.name, field.type, nullable=False) for field in table.schema])
         )
         with pq.ParquetWriter(
             folder / f"part-{place:05d}.parquet", table.schema, compression="zstd"

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.peers.ease import ease_weights
-from benchmarks.report import summary_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from conf.types import Config, Split
 from storage.dataset import read_dataset, split_files
@@ -102,19 +102,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scores = {"most_popular": np.broadcast_to(task.train.sum(0), task.train.shape)}
     penalty = tuned_penalty(task, k)
     scores["ease"] = task.train @ ease_weights(task.train, penalty)
-    peers = {name: of_lists(top(each, task.excluded, k), task) for name, each in scores.items()}
+    peers = {name: of_lists(top(score, task.excluded, k), task) for name, score in scores.items()}
     ours = of_lists(published_lists(lake, people, films, k), task)
     users = int((task.warm & (task.test >= 0)).sum())
     require_published(lake, ours, peers["most_popular"], users)
-    found = {"ours": ours, **peers}
-    print(table(["lists", "HR@10", "standard error", "NDCG@10", "ours is"], _rows(found)))
-    facts = {name: asdict(each) for name, each in peers.items()}
+    contenders = {"ours": ours, **peers}
+    print(table(["lists", "HR@10", "standard error", "NDCG@10", "ours is"], _rows(contenders)))
+    facts = {name: asdict(peer) for name, peer in peers.items()}
     facts["ease"] |= {"penalty": penalty, "seconds": round(time.monotonic() - started, 1)}
-    ratios = {name: ours.ndcg / each.ndcg for name, each in peers.items()}
-    own = {**asdict(ours), "night_seconds": round(seconds, 1)}
+    ratios = {name: ours.ndcg / peer.ndcg for name, peer in peers.items()}
+    own_facts = {**asdict(ours), "night_seconds": round(seconds, 1)}
     more = {"quick": options.quick, "overrides": options.overrides, "users": users}
     of_machine = machine(len(os.sched_getaffinity(0)), ("torch", "numpy"))
-    print(summary_line("movielens", of_machine, own, facts, ratios, **more))
+    print(summary_line("movielens", of_machine, own_facts, facts, ratios, **more))
     return 0
 
 
@@ -123,7 +123,7 @@ def run_night(settings: Sequence[str]) -> float:
     shutil.rmtree(CACHE / "lake", ignore_errors=True)
     CACHE.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(ROOT / "jobs/nightly.py"), "--config", str(CONFIG), "--retrain"]
-    command += ["--run-date", RUN_DATE, *(part for each in settings for part in ("--set", each))]
+    command += ["--run-date", RUN_DATE, *(part for setting in settings for part in ("--set", setting))]
     print("movielens: the night …", file=sys.stderr, flush=True)
     started = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
@@ -143,7 +143,7 @@ def read_task(lake: Lake, config: Config) -> tuple[Task, pd.Index, pd.Index]:
     def logged(split: Split) -> pd.DataFrame:
         columns = ["row_id", "user_key", "item_key", "label"]
         files = split_files(lake, dataset, split)
-        rows = pa.concat_tables(pq.read_table(each, columns=columns, partitioning=None) for each in files)
+        rows = pa.concat_tables(pq.read_table(file, columns=columns, partitioning=None) for file in files)
         frame = rows.to_pandas()
         frame = frame[frame["row_id"] % stride == 0]  # the others were drawn
         return frame.assign(
@@ -176,7 +176,7 @@ def read_task(lake: Lake, config: Config) -> tuple[Task, pd.Index, pd.Index]:
 
 def read_rows(partition: Partition) -> pd.DataFrame:
     files = data_files(partition, read_manifest(partition))
-    return pa.concat_tables(pq.read_table(each, partitioning=None) for each in files).to_pandas()
+    return pa.concat_tables(pq.read_table(file, partitioning=None) for file in files).to_pandas()
 
 
 def published_lists(lake: Lake, users: pd.Index, films: pd.Index, k: int) -> Lists:
@@ -211,12 +211,16 @@ def of_lists(lists: Lists, task: Task) -> Figures:
 
 def tuned_penalty(task: Task, k: int) -> float:
     """The penalty of EASE with the best NDCG on the validation films."""
-    found: dict[float, float] = {}
+    ndcg_by_penalty: dict[float, float] = {}
     for penalty in PENALTIES:
         lists = top(task.train @ ease_weights(task.train, penalty), task.rated, k)
-        found[penalty] = measure(lists, task.validation).ndcg
-        print(f"movielens: EASE, λ={penalty:g}: validation {found[penalty]:.4f}", file=sys.stderr, flush=True)
-    return max(found, key=found.__getitem__)
+        ndcg_by_penalty[penalty] = measure(lists, task.validation).ndcg
+        print(
+            f"movielens: EASE, λ={penalty:g}: validation {ndcg_by_penalty[penalty]:.4f}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return max(ndcg_by_penalty, key=ndcg_by_penalty.__getitem__)
 
 
 def require_published(lake: Lake, ours: Figures, popular: Figures, users: int) -> None:
@@ -224,18 +228,20 @@ def require_published(lake: Lake, ours: Figures, popular: Figures, users: int) -
     facts = read_manifest(lake.measures.partition(RUN_DATE)).facts
     published = [
         facts["users"],
-        *(each[key] for each in (facts, facts["popular"]) for key in ("hit_rate", "ndcg")),
+        *(measures[key] for measures in (facts, facts["popular"]) for key in ("hit_rate", "ndcg")),
     ]
     counted = [users, ours.hit_rate, ours.ndcg, popular.hit_rate, popular.ndcg]
     if not np.allclose(published, counted, rtol=0, atol=1e-9):
         raise SystemExit(f"movielens: measure_recommendations published {published}, here it is {counted}")
 
 
-def _rows(found: Mapping[str, Figures]) -> list[list[str]]:
+def _rows(contenders: Mapping[str, Figures]) -> list[list[str]]:
     rows = []
-    for name, each in found.items():
-        ratio = "" if name == "ours" else f"{found['ours'].ndcg / each.ndcg:.2f} ×"
-        rows.append([name, f"{each.hit_rate:.4f}", f"{each.hit_rate_error:.4f}", f"{each.ndcg:.4f}", ratio])
+    for name, figures in contenders.items():
+        ratio = "" if name == "ours" else f"{contenders['ours'].ndcg / figures.ndcg:.2f} ×"
+        rows.append(
+            [name, f"{figures.hit_rate:.4f}", f"{figures.hit_rate_error:.4f}", f"{figures.ndcg:.4f}", ratio]
+        )
     return rows
 
 

@@ -65,10 +65,10 @@ def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
     """Column → (mean, deviation) of the stored workflow: what undoes the normalisation for the comparison."""
     stored = file_io.read_json(f"{lake.workflow(version)}/workflow.json")
     return {
-        each["outputs"][0]: (each["state"]["mean"], each["state"]["std"])
+        step["outputs"][0]: (step["state"]["mean"], step["state"]["std"])
         for chain in stored["chains"]
-        for each in chain["steps"]
-        if each["op"] == "normalize"
+        for step in chain["steps"]
+        if step["op"] == "normalize"
     }
 
 

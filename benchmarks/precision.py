@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.quality import CONFIG, RUN_DATE, prepare
-from benchmarks.report import summary_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from metrics import auc
 from storage.dataset import read_dataset
@@ -50,19 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plans = [plan_of(lake, seed, "fp32") for seed in range(options.seeds)]
     aucs = [trained_auc(plan) for plan in plans]
     deviation = statistics.stdev(aucs)
-    scored = {each: scores(plans[0], each) for each in ("fp32", *HALVES)}
+    scored = {precision: scores(plans[0], precision) for precision in ("fp32", *HALVES)}
     labels, full = scored["fp32"]
-    found: dict[str, dict[str, float]] = {}
+    changes: dict[str, dict[str, float]] = {}
     for half in HALVES:
         probabilities = scored[half][1]
-        found[half] = {
+        changes[half] = {
             "auc_change": abs(auc(labels, probabilities) - auc(labels, full)),
             "probability_change": float((probabilities - full).abs().mean()),
             "largest_change": float((probabilities - full).abs().max()),
             "trained_auc_change": abs(trained_auc(plan_of(lake, 0, half)) - aucs[0]),
         }
     columns = ("auc_change", "probability_change", "largest_change", "trained_auc_change")
-    rows = [[name, *(f"{each[column]:.2e}" for column in columns)] for name, each in found.items()]
+    rows = [[name, *(f"{figures[column]:.2e}" for column in columns)] for name, figures in changes.items()]
     print(table(["precision", "AUC", "probability, mean", "probability, most", "AUC if trained in it"], rows))
     print(
         f"\nfloat32: AUC {aucs[0]:.4f}, over {len(aucs)} seeds a standard deviation of {deviation:.2e}; bars {BAR:g} and "
@@ -70,13 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     bars = {"auc_change": BAR, "probability_change": BAR, "trained_auc_change": 2 * deviation}
     ratios = {
-        f"{column}_{half}": bar / max(found[half][column], 1e-12)
+        f"{column}_{half}": bar / max(changes[half][column], 1e-12)
         for column, bar in bars.items()
         for half in HALVES
     }
     for name, ratio in ratios.items():
         print(f"{name}: {'met' if ratio >= 1 else 'MISSED'}")
-    ours = {**found, "auc": aucs[0], "seed_deviation": deviation}
+    ours = {**changes, "auc": aucs[0], "seed_deviation": deviation}
     print(
         summary_line(
             "precision", machine(1, ("torch",)), ours, {}, ratios, quick=options.quick, rows=len(full)
@@ -99,8 +99,8 @@ def plan_of(lake: Lake, seed: int, precision: str) -> TrainPlan:
 
 def trained_auc(plan: TrainPlan) -> float:
     """The test AUC, measured in float32 as train_model does, of a training."""
-    found: dict[str, Any] = train_in_process(plan)
-    area = float(found["metrics"]["test"]["auc"])
+    outcome: dict[str, Any] = train_in_process(plan)
+    area = float(outcome["metrics"]["test"]["auc"])
     print(
         f"precision: {plan.train.precision}, seed {plan.train.seed}: {area:.5f}", file=sys.stderr, flush=True
     )

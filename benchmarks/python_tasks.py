@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report import summary_line, machine, table
+from benchmarks.report import machine, summary_line, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,14 +40,14 @@ def rounds_of(daemon: str, tasks: int) -> list[float]:
 
     settings = read_profile(ROOT / "conf/spark/local.conf")
     spark = build_session("python tasks", settings | {"spark.python.daemon.module": daemon})
-    found = []
+    times_ms = []
     for _ in range(ROUNDS + 1):  # of the first, nothing counts: workers start in it
         began = time.perf_counter()
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(same, "id long").count()
-        found.append((time.perf_counter() - began) * 1000 * CORES / tasks)
+        times_ms.append((time.perf_counter() - began) * 1000 * CORES / tasks)
         assert rows == tasks
     spark.stop()
-    return found[1:]
+    return times_ms[1:]
 
 
 def measured(daemon: str, tasks: int) -> list[float]:
@@ -70,14 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(rounds_of(options.daemon, options.tasks)))
         return
     turns, tasks = (1, 100) if options.quick else (TURNS, 200)
-    found: dict[str, list[float]] = {name: [] for name in DAEMONS}
+    times_ms: dict[str, list[float]] = {name: [] for name in DAEMONS}
     for _ in range(turns):
         for name, daemon in DAEMONS.items():
-            found[name] += measured(daemon, tasks)
-    medians = {name: round(statistics.median(each), 2) for name, each in found.items()}
+            times_ms[name] += measured(daemon, tasks)
+    medians = {name: round(statistics.median(times), 2) for name, times in times_ms.items()}
     rows = [
-        (DAEMONS[name], f"{medians[name]:.1f}", f"{min(each):.1f}", f"{max(each):.1f}")
-        for name, each in found.items()
+        (DAEMONS[name], f"{medians[name]:.1f}", f"{min(times):.1f}", f"{max(times):.1f}")
+        for name, times in times_ms.items()
     ]
     print(table(("spark.python.daemon.module", "ms a task", "lowest", "highest"), rows))
     ratios = {"task": round(medians["spark"] / medians["ours"], 3)}

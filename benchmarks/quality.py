@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.report import summary_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from storage.dataset import Dataset, read_dataset
 from storage.manifest import is_published, read_manifest
@@ -76,11 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     lake = prepare(options.quick)
-    found = {name: measure(lake, name, options.seeds, options.overrides) for name in options.models}
-    print(table(["model", "test share", "validation share", "test AUC", "seconds", "target"], _rows(found)))
-    ratios = {name: each["test_share"] for name, each in found.items()}
+    results = {name: measure(lake, name, options.seeds, options.overrides) for name in options.models}
+    print(table(["model", "test share", "validation share", "test AUC", "seconds", "target"], _rows(results)))
+    ratios = {name: result["test_share"] for name, result in results.items()}
     more = {"quick": options.quick, "seeds": options.seeds, "overrides": options.overrides}
-    print(summary_line("quality", machine(1, ("torch",)), found, {}, ratios, **more))
+    print(summary_line("quality", machine(1, ("torch",)), results, {}, ratios, **more))
     return 0
 
 
@@ -101,8 +101,8 @@ def prepare(quick: bool) -> Lake:
             "--run-date",
             run_date,
         ]
-        for each in settings:
-            command += ["--set", each]
+        for setting in settings:
+            command += ["--set", setting]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
     return lake
 
@@ -128,16 +128,15 @@ def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict
             flush=True,
         )
     shares = {
-        split: [(each["metrics"][split]["auc"] - 0.5) / (best[split] - 0.5) for each in runs]
-        for split in best
+        split: [(run["metrics"][split]["auc"] - 0.5) / (best[split] - 0.5) for run in runs] for split in best
     }
     return {
         "test_share": statistics.mean(shares["test"]),
         "validation_share": statistics.mean(shares["validation"]),
-        "test_auc": statistics.mean(each["metrics"]["test"]["auc"] for each in runs),
+        "test_auc": statistics.mean(run["metrics"]["test"]["auc"] for run in runs),
         "best_auc": best["test"],
-        "test_shares": [round(each, 4) for each in shares["test"]],
-        "seconds": statistics.mean(each["seconds"] for each in runs),
+        "test_shares": [round(share, 4) for share in shares["test"]],
+        "seconds": statistics.mean(run["seconds"] for run in runs),
     }
 
 
@@ -154,17 +153,17 @@ def target_of(name: str, share: float) -> str:
     return f"below {BASELINE_LIMIT}: {'met' if share < BASELINE_LIMIT else 'MISSED'}"
 
 
-def _rows(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+def _rows(results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return [
         [
             name,
-            f"{each['test_share']:.3f}",
-            f"{each['validation_share']:.3f}",
-            f"{each['test_auc']:.4f}",
-            f"{each['seconds']:.0f}",
-            target_of(name, each["test_share"]),
+            f"{result['test_share']:.3f}",
+            f"{result['validation_share']:.3f}",
+            f"{result['test_auc']:.4f}",
+            f"{result['seconds']:.0f}",
+            target_of(name, result["test_share"]),
         ]
-        for name, each in found.items()
+        for name, result in results.items()
     ]
 
 

@@ -78,7 +78,7 @@ def summary_line(
             "machine": dict(of_machine),
             "ours": dict(ours),
             "peers": dict(peers),
-            "ratios": {name: None if each is None else round(each, 3) for name, each in ratios.items()},
+            "ratios": {name: None if ratio is None else round(ratio, 3) for name, ratio in ratios.items()},
             **more,
         },
         allow_nan=False,

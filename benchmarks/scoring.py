@@ -32,7 +32,7 @@ sys.path.insert(
 )  # a file here has the name of our package scoring
 
 from benchmarks.architectures import make_known
-from benchmarks.report import summary_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from benchmarks.scoring_bench import GROUPS, PRECISIONS, Bench, Speeds
 from benchmarks.scoring_contenders import JOINED, Unequal
 
@@ -84,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bench.spark.stop()
     ratios = ratios_of(speeds)
     _print(speeds, ratios)
-    ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
-    peers = {name: each for name, each in speeds.items() if name not in ours}
+    ours = {name: figures for name, figures in speeds.items() if name.startswith("ours")}
+    peers = {name: figures for name, figures in speeds.items() if name not in ours}
     sizes = {"users": options.users, "candidates": options.candidates, "most_rows": options.most_rows}
     print(summary_line("scoring", of_machine, ours, peers, ratios, targets=TARGETS, **sizes))
     return 0
@@ -128,7 +128,7 @@ def verdict(name: str, ratio: float | None) -> str:
 
 def _print(speeds: Speeds, ratios: Mapping[str, float | None]) -> None:
     keys = ("pairs_per_s", "lowest", "highest")
-    rows = [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()]
+    rows = [[name, *(f"{figures[key]:,.0f}" for key in keys)] for name, figures in speeds.items()]
     print(table(["contender", "pairs/s", "lowest", "highest"], rows))
     print()
     for name, ratio in ratios.items():

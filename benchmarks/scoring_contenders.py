@@ -66,7 +66,7 @@ def request_of(path: str, precision: str = "fp32", **changed: Any) -> ModelReque
     request = replace(ModelRequest(path, "cpu", None), **changed)
     if precision == "fp32":
         return request
-    known = {each.name for each in fields(ModelRequest)}
+    known = {field.name for field in fields(ModelRequest)}
     values: dict[str, Any] = {"precision": precision}
     return replace(request, **values) if "precision" in known else None
 
@@ -108,12 +108,12 @@ class Rows:
             shutil.rmtree(folder)
 
 
-def require_equal_rows(name: str, found: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
+def require_equal_rows(name: str, actual: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
     """Raises Unequal unless both hold the same (user_key, item_index) with probabilities that close."""
     keys = ["user_key", "item_index"]
-    both = expected.merge(found, on=keys, suffixes=("", "_found"), validate="one_to_one")
-    if not len(both) == len(found) == len(expected):
-        raise Unequal(f"{name} scored {len(found)} pairs, {len(both)} of the {len(expected)} expected ones")
+    both = expected.merge(actual, on=keys, suffixes=("", "_found"), validate="one_to_one")
+    if not len(both) == len(actual) == len(expected):
+        raise Unequal(f"{name} scored {len(actual)} pairs, {len(both)} of the {len(expected)} expected ones")
     apart = (both.probability - both.probability_found).abs().max()
     if not apart <= close:
         raise Unequal(f"{name} lies {apart} from the others' probabilities, {close} are allowed")
@@ -129,11 +129,16 @@ def require_equal_lists(name: str, lists: pd.DataFrame, expected: pd.DataFrame, 
     best = expected.sort_values(["user_key", "probability", "item_id"], ascending=[True, False, True])
     best["position"] = best.groupby("user_key").cumcount() + 1
     best = best[best.position <= K]
-    found = lists.rename(columns={"user_id": "user_key"})
-    places = best.merge(found, on=["user_key", "position"], validate="one_to_one")
-    own = expected.merge(found, on=["user_key", "item_id"], validate="one_to_one")
-    if not len(places) == len(own) == len(found) == len(best):
-        raise Unequal(f"{name} lists {len(found)} rows, {len(own)} of them pairs; {len(best)} were expected")
-    apart = max((places.probability - places.score).abs().max(), (own.probability - own.score).abs().max())
+    actual = lists.rename(columns={"user_id": "user_key"})
+    places = best.merge(actual, on=["user_key", "position"], validate="one_to_one")
+    listed_pairs = expected.merge(actual, on=["user_key", "item_id"], validate="one_to_one")
+    if not len(places) == len(listed_pairs) == len(actual) == len(best):
+        raise Unequal(
+            f"{name} lists {len(actual)} rows, {len(listed_pairs)} of them pairs; {len(best)} were expected"
+        )
+    apart = max(
+        (places.probability - places.score).abs().max(),
+        (listed_pairs.probability - listed_pairs.score).abs().max(),
+    )
     if not apart <= close:
         raise Unequal(f"{name}: scores lie {apart} from those of joined rows, {close} are allowed")

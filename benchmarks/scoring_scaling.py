@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Measured, measure, settle
-from benchmarks.report import GIB, summary_line, machine, table
+from benchmarks.report import GIB, machine, summary_line, table
 from benchmarks.scoring_bench import CACHE
 from benchmarks.scoring_contenders import ROOT, lists, open_session, request_of
 from benchmarks.scoring_world import Data, make_data, make_items, make_model, make_spec
@@ -71,7 +71,8 @@ def scaling(options: argparse.Namespace) -> int:
     keys = ("seconds", "cpu_s", "microseconds_a_pair", "peak_rss_gib", "peak_pss_gib")
     head = ["users x candidates", "pairs", "seconds", "CPU s", "µs a pair", "peak RSS GiB", "peak PSS GiB"]
     rows = [
-        [name, f"{each['pairs']:,}", *(f"{each[key]:.2f}" for key in keys)] for name, each in facts.items()
+        [name, f"{figures['pairs']:,}", *(f"{figures[key]:.2f}" for key in keys)]
+        for name, figures in facts.items()
     ]
     print(table(head, rows))
     print()
@@ -85,9 +86,9 @@ def run_size(task: Task) -> dict[str, Any]:
     """Seconds and CPU seconds of the scoring, after a warm-up, and peak memory of the whole tree."""
     settle(task.data(task.users).users)
     with tempfile.TemporaryDirectory() as folder:
-        told, report, log = (Path(folder) / name for name in ("task.json", "report.json", "log.txt"))
-        told.write_text(json.dumps(asdict(task)), encoding="utf-8")
-        command = [sys.executable, "-m", "benchmarks.scoring_scaling", str(told), str(report), folder]
+        task_file, report, log = (Path(folder) / name for name in ("task.json", "report.json", "log.txt"))
+        task_file.write_text(json.dumps(asdict(task)), encoding="utf-8")
+        command = [sys.executable, "-m", "benchmarks.scoring_scaling", str(task_file), str(report), folder]
         measured = measure(command, log=log, cores=task.cores, limit_s=LIMIT_S, cwd=ROOT)
         if measured.returncode or measured.timed_out or not report.exists():
             raise SizeFailed(f"{task.name}: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
@@ -109,22 +110,22 @@ def facts_of(pairs: int, measured: Measured, began: float, ended: float) -> dict
 
 def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Each size over the one before: seconds a pair, CPU seconds a pair, and peak memory."""
-    found = {}
+    ratios = {}
     names = list(facts)
     for before, name in itertools.pairwise(names):
         small, large = facts[before], facts[name]
-        for key, told in (
+        for key, quantity in (
             ("microseconds_a_pair", "seconds_a_pair"),
             ("cpu_microseconds_a_pair", "cpu_a_pair"),
             ("peak_pss_gib", "peak_pss"),
         ):
-            found[f"{told} {name}/{before}"] = large[key] / small[key]
-    return found
+            ratios[f"{quantity} {name}/{before}"] = large[key] / small[key]
+    return ratios
 
 
-def main(told: str, report: str, folder: str) -> None:
+def main(task_file: str, report: str, folder: str) -> None:
     """In a process of its own: one warm-up on a few users, then the whole, timed."""
-    task = Task(**json.loads(Path(told).read_text(encoding="utf-8")))
+    task = Task(**json.loads(Path(task_file).read_text(encoding="utf-8")))
     spec = make_spec(task.most_rows)
     request = request_of(make_model(CACHE, "dlrm", spec))
     assert request is not None

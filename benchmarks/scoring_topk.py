@@ -40,15 +40,15 @@ def window(spark: SparkSession, spec: FeatureSpec, items: str) -> Contender:
 
 def pair_files(data: Data, spec: FeatureSpec, items: str) -> list[str]:
     """The pairs of each file of users, written once."""
-    found = []
+    paths = []
     for place, users in enumerate(data.users):
         path = Path(users).with_name(f"pairs-{place}.parquet")
         if not path.exists():
             scratch = path.with_suffix(".partial")
             pq.write_table(_scored(users, spec, items), scratch, compression="zstd")
             scratch.rename(path)
-        found.append(str(path))
-    return found
+        paths.append(str(path))
+    return paths
 
 
 def _scored(path: str, spec: FeatureSpec, items: str) -> pa.Table:
@@ -67,5 +67,5 @@ def probability(first: NDArray[np.int32], last: NDArray[np.int32]) -> NDArray[np
     """What the architecture `null` with `returns: hash` gives to these ids."""
     mixed = (first.astype(np.int64) * FIRST_FACTOR + last.astype(np.int64) * LAST_FACTOR) % MODULUS
     logits = torch.from_numpy(mixed).float() * (8 / MODULUS) - 4
-    found: NDArray[np.float32] = torch.sigmoid(logits).numpy()
-    return found
+    probabilities: NDArray[np.float32] = torch.sigmoid(logits).numpy()
+    return probabilities

@@ -47,7 +47,9 @@ def make_spec(most_rows: int) -> FeatureSpec:
     """Criteo's layout with scopes: what comes first is the user's."""
     spec = spec_of(capped(most_rows))
     item = {f"C{place}" for place in range(USER_IDS + 1, 27)}
-    features = tuple(replace(each, scope="item" if each.name in item else "user") for each in spec.features)
+    features = tuple(
+        replace(feature, scope="item" if feature.name in item else "user") for feature in spec.features
+    )
     return FeatureSpec(features, (ROW_ID, USER_KEY), "benchmark")
 
 
@@ -71,7 +73,7 @@ class Data:
 
     @property
     def joined_files(self) -> list[str]:
-        return [each.path for each in self.joined]
+        return [file.path for file in self.joined]
 
 
 def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
@@ -150,18 +152,20 @@ def make_model(folder: Path, name: str, spec: FeatureSpec) -> str:
 
 
 def _side(spec: FeatureSpec, scope: str, rows: int, seed: int) -> dict[str, Any]:
-    features = [each for each in spec.features if each.scope == scope]
+    features = [feature for feature in spec.features if feature.scope == scope]
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, Any] = {}
-    ids = draw_ids(rows, [int(each.cardinality or 0) for each in features if each.cardinality], generator)
+    columns: dict[str, Any] = {}
+    ids = draw_ids(
+        rows, [int(feature.cardinality or 0) for feature in features if feature.cardinality], generator
+    )
     dense = torch.randn(rows, NUM_DENSE, generator=generator).numpy()
     next_id = next_dense = 0
     for feature in features:
         if feature.kind == "dense":
-            found[feature.name], next_dense = pa.array(dense[:, next_dense]), next_dense + 1
+            columns[feature.name], next_dense = pa.array(dense[:, next_dense]), next_dense + 1
         else:
-            found[feature.name], next_id = pa.array(ids[:, next_id].numpy().astype(np.int32)), next_id + 1
-    return found
+            columns[feature.name], next_id = pa.array(ids[:, next_id].numpy().astype(np.int32)), next_id + 1
+    return columns
 
 
 def _write(path: Path, table: pa.Table) -> None:
@@ -173,7 +177,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 def read_inputs(groups: Sequence[RowGroup], spec: FeatureSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Dense (P, D) float32 and ids (P, W) int64 of all rows, as a model takes them."""
-    table = pa.concat_tables(pq.read_table(each.path) for each in groups)
-    dense = np.stack([table.column(each.name).to_numpy() for each in spec.dense], axis=1)
-    ids = np.stack([table.column(each.name).to_numpy() for each in spec.categorical], axis=1)
+    table = pa.concat_tables(pq.read_table(group.path) for group in groups)
+    dense = np.stack([table.column(feature.name).to_numpy() for feature in spec.dense], axis=1)
+    ids = np.stack([table.column(feature.name).to_numpy() for feature in spec.categorical], axis=1)
     return torch.from_numpy(dense), torch.from_numpy(ids.astype(np.int64))

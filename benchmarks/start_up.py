@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import summary_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from setup.class_archive import NAME
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     turns = 1 if parser.parse_args(arguments).quick else 5
     if not ARCHIVE.exists():
         raise SystemExit(f"{ARCHIVE} is not there: run make setup, and read what it says of the archive")
-    found: dict[str, dict[str, list[float]]] = {name: {job: [] for job in JOBS} for name in OPTIONS}
+    times: dict[str, dict[str, list[float]]] = {name: {job: [] for job in JOBS} for name in OPTIONS}
     with tempfile.TemporaryDirectory(prefix="nightrank-start-up-") as folder:
         seconds_of("generate_clicks", FIRST, Path(folder) / "lake", "")
         for turn in range(turns + 1):  # of the first, nothing counts: it also fills the file cache
@@ -75,9 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for job in JOBS:
                     seconds = seconds_of(job, RUN_DATE, Path(folder) / "lake", options)
                     if turn:
-                        found[name][job].append(seconds)
+                        times[name][job].append(seconds)
     medians = {
-        name: {job: statistics.median(each) for job, each in jobs.items()} for name, jobs in found.items()
+        name: {job: statistics.median(seconds) for job, seconds in jobs.items()}
+        for name, jobs in times.items()
     }
     rows = [(name, *(f"{jobs[job]:.2f}" for job in JOBS)) for name, jobs in medians.items()]
     print(table(("classes from", *(f"{job}, s" for job in JOBS)), rows))

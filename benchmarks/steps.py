@@ -54,7 +54,7 @@ def alternate(
         first = turn % len(names)
         for name in [*names[first:], *names[:first]]:
             speeds[name].append(rows * steps / seconds_of(contenders[name], batches, steps, device))
-    return {name: spread(each) for name, each in speeds.items()}
+    return {name: spread(rates) for name, rates in speeds.items()}
 
 
 def spread(speeds: Sequence[float]) -> dict[str, float]:

@@ -34,7 +34,7 @@ from torch import Tensor
 from benchmarks.criteo_shapes import NUM_DENSE, capped, make_batches, spec_of
 from benchmarks.dense_part import without_tables
 from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
-from benchmarks.report import summary_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
 from training.data.batch import Batch
@@ -70,8 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ranks = {} if options.no_ranks else rank_speeds(model, options)
     ratios = ratios_of(speeds, ranks)
     _print(speeds, ranks, ratios)
-    ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
-    peers = {name: each for name, each in speeds.items() if name not in ours}
+    ours = {name: figures for name, figures in speeds.items() if name.startswith("ours")}
+    peers = {name: figures for name, figures in speeds.items() if name not in ours}
     more = {"batch": options.batch, "most_rows": options.most_rows, "targets": TARGETS}
     print(summary_line("training", of_machine, {"steps": ours, "ranks": ranks}, peers, ratios, **more))
     return 0
@@ -119,13 +119,13 @@ def _contenders(
         fixed.vectors.grad = None  # as a table that has handed its gradient over
         return dense_step(batch)
 
-    found: dict[str, Step] = {
+    contenders: dict[str, Step] = {
         f"ours_{precision}": _step(Trainer(ours, train, LocalCollectives())),
         f"plain_{precision}": PlainStep(PlainDLRM(*shape), DEVICE, precision, "adagrad", *rates),
         f"plain_sgd_{precision}": PlainStep(PlainDLRM(*shape), DEVICE, precision, "sgd", *rates),
         f"dense_part_{precision}": dense_part,
     }
-    return found
+    return contenders
 
 
 def _step(trainer: Trainer) -> Step:
@@ -147,7 +147,7 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
     spark.sparkContext.setLogLevel("ERROR")
     runs = {"end_to_end": (1, options.cores)}
     runs |= {f"ranks_{count}": (count, 1) for count in (1, 2, 4, 8) if count <= options.cores}
-    found = {}
+    speeds = {}
     try:
         for name, (ranks, threads) in runs.items():
             print(f"training: {name} …", file=sys.stderr, flush=True)
@@ -155,10 +155,10 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
             measurement = Measurement(
                 model, train, cardinalities, files, threads, options.steps, options.turns
             )
-            found[name] = measure_on_ranks(spark, measurement)
+            speeds[name] = measure_on_ranks(spark, measurement)
     finally:
         spark.stop()
-    return found
+    return speeds
 
 
 def ratios_of(
@@ -171,20 +171,22 @@ def ratios_of(
             return None
         return speeds[ours]["samples_per_s"] / speeds[other]["samples_per_s"]
 
-    found = {
+    ratios = {
         f"{plain}_{precision}": ratio(f"ours_{precision}", f"{plain}_{precision}")
         for plain in ("plain", "plain_sgd")
         for precision in PRECISIONS
     }
-    found["dense_limit"] = ratio("ours_fp32", "dense_part_fp32")
-    found["dense_limit_bf16"] = ratio("ours_bf16", "dense_part_bf16")
-    found["bf16_over_plain_fp32"] = ratio("ours_bf16", "plain_fp32")
+    ratios["dense_limit"] = ratio("ours_fp32", "dense_part_fp32")
+    ratios["dense_limit_bf16"] = ratio("ours_bf16", "dense_part_bf16")
+    ratios["bf16_over_plain_fp32"] = ratio("ours_bf16", "plain_fp32")
     one = ranks.get("end_to_end")
-    found["end_to_end"] = one["end_to_end"] / one["step"] if one else None
-    for name, each in ranks.items():
+    ratios["end_to_end"] = one["end_to_end"] / one["step"] if one else None
+    for name, figures in ranks.items():
         if name.startswith("ranks_") and name != "ranks_1":
-            found[f"scaling_{each['ranks']}"] = each["step"] / ranks["ranks_1"]["step"] / each["ranks"]
-    return found
+            ratios[f"scaling_{figures['ranks']}"] = (
+                figures["step"] / ranks["ranks_1"]["step"] / figures["ranks"]
+            )
+    return ratios
 
 
 def verdict(name: str, ratio: float | None) -> str:
@@ -205,7 +207,7 @@ def _print(
     ratios: Mapping[str, float | None],
 ) -> None:
     keys = ("samples_per_s", "lowest", "highest")
-    rows = [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()]
+    rows = [[name, *(f"{figures[key]:,.0f}" for key in keys)] for name, figures in speeds.items()]
     print(table(["step", "samples/s", "lowest", "highest"], rows))
     if ranks:
         head = ["ranks", "threads each", "step", "end to end", "communication", "waits for the loader"]
@@ -215,14 +217,14 @@ def _print(
                 head,
                 [
                     [
-                        f"{each['ranks']}",
-                        f"{each['threads_a_rank']}",
-                        f"{each['step']:,.0f}",
-                        f"{each['end_to_end']:,.0f}",
-                        f"{each['communication_share']:.1%}",
-                        f"{each['loader_wait_share']:.1%}",
+                        f"{figures['ranks']}",
+                        f"{figures['threads_a_rank']}",
+                        f"{figures['step']:,.0f}",
+                        f"{figures['end_to_end']:,.0f}",
+                        f"{figures['communication_share']:.1%}",
+                        f"{figures['loader_wait_share']:.1%}",
                     ]
-                    for each in ranks.values()
+                    for figures in ranks.values()
                 ],
             )
         )

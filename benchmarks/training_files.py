@@ -21,15 +21,15 @@ def write_files(
     """Feature files as build_features leaves them, made once for their size; with `row_ids` each is one row group and numbers its rows."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = spec_of(cardinalities)
-    made = []
+    data_files = []
     for place in range(files):
         path = folder / f"{place}.parquet"
         if not path.exists():
             (batch,) = make_batches(1, rows // files, cardinalities, seed=place)
             columns: dict[str, Any] = {"label": batch.labels.numpy()}
-            columns |= {each.name: batch.dense[:, i].numpy() for i, each in enumerate(spec.dense)}
+            columns |= {feature.name: batch.dense[:, i].numpy() for i, feature in enumerate(spec.dense)}
             ids = batch.categorical.numpy().astype(np.int32)
-            columns |= {each.name: ids[:, i] for i, each in enumerate(spec.categorical)}
+            columns |= {feature.name: ids[:, i] for i, feature in enumerate(spec.categorical)}
             if row_ids:
                 columns["row_id"] = np.arange(len(ids), dtype=np.int64)
             fresh = path.with_suffix(".partial")
@@ -37,8 +37,8 @@ def write_files(
                 pa.table(columns), fresh, compression="zstd", row_group_size=len(ids) if row_ids else None
             )
             fresh.rename(path)
-        made.append(DataFile(str(path), rows // files))
-    return made
+        data_files.append(DataFile(str(path), rows // files))
+    return data_files
 
 
 def full_batches(batches: Iterator[Batch], rows: int) -> Iterator[Batch]:

@@ -56,8 +56,8 @@ class TimedCollectives:
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        return self._timed(found) if callable(found) else found
+        attribute = getattr(self._inner, name)
+        return self._timed(attribute) if callable(attribute) else attribute
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -73,10 +73,10 @@ class TimedCollectives:
 def measure_on_ranks(spark: SparkSession, measurement: Measurement) -> dict[str, Any]:
     """What rank 0 measured, all ranks taking the same steps."""
     ranks = measurement.train.num_ranks
-    found: list[dict[str, Any]] = horovod.spark.run(
+    results: list[dict[str, Any]] = horovod.spark.run(
         run_rank, args=(measurement,), num_proc=ranks, use_gloo=True, env={"PYTHONPATH": str(ROOT)}, verbose=0
     )
-    return found[0]
+    return results[0]
 
 
 def run_rank(measurement: Measurement) -> dict[str, Any]:
@@ -101,11 +101,11 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
     model = build_model(measurement.model, spec, train.seed, train.embeddings, collectives)
     keep_freed_memory()
     trainer = Trainer(model, train, collectives)
-    plan = plan_shards([each.rows for each in measurement.files], train.num_shards, train.global_batch_size)
-    own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
+    plan = plan_shards([file.rows for file in measurement.files], train.num_shards, train.global_batch_size)
+    own_shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
     # The table is small: a gigabyte read ahead would be hundreds of epochs, decoded while the step is timed alone.
     reading = Reading(read_ahead_mib=_READ_AHEAD_MIB)
-    loader = Loader(measurement.files, plan, own, spec, train.seed, reading=reading)
+    loader = Loader(measurement.files, plan, own_shards, spec, train.seed, reading=reading)
     alone_s, together_s, crossed_s = [], [], []
     waited_s = 0.0
     model.train()

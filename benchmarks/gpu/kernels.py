@@ -55,16 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [
         [
             name,
-            f"{each['ms']:.3f}",
+            f"{figures['ms']:.3f}",
             f"{peers[name]['ms']:.3f}",
             f"{ratios[name]:.2f}",
-            f"{each['gb_per_s']:,.0f}",
+            f"{figures['gb_per_s']:,.0f}",
         ]
-        for name, each in ours.items()
+        for name, figures in ours.items()
     ]
     print(table(["kernel", "ours ms", "torch ms", "times as fast", "ours GB/s"], rows))
     measured: dict[str, float | None] = {
-        name: each if setting.measures else None for name, each in ratios.items()
+        name: ratio if setting.measures else None for name, ratio in ratios.items()
     }
     print(summary_line("gpu_kernels", of_machine, ours, peers, measured, measures=setting.measures))
     return 0
@@ -143,7 +143,7 @@ def interactions(setting: Setting) -> tuple[Work, Work, int]:
     count = len(setting.cardinalities) + 1
     shape = (setting.batch, count, setting.dim)
     vectors = (torch.randn(shape, device=setting.device) / setting.dim**0.5).to(half(setting))
-    bottom, embedded = (each.contiguous().requires_grad_() for each in vectors.split([1, count - 1], dim=1))
+    bottom, embedded = (part.contiguous().requires_grad_() for part in vectors.split([1, count - 1], dim=1))
     lower = torch.tril_indices(count, count, offset=-1, device=setting.device)
     flat = lower[0] * count + lower[1]
 

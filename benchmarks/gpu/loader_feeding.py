@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "end_to_end": speeds["end_to_end"] / speeds["step"] if setting.measures else None,
     }
     print(setting.told())
-    print(table(["", "rows/s"], [[name, f"{each:,.0f}"] for name, each in speeds.items()]))
+    print(table(["", "rows/s"], [[name, f"{rate:,.0f}"] for name, rate in speeds.items()]))
     for name, ratio in ratios.items():
         if ratio is not None:
             print(f"{name}: {ratio:.2f}")
@@ -55,9 +55,9 @@ def measure(setting: Setting) -> dict[str, float]:
     rows = setting.batch * _BATCHES_A_FILE * _FILES
     files = write_files(CACHE / f"{rows}-{setting.most_rows}", rows, _FILES, cardinalities)
     train = Train.model_validate({"num_ranks": 1, "global_batch_size": setting.batch})
-    plan = plan_shards([each.rows for each in files], train.num_shards, train.global_batch_size)
-    own = shards_of_rank(train.num_shards, 0, 1)
-    loader = Loader(files, plan, own, spec_of(cardinalities), train.seed)
+    plan = plan_shards([file.rows for file in files], train.num_shards, train.global_batch_size)
+    own_shards = shards_of_rank(train.num_shards, 0, 1)
+    loader = Loader(files, plan, own_shards, spec_of(cardinalities), train.seed)
     step = make("ours_bf16" if setting.measures else "ours_tf32", setting, model_of(setting))
     steps = setting.steps * setting.turns
     epochs = _EPOCHS if setting.measures else _TINY_EPOCHS
@@ -77,7 +77,7 @@ def measure(setting: Setting) -> dict[str, float]:
             return time.perf_counter() - began
 
     with Prefetch(loader.batches(epochs)) as prefetch:
-        held = [each.to(device) for each in islice(iter(prefetch), 2)]
+        held = [batch.to(device) for batch in islice(iter(prefetch), 2)]
     seconds_of(step, held, 5 if setting.measures else 1, device)  # compiles
     alone = seconds_of(step, held, steps, device)
     rows = steps * setting.batch

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     speeds["in_spark"] = in_spark(setting)
     print(setting.told())
     keys = ("samples_per_s", "lowest", "highest")
-    rows = [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()]
+    rows = [[name, *(f"{figures[key]:,.0f}" for key in keys)] for name, figures in speeds.items()]
     print(table(["scoring", "rows/s", "lowest", "highest"], rows))
     ratios = ratios_of(setting, speeds)
     for name, ratio in ratios.items():
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def in_process(setting: Setting) -> dict[str, dict[str, float]]:
     """Contender → rows a second; one at a time, since the tables take 16 GiB."""
-    batches = [each.to(setting.device) for each in make_batches(4, setting.batch, setting.cardinalities)]
+    batches = [batch.to(setting.device) for batch in make_batches(4, setting.batch, setting.cardinalities)]
     # Triton does not interpret products of bf16.
     names = ("fp32", "bf16", "bf16_compiled", "int8_bf16") if setting.measures else ("fp32", "int8_fp32")
     speeds: dict[str, dict[str, float]] = {}
@@ -117,10 +117,10 @@ def scorer(name: str, setting: Setting) -> Score:
 
 def model_of(setting: Setting) -> ModelConfig:
     """The published network; a narrow one of the same form on a CPU."""
-    found = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
+    sections = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
     if not setting.measures:
-        found |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
-    return ModelConfig.model_validate(found)
+        sections |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
+    return ModelConfig.model_validate(sections)
 
 
 def in_spark(setting: Setting) -> dict[str, float]:
@@ -131,7 +131,7 @@ def in_spark(setting: Setting) -> dict[str, float]:
     files = write_files(
         CACHE / f"scoring-{rows}-{capped.most_rows}", rows, _FILES, cardinalities, row_ids=True
     )
-    data = Data(rows, 1, (), tuple(RowGroup(each.path, 0, 1, each.rows, "2026-01-01") for each in files))
+    data = Data(rows, 1, (), tuple(RowGroup(file.path, 0, 1, file.rows, "2026-01-01") for file in files))
     speeds = []
     with tempfile.TemporaryDirectory() as scratch:
         spec, config = spec_of(cardinalities), model_of(setting)
@@ -165,8 +165,8 @@ def in_spark(setting: Setting) -> dict[str, float]:
 
 def ratios_of(setting: Setting, speeds: dict[str, dict[str, float]]) -> dict[str, float | None]:
     """Our best in process over the published figures and the aim; inside Spark over in process. Null without a GPU."""
-    best = max(each["samples_per_s"] for name, each in speeds.items() if name != "in_spark")
-    ratios = {name: best / each for name, each in {**PUBLISHED, "aim": AIM}.items()}
+    best = max(figures["samples_per_s"] for name, figures in speeds.items() if name != "in_spark")
+    ratios = {name: best / published for name, published in {**PUBLISHED, "aim": AIM}.items()}
     ratios["in_spark"] = speeds["in_spark"]["samples_per_s"] / best
     return {name: ratio if setting.measures else None for name, ratio in ratios.items()}
 

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting = read_setting(__doc__, arguments)
     of_machine = setting.machine()
     model = model_of(setting)
-    batches = [each.to(setting.device) for each in make_batches(4, setting.batch, setting.cardinalities)]
+    batches = [batch.to(setting.device) for batch in make_batches(4, setting.batch, setting.cardinalities)]
     speeds: dict[str, dict[str, float]] = {}
     for name in contenders_of(setting):  # one at a time: the tables take 16 GiB
         step = make(name, setting, model)
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if setting.measures:
             torch.cuda.empty_cache()
     _print(setting, speeds)
-    ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
-    peers = {name: each for name, each in speeds.items() if name not in ours}
+    ours = {name: figures for name, figures in speeds.items() if name.startswith("ours")}
+    peers = {name: figures for name, figures in speeds.items() if name not in ours}
     print(
         summary_line(
             "gpu_training_step", of_machine, ours, peers, ratios_of(setting, speeds), published=PUBLISHED
@@ -81,10 +81,10 @@ def contenders_of(setting: Setting) -> dict[str, dict[str, Any]]:
 
 def model_of(setting: Setting) -> ModelConfig:
     """The published network; a narrow one of the same form on a CPU."""
-    found = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
+    sections = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
     if not setting.measures:
-        found |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
-    return ModelConfig.model_validate(found)
+        sections |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
+    return ModelConfig.model_validate(sections)
 
 
 def make(name: str, setting: Setting, model: ModelConfig) -> Step:
@@ -105,9 +105,9 @@ def make(name: str, setting: Setting, model: ModelConfig) -> Step:
 
 def ratios_of(setting: Setting, speeds: dict[str, dict[str, float]]) -> dict[str, float | None]:
     """Our best over each peer, the published ones included; null where nothing is measured."""
-    best = max(each["samples_per_s"] for name, each in speeds.items() if name.startswith("ours"))
+    best = max(figures["samples_per_s"] for name, figures in speeds.items() if name.startswith("ours"))
     peers = {**PUBLISHED, "aim": AIM, "plain_bf16": speeds["plain_bf16"]["samples_per_s"]}
-    return {name: best / each if setting.measures else None for name, each in peers.items()}
+    return {name: best / peer_speed if setting.measures else None for name, peer_speed in peers.items()}
 
 
 def _print(setting: Setting, speeds: dict[str, dict[str, float]]) -> None:
@@ -116,7 +116,7 @@ def _print(setting: Setting, speeds: dict[str, dict[str, float]]) -> None:
     print(
         table(
             ["step", "samples/s", "lowest", "highest"],
-            [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()],
+            [[name, *(f"{figures[key]:,.0f}" for key in keys)] for name, figures in speeds.items()],
         )
     )
     for name, ratio in ratios_of(setting, speeds).items():

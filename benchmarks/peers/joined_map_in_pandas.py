@@ -16,14 +16,14 @@ from storage.feature_spec import FeatureSpec
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
     """user_key, item_index and probability of each row."""
-    dense = [each.name for each in spec.dense]
-    ids = [each.name for each in spec.categorical]
+    dense = [feature.name for feature in spec.dense]
+    ids = [feature.name for feature in spec.categorical]
 
     def run(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         loaded = load(model)
         for frame in frames:
-            found = predict(loaded, frame[dense].to_numpy(), frame[ids].to_numpy(), precision)
-            yield frame[["user_key", "item_index"]].assign(probability=found)
+            probability = predict(loaded, frame[dense].to_numpy(), frame[ids].to_numpy(), precision)
+            yield frame[["user_key", "item_index"]].assign(probability=probability)
 
     wanted = rows.select("user_key", "item_index", *dense, *ids)
     return wanted.mapInPandas(run, "user_key string, item_index int, probability float")

@@ -32,13 +32,13 @@ def load(path: str) -> torch.nn.Module:
 @torch.inference_mode()
 def predict(model: torch.nn.Module, dense: Any, ids: Any, precision: str) -> Any:
     """(B,) float32 probabilities of NumPy matrices (B, D) and (B, C)."""
-    found = []
+    probabilities = []
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         for start in range(0, len(dense), STEP_ROWS):
             step = slice(start, start + STEP_ROWS)
             logits = model(torch.from_numpy(dense[step]), torch.from_numpy(ids[step]))
-            found.append(torch.sigmoid(logits.float()).numpy())
-    return np.concatenate(found) if found else np.zeros(0, np.float32)
+            probabilities.append(torch.sigmoid(logits.float()).numpy())
+    return np.concatenate(probabilities) if probabilities else np.zeros(0, np.float32)
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
@@ -48,11 +48,11 @@ def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> Dat
     def run(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
         loaded = load(model)
         for columns in batches:
-            of_dense = np.stack([each.to_numpy() for each in columns[:dense]], axis=1)
-            of_ids = np.stack([each.to_numpy() for each in columns[dense:]], axis=1)
+            of_dense = np.stack([column.to_numpy() for column in columns[:dense]], axis=1)
+            of_ids = np.stack([column.to_numpy() for column in columns[dense:]], axis=1)
             yield pd.Series(predict(loaded, of_dense, of_ids, precision))
 
     run.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[pd.Series]}
     as_udf = pandas_udf(run, "float")  # type: ignore[call-overload]
-    names = [each.name for each in (*spec.dense, *spec.categorical)]
+    names = [feature.name for feature in (*spec.dense, *spec.categorical)]
     return rows.select("user_key", "item_index", as_udf(*names).alias("probability"))

@@ -22,7 +22,7 @@ from storage.feature_spec import FeatureSpec
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
     """user_key, item_index and probability of each row."""
     dense = len(spec.dense)
-    names = [each.name for each in (*spec.dense, *spec.categorical)]
+    names = [feature.name for feature in (*spec.dense, *spec.categorical)]
 
     def make_predict_fn() -> Callable[..., Any]:
         loaded = load(model)

@@ -80,10 +80,12 @@ def write_dictionaries(spark: SparkSession, train: DataFrame, min_count: int, fo
 def encode(spark: SparkSession, rows: DataFrame, folder: str) -> DataFrame:
     for name in CATEGORICAL:
         dictionary = spark.read.parquet(f"{folder}/{name}").withColumnRenamed("value", name)
-        found = F.coalesce(
+        encoded = F.coalesce(
             F.col("id") + (FIRST_ID - 1), F.when(F.col(name).isNull(), NULL_ID).otherwise(OOV_ID)
         )
-        rows = rows.join(F.broadcast(dictionary), name, "left").withColumn(name, found.cast("int")).drop("id")
+        rows = (
+            rows.join(F.broadcast(dictionary), name, "left").withColumn(name, encoded.cast("int")).drop("id")
+        )
     for name in DENSE:
         filled = F.greatest(F.coalesce(F.col(name), F.lit(0)), F.lit(0))
         rows = rows.withColumn(name, F.log1p(filled).cast("float"))

@@ -32,7 +32,7 @@ class PlainDLRM(nn.Module):
     ) -> None:
         super().__init__()
         self.tables = nn.ModuleList(
-            nn.EmbeddingBag(each, dim, mode="sum", sparse=True) for each in cardinalities
+            nn.EmbeddingBag(cardinality, dim, mode="sum", sparse=True) for cardinality in cardinalities
         )
         self.bottom = _mlp([num_dense, *bottom])
         num_vectors = len(cardinalities) + 1
@@ -43,7 +43,7 @@ class PlainDLRM(nn.Module):
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         first = self.bottom(dense)
         looked_up = [table(categorical[:, [place]]) for place, table in enumerate(self.tables)]
-        vectors = torch.stack([first, *(each.to(first.dtype) for each in looked_up)], dim=1)  # (B, F, E)
+        vectors = torch.stack([first, *(vector.to(first.dtype) for vector in looked_up)], dim=1)  # (B, F, E)
         dots = torch.bmm(vectors, vectors.transpose(1, 2))
         pairs = dots[:, self.lower[0], self.lower[1]]  # (B, F * (F - 1) // 2)
         logits: Tensor = self.top(torch.cat([first, pairs], dim=1))

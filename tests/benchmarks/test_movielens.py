@@ -44,10 +44,10 @@ def test_measures_are_those_of_a_loop() -> None:
         for user, film in enumerate(wanted)
         if film >= 0
     ]
-    found = measure(lists, wanted)
+    figures = measure(lists, wanted)
     hits = [place for place in places if place is not None]
-    assert found.hit_rate == pytest.approx(len(hits) / len(places))
-    assert found.ndcg == pytest.approx(sum(1 / math.log2(2 + place) for place in hits) / len(places))
+    assert figures.hit_rate == pytest.approx(len(hits) / len(places))
+    assert figures.ndcg == pytest.approx(sum(1 / math.log2(2 + place) for place in hits) / len(places))
 
 
 def _task() -> Task:

@@ -49,18 +49,18 @@ def fallbacks(explained: str) -> list[Fallback]:
     """
     if "<" not in explained or "Exec" not in explained:
         raise ValueError(f"this explains no plan: {explained[:300]!r}")
-    found = []
+    result = []
     for line in explained.splitlines():
         match = _NODE.match(line)
         if match:
-            reasons = [each.strip() for each in match["reason"].split(";")]
-            own = [each for each in reasons if each and not each.startswith(_FOLLOWS)]
-            found += [Fallback(match["node"], reason, match["text"]) for reason in own]
+            reasons = [reason.strip() for reason in match["reason"].split(";")]
+            independent = [reason for reason in reasons if reason and not reason.startswith(_FOLLOWS)]
+            result += [Fallback(match["node"], reason, match["text"]) for reason in independent]
         elif match := _PARTLY.match(line):
-            found.append(Fallback(match["node"], match["reason"], ""))
+            result.append(Fallback(match["node"], match["reason"], ""))
         elif line.lstrip().startswith("!"):
             raise ValueError(f"an explanation in a form we do not know: {line!r}")
-    return found
+    return result
 
 
 class Accelerator:
@@ -115,11 +115,11 @@ class Accelerator:
         registered = companion.getDeclaredField("registeredConfs")
         registered.setAccessible(True)
         entries = registered.get(module).iterator()
-        found = {}
+        entry_by_key = {}
         while entries.hasNext():
             entry = entries.next()
-            found[entry.key()] = entry
-        return found
+            entry_by_key[entry.key()] = entry
+        return entry_by_key
 
     def rejected(self, settings: Mapping[str, str]) -> dict[str, str]:
         """Keys among `spark.rapids.*` that this version does not know, or whose values it refuses → why."""
@@ -127,10 +127,10 @@ class Accelerator:
         java = self._jvm.java.util.HashMap()
         for key, value in settings.items():
             java.put(key, value)
-        found = {}
-        for key in (each for each in settings if each.startswith("spark.rapids.")):
+        refusals = {}
+        for key in (name for name in settings if name.startswith("spark.rapids.")):
             if key not in known:
-                found[key] = "no such setting"
+                refusals[key] = "no such setting"
                 continue
             getters = [
                 method
@@ -142,8 +142,8 @@ class Accelerator:
             try:
                 getters[0].invoke(known[key], arguments)
             except Py4JJavaError as error:
-                found[key] = str(error.java_exception.getCause())
-        return found
+                refusals[key] = str(error.java_exception.getCause())
+        return refusals
 
     def _explain_java(self, rows: Any) -> str:
         return str(self._explain.invoke(None, self._array(rows, "ALL")))
@@ -155,10 +155,10 @@ class Accelerator:
         return next(method for method in of.getMethods() if method.getName() == name)
 
     def _array(self, *values: Any) -> Any:
-        made = self._gateway.new_array(self._jvm.java.lang.Object, len(values))
+        array = self._gateway.new_array(self._jvm.java.lang.Object, len(values))
         for place, value in enumerate(values):
-            made[place] = value
-        return made
+            array[place] = value
+        return array
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class Recorded:
 @contextmanager
 def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
     """The frames that Spark is given meanwhile, in order; equal ones of one name once."""
-    found: dict[tuple[str, str, str], Frame] = {}
+    frame_by_key: dict[tuple[str, str, str], Frame] = {}
 
     def note(rows: DataFrame, what: str, writer: DataFrameWriter | None = None, path: str = "") -> None:
         # A frame plans itself once, and what is noted before it is kept in memory would be its plan for ever: a twin is.
@@ -75,12 +75,12 @@ def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
         with set_meanwhile(rows.sparkSession, _NOTED):
             name, plan = f"{_asked_by()} {what}", twin._jdf.queryExecution().executedPlan().toString()
             key = (name, shape_of(plan), shape_of(plan, expressions=True))
-            if key in found:
+            if key in frame_by_key:
                 return
             explained = ""
             if accelerator:
                 explained = accelerator.explain_write(writer, path) if writer else accelerator.explain(twin)
-        found[key] = Frame(name, key[1], explained)
+        frame_by_key[key] = Frame(name, key[1], explained)
 
     def watched(method: str) -> Callable[..., Any]:
         original = getattr(DataFrame, method)
@@ -103,7 +103,7 @@ def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
             patch.setattr(DataFrame, method, watched(method))
         patch.setattr(DataFrameWriter, "parquet", watch_write)
         yield frames
-    frames.extend(found.values())
+    frames.extend(frame_by_key.values())
 
 
 def record(spark: SparkSession, name: str, folder: Path, accelerator: Accelerator | None) -> Recorded:

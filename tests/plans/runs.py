@@ -189,7 +189,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
-        for body, given, run_date in (
+        for body, run_config, run_date in (
             (evaluate_model, config, RUN_DATE),
             (evaluate_model, config, DAY_AFTER),
             (build_candidates, popular, RUN_DATE),
@@ -201,7 +201,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
             (score_rows, config, RUN_DATE),
             (measure_recommendations, config, RUN_DATE),
         ):
-            body(RunContext("test", given, run_date, _spark=spark))
+            body(RunContext("test", run_config, run_date, _spark=spark))
 
 
 RUNS: Mapping[str, Run] = {

@@ -39,7 +39,7 @@ spark.stop()
 
 def failures(log: str) -> list[str]:
     """The exceptions that a log tells of, but for those of a missing device."""
-    return [found for found in _EXCEPTION.findall(log) if not _NO_DEVICE.match(found)]
+    return [exception for exception in _EXCEPTION.findall(log) if not _NO_DEVICE.match(exception)]
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +129,10 @@ def test_a_job_without_the_jar_ends_as_badly_configured(tmp_path: Path) -> None:
     command += ["--config", str(ROOT / "conf/datasets/generated.yaml"), "--run-date", "2026-01-08"]
     command += ["--set", f"lake={tmp_path / 'lake'}"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == EXIT_CONFIG, said[-3000:]
-    assert f"no jar with that class is at spark.driver.extraClassPath={missing}" in said
-    assert "put the jar of the accelerator" in said
+    output = done.stdout + done.stderr
+    assert done.returncode == EXIT_CONFIG, output[-3000:]
+    assert f"no jar with that class is at spark.driver.extraClassPath={missing}" in output
+    assert "put the jar of the accelerator" in output
 
 
 def test_other_failures_than_a_missing_device_are_seen() -> None:

@@ -35,20 +35,20 @@ def rejected_by_spark(spark: SparkSession, settings: dict[str, str]) -> dict[str
     jvm: Any = spark._jvm
     for name in CLUSTERS:
         jvm.java.lang.Class.forName(name)
-    found = rejected_volumes(spark, settings)
+    refusals = rejected_volumes(spark, settings)
     reader = jvm.org.apache.spark.internal.config.ConfigReader(jvm.java.util.HashMap(settings))
     for key in settings:
         if key.startswith("spark.rapids.") or UNREGISTERED.fullmatch(key) or VOLUMES.fullmatch(key):
             continue
         entry = jvm.org.apache.spark.internal.config.ConfigEntry.findEntry(key)
         if entry is None:
-            found[key] = "no such setting"
+            refusals[key] = "no such setting"
             continue
         try:
             entry.readFrom(reader)
         except IllegalArgumentException as error:
-            found[key] = str(error)
-    return found
+            refusals[key] = str(error)
+    return refusals
 
 
 def rejected_volumes(spark: SparkSession, settings: dict[str, str]) -> dict[str, str]:
@@ -57,17 +57,17 @@ def rejected_volumes(spark: SparkSession, settings: dict[str, str]) -> dict[str,
     conf = jvm.org.apache.spark.SparkConf(False)
     for key, value in settings.items():
         conf.set(key, value)
-    found = {}
+    refusals = {}
     for prefix in {match[1] for key in settings if (match := VOLUMES.fullmatch(key))}:
         mine = {key for key in settings if key.startswith(prefix)}
         try:
             utilities = jvm.org.apache.spark.deploy.k8s.KubernetesVolumeUtils
-            made = str(utilities.parseVolumesWithPrefix(conf, prefix))
+            volumes = str(utilities.parseVolumesWithPrefix(conf, prefix))
         except Py4JJavaError as error:
-            found |= dict.fromkeys(mine, str(error.java_exception))
+            refusals |= dict.fromkeys(mine, str(error.java_exception))
             continue
-        found |= {key: f"not in {made}" for key in mine if settings[key] not in made}
-    return found
+        refusals |= {key: f"not in {volumes}" for key in mine if settings[key] not in volumes}
+    return refusals
 
 
 def unexplained(text: str) -> list[str]:
