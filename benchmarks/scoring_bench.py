@@ -84,7 +84,7 @@ class Bench:
         }
         scored_by_name = {name: contender.frame(self.small).toPandas() for name, contender in runs.items()}
         first = next(iter(scored_by_name.values()))
-        for name, frame in pairs.items():
+        for name, frame in scored_by_name.items():
             require_equal_rows(name, frame, first, CLOSE[precision])
         keys = pq.read_table(self.items, columns=["item_index", "item_key"]).to_pandas()
         pairs = first.merge(keys, on="item_index").rename(columns={"item_key": "item_id"})
