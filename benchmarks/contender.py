@@ -1,8 +1,9 @@
-"""What a contender of the ETL benchmarks is: a module that takes a Task, times its parts and says what it wrote.
+"""The interface of a contender of the ETL benchmarks: a module that takes a Task, times its parts and writes
+a report.
 
     python -m benchmarks.<module> task.json
 
-Only the standard library is imported here: peers may live in an environment of their own.
+This module imports only the standard library, because peers may run in another Python environment.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ DENSE = tuple(f"I{i}" for i in range(1, 14))
 CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
 COLUMNS = (LABEL, *DENSE, *CATEGORICAL)
 
-# Ids that every contender gives: null, unknown or rare, and the first of the vocabulary.
+# Ids that all contenders assign: null, unknown or rare, and the first vocabulary entry.
 NULL_ID, OOV_ID, FIRST_ID = 1, 2, 3
 
-# The part that is compared; everything before it is the contender's start-up.
+# The part whose time is compared. Everything before it counts as start-up.
 WORK, START_UP = "work", "start_up"
 
 
@@ -39,7 +40,7 @@ class Day:
 
 @dataclass(frozen=True)
 class Task:
-    """What a contender is asked to do.
+    """The task of a contender.
 
     Attributes:
         days: oldest first.
@@ -77,7 +78,9 @@ class Task:
 
 @dataclass
 class Timing:
-    """Named parts of a run: name → seconds, and the instants (CLOCK_MONOTONIC, which all processes share) of each."""
+    """The named parts of a run. Each has its seconds and its start and end on CLOCK_MONOTONIC, which all
+    processes share.
+    """
 
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -94,11 +97,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a contender made.
+    """The files and facts that a contender reports.
 
     Attributes:
         files: date → the Parquet files of that day.
-        normalised: column → (mean, standard deviation) its dense values were normalised by; empty for log1p alone.
+        normalised: column → (mean, standard deviation) of the normalisation. Empty if only log1p was applied.
         facts: anything else worth printing.
     """
 

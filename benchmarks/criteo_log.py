@@ -1,17 +1,18 @@
-"""A Criteo-layout log for benchmarks: day files of label, 13 integers and 26 hex categoricals, as large as Criteo's are wide.
+"""Generates a click log in Criteo's layout: a label, 13 integers and 26 hexadecimal categorical columns.
 
-The generator of the product (etl/synthetic) draws a world in which clicks can be predicted; all but two of its columns have
-20 values or fewer, and a benchmark of vocabularies on them would measure nothing. This one has no world, only widths:
+The generator of the product (etl/synthetic) makes clicks that a model can predict. All but two of its columns
+have 20 values or fewer, so a benchmark of vocabularies on them would measure nothing. This generator
+reproduces Criteo's column sizes instead:
 
-* each categorical column draws from as many values as Criteo's Kaggle log holds in its 45.8 million rows (the sizes that
-  facebookresearch/dlrm prints for it). Ranks follow Zipf's law with exponent 1 in its continuous form,
-  P(rank = r) = log((r + 1) / r) / log(n + 1), so that the number of distinct values grows with the rows as it does there: the
-  largest column has about 1.1 million of them in 4 million rows, four of five of which occur once.
-* a value is 8 hex digits, a rank scattered over 32 bits; fields are empty as often as Criteo's are.
-* integers are log-normal with Criteo's long tails; I2 has negative ones. A quarter of the rows are clicks.
+* Each categorical column draws from as many values as Criteo's Kaggle log holds in its 45.8 million rows. The
+  sizes are those that facebookresearch/dlrm prints for it. Ranks follow Zipf's law with exponent 1 in its
+  continuous form, P(rank = r) = log((r + 1) / r) / log(n + 1). The number of distinct values therefore grows
+  with the rows, as it does in Criteo's log.
+* A value has 8 hexadecimal digits: a rank scattered over 32 bits. Fields are empty as often as Criteo's are.
+* Integers are log-normal with Criteo's long tails. I2 has negative values. A quarter of the rows are clicks.
 
-Columns are independent of each other, and no row is malformed: peers that cannot quarantine must not fail. Every file is a
-function of (seed, day, rows) alone. A log is made once and kept, under a name that says its parameters.
+Columns are independent of each other. No row is malformed, because some peers cannot quarantine rows. Every
+file depends only on (seed, day, rows). A log is generated once and kept under a name made of its parameters.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class DayFile:
 
 
 def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
-    """The day files of a log, oldest first, in `cache/<parameters>/dt=…/clicks.tsv`; generated unless they are there.
+    """Returns the day files of a log, oldest first, in `cache/<parameters>/dt=…/clicks.tsv`. Generates them
+    if missing.
 
     Args:
         rows: of all days together; spread evenly, the first days get the remainder.

@@ -1,22 +1,25 @@
-"""build_features against NVIDIA's Spark recipe, NVTabular, Polars and DuckDB, on one generated Criteo-layout log.
+"""Compares build_features with NVIDIA's Spark recipe, NVTabular, Polars and DuckDB, on one generated
+Criteo-layout log.
 
     .venv/bin/python benchmarks/etl.py [--quick] [--rows N] [--repeats N] [--only NAME …] [--set a.b=c …]
 
-Every contender, in a process of its own, pinned to the same cores, on text that lies in the file cache:
+Every contender runs in a process of its own, pinned to the same cores. Its input is in the file cache. It:
 
-* reads four day files of tab-separated text (label, 13 integers, 26 hex categoricals; benchmarks/criteo_log.py says how wide
-  they are); categorical values are opaque strings to all of them;
-* fits, on the first two days, a vocabulary for each categorical column: values that occur at least 15 times, ids by descending
-  count from 3 on, null is 1 and anything else 2;
-* encodes all four days: int32 ids; integers filled with 0, clipped at 0, log(1 + x), float32;
+* reads four day files of tab-separated text: a label, 13 integers and 26 categorical columns, which are
+  opaque strings (see benchmarks/criteo_log.py);
+* fits a vocabulary for each categorical column on the first two days. Values need 15 occurrences. Ids start
+  at 3, by descending count. Null is 1 and every other value is 2;
+* encodes all four days: int32 ids, and integers filled with 0, clipped at 0, log(1 + x), in float32;
 * writes Parquet (zstd), one folder or file a day.
 
-Ours does more and is timed with it: see benchmarks/ours.py. What each peer leaves out is said in its file. The results are
-compared before a ratio is printed (benchmarks/agreement.py): whole rows by checksum, with every id equal, NVTabular's up to
-the order of equal counts; a disagreement is an error and there are no figures.
+Ours does additional work, which is timed too: see benchmarks/ours.py. The file of each peer says what it
+leaves out. The tables are compared before a ratio is printed (benchmarks/agreement.py): whole rows by
+checksum, with every id equal, except that NVTabular may order equal counts differently. If they differ, the
+benchmark fails and prints no figures.
 
-Time is that of the work. Start-up (interpreter, imports and, for ours and NVIDIA's recipe, a Spark session and a first job, for
-ours one of Python workers too) is printed beside it. With --repeats the median run counts. `ratios` says how many times faster ours is.
+Only the work is timed. Start-up is printed beside it: interpreter and imports and, for ours and NVIDIA's
+recipe, a Spark session and a first job (ours also starts Python workers). With --repeats the median run
+counts. `ratios` says how many times faster ours is.
 """
 
 from __future__ import annotations
@@ -190,7 +193,10 @@ def verdict(name: str, ratio: float | None, facts: dict[str, Any]) -> str:
     met = "met" if ratio >= target else "MISSED"
     if ratio >= 1:
         return f"{name}: ours is {ratio:.2f} times faster (target {target:g}: {met})"
-    return f"{name} wins: it takes {ratio:.2f} of our time, ours is {1 / ratio:.2f} times slower (target {target:g}: {met})"
+    return (
+        f"{name} wins: it takes {ratio:.2f} of our time, "
+        f"ours is {1 / ratio:.2f} times slower (target {target:g}: {met})"
+    )
 
 
 def say(text: str) -> None:

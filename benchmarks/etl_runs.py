@@ -1,4 +1,4 @@
-"""Runs contenders of the ETL benchmarks one after the other, each measured in a process tree of its own."""
+"""Runs contenders of the ETL benchmarks one after the other and measures the process tree of each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""An architecture that computes nothing: what is left of a scoring job is its transport. Found by benchmarks/scoring_daemon.py.
+"""An architecture that computes nothing, so that a scoring job measures only the transport of rows.
 
-`returns: hash` gives a pair a logit that depends on its first and its last id, to rank pairs. It has a factorization, so
-that lists are scored without rows of pairs.
+With `returns: hash` the logit of a pair depends on its first and its last id. Pairs can then be ranked
+without a model. The architecture has a factorization, so lists are scored without rows of pairs.
+benchmarks/scoring_daemon.py makes it available to Python workers.
 """
 
 from __future__ import annotations
