@@ -1,19 +1,23 @@
-"""Our loader against Petastorm's own, a loader of rows, and memory-mapped binary files: rows/s delivered as shuffled batches.
+"""Compares our loader with Petastorm's loaders and with memory-mapped binary files: rows/s of shuffled
+batches.
 
     .venv/bin/python benchmarks/loader.py [--quick] [--rows N] [--rounds N] [--only NAME …]
 
-Every contender reads the same table (benchmarks/loader_data.py: 13 dense features, 26 columns of ids, a label; four Parquet
-files as build_features writes them, or the same rows as a binary file), for whole epochs, in a process of its own, pinned to
-the same cores. Contenders take turns for several rounds; the fastest epoch of each counts, because what makes an epoch slower
-is not the contender. A batch is the three tensors that a model takes: labels, dense features, ids. The first epoch of each process is not timed but checked: every row once (benchmarks/loader_contender.py).
+Every contender reads whole epochs of the same table (benchmarks/loader_data.py): 13 dense features, 26
+columns of ids and a label. The table is four Parquet files as build_features writes them, or a binary file of
+the same rows. A contender runs in a process of its own, pinned to the same cores. Contenders take turns for
+several rounds. The fastest epoch of each counts, because other work on the machine can only slow an epoch
+down. A batch is the three tensors that a model takes: labels, dense features and ids. The first epoch of each
+process is not timed. Instead, it is checked to hold every row once (benchmarks/loader_contender.py).
 
-* petastorm_batched: BatchedDataLoader with a shuffling queue as large as our pool.
-* petastorm_best: the fastest of its settings, which shuffle less: rows within a row group, no queue, pools of one or more threads.
-* petastorm_columns: the same, its batches left a tensor a column.
+* petastorm_batched: BatchedDataLoader with a shuffling queue as large as our buffer pool.
+* petastorm_best: the fastest of its settings that shuffle less: rows within a row group, no queue, one or
+  more threads.
+* petastorm_columns: the same, but its batches stay one tensor a column.
 * per_row: Petastorm's DataLoader with that queue, on a tenth of the rows.
 * memmap_row_shuffle: batches gathered from a binary file by a permutation of all its rows.
-* memmap_batch_shuffle: whole batches of that file in random order, rows not shuffled.
-* memcpy: the same bytes copied in order, the limit of memory.
+* memmap_batch_shuffle: whole batches of that file in random order. Rows are not shuffled.
+* memcpy: the same bytes copied in order, which is the limit of memory.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A module with settings; it reads 1 / `part` of the rows."""
+    """A module with settings. It reads 1 / `part` of the rows."""
 
     module: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -167,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(contender: Contender, rows: int, options: argparse.Namespace, into: Figures) -> None:
-    """One turn of a contender; its epochs, or why there are none, are added to the figures."""
+    """Runs one turn of a contender and adds its epochs, or the reason why there are none, to the figures."""
     feature_table = make_table(CACHE, rows // contender.part // FILES * FILES)
     settle(feature_table.paths)
     with tempfile.TemporaryDirectory(prefix="nightrank-loader-") as name:
@@ -225,7 +229,10 @@ def verdict(name: str, ratio: float | None, target: float, facts: dict[str, Any]
     met = "met" if ratio >= target else "MISSED"
     if ratio >= 1:
         return f"{name}: ours is {ratio:.2f} times faster (target {target:g}: {met})"
-    return f"{name} wins: ours is {1 / ratio:.2f} times slower, {ratio:.2f} of its speed (target {target:g}: {met})"
+    return (
+        f"{name} wins: ours is {1 / ratio:.2f} times slower, "
+        f"{ratio:.2f} of its speed (target {target:g}: {met})"
+    )
 
 
 def say(text: str) -> None:

@@ -1,8 +1,10 @@
-"""Feature tables for the loader's benchmark: as build_features leaves them, and the same rows as a binary file.
+"""Feature tables for the loader's benchmark: Parquet as build_features writes it, and a binary file of the
+same rows.
 
-13 dense columns, 26 columns of ids and the label, and `row_id`, which no contender reads. Ids are as many as those of Criteo's
-columns that occur often enough to get one, and follow Zipf's law (benchmarks/criteo_log.py); integers are log-normal under
-log(1 + x). Files are written with the settings of the arrow engine (etl/text/encode_pass.py): zstd, one row group each.
+A table has 13 dense columns, 26 columns of ids, the label, and `row_id`, which no contender reads. Its
+vocabularies are as large as those of Criteo's columns after the frequency limit. Ids follow Zipf's law
+(benchmarks/criteo_log.py). Integers are log-normal under log(1 + x). Files have the settings of the arrow
+engine (etl/text/encode_pass.py): zstd and one row group each.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from storage.feature_spec import Feature, FeatureSpec
 
 FORMAT = 2  # part of a table's name: raise it when the bytes change
 FILES = 4
-# One value in fifteen gets an id of its own: about what a threshold of 15 occurrences leaves of Criteo's.
+# One value in fifteen gets an id, about as many as a threshold of 15 occurrences leaves of Criteo's.
 _KEPT = 15
 
 
@@ -34,7 +36,8 @@ class FeatureTable:
     Attributes:
         files: its Parquet files, of equal size.
         rows: of all files.
-        labels, dense, ids: .npy files of the same rows, row-major: (rows,), (rows, 13) float32, (rows, 26) int32.
+        labels, dense, ids: row-major .npy files of the same rows: (rows,), (rows, 13) float32 and
+            (rows, 26) int32.
         id_sum, label_sum: of all rows; what a contender's batches are held against.
     """
 
@@ -61,7 +64,7 @@ def spec() -> FeatureSpec:
 
 
 def make_table(cache: Path, rows: int) -> FeatureTable:
-    """The table of that many rows, made once and kept. `rows` must be a multiple of the number of files."""
+    """Returns the table of `rows` rows, made once and kept. `rows` must be a multiple of the number of files."""
     folder = cache / f"features-{FORMAT}-{rows}"
     index = folder / "index.json"
     if not index.exists():

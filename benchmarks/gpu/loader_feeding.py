@@ -1,9 +1,11 @@
-"""Whether the loader keeps one GPU busy: rows a second it brings to the device, alone and under a training step.
+"""Measures whether the loader keeps one GPU busy: rows a second of the loader alone, the step alone, and
+both.
 
     .venv/bin/python benchmarks/gpu/loader_feeding.py [--quick]
 
-`feeds` is what the loader brings to the device over what the step takes from batches that lie there; `end_to_end` what both
-give together over the step alone. Without a GPU shapes are tiny and nothing is measured.
+`feeds` is the loader's rate divided by the rate of the step on batches that are already on the device.
+`end_to_end` is the rate of both together divided by the rate of the step alone. Without a GPU shapes are tiny
+and nothing is measured.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from training.data.prefetch import Prefetch
 from training.data.sharding import plan_shards, shards_of_rank
 
 _BATCHES_A_FILE, _FILES = 32, 4
-# More than are ever taken: what is measured must not end. Tiny files are read ahead by the thousand, so that there it may.
+# More epochs than a measurement consumes, so that it does not run dry. Tiny files get fewer, because the
+# reader would decode thousands of them ahead.
 _EPOCHS, _TINY_EPOCHS = 10_000, 2
 
 
@@ -40,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "feeds": speeds["loader"] / speeds["step"] if setting.measures else None,
         "end_to_end": speeds["end_to_end"] / speeds["step"] if setting.measures else None,
     }
-    print(setting.told())
+    print(setting.heading())
     print(table(["", "rows/s"], [[name, f"{rate:,.0f}"] for name, rate in speeds.items()]))
     for name, ratio in ratios.items():
         if ratio is not None:
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(setting: Setting) -> dict[str, float]:
-    """Rows a second of the loader alone, the step alone, and both."""
+    """Returns the rows a second of the loader alone, of the step alone, and of both."""
     cardinalities, device = setting.cardinalities, setting.device
     rows = setting.batch * _BATCHES_A_FILE * _FILES
     files = write_files(CACHE / f"{rows}-{setting.most_rows}", rows, _FILES, cardinalities)

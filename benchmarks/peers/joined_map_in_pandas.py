@@ -1,6 +1,7 @@
-"""Joined rows through mapInPandas: a pandas frame in, a pandas frame out, with the row's keys beside its probability.
+"""Scores joined rows with mapInPandas, from pandas frames to pandas frames with the row's keys and its
+probability.
 
-What was chosen for it: as in joined_pandas_udf.py (a model a worker process, steps of 2,048 rows).
+Its settings are those of joined_pandas_udf.py: one model a worker process, and micro-batches of 2,048 rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from storage.feature_spec import FeatureSpec
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """user_key, item_index and probability of each row."""
+    """Returns user_key, item_index and probability of each row."""
     dense = [feature.name for feature in spec.dense]
     ids = [feature.name for feature in spec.categorical]
 

@@ -1,7 +1,9 @@
-"""Joined rows through an iterator pandas_udf: the form Spark's guide gives for a model that is loaded once a task.
+"""Scores joined rows with an iterator pandas_udf, the form that Spark's guide gives for a model loaded once a
+task.
 
-A column a feature goes in, a column of probabilities comes out. What was chosen for it: the model is kept in the worker process
-between tasks, and rows go through it 2,048 at a time, which fit a core's cache, whatever the size of Spark's batches.
+Its input is one column a feature; its output is a column of probabilities. We chose two settings. The model
+stays in the worker process between tasks. Rows go through it in micro-batches of 2,048, which fit a core's
+cache, whatever the size of Spark's batches.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def load(path: str) -> torch.nn.Module:
 
 @torch.inference_mode()
 def predict(model: torch.nn.Module, dense: Any, ids: Any, precision: str) -> Any:
-    """(B,) float32 probabilities of NumPy matrices (B, D) and (B, C)."""
+    """Returns the probabilities (B,) float32 of NumPy matrices (B, D) and (B, C)."""
     probabilities = []
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         for start in range(0, len(dense), STEP_ROWS):
@@ -42,7 +44,7 @@ def predict(model: torch.nn.Module, dense: Any, ids: Any, precision: str) -> Any
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """user_key, item_index and probability of each row."""
+    """Returns user_key, item_index and probability of each row."""
     dense = len(spec.dense)
 
     def run(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
