@@ -1,10 +1,11 @@
-"""What a Spark task of Python costs beside its work: Spark's own worker daemon, and the one our profiles name.
+"""Measures the overhead of a Spark task in Python, with Spark's own worker daemon and with that of our
+profiles.
 
     .venv/bin/python benchmarks/python_tasks.py [--quick]
 
-Tasks that pass one row of Arrow on, in a session on local[2] that is asked for many of them at once; milliseconds of a core a task,
-the median over rounds. The first task of a worker, with its imports, is not among them. Each daemon has a process and a
-session of its own, in turns. Ratio, ours over Spark's: `task`.
+A session on local[2] runs many tasks at once. Each passes on one row of Arrow. The figure is milliseconds of
+a core a task, the median over rounds. The first task of a worker, with its imports, is not counted. Each
+daemon has a process and a session of its own, and they take turns. Ratio, ours over Spark's: `task`.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def same(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 
 
 def rounds_of(daemon: str, tasks: int) -> list[float]:
-    """Milliseconds of a core a task, round by round, in a session of this process."""
+    """Returns the milliseconds of a core a task, per round, in a session of this process."""
     from spark.session import build_session, read_profile
 
     settings = read_profile(ROOT / "conf/spark/local.conf")
     spark = build_session("python tasks", settings | {"spark.python.daemon.module": daemon})
     times_ms = []
-    for _ in range(ROUNDS + 1):  # of the first, nothing counts: workers start in it
+    for _ in range(ROUNDS + 1):  # the first round starts the workers and does not count
         began = time.perf_counter()
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(same, "id long").count()
         times_ms.append((time.perf_counter() - began) * 1000 * CORES / tasks)

@@ -1,12 +1,14 @@
-"""What share of (best AUC - 0.5) each model reaches on the generated log: the test day's, and the validation day's beside it.
+"""Measures the share of (best AUC - 0.5) that each model reaches on the generated log, on its test and
+validation days.
 
     .venv/bin/python benchmarks/quality.py [--quick] [--seeds N] [--models NAME …] [--set a.b=c …]
 
-The log is that of conf/datasets/generated.yaml: its generator knows each row's click probability, and with it the best AUC
-that a day allows. The log is generated and encoded once, by the real jobs, and kept in the cache; each model then trains on
-one rank in this process, with the rates and epochs that PRESETS gives it. These were chosen by the validation day; the test
-day is only reported. No peer takes part: the bars are the world's own, 0.9 of the best for models that see products of
-features, and below 0.8 for logistic regression, which cannot.
+The log is that of conf/datasets/generated.yaml. Its generator returns the click probability of each row, and
+therefore the best AUC that a day allows. The jobs of the product generate and encode the log once; it stays
+in the cache. Each model then trains on one rank in this process, with the rates and epochs of PRESETS. These
+were chosen on the validation day; the test day is only reported. No peer takes part. The bars come from the
+generator: 0.9 of the best for models that use products of features, and below 0.8 for logistic regression,
+which cannot.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ TARGET, BASELINE_LIMIT = 0.9, 0.8
 
 @dataclass(frozen=True)
 class Preset:
-    """A model's file and what it is trained with, as --set has it; `at_least` is whether the target is a floor."""
+    """A model's file and its training settings, as --set takes them. `at_least` says whether the target is a
+    lower bound.
+    """
 
     model: str
     train: tuple[str, ...] = ()
@@ -85,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare(quick: bool) -> Lake:
-    """The lake with the log and its features, made by the real jobs unless it is there."""
+    """Returns the lake with the log and its features. The jobs make it unless it exists."""
     lake = Lake(str(CACHE / ("quick" if quick else "full")))
     if is_published(lake.datasets.partition(RUN_DATE)):
         return lake
@@ -108,7 +112,7 @@ def prepare(quick: bool) -> Lake:
 
 
 def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """Means over the seeds, and the test shares of each."""
+    """Returns means over the seeds, and the test share of each seed."""
     preset, dataset = PRESETS[name], read_dataset(lake, RUN_DATE)
     best = {split: best_auc(lake, dataset, split) for split in ("validation", "test")}
     runs = []
@@ -141,13 +145,13 @@ def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict
 
 
 def best_auc(lake: Lake, dataset: Dataset, split: str) -> float:
-    """The best AUC of the one day of a split."""
+    """Returns the best AUC of the one day of a split."""
     (member,) = dataset.splits[split]
     return float(read_manifest(lake.raw.partition(member.dt)).facts["best_auc"])
 
 
 def target_of(name: str, share: float) -> str:
-    """The bar of a model, and whether a share meets it."""
+    """Returns the target of a model, and whether a share meets it."""
     if PRESETS[name].at_least:
         return f"at least {TARGET}: {'met' if share >= TARGET else 'MISSED'}"
     return f"below {BASELINE_LIMIT}: {'met' if share < BASELINE_LIMIT else 'MISSED'}"

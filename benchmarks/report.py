@@ -1,4 +1,4 @@
-"""What every benchmark prints: the machine, a table for people and, on the last line, one JSON object."""
+"""The output of every benchmark: the machine, a table for people and, on the last line, one JSON object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def machine(cores: int, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """What the figures were measured on; names no host.
+    """Describes the machine of the figures, without its host name.
 
     Args:
         cores: how many cores each contender was given.
@@ -50,7 +50,7 @@ def _version(name: str) -> str | None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned first column, right-aligned figures."""
+    """Formats a table with a left-aligned first column and right-aligned figures."""
     widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
@@ -71,7 +71,9 @@ def summary_line(
     ratios: Mapping[str, float | None],
     **more: Any,
 ) -> str:
-    """The last line of standard output. `ratios` says how many times faster ours is; null where a peer did not run."""
+    """Returns the summary line, the last line of standard output. `ratios` says how many times faster ours
+    is; null if a peer did not run.
+    """
     return json.dumps(
         {
             "benchmark": benchmark,

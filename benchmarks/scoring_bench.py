@@ -1,4 +1,4 @@
-"""One run of the scoring benchmark: its session, its data, its models, and its contenders turn by turn."""
+"""One run of the scoring benchmark: its session, its data, its models and its contenders."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Bench:
         return make_model(CACHE, name, self.spec)
 
     def measure(self) -> Speeds:
-        """Contender → pairs a second."""
+        """Returns contender → pairs a second."""
         only, speeds = self.options.only, Speeds()
         data = self._data(self.options.users, self.options.candidates, joined=True)
         settle([*data.users, *data.joined_files])
@@ -77,7 +77,7 @@ class Bench:
         return speeds
 
     def _lists_and_joined(self, model: str, precision: str, names: Sequence[str]) -> dict[str, Any]:
-        """Ours and peers, held equal on a few users."""
+        """Returns ours and the peers, after checking that their results agree on a few users."""
         path, spec = self._model(model), self.spec
         runs: dict[str, Any] = {
             f"{name}_{precision}": joined(self.spark, spec, name, path, precision) for name in names
@@ -114,7 +114,7 @@ class Bench:
         return speeds | {"bare_model": spread(bare)}
 
     def _null(self) -> Speeds:
-        """On more users: what a job costs whatever its rows would otherwise be all there is to see."""
+        """Measures the null model on more users, because a job's fixed cost would hide the cost of its rows."""
         times = 10 if self.options.quick else 2
         data = self._data(times * self.options.users, self.options.candidates, joined=True)
         settle([*data.users, *data.joined_files])
@@ -146,7 +146,7 @@ class Bench:
         return speeds
 
     def _alternate(self, runs: Runs, data: Data) -> Speeds:
-        """Turn by turn; before each, the contender runs on a few users, which loads its model."""
+        """Runs contenders in turns. Each first scores a few users, which loads its model."""
         speeds: dict[str, list[float]] = {name: [] for name in runs}
         names = list(runs)
         for turn in range(self.options.turns):

@@ -1,7 +1,9 @@
-"""What score_lists costs against its users and candidates, and what memory it takes: each size in a process tree of its own.
+"""Measures how score_lists scales with users and candidates: its cost and its memory, each size in its own
+process tree.
 
-The claim: seconds a pair stay within 15% of 1 from one size to the next, and so does peak memory. `ratios` holds both. The
-first, small size is there to be left behind: it carries what a run costs whatever its size. Items are the same for all sizes.
+The claim is that seconds a pair and peak memory stay within 15% from one size to the next. `ratios` holds
+both. The first size is small and includes the fixed cost of a run, which later sizes make negligible. Items
+are the same for all sizes.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class Task:
-    """One size: what the process of its own is told."""
+    """One size: the task of its process."""
 
     users: int
     candidates: int
@@ -48,14 +50,14 @@ class Task:
 
 
 class SizeFailed(Exception):
-    """The process of one size ended with an error or passed its limit."""
+    """The process of one size failed or passed its time limit."""
 
 
 def scaling(options: argparse.Namespace) -> int:
-    """The mode --scaling of benchmarks/scoring.py: prints a table and the summary line."""
+    """Runs the mode --scaling of benchmarks/scoring.py, which prints a table and the summary line."""
     of_machine = machine(options.cores, ("torch", "pyspark", "pyarrow"))
     users, candidates = options.users, options.candidates // 2
-    # First users grow, then candidates.
+    # The users grow first, then the candidates.
     sizes = (
         (users, candidates),
         (2 * users, candidates),
@@ -83,7 +85,7 @@ def scaling(options: argparse.Namespace) -> int:
 
 
 def run_size(task: Task) -> dict[str, Any]:
-    """Seconds and CPU seconds of the scoring, after a warm-up, and peak memory of the whole tree."""
+    """Returns seconds and CPU seconds of the scoring after a warm-up, and peak memory of the process tree."""
     settle(task.data(task.users).users)
     with tempfile.TemporaryDirectory() as folder:
         task_file, report, log = (Path(folder) / name for name in ("task.json", "report.json", "log.txt"))
@@ -109,7 +111,7 @@ def facts_of(pairs: int, measured: Measured, began: float, ended: float) -> dict
 
 
 def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Each size over the one before: seconds a pair, CPU seconds a pair, and peak memory."""
+    """Returns each size over the one before: seconds a pair, CPU seconds a pair, and peak memory."""
     ratios = {}
     names = list(facts)
     for before, name in itertools.pairwise(names):
@@ -124,7 +126,7 @@ def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def main(task_file: str, report: str, folder: str) -> None:
-    """In a process of its own: one warm-up on a few users, then the whole, timed."""
+    """Runs one size in this process: a warm-up on a few users, then all users, timed."""
     task = Task(**json.loads(Path(task_file).read_text(encoding="utf-8")))
     spec = make_spec(task.most_rows)
     request = request_of(make_model(CACHE, "dlrm", spec))

@@ -1,7 +1,9 @@
-"""Users, items, candidates and joined rows of Criteo's width, and models over them: what the scoring benchmarks score.
+"""The input of the scoring benchmarks: users, items, candidates and joined rows of Criteo's width, and models
+for them.
 
-26 columns of ids, C1 to C13 of the user and C14 to C26 of the item, drawn from the published power law with capped
-cardinalities; 13 dense features, all of the user. Each user has the same number of candidates, drawn without repeats.
+There are 26 columns of ids, C1 to C13 of the user and C14 to C26 of the item. Ids follow the published power
+law with capped cardinalities. All 13 dense features belong to the user. Each user has the same number of
+candidates, drawn without repeats.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def make_spec(most_rows: int) -> FeatureSpec:
-    """Criteo's layout with scopes: what comes first is the user's."""
+    """Returns Criteo's layout with scopes. The first columns belong to the user."""
     spec = spec_of(capped(most_rows))
     item = {f"C{place}" for place in range(USER_IDS + 1, 27)}
     features = tuple(
@@ -55,7 +57,7 @@ def make_spec(most_rows: int) -> FeatureSpec:
 
 @dataclass(frozen=True)
 class Data:
-    """Users and their pairs on disk. `joined` may be empty, where nothing reads rows of pairs.
+    """Users and their pairs on disk. `joined` may be empty if no contender reads rows of pairs.
 
     Attributes:
         users: Parquet files of user_key, the user's features, candidates and excluded.
@@ -77,7 +79,7 @@ class Data:
 
 
 def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
-    """`candidate_items` as build_candidates leaves it, in one file."""
+    """Writes `candidate_items` as build_candidates does, in one file."""
     path = folder / f"items-{count}.parquet"
     if not path.exists():
         columns = _side(spec, "item", count, seed=1)
@@ -90,7 +92,7 @@ def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
 def make_data(
     folder: Path, spec: FeatureSpec, items: str, users: int, candidates: int, *, joined: bool
 ) -> Data:
-    """So many users with so many candidates, made once for their numbers."""
+    """Returns `users` users with `candidates` candidates each. They are made once for each pair of numbers."""
     known = pq.read_table(items)
     draw = np.random.default_rng(2)
     columns = _side(spec, "user", users, seed=3)
@@ -119,7 +121,7 @@ def make_data(
 
 
 def join(users: pa.Table, items: pa.Table, spec: FeatureSpec, first_row: int) -> pa.Table:
-    """A row for each user and candidate."""
+    """Returns a row for each user and candidate."""
     lists = users.column(CANDIDATES).combine_chunks()
     item = lists.flatten()
     lengths = lists.value_lengths().to_numpy()
@@ -136,7 +138,7 @@ def join(users: pa.Table, items: pa.Table, spec: FeatureSpec, first_row: int) ->
 
 
 def make_model(folder: Path, name: str, spec: FeatureSpec) -> str:
-    """A model folder of MODELS, its weights as a training begins with them; made once."""
+    """Returns the folder of a model of MODELS with initial weights, made once."""
     path = folder / f"model-{name}-{sum(spec.cardinalities)}"
     if not (path / "model.json").exists():
         config = ModelConfig.model_validate(MODELS[name])
@@ -176,7 +178,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def read_inputs(groups: Sequence[RowGroup], spec: FeatureSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dense (P, D) float32 and ids (P, W) int64 of all rows, as a model takes them."""
+    """Reads dense (P, D) float32 and ids (P, W) int64 of all rows, as a model takes them."""
     table = pa.concat_tables(pq.read_table(group.path) for group in groups)
     dense = np.stack([table.column(feature.name).to_numpy() for feature in spec.dense], axis=1)
     ids = np.stack([table.column(feature.name).to_numpy() for feature in spec.categorical], axis=1)

@@ -1,9 +1,11 @@
-"""Seconds of small jobs whose JVM takes its classes from setup's archive, and of the same where it loads them from jars.
+"""Compares the seconds of small jobs whose JVM loads classes from setup's archive with those that load them
+from jars.
 
     .venv/bin/python benchmarks/start_up.py [--quick]
 
-build_features and report by spark-submit with conf/spark/local.conf, on a click log of 6,000 rows, where a start is most of
-the time. The two take turns; the median over turns counts. Ratios, ours over jars: `build_features`, `report`.
+spark-submit runs build_features and report with conf/spark/local.conf on a click log of 6,000 rows, where
+start-up is most of the time. Both variants take turns, and the median over turns counts. Ratios, ours over
+jars: `build_features`, `report`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ OPTIONS = {
 
 
 def seconds_of(job: str, run_date: str, lake: Path, options: str) -> float:
-    """One run of a job, from spark-submit's start to its end."""
+    """Returns the seconds of one run of a job, from the start of spark-submit to its end."""
     words = ["--config", CONFIG, "--run-date", run_date]
     for override in (*LOG, f"lake={lake}"):
         words += ["--set", override]
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     times: dict[str, dict[str, list[float]]] = {name: {job: [] for job in JOBS} for name in OPTIONS}
     with tempfile.TemporaryDirectory(prefix="nightrank-start-up-") as folder:
         seconds_of("generate_clicks", FIRST, Path(folder) / "lake", "")
-        for turn in range(turns + 1):  # of the first, nothing counts: it also fills the file cache
+        for turn in range(turns + 1):  # the first turn fills the file cache and does not count
             for name, options in OPTIONS.items():
                 for job in JOBS:
                     seconds = seconds_of(job, RUN_DATE, Path(folder) / "lake", options)

@@ -1,17 +1,23 @@
-"""Samples a second of our training step against the same DLRM written plainly, against its dense part alone, and over ranks.
+"""Compares the samples a second of our training step with a plain DLRM, with its own dense part, and over
+ranks.
 
-    .venv/bin/python benchmarks/training.py [--quick] [--batch ROWS] [--most-rows ROWS] [--precision fp32 bf16] [--no-ranks]
+    .venv/bin/python benchmarks/training.py [--quick] [--batch ROWS] [--most-rows ROWS]
+        [--precision fp32 bf16] [--no-ranks]
 
 Ratios, each of samples a second, ours over the other's:
 
-* `plain_fp32`, `plain_bf16`: benchmarks/peers/plain_dlrm.py with Adagrad, in that precision. Our bf16 has its dense part compiled;
-  the plain model runs under autocast. `plain_sgd_*` has SGD on its tables, which is less work than ours does.
-* `dense_limit`: our own step in fp32 without tables (benchmarks/dense_part.py); nothing can exceed 1 but by noise.
-* `end_to_end`: Petastorm, loader, prefetch, step and Horovod with one rank over the same rank's step on batches at hand.
-* `scaling_N`: N ranks over one, each with one thread, per rank; the global batch stays. How much of a step is communication
-  stands in `ours.ranks`.
+* `plain_fp32`, `plain_bf16`: benchmarks/peers/plain_dlrm.py with Adagrad, in that precision. Our bf16
+  compiles its dense part; the plain model runs under autocast. `plain_sgd_*` uses SGD for its tables, which
+  is less work than ours.
+* `dense_limit`: our own step in fp32 without tables (benchmarks/dense_part.py). Only noise can make it exceed
+  1.
+* `end_to_end`: Petastorm, loader, prefetch, step and Horovod with one rank, over the same rank's step on
+  batches in memory.
+* `scaling_N`: N ranks over one rank, each with one thread, per rank. The global batch stays the same.
+  `ours.ranks` holds the share of communication in a step.
 
-Contenders take turns in one process, with the same threads and batches (benchmarks/steps.py); ranks are Spark tasks.
+Contenders take turns in one process, with the same threads and batches (benchmarks/steps.py). Ranks are Spark
+tasks.
 """
 
 from __future__ import annotations
@@ -64,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.steps, options.turns = (4, 3) if options.quick else (12, 7)
     of_machine = machine(options.cores, ("torch", "horovod", "petastorm", "pyspark"))
     torch.set_num_threads(options.cores)
-    keep_freed_memory()  # as ranks do; what it gives the plain model is left to it
+    keep_freed_memory()  # as ranks do; the plain model benefits too
     model = dlrm()
     speeds = step_speeds(model, options)
     ranks = {} if options.no_ranks else rank_speeds(model, options)
@@ -78,18 +84,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def dlrm() -> ModelConfig:
-    """The published preset."""
+    """Returns the published preset."""
     return ModelConfig.model_validate(yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text()))
 
 
 def train_settings(batch: int, precision: str, ranks: int = 1) -> Train:
-    """What both halves of this benchmark train with; bf16 with its dense part compiled."""
+    """Returns the training settings of both halves of this benchmark. bf16 compiles the dense part."""
     reduced = {} if precision == "fp32" else {"precision": precision, "compile": True}
     return Train.model_validate({"num_ranks": ranks, "global_batch_size": batch, "device": "cpu", **reduced})
 
 
 def step_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Contender → its samples a second. One precision after the other: a pair of models is large."""
+    """Returns contender → samples a second. Precisions run one after the other, because a pair of models is
+    large.
+    """
     cardinalities = capped(options.most_rows)
     batches = make_batches(4, options.batch, cardinalities)
     speeds: dict[str, dict[str, float]] = {}
@@ -116,7 +124,7 @@ def _contenders(
     dense_step = _step(Trainer(limit, train, LocalCollectives()))
 
     def dense_part(batch: Batch) -> Tensor:
-        fixed.vectors.grad = None  # as a table that has handed its gradient over
+        fixed.vectors.grad = None  # like a table after its update
         return dense_step(batch)
 
     contenders: dict[str, Step] = {
@@ -134,7 +142,7 @@ def _step(trainer: Trainer) -> Step:
 
 
 def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """`end_to_end`: one rank with all cores; `ranks_N`: N ranks of one thread each."""
+    """Returns `end_to_end`, one rank with all cores, and `ranks_N`, N ranks of one thread each."""
     from benchmarks.training_files import write_files
     from benchmarks.training_ranks import Measurement, measure_on_ranks
     from spark.session import build_session, read_profile
@@ -164,7 +172,7 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
 def ratios_of(
     speeds: Mapping[str, Mapping[str, float]], ranks: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, float | None]:
-    """As the module says; null where a contender did not run."""
+    """Returns the ratios that the module describes. Null if a contender did not run."""
 
     def ratio(ours: str, other: str) -> float | None:
         if ours not in speeds or other not in speeds:
@@ -190,7 +198,7 @@ def ratios_of(
 
 
 def verdict(name: str, ratio: float | None) -> str:
-    """One line for people."""
+    """Returns a line about one ratio, for people."""
     if ratio is None:
         return f"{name}: not measured"
     target = TARGETS.get(name)

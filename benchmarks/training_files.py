@@ -1,4 +1,4 @@
-"""Feature files of Criteo's layout for the loader, and the batches of them that are worth timing."""
+"""Feature files of Criteo's layout for the loader, and a filter for the batches that are timed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from training.data.sharding import DataFile
 def write_files(
     folder: Path, rows: int, files: int, cardinalities: Sequence[int], *, row_ids: bool = False
 ) -> list[DataFile]:
-    """Feature files as build_features leaves them, made once for their size; with `row_ids` each is one row group and numbers its rows."""
+    """Writes feature files as build_features does, once for each size. With `row_ids` each file is one row
+    group and numbers its rows.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     spec = spec_of(cardinalities)
     data_files = []
@@ -42,5 +44,7 @@ def write_files(
 
 
 def full_batches(batches: Iterator[Batch], rows: int) -> Iterator[Batch]:
-    """Those that hold no padding: an epoch's last batch may be shorter, and a step on it is no cheaper."""
+    """Yields the batches without padding. The last batch of an epoch may be shorter, but its step costs as
+    much.
+    """
     return (batch for batch in batches if batch.global_weight == rows)
