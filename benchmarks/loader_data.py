@@ -64,7 +64,7 @@ def spec() -> FeatureSpec:
 
 
 def make_table(cache: Path, rows: int) -> FeatureTable:
-    """Returns the table of `rows` rows, made once and kept. `rows` must be a multiple of the number of files."""
+    """Returns the table of `rows` rows, made once. `rows` must be a multiple of the number of files."""
     folder = cache / f"features-{FORMAT}-{rows}"
     index = folder / "index.json"
     if not index.exists():

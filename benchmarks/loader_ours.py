@@ -1,4 +1,4 @@
-"""Our loader as a contender: files through Petastorm, in 16 logical shards of one rank, as run.py sets it up."""
+"""Our loader as a contender: files through Petastorm, 16 logical shards of one rank, as run.py does."""
 
 from __future__ import annotations
 

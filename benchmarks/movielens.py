@@ -54,7 +54,7 @@ Lists = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Figures:
-    """Means over users with one held-out film each. `hit_rate_error` is the standard error of the hit rate."""
+    """Means over users with one held-out film each. `hit_rate_error` is the hit rate's standard error."""
 
     hit_rate: float
     ndcg: float

@@ -114,7 +114,7 @@ class Bench:
         return speeds | {"bare_model": spread(bare)}
 
     def _null(self) -> Speeds:
-        """Measures the null model on more users, because a job's fixed cost would hide the cost of its rows."""
+        """Measures the null model on more users, because a job's fixed cost hides the cost of few rows."""
         times = 10 if self.options.quick else 2
         data = self._data(times * self.options.users, self.options.candidates, joined=True)
         settle([*data.users, *data.joined_files])

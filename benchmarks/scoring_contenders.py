@@ -49,7 +49,7 @@ class Contender:
 
 
 def open_session(cores: int, folder: str) -> SparkSession:
-    """Opens local[cores] with the local profile. Its workers can also import the benchmarks' architectures."""
+    """Opens local[cores] with the local profile. Workers can import the benchmarks' architectures."""
     # Workers must be able to import benchmarks.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = read_profile(ROOT / "conf/spark/local.conf") | {

@@ -1,4 +1,4 @@
-"""The pairs of both top-k contenders: their scores are a hash of ids, which NumPy computes without a model."""
+"""The pairs of both top-k contenders. Their scores are a hash of ids, computed by NumPy without a model."""
 
 from __future__ import annotations
 

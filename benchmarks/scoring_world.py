@@ -92,7 +92,7 @@ def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
 def make_data(
     folder: Path, spec: FeatureSpec, items: str, users: int, candidates: int, *, joined: bool
 ) -> Data:
-    """Returns `users` users with `candidates` candidates each. They are made once for each pair of numbers."""
+    """Returns `users` users with `candidates` candidates each, made once for each pair of numbers."""
     known = pq.read_table(items)
     draw = np.random.default_rng(2)
     columns = _side(spec, "user", users, seed=3)

@@ -106,7 +106,7 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
     trainer = Trainer(model, train, collectives)
     plan = plan_shards([file.rows for file in measurement.files], train.num_shards, train.global_batch_size)
     own_shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
-    # The table is small. Reading a gigabyte ahead would decode hundreds of epochs while the step is timed alone.
+    # The table is small: a gigabyte read ahead would be hundreds of epochs, decoded while the step is timed.
     reading = Reading(read_ahead_mib=_READ_AHEAD_MIB)
     loader = Loader(measurement.files, plan, own_shards, spec, train.seed, reading=reading)
     alone_s, together_s, crossed_s = [], [], []

@@ -54,7 +54,9 @@ class Null(nn.Module):
 
 
 class FactorizedNull:
-    """The factorization of the model: a share of each user, a share of each item, and logits of their sums."""
+    """The factorization of the model: a share of each user, a share of each item, and the logits of their
+    sums.
+    """
 
     def __init__(self, model: Null) -> None:
         self._model = model

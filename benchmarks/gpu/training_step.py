@@ -108,7 +108,7 @@ def make(name: str, setting: Setting, model: ModelConfig) -> Step:
 
 
 def ratios_of(setting: Setting, speeds: dict[str, dict[str, float]]) -> dict[str, float | None]:
-    """Returns our best rate over that of each peer and each published figure. Null where nothing is measured."""
+    """Returns our best rate over that of each peer and published figure. Null where nothing is measured."""
     best = max(figures["samples_per_s"] for name, figures in speeds.items() if name.startswith("ours"))
     peers = {**PUBLISHED, "aim": AIM, "plain_bf16": speeds["plain_bf16"]["samples_per_s"]}
     return {name: best / peer_speed if setting.measures else None for name, peer_speed in peers.items()}
