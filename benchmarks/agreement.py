@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.contender import CATEGORICAL, COLUMNS, DENSE, FIRST_ID, LABEL, Day, Outcome
 
-# Relative to n rows of values in [0, ~20]. float32 rounds a value by 6e-8 of itself, normalised values by more.
+# For n rows of values in [0, ~20]. float32 rounds a value by 6e-8 of itself, and normalised values by more.
 DENSE_TOLERANCE = 2e-6
 
 Ids = NDArray[np.int64]

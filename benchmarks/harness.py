@@ -168,7 +168,7 @@ def _reaped_cpu_s() -> float:
 
 @dataclass(frozen=True)
 class _Process:
-    """A process of /proc. `cpu_s` is its user and system time, with that of the children it has waited for."""
+    """A process of /proc. `cpu_s` is its user and system time, with that of children it has waited for."""
 
     pid: int
     parent: int

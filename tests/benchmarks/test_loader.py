@@ -61,8 +61,14 @@ def test_a_contenders_epoch_holds_every_row(contender: loader.Contender, feature
 def test_shuffled_epochs_differ(contender: loader.Contender, feature_table: FeatureTable) -> None:
     module = __import__(contender.module, fromlist=["epoch"])
     task = task_of(contender, feature_table)
-    orders = [torch.cat([ids[0].reshape(len(ids[0]), -1)[:, 0] if len(ids) == 1 else ids[0]
-                         for _, ids in module.epoch(feature_table, task, seed)]) for seed in (1, 2)]  # fmt: skip
+    orders = []
+    for seed in (1, 2):
+        epoch = module.epoch(feature_table, task, seed)
+        orders.append(
+            torch.cat(
+                [ids[0].reshape(len(ids[0]), -1)[:, 0] if len(ids) == 1 else ids[0] for _, ids in epoch]
+            )
+        )
     assert not torch.equal(*orders)
 
 

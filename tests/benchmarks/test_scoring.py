@@ -1,4 +1,6 @@
-"""The benchmark of scoring: its data and models, that peers and ours agree, what holds them to it, and the whole of it, small."""
+"""Tests of the scoring benchmark: its data and models, the agreement of peers and ours, and a small complete
+run.
+"""
 
 from __future__ import annotations
 

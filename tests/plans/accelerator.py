@@ -1,7 +1,8 @@
-"""The real RAPIDS Accelerator, asked without a GPU what it would run on one.
+"""The real RAPIDS Accelerator, which explains without a GPU what it would run on one.
 
-Its jar is loaded into the running JVM by a class loader of its own, so that the shared session serves these tests too and
-no other test sees the jar. The plugin is not started: `ExplainPlan` walks the physical plan by the same rules.
+Its jar is loaded into the running JVM by a class loader of its own. These tests can therefore use the shared
+session, and other tests do not see the jar. The plugin is not started: `ExplainPlan` checks the physical plan
+by the same rules.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _FOLLOWS = (
 
 @dataclass(frozen=True)
 class Fallback:
-    """A node of a plan that would stay on the CPU, an exec or an expression, and one of the accelerator's reasons."""
+    """A node of a plan (an exec or an expression) that would stay on the CPU, and one reason of the
+    accelerator.
+    """
 
     node: str
     reason: str
@@ -42,7 +45,8 @@ class Fallback:
 
 
 def fallbacks(explained: str) -> list[Fallback]:
-    """What an explanation says cannot run on a GPU; a node that falls back only because of others is left out.
+    """Returns what cannot run on a GPU by an explanation. Nodes that fall back only because of others are
+    left out.
 
     Raises:
         ValueError: the text explains no plan at all.
@@ -76,7 +80,10 @@ class Accelerator:
         self._explain = self._method(self._class("ExplainPlan"), "explainPotentialGpuPlan")
 
     def explain(self, rows: DataFrame) -> str:
-        """The physical plan of a frame, a line a node: `*` runs on a GPU, `!` does not, `@` could but for its parent."""
+        """Returns the physical plan of a frame, one node a line.
+
+        Marks: `*` runs on a GPU, `!` does not, and `@` could but for its parent.
+        """
         return self._explain_java(rows._jdf)
 
     def explain_write(self, writer: DataFrameWriter, path: str) -> str:

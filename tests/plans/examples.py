@@ -19,7 +19,7 @@ class Example:
     """A chain that has the operator in it.
 
     Attributes:
-        inputs: types of the raw columns it is applied to, which are named <operator>_1, <operator>_2 and so on.
+        inputs: types of its raw columns, which are named <operator>_1, <operator>_2 and so on.
         kind: of the features it makes.
         ops: the chain, as a configuration has it.
         features: names of the features it makes; none for those of its columns.

@@ -1,7 +1,7 @@
-"""Every frame that code under test evaluates, writes or keeps in memory, caught on its way to Spark.
+"""Records every frame that code under test evaluates, writes or keeps in memory.
 
-So a test of plans need not know which frames a job has, and none can be forgotten: `recording` stands in front of the
-methods of DataFrame that start Spark jobs, notes the physical plan, and lets them do their work.
+A test of plans need not list the frames of a job, so none can be forgotten. `recording` wraps the methods of
+DataFrame that start Spark jobs. It notes the physical plan and then calls the original method.
 """
 
 from __future__ import annotations
@@ -66,11 +66,13 @@ class Recorded:
 
 @contextmanager
 def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
-    """The frames that Spark is given meanwhile, in order; equal ones of one name once."""
+    """Yields the frames that Spark evaluates inside the block, in order. Equal frames of one name are listed
+    once.
+    """
     frame_by_key: dict[tuple[str, str, str], Frame] = {}
 
     def note(rows: DataFrame, what: str, writer: DataFrameWriter | None = None, path: str = "") -> None:
-        # A frame plans itself once, and what is noted before it is kept in memory would be its plan for ever: a twin is.
+        # A frame keeps its first plan. A twin is planned here, so that the frame can still be kept in memory.
         twin = _twin(rows.groupBy().count() if what == "count" else rows)
         with set_meanwhile(rows.sparkSession, _NOTED):
             name, plan = f"{_asked_by()} {what}", twin._jdf.queryExecution().executedPlan().toString()

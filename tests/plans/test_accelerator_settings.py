@@ -19,7 +19,7 @@ PACKAGE = "com.nvidia.spark.rapids"
 
 
 def make_jar(path: Path, *shims: str) -> Path:
-    """A file with the entries by which a jar of the accelerator is known, laid out as release 26.08 lays them out."""
+    """Writes a file with the entries that identify a jar of the accelerator, laid out as in release 26.08."""
     names = [f"{PACKAGE}.shims.{shim}.SparkShimServiceProvider" for shim in shims]
     with ZipFile(path, "w") as packed:
         packed.writestr("com/nvidia/spark/SQLPlugin.class", "")
@@ -32,7 +32,9 @@ def make_jar(path: Path, *shims: str) -> Path:
 
 
 def settings_for(jar: Path | str, spark_version: str = "3.5.8", **changed: str) -> dict[str, str]:
-    """What a session with the plugin and this class path gets, where `manager` and `override` may be given."""
+    """Returns the settings of a session with the plugin and this class path. The profile may set `manager`
+    and `override`.
+    """
     known = {"manager": SHUFFLE_MANAGER, "override": SHIM_OVERRIDE}
     profile = {"spark.plugins": PLUGIN, "spark.driver.extraClassPath": str(jar)}
     profile |= {known[name]: value for name, value in changed.items()}

@@ -1,4 +1,6 @@
-"""Whole jobs would run on the GPU: every frame they evaluate, keep in memory or write, but for the reviewed list."""
+"""Whole jobs would run on the GPU: every frame they evaluate, keep in memory or write, except the reviewed
+list.
+"""
 
 from __future__ import annotations
 
