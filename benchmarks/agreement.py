@@ -37,7 +37,7 @@ class Disagreement(Exception):
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers that equal tables share. Keys are (date, what)."""
+    """Checksums and sums of a table, which are equal for equal tables. Keys are (date, quantity)."""
 
     rows: Mapping[str, int]
     exact: Mapping[tuple[str, str], int]
@@ -94,10 +94,11 @@ def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
 
 
 def compare(ours: Summary, theirs: Summary, peer: str, ties: bool = True) -> None:
-    """Raises Disagreement, naming the first difference, unless both hold the same rows.
+    """Compares two tables. Raises Disagreement, which names the first difference, unless both hold the same
+    rows.
 
     Args:
-        ties: whether ids must agree where counts tie.
+        ties: whether ids of equal counts must agree.
     """
     if ours.rows != theirs.rows:
         raise Disagreement(f"{peer}: rows by day {dict(theirs.rows)}, ours {dict(ours.rows)}")
@@ -163,7 +164,7 @@ def _check_moments(moments: Mapping[str, NDArray[np.float64]]) -> None:
 
 
 def _mix(values: Ids, name: str) -> NDArray[np.uint64]:
-    """A 64-bit hash of each value in its column (SplitMix64's finaliser, shortened by a round)."""
+    """Returns a 64-bit hash of each value in its column (SplitMix64's finaliser, shortened by a round)."""
     column = np.uint64(COLUMNS.index(name) * int(_MIX) % 2**64)
     state = (values.astype(np.uint64) + np.uint64(1)) * _GAMMA + column
     state = (state ^ (state >> np.uint64(30))) * _MIX
@@ -175,5 +176,5 @@ def _mix_in(row: NDArray[np.uint64], cells: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def _add(total: int, cells: NDArray[np.uint64]) -> int:
-    """The sum modulo 2^64."""
+    """Returns the sum modulo 2^64."""
     return (total + int(cells.sum(dtype=np.uint64))) % 2**64

@@ -45,10 +45,10 @@ class Task:
     Attributes:
         days: oldest first.
         out: folder for Parquet, `scratch` for anything else; both exist and are empty.
-        report: where the contender says what it did.
-        min_count: how often a value must occur in the train days to get an id.
-        threads: how many cores it may use.
-        settings: what only this contender understands.
+        report: path of the contender's report.
+        min_count: the frequency threshold: values that occur this often in the train days get an id.
+        threads: number of cores that the contender may use.
+        settings: settings of this contender alone.
     """
 
     days: tuple[Day, ...]
@@ -86,7 +86,7 @@ class Timing:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times what the block does; a part that runs twice spans both."""
+        """Times a block. A part that runs twice lasts from its first start to its last end."""
         start = time.monotonic()
         try:
             yield
@@ -102,7 +102,7 @@ class Outcome:
     Attributes:
         files: date → the Parquet files of that day.
         normalised: column → (mean, standard deviation) of the normalisation. Empty if only log1p was applied.
-        facts: anything else worth printing.
+        facts: further values to print.
     """
 
     files: Mapping[str, Sequence[str]]
@@ -111,9 +111,9 @@ class Outcome:
 
 
 def run(body: Callable[[Task, Timing], Outcome]) -> None:
-    """The main function of a contender: reads the task named on the command line, runs it, writes the report.
+    """Runs a contender: reads the task named on the command line, calls `body` and writes the report.
 
-    `body` times its own start-up (`START_UP`, where it has one beyond imports) and its work (`WORK`).
+    `body` times its work (`WORK`) and, if it has a start-up beyond imports, that too (`START_UP`).
     """
     task = Task.load(Path(sys.argv[1]))
     timing = Timing()
@@ -123,5 +123,5 @@ def run(body: Callable[[Task, Timing], Outcome]) -> None:
 
 
 def parquet_files(folder: Path) -> list[str]:
-    """The Parquet files in a folder and below it, by name."""
+    """Returns the Parquet files in a folder and its subfolders, sorted by name."""
     return sorted(str(path) for path in folder.rglob("*.parquet"))

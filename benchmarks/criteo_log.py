@@ -80,7 +80,7 @@ def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
     if missing.
 
     Args:
-        rows: of all days together; spread evenly, the first days get the remainder.
+        rows: rows of all days together. They are spread evenly; the first days get the remainder.
     """
     folder = cache / f"criteo-v{FORMAT}-rows{rows}-days{days}-seed{seed}"
     index = folder / "index.json"
@@ -95,7 +95,7 @@ def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
             size = write_day(path, day_rows, day, seed)
             day_entries.append({"dt": dt, "rows": day_rows, "bytes": size})
         (attempt / "index.json").write_text(json.dumps(day_entries), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)  # without an index it is the rest of a run that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # a folder without an index is left from a killed run
         attempt.rename(folder)
     entries = json.loads(index.read_text(encoding="utf-8"))
     return [
@@ -104,7 +104,7 @@ def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
 
 
 def write_day(path: Path, rows: int, day: int, seed: int) -> int:
-    """Writes one day's file; returns its bytes."""
+    """Writes one day's file and returns its size in bytes."""
     rng = np.random.default_rng([FORMAT, seed, day])
     size = 0
     with path.open("wb") as stream:
@@ -135,7 +135,7 @@ def _fields(rng: np.random.Generator, rows: int) -> Iterator[pa.StringArray]:
 
 
 def zipf_ranks(rng: np.random.Generator, rows: int, values: int) -> NDArray[np.int64]:
-    """Ranks from 1 to `values`, drawn with P(r) = log((r + 1) / r) / log(values + 1)."""
+    """Draws ranks from 1 to `values` with P(r) = log((r + 1) / r) / log(values + 1)."""
     drawn = np.exp(rng.random(rows) * np.log(values + 1.0)).astype(np.int64)
     return np.clip(drawn, 1, values)
 

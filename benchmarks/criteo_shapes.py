@@ -32,7 +32,7 @@ def capped(most_rows: int | None) -> list[int]:
 
 
 def spec_of(cardinalities: Sequence[int]) -> FeatureSpec:
-    """A FeatureSpec of Criteo's layout: I1 to I13, C1 to C26."""
+    """Returns a FeatureSpec of Criteo's layout: I1 to I13, C1 to C26."""
     dense = [Feature(f"I{place}", "dense", "float32", "context") for place in range(1, NUM_DENSE + 1)]
     categorical = [
         Feature(f"C{place}", "categorical", "int32", "context", cardinality)

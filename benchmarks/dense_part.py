@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class FixedVectors(nn.Module):
-    """Gives the same vectors (B, C, E) for whatever ids, and takes their gradient, as an embedding would."""
+    """Returns the same vectors (B, C, E) for all ids, and receives their gradient like an embedding."""
 
     def __init__(self, rows: int, features: int, dim: int, device: torch.device) -> None:
         super().__init__()

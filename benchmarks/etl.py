@@ -32,7 +32,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this file's name is that of our package etl
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # this file has the same name as our package etl
 
 from benchmarks import nvtabular_env
 from benchmarks.agreement import Disagreement, Summary, compare
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _peer(name: str, options: argparse.Namespace) -> Contender | str:
-    """The contender, or why it does not run."""
+    """Returns the contender, or the reason why it cannot run."""
     if options.only is not None and name not in options.only:
         return "left out by --only"
     if name == "nvtabular":
@@ -112,9 +114,9 @@ def _peer(name: str, options: argparse.Namespace) -> Contender | str:
 
 
 def _first(
-    contender: Contender, days: Sequence[Day], options: argparse.Namespace, deadline: float
+    """Runs ours. Returns its summary, with which every peer is compared, and the run."""
 ) -> tuple[Summary, Run]:
-    """Ours, and the summary that every peer is compared with."""
+    """Runs ours, and returns the run and the summary that every peer is compared with."""
     run = _median(contender, days, options, deadline, None)
     if run.summary is None:
         raise ContenderFailed("ours was not summarised")
@@ -128,7 +130,7 @@ def _median(
     deadline: float,
     expected: Summary | None,
 ) -> Run:
-    """Runs a contender as often as asked; the run of median time. What each run wrote is compared."""
+    """Runs a contender several times, compares each output, and returns the run of median time."""
     runs = []
     for turn in range(options.repeats):
         say(f"{contender.name} ({turn + 1} of {options.repeats}) …")
@@ -184,7 +186,7 @@ def _print(
 
 
 def verdict(name: str, ratio: float | None, facts: dict[str, Any]) -> str:
-    """One sentence about a peer: who wins, by how much, and whether the target is met."""
+    """Returns one sentence about a peer: which is faster, by how much, and whether the target is met."""
     target = TARGETS[name]
     if ratio is None:
         at_least = facts.get("ratio_at_least")

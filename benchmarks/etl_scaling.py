@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file here has the name of our package etl
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file in this folder hides our package etl
 
 from benchmarks.agreement import Disagreement
 from benchmarks.criteo_log import make_log

@@ -42,11 +42,11 @@ class Measured:
     """The resources that one process tree used.
 
     Attributes:
-        returncode: of the process that was started; negative is a signal.
-        timed_out: whether it was killed for passing its limit.
-        wall_s, cpu_s: from its start to the end of the last process of its tree.
-        peak_rss_bytes: highest sum of resident sets; shared pages count once a process.
-        peak_pss_bytes: highest sum of proportional set sizes that was seen (sampled less often).
+        returncode: exit code of the started process. A negative one is a signal.
+        timed_out: whether it was killed at its time limit.
+        wall_s, cpu_s: seconds from its start to the end of the last process of its tree.
+        peak_rss_bytes: highest sum of resident set sizes. Shared pages count once a process.
+        peak_pss_bytes: highest sampled sum of proportional set sizes, which are sampled less often.
         samples: (CLOCK_MONOTONIC, CPU seconds of the tree until then), oldest first.
     """
 
@@ -82,12 +82,12 @@ def measure(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Measured:
-    """Runs a command to its end, or kills its tree at the limit.
+    """Runs a command to its end, or kills its process tree at the time limit.
 
     Args:
         log: file that takes standard output and error.
-        cores: how many of the cores we may use it is pinned to.
-        env: its environment; ours by default.
+        cores: number of available cores that the command is pinned to.
+        env: its environment variables. Ours by default.
     """
     _become_subreaper()
     others = {process.pid for process in _tree(os.getpid(), set())}
@@ -147,7 +147,7 @@ def measure(
 
 
 def settle(files: Iterable[str]) -> None:
-    """Waits for the disk and reads the files once, so that every contender finds the same file cache."""
+    """Waits for the disk and reads the files once, so that all contenders start with the same file cache."""
     os.sync()
     for file in files:
         with open(file, "rb", buffering=0) as source:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file here has the name of our package etl
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file in this folder hides our package etl
 
 from benchmarks.etl_runs import CACHE, ROOT, ContenderFailed
 from benchmarks.harness import measure, settle
@@ -88,7 +88,7 @@ PEERS: dict[str, tuple[Contender, ...]] = {
 
 @dataclass
 class Figures:
-    """The epochs of one contender: (seconds, CPU seconds) for each million rows."""
+    """The epochs of one contender, as (seconds, CPU seconds) for each million rows."""
 
     epochs: list[tuple[float, float]] = field(default_factory=list)
     peak_rss_bytes: int = 0
@@ -223,7 +223,7 @@ def _print(
 
 
 def verdict(name: str, ratio: float | None, target: float, facts: dict[str, Any]) -> str:
-    """One sentence about a peer: how many times faster ours is, and whether the target is met."""
+    """Returns one sentence about a peer: how many times faster ours is, and whether the target is met."""
     if ratio is None:
         return f"{name}: not measured ({facts['reason']})"
     met = "met" if ratio >= target else "MISSED"

@@ -34,9 +34,9 @@ class LoaderTask:
         module: its `epoch(table, task, seed)` iterates over batches (labels, ids). Ids are one matrix or
             one tensor a column.
         buffer_rows: rows that are shuffled among each other.
-        epochs: how many are timed.
-        threads: how many cores there are.
-        report: where seconds and CPU seconds of each epoch are written.
+        epochs: number of timed epochs.
+        threads: number of cores.
+        report: path of the report, with the seconds and CPU seconds of each epoch.
         settings: settings of this contender alone.
     """
 
@@ -60,10 +60,10 @@ class LoaderTask:
 
 
 def check(batches: Batches, table: FeatureTable) -> None:
-    """Reads an epoch to its end.
+    """Reads an epoch to its end and compares its sums with the table's.
 
     Raises:
-        ValueError: it does not hold every row of the table once, as far as sums tell.
+        ValueError: the sums differ, so the epoch does not hold every row of the table once.
     """
     rows = id_sum = label_sum = 0
     for labels, ids in batches:

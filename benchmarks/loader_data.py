@@ -35,10 +35,10 @@ class FeatureTable:
 
     Attributes:
         files: its Parquet files, of equal size.
-        rows: of all files.
+        rows: number of rows of all files.
         labels, dense, ids: row-major .npy files of the same rows: (rows,), (rows, 13) float32 and
             (rows, 26) int32.
-        id_sum, label_sum: of all rows; what a contender's batches are held against.
+        id_sum, label_sum: sums over all rows, with which a contender's batches are compared.
     """
 
     files: tuple[str, ...]

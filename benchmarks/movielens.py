@@ -70,7 +70,7 @@ class Task:
         train: (U, I) 1 where the user liked the film in train.
         rated: (U, I) whether the user has a row of the film in train.
         excluded: (U, I) whether the film may not be in the user's list.
-        validation, test: (U,) the held-out film, -1 for none; only films liked.
+        validation, test: (U,) the held-out film, which the user liked, or -1 for none.
         warm: (U,) whether the user has a row in train.
     """
 

@@ -24,7 +24,7 @@ def interpreter(cache: Path, install: bool) -> Path | Missing:
     """Returns the interpreter of the environment. If it is missing and `install` is true, it is installed.
 
     Returns:
-        Missing, with the reason, where it is not there and may not or cannot be made.
+        The path of the interpreter, or Missing with the reason if it is not or cannot be installed.
     """
     if not LOCK.exists():
         return Missing(f"{LOCK.relative_to(ROOT)} does not exist")

@@ -18,8 +18,8 @@ def machine(cores: int, packages: Sequence[str] = ()) -> dict[str, Any]:
     """Describes the machine of the figures, without its host name.
 
     Args:
-        cores: how many cores each contender was given.
-        packages: distributions whose installed version is part of the record.
+        cores: number of cores of each contender.
+        packages: distributions whose installed versions are recorded.
     """
     return {
         "date": datetime.now(UTC).date().isoformat(),

@@ -113,7 +113,9 @@ class Rows:
 
 
 def require_equal_rows(name: str, actual: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
-    """Raises Unequal unless both hold the same (user_key, item_index) with probabilities that close."""
+    """Raises Unequal unless both hold the same (user_key, item_index) with probabilities that differ by at
+    most `close`.
+    """
     keys = ["user_key", "item_index"]
     both = expected.merge(actual, on=keys, suffixes=("", "_found"), validate="one_to_one")
     if not len(both) == len(actual) == len(expected):

@@ -61,7 +61,7 @@ class Data:
 
     Attributes:
         users: Parquet files of user_key, the user's features, candidates and excluded.
-        joined: row groups of row_id, user_key, item_index and all features, a row a pair, user by user.
+        joined: row groups of row_id, user_key, item_index and all features, one row a pair, sorted by user.
     """
 
     num_users: int

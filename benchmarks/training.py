@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parent.parent)
-)  # a file here has the name of our package training
+)  # a file in this folder hides our package training
 
 import torch
 import yaml

@@ -21,13 +21,13 @@ FIRST_FACTOR, LAST_FACTOR, MODULUS = 7_919, 40_503, 65_537
 
 
 class Settings(Strict):
-    """What is returned for every row: zero, or a number that its ids decide."""
+    """The setting `returns`: zero for every row, or a hash of its ids."""
 
     returns: Literal["zero", "hash"] = "zero"
 
 
 class Null(nn.Module):
-    """Logits (B,) float32 without a weight, of dense (B, D) and categorical (B, W)."""
+    """Returns logits (B,) float32 of dense (B, D) and categorical (B, W). It has no weights."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -37,17 +37,17 @@ class Null(nn.Module):
         return self.logits(self.share(categorical))
 
     def factorize(self, sides: Any, dtype: torch.dtype) -> FactorizedNull:
-        """The factorization for any sides and dtype."""
+        """Returns the factorization, which is the same for all sides and dtypes."""
         return FactorizedNull(self)
 
     def share(self, categorical: Tensor) -> Tensor:
-        """(B,) int64: what rows add to the hash; ids that are 0 add nothing."""
+        """Returns the share (B,) int64 of each row in the hash. Ids that are 0 add nothing."""
         if not self.hashes:
             return torch.zeros(len(categorical), dtype=torch.int64, device=categorical.device)
         return categorical[:, 0] * FIRST_FACTOR + categorical[:, -1] * LAST_FACTOR
 
     def logits(self, shares: Tensor) -> Tensor:
-        """float32 of sums of shares, of any shape."""
+        """Returns float32 logits of sums of shares. Any shape is allowed."""
         if not self.hashes:
             return torch.zeros(shares.shape, device=shares.device)
         return (shares % MODULUS).float() * (8 / MODULUS) - 4
@@ -62,11 +62,11 @@ class FactorizedNull:
         self._model = model
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> tuple[Tensor, ...]:
-        """((R,) int64,), the shares of rows."""
+        """Returns the shares of rows, ((R,) int64,)."""
         return (self._model.share(categorical),)
 
     def pair_logits(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
-        """Logits (U, I) of shares (U,) and (1|U, I)."""
+        """Returns logits (U, I) of shares (U,) and (1|U, I)."""
         return self._model.logits(users[0].unsqueeze(1) + items[0])
 
 

@@ -66,7 +66,7 @@ def measure(setting: Setting) -> dict[str, float]:
     epochs = _EPOCHS if setting.measures else _TINY_EPOCHS
 
     def run(takes: bool) -> float:
-        """Seconds of so many batches, after as many that were read ahead."""
+        """Returns the seconds of the measured batches, after those that were read ahead."""
         with Prefetch(loader.batches(epochs)) as prefetch:
             coming = full_batches(iter(prefetch), setting.batch)
             for batch in islice(coming, 10):

@@ -21,14 +21,14 @@ CACHE = Path.home() / ".cache/nightrank/benchmarks/gpu"
 
 @dataclass(frozen=True)
 class Setting:
-    """What to run.
+    """The device and the size of a benchmark.
 
     Attributes:
         batch: rows of a global batch.
-        dim: E, numbers a row.
-        most_rows: cap on a table's rows; None for the published cardinalities.
-        steps, turns: of every contender.
-        measures: whether the figures mean anything, which takes a GPU.
+        dim: E, the embedding dimension.
+        most_rows: largest number of rows of a table. None for the published cardinalities.
+        steps, turns: steps and turns of every contender.
+        measures: whether figures are measured, which requires a GPU.
     """
 
     device: torch.device

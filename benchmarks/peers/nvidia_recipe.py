@@ -69,7 +69,7 @@ def read(spark: SparkSession, files: list[str]) -> DataFrame:
 
 
 def write_dictionaries(spark: SparkSession, train: DataFrame, min_count: int, folder: str) -> None:
-    """One table (column, value, id) of all columns, then one folder a column."""
+    """Writes one table (column, value, id) of all columns, then one folder a column."""
     melted = train.select(F.posexplode(F.array(*CATEGORICAL)).alias("column", "value"))
     counts = melted.where("value is not null").groupBy("column", "value").count()
     by_count = Window.partitionBy("column").orderBy(F.desc("count"), F.asc("value"))

@@ -41,7 +41,7 @@ def epoch(
         queue = task.buffer_rows if task.settings["queue"] else 0
         for batch in of(reader, batch_size=task.local_batch_size, shuffling_queue_capacity=queue):
             if task.settings["stack"]:
-                torch.stack([batch[name] for name in DENSE], dim=1)  # (L, 13), which nothing here looks at
+                torch.stack([batch[name] for name in DENSE], dim=1)  # (L, 13), unused here
                 yield batch[LABEL], [torch.stack([batch[name] for name in CATEGORICAL], dim=1)]
             else:
                 yield batch[LABEL], [batch[name] for name in CATEGORICAL]

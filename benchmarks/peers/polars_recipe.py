@@ -28,7 +28,7 @@ from benchmarks.contender import (
 
 def recipe(task: Task, timing: Timing) -> Outcome:
     with timing.part(START_UP):
-        import polars as pl  # reads POLARS_MAX_THREADS when it is imported
+        import polars as pl  # polars reads POLARS_MAX_THREADS at import
 
     schema = {LABEL: pl.Float32, **dict.fromkeys(DENSE, pl.Int32), **dict.fromkeys(CATEGORICAL, pl.String)}
     written: dict[str, list[str]] = {}
