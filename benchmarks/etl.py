@@ -114,9 +114,9 @@ def _peer(name: str, options: argparse.Namespace) -> Contender | str:
 
 
 def _first(
-    """Runs ours. Returns its summary, with which every peer is compared, and the run."""
+    contender: Contender, days: Sequence[Day], options: argparse.Namespace, deadline: float
 ) -> tuple[Summary, Run]:
-    """Runs ours, and returns the run and the summary that every peer is compared with."""
+    """Runs ours. Returns its summary, with which every peer is compared, and the run."""
     run = _median(contender, days, options, deadline, None)
     if run.summary is None:
         raise ContenderFailed("ours was not summarised")
