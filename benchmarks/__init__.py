@@ -1,1 +1,3 @@
-"""Benchmarks: each script runs ours and its peers side by side, on one machine and one input, and prints one JSON line."""
+"""Benchmarks of Nightrank. Each script runs ours and its peers on one machine and one input, and prints a
+JSON line.
+"""

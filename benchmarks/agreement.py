@@ -1,11 +1,15 @@
-"""Do contenders agree? What each wrote, reduced to numbers that do not depend on the order of rows or files.
+"""Checks that contenders wrote the same table, by checksums that do not depend on the order of rows or files.
 
-For every day: rows, a checksum of the labels and ids of whole rows (so of the columns and of how they stand side by side), and
-for each categorical column a checksum of its ids. For every dense column: its sum, its sum of squares, and its sum weighted by
-the checksum of the row it stands in, which moves when a value stands in another row.
+For every day the summary holds the number of rows and a checksum of whole rows (the label and all ids). The
+checksum of whole rows shows whether values stand in the same row. Each categorical column also has a checksum
+of its own. Every dense column has three sums: of its values, of their squares, and of its values weighted by
+the checksum of their row. The weighted sum changes when a value moves to another row.
 
-Ids are compared twice. *Exactly*: ties of the count ordered by value. And *without ties*: every id of the vocabulary replaced
-by how often it occurs in the train days, which any order of ties leaves alone; for a peer that leaves ties undefined.
+Ids are compared in two ways:
+
+* *exactly*: values of equal count must be ordered by value;
+* *without ties*: each id is replaced by its frequency in the train days, so the order of equal counts does
+  not matter. This serves peers that leave that order undefined.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.contender import CATEGORICAL, COLUMNS, DENSE, FIRST_ID, LABEL, Day, Outcome
 
-# Of values in [0, ~20], over n rows: float32 rounds each to 6e-8 of itself, and by more where they were normalised.
+# For n rows of values in [0, ~20]. float32 rounds a value by 6e-8 of itself, and normalised values by more.
 DENSE_TOLERANCE = 2e-6
 
 Ids = NDArray[np.int64]
@@ -28,12 +32,12 @@ _GAMMA, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 class Disagreement(Exception):
-    """Two contenders made different tables: their times are not comparable."""
+    """Two contenders wrote different tables, so their times are not comparable."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers that equal tables share. Keys are (date, what)."""
+    """Checksums and sums of a table, which are equal for equal tables. Keys are (date, quantity)."""
 
     rows: Mapping[str, int]
     exact: Mapping[tuple[str, str], int]
@@ -42,11 +46,12 @@ class Summary:
 
 
 def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
-    """Reads the files of a contender.
+    """Summarises the files of a contender.
 
     Raises:
-        Disagreement: a column is missing, has nulls or has another type than int32 (ids) or float32 (label, dense); or dense
-            values said to be normalised have no mean of 0 and variance of 1 over the train days.
+        Disagreement: a column is missing, has nulls, or has another type than int32 (ids) or float32 (label,
+            dense). Also raised if values declared as normalised do not have mean 0 and variance 1 over the
+            train days.
     """
     frequency = _train_frequencies(days, outcome)
     rows: dict[str, int] = {}
@@ -63,12 +68,12 @@ def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
             for name, ids in [(LABEL, label), *((name, table[name].to_numpy()) for name in CATEGORICAL)]:
                 kept = ids.astype(np.int64)
                 tied = kept if name == LABEL else frequency[name][kept]
-                for place, (values, found) in enumerate(((kept, exact), (tied, without_ties))):
+                for place, (values, sums) in enumerate(((kept, exact), (tied, without_ties))):
                     cells = _mix(values, name)
-                    found[day.dt, name] = _add(found.get((day.dt, name), 0), cells)
+                    sums[day.dt, name] = _add(sums.get((day.dt, name), 0), cells)
                     hashes[place] = _mix_in(hashes[place], cells)
-            for found, whole in zip((exact, without_ties), hashes, strict=True):
-                found[day.dt, "whole rows"] = _add(found.get((day.dt, "whole rows"), 0), whole)
+            for sums, whole in zip((exact, without_ties), hashes, strict=True):
+                sums[day.dt, "whole rows"] = _add(sums.get((day.dt, "whole rows"), 0), whole)
             weight = (hashes[1] >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0  # in [-1, 1)
             for name in DENSE:
                 values = table[name].to_numpy().astype(np.float64)
@@ -78,7 +83,9 @@ def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
                     mean, deviation = outcome.normalised[name]
                     values = values * deviation + mean
                 for what, number in (
-                    ("sum", values.sum()), ("squares", (values**2).sum()), ("in their rows", (values * weight).sum()),
+                    ("sum", values.sum()),
+                    ("squares", (values**2).sum()),
+                    ("in their rows", (values * weight).sum()),
                 ):  # fmt: skip
                     key = (day.dt, f"{name}: {what}")
                     dense[key] = dense.get(key, 0.0) + float(number)
@@ -87,10 +94,11 @@ def summarise(days: Sequence[Day], outcome: Outcome) -> Summary:
 
 
 def compare(ours: Summary, theirs: Summary, peer: str, ties: bool = True) -> None:
-    """Raises Disagreement, naming the first difference, unless both hold the same rows.
+    """Compares two tables. Raises Disagreement, which names the first difference, unless both hold the same
+    rows.
 
     Args:
-        ties: whether ids must agree where counts tie.
+        ties: whether ids of equal counts must agree.
     """
     if ours.rows != theirs.rows:
         raise Disagreement(f"{peer}: rows by day {dict(theirs.rows)}, ours {dict(ours.rows)}")
@@ -114,7 +122,7 @@ def _tables(files: Sequence[str]) -> Iterator[pa.Table]:
         **dict.fromkeys(CATEGORICAL, pa.int32()),
     }
     for path in files:
-        with pq.ParquetFile(path) as file:  # its own schema: nothing of a folder's name becomes a column
+        with pq.ParquetFile(path) as file:  # the file's own schema, without columns from folder names
             schema = file.schema_arrow
             for name, kind in wanted.items():
                 if name not in schema.names or schema.field(name).type != kind:
@@ -127,7 +135,9 @@ def _tables(files: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _train_frequencies(days: Sequence[Day], outcome: Outcome) -> dict[str, Ids]:
-    """Column → for each id, how often it occurs in the train days; reserved ids keep numbers of their own below zero."""
+    """Returns, for each column, how often each id occurs in the train days. Reserved ids get distinct
+    negative numbers.
+    """
     counts: dict[str, Ids] = {name: np.zeros(FIRST_ID, np.int64) for name in CATEGORICAL}
     for day in days:
         for table in _tables(outcome.files[day.dt]):
@@ -139,8 +149,8 @@ def _train_frequencies(days: Sequence[Day], outcome: Outcome) -> dict[str, Ids]:
                 added = np.bincount(ids, minlength=size) * int(day.train)
                 added[: len(counts[name])] += counts[name]
                 counts[name] = added
-    for found in counts.values():
-        found[:FIRST_ID] = -1 - np.arange(FIRST_ID)
+    for occurrences in counts.values():
+        occurrences[:FIRST_ID] = -1 - np.arange(FIRST_ID)
     return counts
 
 
@@ -154,7 +164,7 @@ def _check_moments(moments: Mapping[str, NDArray[np.float64]]) -> None:
 
 
 def _mix(values: Ids, name: str) -> NDArray[np.uint64]:
-    """A 64-bit hash of each value in its column (SplitMix64's finaliser, shortened by a round)."""
+    """Returns a 64-bit hash of each value in its column (SplitMix64's finaliser, shortened by a round)."""
     column = np.uint64(COLUMNS.index(name) * int(_MIX) % 2**64)
     state = (values.astype(np.uint64) + np.uint64(1)) * _GAMMA + column
     state = (state ^ (state >> np.uint64(30))) * _MIX
@@ -166,5 +176,5 @@ def _mix_in(row: NDArray[np.uint64], cells: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def _add(total: int, cells: NDArray[np.uint64]) -> int:
-    """The sum modulo 2^64."""
+    """Returns the sum modulo 2^64."""
     return (total + int(cells.sum(dtype=np.uint64))) % 2**64

@@ -1,6 +1,7 @@
-"""The limit of score_rows: the model alone, on rows that lie in memory as it takes them, in as many processes as cores.
+"""The upper limit of score_rows: the model alone, on rows in memory, with one process per core.
 
-Each process has one thread and an equal share of the rows, as the workers of a Spark session with as many slots have.
+Each process has one thread and an equal share of the rows, like the workers of a Spark session with as many
+slots.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from scoring.rows.file_splits import RowGroup
 
 
 def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int, turns: int) -> list[float]:
-    """Rows a second of all processes together, in each turn; reading, loading and a first pass are not in the time."""
+    """Returns the rows a second of all processes together, per turn. Reading, loading and a warm-up pass are
+    not timed.
+    """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(processes)
     queue: Any = context.Queue()
@@ -26,11 +29,11 @@ def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int
         context.Process(target=_score, args=(request, share, barrier, queue, turns), daemon=True)
         for share in shares
     ]
-    for each in started:
-        each.start()
+    for process in started:
+        process.start()
     spans = [queue.get(timeout=600) for _ in started]
-    for each in started:
-        each.join()
+    for process in started:
+        process.join()
     rows = sum(group.rows for group in groups)
     return [
         rows / (max(span[turn][1] for span in spans) - min(span[turn][0] for span in spans))

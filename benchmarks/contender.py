@@ -1,8 +1,9 @@
-"""What a contender of the ETL benchmarks is: a module that takes a Task, times its parts and says what it wrote.
+"""The interface of a contender of the ETL benchmarks: a module that takes a Task, times its parts and writes
+a report.
 
     python -m benchmarks.<module> task.json
 
-Only the standard library is imported here: peers may live in an environment of their own.
+This module imports only the standard library, because peers may run in another Python environment.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ DENSE = tuple(f"I{i}" for i in range(1, 14))
 CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
 COLUMNS = (LABEL, *DENSE, *CATEGORICAL)
 
-# Ids that every contender gives: null, unknown or rare, and the first of the vocabulary.
+# Ids that all contenders assign: null, unknown or rare, and the first vocabulary entry.
 NULL_ID, OOV_ID, FIRST_ID = 1, 2, 3
 
-# The part that is compared; everything before it is the contender's start-up.
+# The part whose time is compared. Everything before it counts as start-up.
 WORK, START_UP = "work", "start_up"
 
 
@@ -39,15 +40,15 @@ class Day:
 
 @dataclass(frozen=True)
 class Task:
-    """What a contender is asked to do.
+    """The task of a contender.
 
     Attributes:
         days: oldest first.
         out: folder for Parquet, `scratch` for anything else; both exist and are empty.
-        report: where the contender says what it did.
-        min_count: how often a value must occur in the train days to get an id.
-        threads: how many cores it may use.
-        settings: what only this contender understands.
+        report: path of the contender's report.
+        min_count: the frequency threshold: values that occur this often in the train days get an id.
+        threads: number of cores that the contender may use.
+        settings: settings of this contender alone.
     """
 
     days: tuple[Day, ...]
@@ -77,13 +78,15 @@ class Task:
 
 @dataclass
 class Timing:
-    """Named parts of a run: name → seconds, and the instants (CLOCK_MONOTONIC, which all processes share) of each."""
+    """The named parts of a run. Each has its seconds and its start and end on CLOCK_MONOTONIC, which all
+    processes share.
+    """
 
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times what the block does; a part that runs twice spans both."""
+        """Times a block. A part that runs twice lasts from its first start to its last end."""
         start = time.monotonic()
         try:
             yield
@@ -94,12 +97,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a contender made.
+    """The files and facts that a contender reports.
 
     Attributes:
         files: date → the Parquet files of that day.
-        normalised: column → (mean, standard deviation) its dense values were normalised by; empty for log1p alone.
-        facts: anything else worth printing.
+        normalised: column → (mean, standard deviation) of the normalisation. Empty if only log1p was applied.
+        facts: further values to print.
     """
 
     files: Mapping[str, Sequence[str]]
@@ -108,9 +111,9 @@ class Outcome:
 
 
 def run(body: Callable[[Task, Timing], Outcome]) -> None:
-    """The main function of a contender: reads the task named on the command line, runs it, writes the report.
+    """Runs a contender: reads the task named on the command line, calls `body` and writes the report.
 
-    `body` times its own start-up (`START_UP`, where it has one beyond imports) and its work (`WORK`).
+    `body` times its work (`WORK`) and, if it has a start-up beyond imports, that too (`START_UP`).
     """
     task = Task.load(Path(sys.argv[1]))
     timing = Timing()
@@ -120,5 +123,5 @@ def run(body: Callable[[Task, Timing], Outcome]) -> None:
 
 
 def parquet_files(folder: Path) -> list[str]:
-    """The Parquet files in a folder and below it, by name."""
+    """Returns the Parquet files in a folder and its subfolders, sorted by name."""
     return sorted(str(path) for path in folder.rglob("*.parquet"))

@@ -1,17 +1,18 @@
-"""A Criteo-layout log for benchmarks: day files of label, 13 integers and 26 hex categoricals, as large as Criteo's are wide.
+"""Generates a click log in Criteo's layout: a label, 13 integers and 26 hexadecimal categorical columns.
 
-The generator of the product (etl/synthetic) draws a world in which clicks can be predicted; all but two of its columns have
-20 values or fewer, and a benchmark of vocabularies on them would measure nothing. This one has no world, only widths:
+The generator of the product (etl/synthetic) makes clicks that a model can predict. All but two of its columns
+have 20 values or fewer, so a benchmark of vocabularies on them would measure nothing. This generator
+reproduces Criteo's column sizes instead:
 
-* each categorical column draws from as many values as Criteo's Kaggle log holds in its 45.8 million rows (the sizes that
-  facebookresearch/dlrm prints for it). Ranks follow Zipf's law with exponent 1 in its continuous form,
-  P(rank = r) = log((r + 1) / r) / log(n + 1), so that the number of distinct values grows with the rows as it does there: the
-  largest column has about 1.1 million of them in 4 million rows, four of five of which occur once.
-* a value is 8 hex digits, a rank scattered over 32 bits; fields are empty as often as Criteo's are.
-* integers are log-normal with Criteo's long tails; I2 has negative ones. A quarter of the rows are clicks.
+* Each categorical column draws from as many values as Criteo's Kaggle log holds in its 45.8 million rows. The
+  sizes are those that facebookresearch/dlrm prints for it. Ranks follow Zipf's law with exponent 1 in its
+  continuous form, P(rank = r) = log((r + 1) / r) / log(n + 1). The number of distinct values therefore grows
+  with the rows, as it does in Criteo's log.
+* A value has 8 hexadecimal digits: a rank scattered over 32 bits. Fields are empty as often as Criteo's are.
+* Integers are log-normal with Criteo's long tails. I2 has negative values. A quarter of the rows are clicks.
 
-Columns are independent of each other, and no row is malformed: peers that cannot quarantine must not fail. Every file is a
-function of (seed, day, rows) alone. A log is made once and kept, under a name that says its parameters.
+Columns are independent of each other. No row is malformed, because some peers cannot quarantine rows. Every
+file depends only on (seed, day, rows). A log is generated once and kept under a name made of its parameters.
 """
 
 from __future__ import annotations
@@ -75,25 +76,26 @@ class DayFile:
 
 
 def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
-    """The day files of a log, oldest first, in `cache/<parameters>/dt=…/clicks.tsv`; generated unless they are there.
+    """Returns the day files of a log, oldest first, in `cache/<parameters>/dt=…/clicks.tsv`. Generates them
+    if missing.
 
     Args:
-        rows: of all days together; spread evenly, the first days get the remainder.
+        rows: rows of all days together. They are spread evenly; the first days get the remainder.
     """
     folder = cache / f"criteo-v{FORMAT}-rows{rows}-days{days}-seed{seed}"
     index = folder / "index.json"
     if not index.exists():
         attempt = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:8]}")
-        made = []
+        day_entries = []
         for day in range(days):
             dt = (FIRST_DAY + timedelta(days=day)).isoformat()
             path = attempt / f"dt={dt}" / "clicks.tsv"
             path.parent.mkdir(parents=True)
             day_rows = rows // days + (day < rows % days)
             size = write_day(path, day_rows, day, seed)
-            made.append({"dt": dt, "rows": day_rows, "bytes": size})
-        (attempt / "index.json").write_text(json.dumps(made), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)  # without an index it is the rest of a run that was killed
+            day_entries.append({"dt": dt, "rows": day_rows, "bytes": size})
+        (attempt / "index.json").write_text(json.dumps(day_entries), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # a folder without an index is left from a killed run
         attempt.rename(folder)
     entries = json.loads(index.read_text(encoding="utf-8"))
     return [
@@ -102,7 +104,7 @@ def make_log(cache: Path, rows: int, days: int, seed: int = 1) -> list[DayFile]:
 
 
 def write_day(path: Path, rows: int, day: int, seed: int) -> int:
-    """Writes one day's file; returns its bytes."""
+    """Writes one day's file and returns its size in bytes."""
     rng = np.random.default_rng([FORMAT, seed, day])
     size = 0
     with path.open("wb") as stream:
@@ -133,7 +135,7 @@ def _fields(rng: np.random.Generator, rows: int) -> Iterator[pa.StringArray]:
 
 
 def zipf_ranks(rng: np.random.Generator, rows: int, values: int) -> NDArray[np.int64]:
-    """Ranks from 1 to `values`, drawn with P(r) = log((r + 1) / r) / log(values + 1)."""
+    """Draws ranks from 1 to `values` with P(r) = log((r + 1) / r) / log(values + 1)."""
     drawn = np.exp(rng.random(rows) * np.log(values + 1.0)).astype(np.int64)
     return np.clip(drawn, 1, values)
 

@@ -1,8 +1,9 @@
-"""What a training step on Criteo's terabyte looks like: how many features, how many ids, and random batches of them.
+"""The shape of a training step on Criteo's terabyte log: features, cardinalities and random batches.
 
-Cardinalities are those that NVIDIA publishes for the log with a frequency limit of 15 (DeepLearningExamples, DLRM: the variant
-`criteo_t15_synthetic` of its synthetic data, 32.7 million rows, 15.6 GiB at 128 numbers of float32). That variant draws ids
-from a power law of exponent 1.45, and so do we: the smallest ids are the most frequent, as our workflow numbers them.
+The cardinalities are those that NVIDIA publishes for the log with a frequency limit of 15
+(DeepLearningExamples, DLRM, variant `criteo_t15_synthetic` of its synthetic data: 32.7 million rows, 15.6 GiB
+at 128 numbers of float32). That variant draws ids from a power law of exponent 1.45, and so do we. The
+smallest ids are the most frequent, because our workflow numbers them by count.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ EXPONENT = 1.45
 
 
 def capped(most_rows: int | None) -> list[int]:
-    """The cardinalities, none above `most_rows`: what fits a small machine."""
-    return [min(each, most_rows or each) for each in CARDINALITIES]
+    """Returns the cardinalities, each at most `most_rows`, so that tables fit a small machine."""
+    return [min(cardinality, most_rows or cardinality) for cardinality in CARDINALITIES]
 
 
 def spec_of(cardinalities: Sequence[int]) -> FeatureSpec:
-    """A FeatureSpec of Criteo's layout: I1 to I13, C1 to C26."""
+    """Returns a FeatureSpec of Criteo's layout: I1 to I13, C1 to C26."""
     dense = [Feature(f"I{place}", "dense", "float32", "context") for place in range(1, NUM_DENSE + 1)]
     categorical = [
         Feature(f"C{place}", "categorical", "int32", "context", cardinality)
@@ -41,9 +42,13 @@ def spec_of(cardinalities: Sequence[int]) -> FeatureSpec:
 
 
 def draw_ids(rows: int, cardinalities: Sequence[int], generator: torch.Generator) -> Tensor:
-    """(rows, C) int64: id k of a feature with a probability of about (k - 2)^-1.45, reserved ids left out where there are others."""
+    """Returns ids (rows, C) int64. Id k has a probability of about (k - 2)^-1.45. Reserved ids are not drawn,
+    unless a feature has no others.
+    """
     uniform = torch.rand(rows, len(cardinalities), generator=generator, dtype=torch.float64)
-    reserved = torch.tensor([NUM_RESERVED_IDS if each > NUM_RESERVED_IDS else 0 for each in cardinalities])
+    reserved = torch.tensor(
+        [NUM_RESERVED_IDS if cardinality > NUM_RESERVED_IDS else 0 for cardinality in cardinalities]
+    )
     values = torch.tensor(list(cardinalities)) - reserved
     power = 1 - EXPONENT
     highest = (values + 1.0) ** power  # of the inverse distribution function on [1, values + 1)
@@ -52,7 +57,7 @@ def draw_ids(rows: int, cardinalities: Sequence[int], generator: torch.Generator
 
 
 def make_batches(count: int, rows: int, cardinalities: Sequence[int], seed: int = 0) -> list[Batch]:
-    """Random batches on the CPU, a quarter of their rows clicked on."""
+    """Returns random batches on the CPU. A quarter of their rows are clicks."""
     generator = torch.Generator().manual_seed(seed)
     return [
         Batch(

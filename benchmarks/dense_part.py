@@ -1,4 +1,4 @@
-"""The limit of a training step: our DLRM whose embedding vectors are already there, and whose tables nobody updates."""
+"""The upper limit of a training step: our DLRM without embedding lookups and without table updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class FixedVectors(nn.Module):
-    """Gives the same vectors (B, C, E) for whatever ids, and takes their gradient, as an embedding would."""
+    """Returns the same vectors (B, C, E) for all ids, and receives their gradient like an embedding."""
 
     def __init__(self, rows: int, features: int, dim: int, device: torch.device) -> None:
         super().__init__()
@@ -24,6 +24,6 @@ class FixedVectors(nn.Module):
 def without_tables(
     model: nn.Module, rows: int, features: int, dim: int, device: torch.device
 ) -> FixedVectors:
-    """Changes the model in place: its table is gone, its dense layers stay. Returns what stands for the table."""
+    """Replaces the model's table in place and returns the replacement. The dense layers stay."""
     model.embedding = FixedVectors(rows, features, dim, device)
     return model.embedding

@@ -1,22 +1,25 @@
-"""build_features against NVIDIA's Spark recipe, NVTabular, Polars and DuckDB, on one generated Criteo-layout log.
+"""Compares build_features with NVIDIA's Spark recipe, NVTabular, Polars and DuckDB, on one generated
+Criteo-layout log.
 
     .venv/bin/python benchmarks/etl.py [--quick] [--rows N] [--repeats N] [--only NAME …] [--set a.b=c …]
 
-Every contender, in a process of its own, pinned to the same cores, on text that lies in the file cache:
+Every contender runs in a process of its own, pinned to the same cores. Its input is in the file cache. It:
 
-* reads four day files of tab-separated text (label, 13 integers, 26 hex categoricals; benchmarks/criteo_log.py says how wide
-  they are); categorical values are opaque strings to all of them;
-* fits, on the first two days, a vocabulary for each categorical column: values that occur at least 15 times, ids by descending
-  count from 3 on, null is 1 and anything else 2;
-* encodes all four days: int32 ids; integers filled with 0, clipped at 0, log(1 + x), float32;
+* reads four day files of tab-separated text: a label, 13 integers and 26 categorical columns, which are
+  opaque strings (see benchmarks/criteo_log.py);
+* fits a vocabulary for each categorical column on the first two days. Values need 15 occurrences. Ids start
+  at 3, by descending count. Null is 1 and every other value is 2;
+* encodes all four days: int32 ids, and integers filled with 0, clipped at 0, log(1 + x), in float32;
 * writes Parquet (zstd), one folder or file a day.
 
-Ours does more and is timed with it: see benchmarks/ours.py. What each peer leaves out is said in its file. The results are
-compared before a ratio is printed (benchmarks/agreement.py): whole rows by checksum, with every id equal, NVTabular's up to
-the order of equal counts; a disagreement is an error and there are no figures.
+Ours does additional work, which is timed too: see benchmarks/ours.py. The file of each peer says what it
+leaves out. The tables are compared before a ratio is printed (benchmarks/agreement.py): whole rows by
+checksum, with every id equal, except that NVTabular may order equal counts differently. If they differ, the
+benchmark fails and prints no figures.
 
-Time is that of the work. Start-up (interpreter, imports and, for ours and NVIDIA's recipe, a Spark session and a first job, for
-ours one of Python workers too) is printed beside it. With --repeats the median run counts. `ratios` says how many times faster ours is.
+Only the work is timed. Start-up is printed beside it: interpreter and imports and, for ours and NVIDIA's
+recipe, a Spark session and a first job (ours also starts Python workers). With --repeats the median run
+counts. `ratios` says how many times faster ours is.
 """
 
 from __future__ import annotations
@@ -29,14 +32,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this file's name is that of our package etl
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # this file has the same name as our package etl
 
 from benchmarks import nvtabular_env
 from benchmarks.agreement import Disagreement, Summary, compare
 from benchmarks.contender import Day
 from benchmarks.criteo_log import make_log
 from benchmarks.etl_runs import CACHE, DAYS, Contender, ContenderFailed, Run, days_of, ours, run_contender
-from benchmarks.report import GIB, closing_line, machine, table
+from benchmarks.report import GIB, machine, summary_line, table
 
 ROWS, QUICK_ROWS = 4_000_000, 1_000_000
 QUICK_LIMIT_S, LIMIT_S = 170.0, 3600.0
@@ -83,9 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         peers[name] = run.facts(rows)
         ratios[name] = run.seconds / mine.seconds
-    _print(rows, sum(each.bytes for each in log), mine, peers, ratios)
+    _print(rows, sum(day.bytes for day in log), mine, peers, ratios)
     print(
-        closing_line(
+        summary_line(
             "etl", of_machine, mine.facts(rows), peers, ratios,
             rows=rows, targets=TARGETS, overrides=options.overrides, repeats=options.repeats,
         )
@@ -94,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _peer(name: str, options: argparse.Namespace) -> Contender | str:
-    """The contender, or why it does not run."""
+    """Returns the contender, or the reason why it cannot run."""
     if options.only is not None and name not in options.only:
         return "left out by --only"
     if name == "nvtabular":
@@ -111,7 +116,7 @@ def _peer(name: str, options: argparse.Namespace) -> Contender | str:
 def _first(
     contender: Contender, days: Sequence[Day], options: argparse.Namespace, deadline: float
 ) -> tuple[Summary, Run]:
-    """Ours, and the summary that every peer is compared with."""
+    """Runs ours. Returns its summary, with which every peer is compared, and the run."""
     run = _median(contender, days, options, deadline, None)
     if run.summary is None:
         raise ContenderFailed("ours was not summarised")
@@ -125,7 +130,7 @@ def _median(
     deadline: float,
     expected: Summary | None,
 ) -> Run:
-    """Runs a contender as often as asked; the run of median time. What each run wrote is compared."""
+    """Runs a contender several times, compares each output, and returns the run of median time."""
     runs = []
     for turn in range(options.repeats):
         say(f"{contender.name} ({turn + 1} of {options.repeats}) …")
@@ -155,9 +160,9 @@ def _print(
         "rows/s",
         "ours is",
     ]
-    found = {"ours": mine.facts(rows), **peers}
+    contenders = {"ours": mine.facts(rows), **peers}
     lines = []
-    for name, facts in found.items():
+    for name, facts in contenders.items():
         ratio = ratios.get(name)
         if facts["seconds"] is None:
             lines.append([name, *["–"] * 7])
@@ -181,7 +186,7 @@ def _print(
 
 
 def verdict(name: str, ratio: float | None, facts: dict[str, Any]) -> str:
-    """One sentence about a peer: who wins, by how much, and whether the target is met."""
+    """Returns one sentence about a peer: which is faster, by how much, and whether the target is met."""
     target = TARGETS[name]
     if ratio is None:
         at_least = facts.get("ratio_at_least")
@@ -190,7 +195,10 @@ def verdict(name: str, ratio: float | None, facts: dict[str, Any]) -> str:
     met = "met" if ratio >= target else "MISSED"
     if ratio >= 1:
         return f"{name}: ours is {ratio:.2f} times faster (target {target:g}: {met})"
-    return f"{name} wins: it takes {ratio:.2f} of our time, ours is {1 / ratio:.2f} times slower (target {target:g}: {met})"
+    return (
+        f"{name} wins: it takes {ratio:.2f} of our time, "
+        f"ours is {1 / ratio:.2f} times slower (target {target:g}: {met})"
+    )
 
 
 def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs contenders of the ETL benchmarks one after the other, each measured in a process tree of its own."""
+"""Runs contenders of the ETL benchmarks one after the other and measures the process tree of each."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ TRAIN_DAYS = 2
 
 @dataclass(frozen=True)
 class Contender:
-    """What is run: a module (see benchmarks.contender), and the interpreter it needs."""
+    """A contender: its module (see benchmarks.contender) and the Python interpreter that runs it."""
 
     name: str
     module: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     python: str = sys.executable
-    ties: bool = True  # whether ids of equal counts follow by value
+    ties: bool = True  # whether ids of equal counts are ordered by value
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one contender. `seconds` and `cpu_s` are of the work, without start-up."""
+    """One run of one contender. `seconds` and `cpu_s` measure the work, without start-up."""
 
     seconds: float
     cpu_s: float
@@ -67,7 +67,7 @@ class Run:
 
 
 class ContenderFailed(Exception):
-    """It ended with an error, or was stopped at its limit (`limit_s`, otherwise None)."""
+    """A contender failed, or was stopped at its time limit (`limit_s`, otherwise None)."""
 
     def __init__(self, message: str, limit_s: float | None = None) -> None:
         super().__init__(message)
@@ -75,11 +75,11 @@ class ContenderFailed(Exception):
 
 
 def days_of(log: Sequence[DayFile]) -> tuple[Day, ...]:
-    return tuple(Day(each.dt, each.path, place < TRAIN_DAYS) for place, each in enumerate(log))
+    return tuple(Day(file.dt, file.path, place < TRAIN_DAYS) for place, file in enumerate(log))
 
 
 def ours(log: Sequence[DayFile], overrides: Sequence[str]) -> Contender:
-    """build_features on this log, with settings as its --set takes them."""
+    """Returns build_features as a contender on this log, with settings as its --set takes them."""
     data = str(Path(log[0].path).parent.parent)
     return Contender("ours", "benchmarks.ours", {"data": data, "overrides": list(overrides)})
 
@@ -87,11 +87,11 @@ def ours(log: Sequence[DayFile], overrides: Sequence[str]) -> Contender:
 def run_contender(
     contender: Contender, days: Sequence[Day], cores: int, limit_s: float, compared: bool = True
 ) -> Run:
-    """One measured run on warm input; what it wrote is summarised (`compared`) and deleted.
+    """Measures one run on warm input. Its output is summarised if `compared`, then deleted.
 
     Raises:
-        ContenderFailed: its last lines of output are in the message.
-        Disagreement: its output is no table of the agreed columns.
+        ContenderFailed: the contender failed. The message holds its last lines of output.
+        Disagreement: its output lacks the agreed columns.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"run-{contender.name}-", dir=CACHE))
@@ -146,7 +146,9 @@ def _read(report: Mapping[str, Any], measured: Measured, task: Task, compared: b
 
 
 def _environment(cores: int) -> dict[str, str]:
-    """What a contender's process is told: where our packages and Java are, and how many threads to start."""
+    """Returns the environment variables of a contender: the paths of our packages and Java, and its number of
+    threads.
+    """
     java = java_home.find()
     env = {
         **os.environ,

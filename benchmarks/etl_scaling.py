@@ -1,15 +1,17 @@
-"""What build_features costs against the rows of its log: seconds, CPU seconds and memory at three sizes, each twice the last.
+"""Measures how build_features scales with the rows of its log: seconds, CPU seconds and memory at three
+sizes.
 
     .venv/bin/python benchmarks/etl_scaling.py [--quick] [--rows N N N] [--repeats N] [--set a.b=c …]
 
-The job is linear when a row costs as much in a large log as in a small one: `ratios` holds, for each size, the seconds (and
-CPU seconds) a row over those of the size before, and the claim is that each stays within 15% of 1. What is spent once a run
-(planning, manifests, the first start of Python workers) makes small logs dearer a row, so the growth of the cost
-between sizes, `marginal`, is printed too: seconds for each added row over those for each row added before.
+The job is linear if a row costs the same in a large log as in a small one. For each size, `ratios` holds the
+seconds (and CPU seconds) a row divided by those of the size before. Each ratio should stay within 15% of 1.
+The fixed cost of a run (planning, manifests, the first start of Python workers) makes rows of small logs
+dearer. Therefore `marginal` is printed too: the cost of each added row divided by the cost of each row added
+before.
 
-Memory is that of the one executor of the local profile: the JVM, which holds the driver too, and its Python workers. It must
-not grow with the rows; the vocabulary of distinct values does grow, and is what a flat curve has to hide elsewhere than in
-memory. No peer takes part here: benchmarks/etl.py compares.
+Memory is that of the one executor of the local profile: the JVM, which also holds the driver, and its Python
+workers. It must not grow with the rows, although the vocabulary of distinct values does. No peer takes part
+here: benchmarks/etl.py compares.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file here has the name of our package etl
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file in this folder hides our package etl
 
 from benchmarks.agreement import Disagreement
 from benchmarks.criteo_log import make_log
 from benchmarks.etl_runs import CACHE, DAYS, ContenderFailed, Run, days_of, ours, run_contender
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 
 ROWS, QUICK_ROWS = (4_000_000, 8_000_000, 16_000_000), (250_000, 500_000, 1_000_000)
 WITHIN = 0.15
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ratios = growth(facts)
     _print(facts, ratios)
     more = {"within": WITHIN, "overrides": options.overrides, "repeats": options.repeats}
-    print(closing_line("etl_scaling", of_machine, {"sizes": facts}, {}, ratios, **more))
+    print(summary_line("etl_scaling", of_machine, {"sizes": facts}, {}, ratios, **more))
     return 0
 
 
@@ -75,7 +77,9 @@ def _facts(rows: int, run: Run) -> dict[str, Any]:
 
 
 def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Between one size and the next: cost a row and memory as a ratio, and the cost of added rows against those before."""
+    """Returns the growth between one size and the next: cost a row, memory, and the marginal cost of added
+    rows.
+    """
     sizes = sorted(facts, key=int)
     ratios: dict[str, float | None] = {}
     marginal: list[float] = []
@@ -104,7 +108,7 @@ def _print(facts: dict[str, dict[str, Any]], ratios: dict[str, float | None]) ->
     )
     print(
         table(
-            head, [[f"{int(rows):,}", *(f"{each[key]:.2f}" for key in keys)] for rows, each in facts.items()]
+            head, [[f"{int(rows):,}", *(f"{fact[key]:.2f}" for key in keys)] for rows, fact in facts.items()]
         )
     )
     print()

@@ -1,18 +1,19 @@
-"""Runs a contender in a process of its own and measures its whole process tree: seconds, CPU seconds, peak memory.
+"""Runs a contender in a process of its own and measures its process tree: seconds, CPU seconds and peak
+memory.
 
-How it is measured:
+* *CPU seconds* come from /proc: user and system time of every living process of the tree, with the time of
+  the children that it has waited for. The harness is the tree's subreaper (prctl). A process whose parent is
+  gone, such as a JVM that outlives its launcher, becomes a child of the harness, which counts its time in
+  RUSAGE_CHILDREN. No time is lost or counted twice.
+* *Memory* is sampled ten times a second as the sum of resident set sizes. That sum counts shared pages of
+  forked workers more than once, so the proportional set size (PSS) is sampled too. Reading PSS walks page
+  tables. It is therefore read whenever RSS has grown by a tenth, and otherwise so rarely that it takes two
+  per cent of the time.
+* *The timed part*: contenders write the instants at which their parts begin and end (benchmarks.contender).
+  CPU seconds at those instants are interpolated between samples.
 
-* *CPU seconds* are read from /proc: user and system time of every living process of the tree, with that of the children
-  each has waited for. We are the tree's subreaper (prctl), so a process whose parent is gone (a JVM that outlives its
-  launcher) becomes our child, and what it used is in our own RUSAGE_CHILDREN when it ends. Nothing is lost or counted twice.
-* *Memory* is sampled ten times a second: the sum of the resident sets. Forked workers share pages, which that sum counts
-  once a process, so the proportional set size (PSS) is sampled too. Reading PSS walks page tables, so it is read only as
-  often as costs two per cent of the time, and whenever RSS has grown by a tenth.
-* *The timed part*: contenders write the instants at which their parts began and ended (benchmarks.contender); CPU seconds at
-  those instants are interpolated between samples.
-
-Every contender is pinned to the same number of cores, reads its input from the file cache (warmed before), and begins
-when the disk has written what the one before left behind.
+Every contender is pinned to the same number of cores and reads its input from the warm file cache. It starts
+when the disk has written what the contender before it left behind.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Measured:
-    """What one process tree used.
+    """The resources that one process tree used.
 
     Attributes:
-        returncode: of the process that was started; negative is a signal.
-        timed_out: whether it was killed for passing its limit.
-        wall_s, cpu_s: from its start to the end of the last process of its tree.
-        peak_rss_bytes: highest sum of resident sets; shared pages count once a process.
-        peak_pss_bytes: highest sum of proportional set sizes that was seen (sampled less often).
+        returncode: exit code of the started process. A negative one is a signal.
+        timed_out: whether it was killed at its time limit.
+        wall_s, cpu_s: seconds from its start to the end of the last process of its tree.
+        peak_rss_bytes: highest sum of resident set sizes. Shared pages count once a process.
+        peak_pss_bytes: highest sampled sum of proportional set sizes, which are sampled less often.
         samples: (CLOCK_MONOTONIC, CPU seconds of the tree until then), oldest first.
     """
 
@@ -58,11 +59,11 @@ class Measured:
     samples: tuple[tuple[float, float], ...]
 
     def cpu_between(self, start: float, end: float) -> float:
-        """CPU seconds of the tree between two instants, interpolated between samples."""
+        """Returns the CPU seconds of the tree between two instants, interpolated between samples."""
         return self._cpu_at(end) - self._cpu_at(start)
 
     def _cpu_at(self, instant: float) -> float:
-        times = [each for each, _ in self.samples]
+        times = [sampled_at for sampled_at, _ in self.samples]
         after = bisect_left(times, instant)
         if after == 0:
             return self.samples[0][1]
@@ -81,15 +82,15 @@ def measure(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Measured:
-    """Runs a command to its end, or kills its tree at the limit.
+    """Runs a command to its end, or kills its process tree at the time limit.
 
     Args:
         log: file that takes standard output and error.
-        cores: how many of the cores we may use it is pinned to.
-        env: its environment; ours by default.
+        cores: number of available cores that the command is pinned to.
+        env: its environment variables. Ours by default.
     """
     _become_subreaper()
-    others = {each.pid for each in _tree(os.getpid(), set())}
+    others = {process.pid for process in _tree(os.getpid(), set())}
     allowed = sorted(os.sched_getaffinity(0))[:cores]
     before = _reaped_cpu_s()
     start = time.monotonic()
@@ -115,17 +116,17 @@ def measure(
             tree = _tree(os.getpid(), others)
             if not tree:
                 break
-            samples.append((now, reaped + sum(each.cpu_s for each in tree)))
+            samples.append((now, reaped + sum(process.cpu_s for process in tree)))
             _reap_orphans(
                 tree, child.pid
-            )  # after the sample: what is reaped counts as reaped from the next one on
-            rss = sum(each.rss_bytes for each in tree)
+            )  # after the sample, so that the next sample counts the reaped processes
+            rss = sum(process.rss_bytes for process in tree)
             peak_rss = max(peak_rss, rss)
             if now >= next_pss or rss > _GROWN * rss_then:
-                peak_pss = max(peak_pss, sum(_pss_bytes(each.pid) for each in tree))
+                peak_pss = max(peak_pss, sum(_pss_bytes(process.pid) for process in tree))
                 rss_then, done = rss, time.monotonic()
                 next_pss = done + (done - now) / _PSS_SHARE
-            if child.returncode is not None:  # what outlives the process we started is not left behind
+            if child.returncode is not None:  # also end processes that outlive the one we started
                 _kill(tree, signal.SIGTERM)
             elif now - start > limit_s:
                 timed_out = True
@@ -146,7 +147,7 @@ def measure(
 
 
 def settle(files: Iterable[str]) -> None:
-    """Waits for the disk and reads the files once, so that every contender finds the same file cache."""
+    """Waits for the disk and reads the files once, so that all contenders start with the same file cache."""
     os.sync()
     for file in files:
         with open(file, "rb", buffering=0) as source:
@@ -167,7 +168,7 @@ def _reaped_cpu_s() -> float:
 
 @dataclass(frozen=True)
 class _Process:
-    """One line of /proc: `cpu_s` is its user and system time with that of the children it has waited for."""
+    """A process of /proc. `cpu_s` is its user and system time, with that of children it has waited for."""
 
     pid: int
     parent: int
@@ -176,23 +177,25 @@ class _Process:
 
 
 def _tree(root: int, others: set[int]) -> list[_Process]:
-    """Every process below `root`, except `others` and what is below them. Ended ones stay until they are waited for."""
+    """Returns every process below `root`, except `others` and their descendants. Ended processes count until
+    waited for.
+    """
     below: dict[int, list[_Process]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             process = _read_process(int(name))
             if process is not None and process.pid not in others:
                 below.setdefault(process.parent, []).append(process)
-    found, waiting = [], [root]
+    processes, waiting = [], [root]
     while waiting:
         children = below.get(waiting.pop(), [])
-        found += children
-        waiting += [each.pid for each in children]
-    return found
+        processes += children
+        waiting += [child.pid for child in children]
+    return processes
 
 
 def _read_process(pid: int) -> _Process | None:
-    """None once it is gone."""
+    """Returns the process, or None if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -202,11 +205,11 @@ def _read_process(pid: int) -> _Process | None:
 
 
 def _reap_orphans(tree: Iterable[_Process], started: int) -> None:
-    """Collects ended processes that became our children; the one we started is Popen's to collect."""
-    for each in tree:
-        if each.parent == os.getpid() and each.pid != started:
+    """Waits for ended processes that became our children. Popen waits for the one we started."""
+    for process in tree:
+        if process.parent == os.getpid() and process.pid != started:
             with suppress(ChildProcessError):
-                os.waitpid(each.pid, os.WNOHANG)
+                os.waitpid(process.pid, os.WNOHANG)
 
 
 def _pss_bytes(pid: int) -> int:
@@ -218,6 +221,6 @@ def _pss_bytes(pid: int) -> int:
 
 
 def _kill(tree: Iterable[_Process], number: signal.Signals) -> None:
-    for each in tree:
+    for process in tree:
         with suppress(ProcessLookupError):
-            os.kill(each.pid, number)
+            os.kill(process.pid, number)

@@ -1,19 +1,23 @@
-"""Our loader against Petastorm's own, a loader of rows, and memory-mapped binary files: rows/s delivered as shuffled batches.
+"""Compares our loader with Petastorm's loaders and with memory-mapped binary files: rows/s of shuffled
+batches.
 
     .venv/bin/python benchmarks/loader.py [--quick] [--rows N] [--rounds N] [--only NAME …]
 
-Every contender reads the same table (benchmarks/loader_data.py: 13 dense features, 26 columns of ids, a label; four Parquet
-files as build_features writes them, or the same rows as a binary file), for whole epochs, in a process of its own, pinned to
-the same cores. Contenders take turns for several rounds; the fastest epoch of each counts, because what makes an epoch slower
-is not the contender. A batch is the three tensors that a model takes: labels, dense features, ids. The first epoch of each process is not timed but checked: every row once (benchmarks/loader_contender.py).
+Every contender reads whole epochs of the same table (benchmarks/loader_data.py): 13 dense features, 26
+columns of ids and a label. The table is four Parquet files as build_features writes them, or a binary file of
+the same rows. A contender runs in a process of its own, pinned to the same cores. Contenders take turns for
+several rounds. The fastest epoch of each counts, because other work on the machine can only slow an epoch
+down. A batch is the three tensors that a model takes: labels, dense features and ids. The first epoch of each
+process is not timed. Instead, it is checked to hold every row once (benchmarks/loader_contender.py).
 
-* petastorm_batched: BatchedDataLoader with a shuffling queue as large as our pool.
-* petastorm_best: the fastest of its settings, which shuffle less: rows within a row group, no queue, pools of one or more threads.
-* petastorm_columns: the same, its batches left a tensor a column.
+* petastorm_batched: BatchedDataLoader with a shuffling queue as large as our buffer pool.
+* petastorm_best: the fastest of its settings that shuffle less: rows within a row group, no queue, one or
+  more threads.
+* petastorm_columns: the same, but its batches stay one tensor a column.
 * per_row: Petastorm's DataLoader with that queue, on a tenth of the rows.
 * memmap_row_shuffle: batches gathered from a binary file by a permutation of all its rows.
-* memmap_batch_shuffle: whole batches of that file in random order, rows not shuffled.
-* memcpy: the same bytes copied in order, the limit of memory.
+* memmap_batch_shuffle: whole batches of that file in random order. Rows are not shuffled.
+* memcpy: the same bytes copied in order, which is the limit of memory.
 """
 
 from __future__ import annotations
@@ -27,13 +31,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file here has the name of our package etl
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a file in this folder hides our package etl
 
 from benchmarks.etl_runs import CACHE, ROOT, ContenderFailed
 from benchmarks.harness import measure, settle
 from benchmarks.loader_contender import LoaderTask
 from benchmarks.loader_data import FILES, make_table
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 
 ROWS, QUICK_ROWS = 4_000_000, 1_000_000
 LIMIT_S = 1800.0
@@ -47,7 +51,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A module with settings; it reads 1 / `part` of the rows."""
+    """A module with settings. It reads 1 / `part` of the rows."""
 
     module: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +88,7 @@ PEERS: dict[str, tuple[Contender, ...]] = {
 
 @dataclass
 class Figures:
-    """The epochs of one contender: (seconds, CPU seconds) for each million rows."""
+    """The epochs of one contender, as (seconds, CPU seconds) for each million rows."""
 
     epochs: list[tuple[float, float]] = field(default_factory=list)
     peak_rss_bytes: int = 0
@@ -129,30 +133,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of_machine = machine(options.cores, ("petastorm", "pyarrow", "torch", "numpy"))
     names = [name for name in PEERS if options.only is None or name in options.only]
     runs = {"ours": (OURS,), **{name: PEERS[name] for name in names}}
-    figures = {name: [Figures() for _ in each] for name, each in runs.items()}
+    figures = {name: [Figures() for _ in contenders] for name, contenders in runs.items()}
     for turn in range(options.rounds or (1 if options.quick else 3)):
         for name, contenders in runs.items():
             say(f"{name}, round {turn + 1} …")
-            for contender, own in zip(contenders, figures[name], strict=True):
-                _run(contender, rows, options, own)
-    found = {
-        name: min(own, key=lambda each: each.best if each.epochs else (float("inf"),))
-        for name, own in figures.items()
+            for contender, contender_figures in zip(contenders, figures[name], strict=True):
+                _run(contender, rows, options, contender_figures)
+    best_figures = {
+        name: min(
+            contender_figures, key=lambda candidate: candidate.best if candidate.epochs else (float("inf"),)
+        )
+        for name, contender_figures in figures.items()
     }
-    mine = found.pop("ours")
+    mine = best_figures.pop("ours")
     if not mine.epochs:
         raise ContenderFailed(f"ours: {mine.failure}")
     ratios: dict[str, float | None] = {
-        name: found[name].best[0] / mine.best[0] if name in found and found[name].epochs else None
+        name: best_figures[name].best[0] / mine.best[0]
+        if name in best_figures and best_figures[name].epochs
+        else None
         for name in PEERS
     }
     peers = {
-        name: found[name].facts() if name in found else {"seconds": None, "reason": "left out by --only"}
+        name: best_figures[name].facts()
+        if name in best_figures
+        else {"seconds": None, "reason": "left out by --only"}
         for name in PEERS
     }
     _print(rows, options, mine.facts(), peers, ratios)
     print(
-        closing_line(
+        summary_line(
             "loader", of_machine, mine.facts(), peers, ratios,
             rows=rows, local_batch_size=options.batch, buffer_rows=options.buffer, targets=TARGETS,
         )
@@ -161,14 +171,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(contender: Contender, rows: int, options: argparse.Namespace, into: Figures) -> None:
-    """One turn of a contender; its epochs, or why there are none, are added to the figures."""
-    made = make_table(CACHE, rows // contender.part // FILES * FILES)
-    settle(made.paths)
+    """Runs one turn of a contender and adds its epochs, or the reason why there are none, to the figures."""
+    feature_table = make_table(CACHE, rows // contender.part // FILES * FILES)
+    settle(feature_table.paths)
     with tempfile.TemporaryDirectory(prefix="nightrank-loader-") as name:
         folder = Path(name)
         LoaderTask(
             contender.module,
-            made,
+            feature_table,
             options.batch,
             options.buffer,
             options.epochs,
@@ -184,7 +194,7 @@ def _run(contender: Contender, rows: int, options: argparse.Namespace, into: Fig
             into.failure = f"{contender.settings}: ended with {measured.returncode}: {' '.join(tail)}"
             say(into.failure)
             return
-        millions = made.rows / 1e6
+        millions = feature_table.rows / 1e6
         into.epochs += [
             (seconds / millions, cpu / millions) for seconds, cpu in json.loads(report.read_text())
         ]
@@ -213,13 +223,16 @@ def _print(
 
 
 def verdict(name: str, ratio: float | None, target: float, facts: dict[str, Any]) -> str:
-    """One sentence about a peer: how many times faster ours is, and whether the target is met."""
+    """Returns one sentence about a peer: how many times faster ours is, and whether the target is met."""
     if ratio is None:
         return f"{name}: not measured ({facts['reason']})"
     met = "met" if ratio >= target else "MISSED"
     if ratio >= 1:
         return f"{name}: ours is {ratio:.2f} times faster (target {target:g}: {met})"
-    return f"{name} wins: ours is {1 / ratio:.2f} times slower, {ratio:.2f} of its speed (target {target:g}: {met})"
+    return (
+        f"{name} wins: ours is {1 / ratio:.2f} times slower, "
+        f"{ratio:.2f} of its speed (target {target:g}: {met})"
+    )
 
 
 def say(text: str) -> None:

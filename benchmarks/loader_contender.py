@@ -1,9 +1,10 @@
-"""What a contender of the loader's benchmark is: a module that makes an epoch of batches; and its run in a process.
+"""The interface of a contender of the loader's benchmark, a module that makes epochs of batches, and its
+process.
 
     python -m benchmarks.loader_contender task.json
 
-A first epoch is held against the table (rows, sum of ids, sum of labels), which also warms caches and memory; then epochs
-are timed, each from the call that begins it to its last batch. Nothing is done with a batch but to count its rows.
+The first epoch is compared with the table (rows, sum of ids, sum of labels). It also warms caches and memory.
+The following epochs are timed, each from its first call to its last batch. Batches are only counted.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ Batches = Iterator[tuple[Tensor, list[Tensor]]]
 
 @dataclass(frozen=True)
 class LoaderTask:
-    """What is asked for.
+    """The task of a contender.
 
     Attributes:
-        module: has `epoch(table, task, seed)`, an iterator of batches as (labels, ids: one matrix or a column each).
+        module: its `epoch(table, task, seed)` iterates over batches (labels, ids). Ids are one matrix or
+            one tensor a column.
         buffer_rows: rows that are shuffled among each other.
-        epochs: how many are timed.
-        threads: how many cores there are.
-        report: where seconds and CPU seconds of each epoch are written.
-        settings: what only this contender understands.
+        epochs: number of timed epochs.
+        threads: number of cores.
+        report: path of the report, with the seconds and CPU seconds of each epoch.
+        settings: settings of this contender alone.
     """
 
     module: str
@@ -58,20 +60,20 @@ class LoaderTask:
 
 
 def check(batches: Batches, table: FeatureTable) -> None:
-    """Reads an epoch to its end.
+    """Reads an epoch to its end and compares its sums with the table's.
 
     Raises:
-        ValueError: it does not hold every row of the table once, as far as sums tell.
+        ValueError: the sums differ, so the epoch does not hold every row of the table once.
     """
     rows = id_sum = label_sum = 0
     for labels, ids in batches:
         rows += len(labels)
         label_sum += int(labels.sum())
-        id_sum += sum(int(each.sum(dtype=torch.int64)) for each in ids)
-    found, expected = (rows, id_sum, label_sum), (table.rows, table.id_sum, table.label_sum)
-    if found != expected:
+        id_sum += sum(int(column.sum(dtype=torch.int64)) for column in ids)
+    received, expected = (rows, id_sum, label_sum), (table.rows, table.id_sum, table.label_sum)
+    if received != expected:
         raise ValueError(
-            f"an epoch gave (rows, sum of ids, sum of labels) {found}, the table holds {expected}"
+            f"an epoch gave (rows, sum of ids, sum of labels) {received}, the table holds {expected}"
         )
 
 

@@ -1,8 +1,10 @@
-"""Feature tables for the loader's benchmark: as build_features leaves them, and the same rows as a binary file.
+"""Feature tables for the loader's benchmark: Parquet as build_features writes it, and a binary file of the
+same rows.
 
-13 dense columns, 26 columns of ids and the label, and `row_id`, which no contender reads. Ids are as many as those of Criteo's
-columns that occur often enough to get one, and follow Zipf's law (benchmarks/criteo_log.py); integers are log-normal under
-log(1 + x). Files are written with the settings of the arrow engine (etl/text/encode_pass.py): zstd, one row group each.
+A table has 13 dense columns, 26 columns of ids, the label, and `row_id`, which no contender reads. Its
+vocabularies are as large as those of Criteo's columns after the frequency limit. Ids follow Zipf's law
+(benchmarks/criteo_log.py). Integers are log-normal under log(1 + x). Files have the settings of the arrow
+engine (etl/text/encode_pass.py): zstd and one row group each.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from storage.feature_spec import Feature, FeatureSpec
 
 FORMAT = 2  # part of a table's name: raise it when the bytes change
 FILES = 4
-# One value in fifteen gets an id of its own: about what a threshold of 15 occurrences leaves of Criteo's.
+# One value in fifteen gets an id, about as many as a threshold of 15 occurrences leaves of Criteo's.
 _KEPT = 15
 
 
@@ -33,9 +35,10 @@ class FeatureTable:
 
     Attributes:
         files: its Parquet files, of equal size.
-        rows: of all files.
-        labels, dense, ids: .npy files of the same rows, row-major: (rows,), (rows, 13) float32, (rows, 26) int32.
-        id_sum, label_sum: of all rows; what a contender's batches are held against.
+        rows: number of rows of all files.
+        labels, dense, ids: row-major .npy files of the same rows: (rows,), (rows, 13) float32 and
+            (rows, 26) int32.
+        id_sum, label_sum: sums over all rows, with which a contender's batches are compared.
     """
 
     files: tuple[str, ...]
@@ -61,7 +64,7 @@ def spec() -> FeatureSpec:
 
 
 def make_table(cache: Path, rows: int) -> FeatureTable:
-    """The table of that many rows, made once and kept. `rows` must be a multiple of the number of files."""
+    """Returns the table of `rows` rows, made once. `rows` must be a multiple of the number of files."""
     folder = cache / f"features-{FORMAT}-{rows}"
     index = folder / "index.json"
     if not index.exists():
@@ -88,16 +91,16 @@ def _kept(count: int) -> int:
 
 
 def _write(folder: Path, rows: int) -> dict[str, int]:
-    each = rows // FILES
-    parts = [_part(np.random.default_rng([FORMAT, place]), each) for place in range(FILES)]
+    part_rows = rows // FILES
+    parts = [_part(np.random.default_rng([FORMAT, place]), part_rows) for place in range(FILES)]
     for place, (labels, dense, ids) in enumerate(parts):
-        row_id = np.arange(place * each, (place + 1) * each, dtype=np.int64)
+        row_id = np.arange(place * part_rows, (place + 1) * part_rows, dtype=np.int64)
         columns = {"row_id": row_id, LABEL: labels}
         columns |= {name: dense[:, at] for at, name in enumerate(DENSE)}
         columns |= {name: ids[:, at] for at, name in enumerate(CATEGORICAL)}
         table = pa.table(columns)
         table = table.cast(
-            pa.schema([pa.field(each.name, each.type, nullable=False) for each in table.schema])
+            pa.schema([pa.field(field.name, field.type, nullable=False) for field in table.schema])
         )
         with pq.ParquetWriter(
             folder / f"part-{place:05d}.parquet", table.schema, compression="zstd"

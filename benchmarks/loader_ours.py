@@ -1,4 +1,4 @@
-"""Our loader as a contender: files through Petastorm, 16 logical shards of one rank, as run.py sets it up."""
+"""Our loader as a contender: files through Petastorm, 16 logical shards of one rank, as run.py does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_SHARDS = 16
 
 
 def epoch(table: FeatureTable, task: LoaderTask, seed: int) -> Batches:
-    """Padding is left out of what is counted; only the last batch has any."""
+    """Yields batches without padding, which only the last batch has."""
     rows = table.rows // len(table.files)
     files = [DataFile(path, rows, (rows,)) for path in table.files]
     plan = plan_shards([group.rows for group in row_groups(files)], NUM_SHARDS, task.local_batch_size)

@@ -1,14 +1,16 @@
-"""HR@10 and NDCG@10 of the shipped MovieLens configuration beside the most popular films and EASE.
+"""Compares HR@10 and NDCG@10 of the shipped MovieLens configuration with the most popular films and EASE.
 
     .venv/bin/python benchmarks/movielens.py --data /path/to/ml-100k [--quick] [--set a.b=c …]
 
-The protocol is leave-last-out with full ranking: of each user the latest film rated 4 or more is the test, the one before
-it the validation, and all films but the excluded ones are ranked. The jobs of the product make the splits, the lists and
-the excluded films (those that the user has rated before the test); the peers rank the same films for the same users without
-the same films, and all of them learn from the train split alone. Equal scores are ordered by film. EASE takes the penalty
-with the best NDCG@10 on the validation films, where the films rated in train are excluded; ours trains as its configuration
-says. The figures of ours must equal those that measure_recommendations published, or the script fails. Ratios are ours
-divided by the peer's NDCG@10.
+The protocol is leave-last-out with full ranking. The test film of a user is the latest film rated 4 or more;
+the one before it is the validation film. All films are ranked, except those that the user has rated before
+the test. The jobs of the product make the splits, the lists and the excluded films. The peers rank the same
+films for the same users, and all contenders learn from the train split alone. Equal scores are ordered by
+film.
+
+EASE takes the penalty with the best NDCG@10 on the validation films, without the films rated in train. Ours
+trains as its configuration says. Our figures must equal those that measure_recommendations published;
+otherwise the script fails. A ratio is our NDCG@10 divided by the peer's.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.peers.ease import ease_weights
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from conf.types import Config, Split
 from storage.dataset import read_dataset, split_files
@@ -52,7 +54,7 @@ Lists = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Figures:
-    """Means over users with one held-out film each; `hit_rate_error` is the standard error of the hit rate."""
+    """Means over users with one held-out film each. `hit_rate_error` is the hit rate's standard error."""
 
     hit_rate: float
     ndcg: float
@@ -61,13 +63,14 @@ class Figures:
 
 @dataclass(frozen=True)
 class Task:
-    """Who is asked for what, by number of user and film, films in the order of their keys.
+    """The ratings, held-out films and excluded films, by number of user and film. Films are in the order of
+    their keys.
 
     Attributes:
         train: (U, I) 1 where the user liked the film in train.
         rated: (U, I) whether the user has a row of the film in train.
         excluded: (U, I) whether the film may not be in the user's list.
-        validation, test: (U,) the held-out film, -1 for none; only films liked.
+        validation, test: (U,) the held-out film, which the user liked, or -1 for none.
         warm: (U,) whether the user has a row in train.
     """
 
@@ -102,28 +105,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scores = {"most_popular": np.broadcast_to(task.train.sum(0), task.train.shape)}
     penalty = tuned_penalty(task, k)
     scores["ease"] = task.train @ ease_weights(task.train, penalty)
-    peers = {name: of_lists(top(each, task.excluded, k), task) for name, each in scores.items()}
+    peers = {name: of_lists(top(score, task.excluded, k), task) for name, score in scores.items()}
     ours = of_lists(published_lists(lake, people, films, k), task)
     users = int((task.warm & (task.test >= 0)).sum())
     require_published(lake, ours, peers["most_popular"], users)
-    found = {"ours": ours, **peers}
-    print(table(["lists", "HR@10", "standard error", "NDCG@10", "ours is"], _rows(found)))
-    facts = {name: asdict(each) for name, each in peers.items()}
+    contenders = {"ours": ours, **peers}
+    print(table(["lists", "HR@10", "standard error", "NDCG@10", "ours is"], _rows(contenders)))
+    facts = {name: asdict(peer) for name, peer in peers.items()}
     facts["ease"] |= {"penalty": penalty, "seconds": round(time.monotonic() - started, 1)}
-    ratios = {name: ours.ndcg / each.ndcg for name, each in peers.items()}
-    own = {**asdict(ours), "night_seconds": round(seconds, 1)}
+    ratios = {name: ours.ndcg / peer.ndcg for name, peer in peers.items()}
+    own_facts = {**asdict(ours), "night_seconds": round(seconds, 1)}
     more = {"quick": options.quick, "overrides": options.overrides, "users": users}
     of_machine = machine(len(os.sched_getaffinity(0)), ("torch", "numpy"))
-    print(closing_line("movielens", of_machine, own, facts, ratios, **more))
+    print(summary_line("movielens", of_machine, own_facts, facts, ratios, **more))
     return 0
 
 
 def run_night(settings: Sequence[str]) -> float:
-    """Runs the whole chain on a new lake; seconds."""
+    """Runs the whole chain on a new lake and returns its seconds."""
     shutil.rmtree(CACHE / "lake", ignore_errors=True)
     CACHE.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(ROOT / "jobs/nightly.py"), "--config", str(CONFIG), "--retrain"]
-    command += ["--run-date", RUN_DATE, *(part for each in settings for part in ("--set", each))]
+    command += ["--run-date", RUN_DATE, *(part for setting in settings for part in ("--set", setting))]
     print("movielens: the night …", file=sys.stderr, flush=True)
     started = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
@@ -131,7 +134,7 @@ def run_night(settings: Sequence[str]) -> float:
 
 
 def read_task(lake: Lake, config: Config) -> tuple[Task, pd.Index, pd.Index]:
-    """The task as the product's tables state it, and the keys of users and films."""
+    """Returns the task from the product's tables, and the keys of users and films."""
     dataset = read_dataset(lake, RUN_DATE)
     version = dataset.workflow_version
     numbered = read_rows(lake.candidate_items(version).partition(RUN_DATE)).sort_values("item_index")
@@ -143,9 +146,9 @@ def read_task(lake: Lake, config: Config) -> tuple[Task, pd.Index, pd.Index]:
     def logged(split: Split) -> pd.DataFrame:
         columns = ["row_id", "user_key", "item_key", "label"]
         files = split_files(lake, dataset, split)
-        rows = pa.concat_tables(pq.read_table(each, columns=columns, partitioning=None) for each in files)
+        rows = pa.concat_tables(pq.read_table(file, columns=columns, partitioning=None) for file in files)
         frame = rows.to_pandas()
-        frame = frame[frame["row_id"] % stride == 0]  # the others were drawn
+        frame = frame[frame["row_id"] % stride == 0]  # the other rows are sampled negatives
         return frame.assign(
             user=users.get_indexer(frame["user_key"]), film=films.get_indexer(frame["item_key"])
         )
@@ -176,11 +179,11 @@ def read_task(lake: Lake, config: Config) -> tuple[Task, pd.Index, pd.Index]:
 
 def read_rows(partition: Partition) -> pd.DataFrame:
     files = data_files(partition, read_manifest(partition))
-    return pa.concat_tables(pq.read_table(each, partitioning=None) for each in files).to_pandas()
+    return pa.concat_tables(pq.read_table(file, partitioning=None) for file in files).to_pandas()
 
 
 def published_lists(lake: Lake, users: pd.Index, films: pd.Index, k: int) -> Lists:
-    """(U, k) films of the published lists; -1 where a list is shorter."""
+    """Returns the published lists (U, k) of films, with -1 where a list is shorter."""
     rows = read_rows(lake.recommendations.partition(RUN_DATE))
     lists = np.full((len(users), k), -1, np.int64)
     user, film = (
@@ -191,12 +194,14 @@ def published_lists(lake: Lake, users: pd.Index, films: pd.Index, k: int) -> Lis
 
 
 def top(scores: Scores, excluded: NDArray[np.bool_], k: int) -> Lists:
-    """(U, k) best films of each user without the excluded ones, equal scores by film."""
+    """Returns the k best films of each user (U, k) without the excluded ones. Equal scores are ordered by
+    film.
+    """
     return np.argsort(np.where(excluded, np.inf, -scores), axis=1, kind="stable")[:, :k]
 
 
 def measure(lists: Lists, wanted: Lists) -> Figures:
-    """Of users with a held-out film. NDCG with one relevant film is 1 / log2(1 + its position)."""
+    """Measures users with a held-out film. NDCG with one relevant film is 1 / log2(1 + its position)."""
     asked = wanted >= 0
     hits = lists[asked] == wanted[asked][:, None]
     gains = hits / np.log2(np.arange(2, lists.shape[1] + 2))
@@ -205,37 +210,43 @@ def measure(lists: Lists, wanted: Lists) -> Figures:
 
 
 def of_lists(lists: Lists, task: Task) -> Figures:
-    """Of the users that measure_recommendations calls warm: those with a row in train."""
+    """Measures the users that measure_recommendations calls warm: those with a row in train."""
     return measure(lists, np.where(task.warm, task.test, -1))
 
 
 def tuned_penalty(task: Task, k: int) -> float:
-    """The penalty of EASE with the best NDCG on the validation films."""
-    found: dict[float, float] = {}
+    """Returns the penalty of EASE with the best NDCG on the validation films."""
+    ndcg_by_penalty: dict[float, float] = {}
     for penalty in PENALTIES:
         lists = top(task.train @ ease_weights(task.train, penalty), task.rated, k)
-        found[penalty] = measure(lists, task.validation).ndcg
-        print(f"movielens: EASE, λ={penalty:g}: validation {found[penalty]:.4f}", file=sys.stderr, flush=True)
-    return max(found, key=found.__getitem__)
+        ndcg_by_penalty[penalty] = measure(lists, task.validation).ndcg
+        print(
+            f"movielens: EASE, λ={penalty:g}: validation {ndcg_by_penalty[penalty]:.4f}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return max(ndcg_by_penalty, key=ndcg_by_penalty.__getitem__)
 
 
 def require_published(lake: Lake, ours: Figures, popular: Figures, users: int) -> None:
-    """Fails unless the product measured the same for its lists and for the most popular films."""
+    """Fails unless the product published the same measures of its lists and of the most popular films."""
     facts = read_manifest(lake.measures.partition(RUN_DATE)).facts
     published = [
         facts["users"],
-        *(each[key] for each in (facts, facts["popular"]) for key in ("hit_rate", "ndcg")),
+        *(measures[key] for measures in (facts, facts["popular"]) for key in ("hit_rate", "ndcg")),
     ]
     counted = [users, ours.hit_rate, ours.ndcg, popular.hit_rate, popular.ndcg]
     if not np.allclose(published, counted, rtol=0, atol=1e-9):
         raise SystemExit(f"movielens: measure_recommendations published {published}, here it is {counted}")
 
 
-def _rows(found: Mapping[str, Figures]) -> list[list[str]]:
+def _rows(contenders: Mapping[str, Figures]) -> list[list[str]]:
     rows = []
-    for name, each in found.items():
-        ratio = "" if name == "ours" else f"{found['ours'].ndcg / each.ndcg:.2f} ×"
-        rows.append([name, f"{each.hit_rate:.4f}", f"{each.hit_rate_error:.4f}", f"{each.ndcg:.4f}", ratio])
+    for name, figures in contenders.items():
+        ratio = "" if name == "ours" else f"{contenders['ours'].ndcg / figures.ndcg:.2f} ×"
+        rows.append(
+            [name, f"{figures.hit_rate:.4f}", f"{figures.hit_rate_error:.4f}", f"{figures.ndcg:.4f}", ratio]
+        )
     return rows
 
 

@@ -1,6 +1,7 @@
-"""The environment NVTabular runs in: its last release (23.8) needs pandas 1 and a Dask of its time, which ours does not have.
+"""The Python environment of NVTabular, whose last release (23.8) needs pandas 1 and an older Dask than ours.
 
-It is made from the locked requirements/benchmark-nvtabular.txt, below the cache folder, the first time it is needed.
+It is installed from the locked requirements/benchmark-nvtabular.txt into the cache folder when it is first
+needed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ LOCK = ROOT / "requirements/benchmark-nvtabular.txt"
 
 
 class Missing(str):
-    """Why there is no environment."""
+    """The reason why there is no environment."""
 
 
 def interpreter(cache: Path, install: bool) -> Path | Missing:
-    """The interpreter of the environment; made when `install` says so and it is not there.
+    """Returns the interpreter of the environment. If it is missing and `install` is true, it is installed.
 
     Returns:
-        Missing, with the reason, where it is not there and may not or cannot be made.
+        The path of the interpreter, or Missing with the reason if it is not or cannot be installed.
     """
     if not LOCK.exists():
         return Missing(f"{LOCK.relative_to(ROOT)} does not exist")

@@ -1,8 +1,9 @@
 """build_features as a contender: the library call of the job, in a session of the profile, on a fresh lake.
 
-Beside what the peers do it numbers every line, quarantines those that do not parse (the log has none; each is checked), fits
-mean and deviation of the 13 integers exactly and normalises by them, keeps the counts of rare values for the next extension,
-deals rows evenly over files, verifies what it wrote by the files' statistics, and publishes everything by manifests.
+It does work that the peers do not do. It numbers every line and checks that it parses; malformed lines would
+be quarantined. It fits mean and deviation of the 13 integers exactly and normalises by them. It keeps the
+counts of rare values for the next extension of the vocabulary. It distributes rows evenly over files. It
+verifies its files by their statistics and publishes everything by manifests.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PROFILE = ROOT / "conf/spark/local.conf"
 
 
 def build_features(task: Task, timing: Timing) -> Outcome:
-    """Settings of the task: `data` (the log's folder) and `overrides` (as --set of the job)."""
+    """Runs the job. Settings of the task: `data` (the log's folder) and `overrides` (as --set of the job)."""
     train = sum(day.train for day in task.days)
     overrides = [
         f"data={task.settings['data']}",
@@ -46,7 +47,7 @@ def build_features(task: Task, timing: Timing) -> Outcome:
         }
         spark = build_session("benchmark etl", settings)
         spark.range(1000).count()
-        # Starts the Python workers too, as a peer's interpreter is started.
+        # Also start the Python workers, because a peer's interpreter is already running.
         spark.range(task.threads).mapInArrow(lambda batches: batches, "id long").count()
     lake = Lake(config.lake)
     with timing.part(WORK):
@@ -62,13 +63,15 @@ def build_features(task: Task, timing: Timing) -> Outcome:
 
 
 def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
-    """Column → (mean, deviation) of the stored workflow: what undoes the normalisation for the comparison."""
+    """Returns column → (mean, deviation) of the stored workflow, to undo the normalisation for the
+    comparison.
+    """
     stored = file_io.read_json(f"{lake.workflow(version)}/workflow.json")
     return {
-        each["outputs"][0]: (each["state"]["mean"], each["state"]["std"])
+        step["outputs"][0]: (step["state"]["mean"], step["state"]["std"])
         for chain in stored["chains"]
-        for each in chain["steps"]
-        if each["op"] == "normalize"
+        for step in chain["steps"]
+        if step["op"] == "normalize"
     }
 
 

@@ -1,11 +1,13 @@
-"""What 16 bits change: equal weights scored in bf16 and fp16, and trainings in them, on the generated log.
+"""Measures what 16 bits change on the generated log: scoring with equal weights, and training, in bf16 and
+fp16.
 
     .venv/bin/python benchmarks/precision.py [--quick] [--seeds N]
 
-The log and the DLRM are those of benchmarks/quality.py. The first seed's float32 weights score the test day in float32, bf16 and
-fp16: how far the AUC moves, and the probability on average. Then the same training runs in each precision: its test AUC may
-leave the first seed's by two standard deviations of the AUC over seeds. The bars are those that NVIDIA gives for its own
-recommenders: 2e-4 for both changes. A ratio is how often a figure fits into its bar: from 1 on it is met.
+The log and the DLRM are those of benchmarks/quality.py. The float32 weights of the first seed score the test
+day in float32, bf16 and fp16. The script prints the change of the AUC and the mean change of the probability.
+Then the same training runs in each precision. Its test AUC may differ from the first seed's by two standard
+deviations of the AUC over seeds. The bar of both other changes is 2e-4, which NVIDIA gives for its own
+recommenders. A ratio is the bar divided by the change; it is met from 1 on.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.quality import CONFIG, RUN_DATE, prepare
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from metrics import auc
 from storage.dataset import read_dataset
@@ -50,35 +52,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plans = [plan_of(lake, seed, "fp32") for seed in range(options.seeds)]
     aucs = [trained_auc(plan) for plan in plans]
     deviation = statistics.stdev(aucs)
-    scored = {each: scores(plans[0], each) for each in ("fp32", *HALVES)}
+    scored = {precision: scores(plans[0], precision) for precision in ("fp32", *HALVES)}
     labels, full = scored["fp32"]
-    found: dict[str, dict[str, float]] = {}
+    changes: dict[str, dict[str, float]] = {}
     for half in HALVES:
         probabilities = scored[half][1]
-        found[half] = {
+        changes[half] = {
             "auc_change": abs(auc(labels, probabilities) - auc(labels, full)),
             "probability_change": float((probabilities - full).abs().mean()),
             "largest_change": float((probabilities - full).abs().max()),
             "trained_auc_change": abs(trained_auc(plan_of(lake, 0, half)) - aucs[0]),
         }
     columns = ("auc_change", "probability_change", "largest_change", "trained_auc_change")
-    rows = [[name, *(f"{each[column]:.2e}" for column in columns)] for name, each in found.items()]
+    rows = [[name, *(f"{figures[column]:.2e}" for column in columns)] for name, figures in changes.items()]
     print(table(["precision", "AUC", "probability, mean", "probability, most", "AUC if trained in it"], rows))
     print(
-        f"\nfloat32: AUC {aucs[0]:.4f}, over {len(aucs)} seeds a standard deviation of {deviation:.2e}; bars {BAR:g} and "
-        f"two deviations"
+        f"\nfloat32: AUC {aucs[0]:.4f}, over {len(aucs)} seeds a standard deviation of {deviation:.2e}; "
+        f"bars {BAR:g} and two deviations"
     )
     bars = {"auc_change": BAR, "probability_change": BAR, "trained_auc_change": 2 * deviation}
     ratios = {
-        f"{column}_{half}": bar / max(found[half][column], 1e-12)
+        f"{column}_{half}": bar / max(changes[half][column], 1e-12)
         for column, bar in bars.items()
         for half in HALVES
     }
     for name, ratio in ratios.items():
         print(f"{name}: {'met' if ratio >= 1 else 'MISSED'}")
-    ours = {**found, "auc": aucs[0], "seed_deviation": deviation}
+    ours = {**changes, "auc": aucs[0], "seed_deviation": deviation}
     print(
-        closing_line(
+        summary_line(
             "precision", machine(1, ("torch",)), ours, {}, ratios, quick=options.quick, rows=len(full)
         )
     )
@@ -98,9 +100,9 @@ def plan_of(lake: Lake, seed: int, precision: str) -> TrainPlan:
 
 
 def trained_auc(plan: TrainPlan) -> float:
-    """The test AUC, measured in float32 as train_model does, of a training."""
-    found: dict[str, Any] = train_in_process(plan)
-    area = float(found["metrics"]["test"]["auc"])
+    """Trains and returns the test AUC, measured in float32 as train_model does."""
+    outcome: dict[str, Any] = train_in_process(plan)
+    area = float(outcome["metrics"]["test"]["auc"])
     print(
         f"precision: {plan.train.precision}, seed {plan.train.seed}: {area:.5f}", file=sys.stderr, flush=True
     )
@@ -109,7 +111,7 @@ def trained_auc(plan: TrainPlan) -> float:
 
 @torch.no_grad()
 def scores(plan: TrainPlan, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(labels, probabilities) of the test split, in the order of its files, by the trained weights in a precision."""
+    """Scores the test split in a precision. Returns (labels, probabilities) in the order of its files."""
     loaded = load_model(plan.model_path, CPU)
     files = plan.splits["test"]
     shards = plan_shards([group.rows for group in row_groups(files)], 1, BATCH_ROWS)

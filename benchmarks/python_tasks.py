@@ -1,10 +1,11 @@
-"""What a Spark task of Python costs beside its work: Spark's own worker daemon, and the one our profiles name.
+"""Measures the overhead of a Spark task in Python, with Spark's own worker daemon and with that of our
+profiles.
 
     .venv/bin/python benchmarks/python_tasks.py [--quick]
 
-Tasks that pass one row of Arrow on, in a session on local[2] that is asked for many of them at once; milliseconds of a core a task,
-the median over rounds. The first task of a worker, with its imports, is not among them. Each daemon has a process and a
-session of its own, in turns. Ratio, ours over Spark's: `task`.
+A session on local[2] runs many tasks at once. Each passes on one row of Arrow. The figure is milliseconds of
+a core a task, the median over rounds. The first task of a worker, with its imports, is not counted. Each
+daemon has a process and a session of its own, and they take turns. Ratio, ours over Spark's: `task`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,19 +36,19 @@ def same(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 
 
 def rounds_of(daemon: str, tasks: int) -> list[float]:
-    """Milliseconds of a core a task, round by round, in a session of this process."""
+    """Returns the milliseconds of a core a task, per round, in a session of this process."""
     from spark.session import build_session, read_profile
 
     settings = read_profile(ROOT / "conf/spark/local.conf")
     spark = build_session("python tasks", settings | {"spark.python.daemon.module": daemon})
-    found = []
-    for _ in range(ROUNDS + 1):  # of the first, nothing counts: workers start in it
+    times_ms = []
+    for _ in range(ROUNDS + 1):  # the first round starts the workers and does not count
         began = time.perf_counter()
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(same, "id long").count()
-        found.append((time.perf_counter() - began) * 1000 * CORES / tasks)
+        times_ms.append((time.perf_counter() - began) * 1000 * CORES / tasks)
         assert rows == tasks
     spark.stop()
-    return found[1:]
+    return times_ms[1:]
 
 
 def measured(daemon: str, tasks: int) -> list[float]:
@@ -70,19 +71,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(rounds_of(options.daemon, options.tasks)))
         return
     turns, tasks = (1, 100) if options.quick else (TURNS, 200)
-    found: dict[str, list[float]] = {name: [] for name in DAEMONS}
+    times_ms: dict[str, list[float]] = {name: [] for name in DAEMONS}
     for _ in range(turns):
         for name, daemon in DAEMONS.items():
-            found[name] += measured(daemon, tasks)
-    medians = {name: round(statistics.median(each), 2) for name, each in found.items()}
+            times_ms[name] += measured(daemon, tasks)
+    medians = {name: round(statistics.median(times), 2) for name, times in times_ms.items()}
     rows = [
-        (DAEMONS[name], f"{medians[name]:.1f}", f"{min(each):.1f}", f"{max(each):.1f}")
-        for name, each in found.items()
+        (DAEMONS[name], f"{medians[name]:.1f}", f"{min(times):.1f}", f"{max(times):.1f}")
+        for name, times in times_ms.items()
     ]
     print(table(("spark.python.daemon.module", "ms a task", "lowest", "highest"), rows))
     ratios = {"task": round(medians["spark"] / medians["ours"], 3)}
     ours, peers = {"ms_a_task": medians["ours"]}, {"spark": {"ms_a_task": medians["spark"]}}
-    print(closing_line("python_tasks", machine(CORES, ("pyspark", "pyarrow")), ours, peers, ratios))
+    print(summary_line("python_tasks", machine(CORES, ("pyspark", "pyarrow")), ours, peers, ratios))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""What share of (best AUC - 0.5) each model reaches on the generated log: the test day's, and the validation day's beside it.
+"""Measures the share of (best AUC - 0.5) that each model reaches on the generated log, on its test and
+validation days.
 
     .venv/bin/python benchmarks/quality.py [--quick] [--seeds N] [--models NAME …] [--set a.b=c …]
 
-The log is that of conf/datasets/generated.yaml: its generator knows each row's click probability, and with it the best AUC
-that a day allows. The log is generated and encoded once, by the real jobs, and kept in the cache; each model then trains on
-one rank in this process, with the rates and epochs that PRESETS gives it. These were chosen by the validation day; the test
-day is only reported. No peer takes part: the bars are the world's own, 0.9 of the best for models that see products of
-features, and below 0.8 for logistic regression, which cannot.
+The log is that of conf/datasets/generated.yaml. Its generator returns the click probability of each row, and
+therefore the best AUC that a day allows. The jobs of the product generate and encode the log once; it stays
+in the cache. Each model then trains on one rank in this process, with the rates and epochs of PRESETS. These
+were chosen on the validation day; the test day is only reported. No peer takes part. The bars come from the
+generator: 0.9 of the best for models that use products of features, and below 0.8 for logistic regression,
+which cannot.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from storage.dataset import Dataset, read_dataset
 from storage.manifest import is_published, read_manifest
@@ -42,7 +44,9 @@ TARGET, BASELINE_LIMIT = 0.9, 0.8
 
 @dataclass(frozen=True)
 class Preset:
-    """A model's file and what it is trained with, as --set has it; `at_least` is whether the target is a floor."""
+    """A model's file and its training settings, as --set takes them. `at_least` says whether the target is a
+    lower bound.
+    """
 
     model: str
     train: tuple[str, ...] = ()
@@ -76,16 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     lake = prepare(options.quick)
-    found = {name: measure(lake, name, options.seeds, options.overrides) for name in options.models}
-    print(table(["model", "test share", "validation share", "test AUC", "seconds", "target"], _rows(found)))
-    ratios = {name: each["test_share"] for name, each in found.items()}
+    results = {name: measure(lake, name, options.seeds, options.overrides) for name in options.models}
+    print(table(["model", "test share", "validation share", "test AUC", "seconds", "target"], _rows(results)))
+    ratios = {name: result["test_share"] for name, result in results.items()}
     more = {"quick": options.quick, "seeds": options.seeds, "overrides": options.overrides}
-    print(closing_line("quality", machine(1, ("torch",)), found, {}, ratios, **more))
+    print(summary_line("quality", machine(1, ("torch",)), results, {}, ratios, **more))
     return 0
 
 
 def prepare(quick: bool) -> Lake:
-    """The lake with the log and its features, made by the real jobs unless it is there."""
+    """Returns the lake with the log and its features. The jobs make it unless it exists."""
     lake = Lake(str(CACHE / ("quick" if quick else "full")))
     if is_published(lake.datasets.partition(RUN_DATE)):
         return lake
@@ -101,14 +105,14 @@ def prepare(quick: bool) -> Lake:
             "--run-date",
             run_date,
         ]
-        for each in settings:
-            command += ["--set", each]
+        for setting in settings:
+            command += ["--set", setting]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
     return lake
 
 
 def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """Means over the seeds, and the test shares of each."""
+    """Returns means over the seeds, and the test share of each seed."""
     preset, dataset = PRESETS[name], read_dataset(lake, RUN_DATE)
     best = {split: best_auc(lake, dataset, split) for split in ("validation", "test")}
     runs = []
@@ -128,43 +132,42 @@ def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict
             flush=True,
         )
     shares = {
-        split: [(each["metrics"][split]["auc"] - 0.5) / (best[split] - 0.5) for each in runs]
-        for split in best
+        split: [(run["metrics"][split]["auc"] - 0.5) / (best[split] - 0.5) for run in runs] for split in best
     }
     return {
         "test_share": statistics.mean(shares["test"]),
         "validation_share": statistics.mean(shares["validation"]),
-        "test_auc": statistics.mean(each["metrics"]["test"]["auc"] for each in runs),
+        "test_auc": statistics.mean(run["metrics"]["test"]["auc"] for run in runs),
         "best_auc": best["test"],
-        "test_shares": [round(each, 4) for each in shares["test"]],
-        "seconds": statistics.mean(each["seconds"] for each in runs),
+        "test_shares": [round(share, 4) for share in shares["test"]],
+        "seconds": statistics.mean(run["seconds"] for run in runs),
     }
 
 
 def best_auc(lake: Lake, dataset: Dataset, split: str) -> float:
-    """The best AUC of the one day of a split."""
+    """Returns the best AUC of the one day of a split."""
     (member,) = dataset.splits[split]
     return float(read_manifest(lake.raw.partition(member.dt)).facts["best_auc"])
 
 
 def target_of(name: str, share: float) -> str:
-    """The bar of a model, and whether a share meets it."""
+    """Returns the target of a model, and whether a share meets it."""
     if PRESETS[name].at_least:
         return f"at least {TARGET}: {'met' if share >= TARGET else 'MISSED'}"
     return f"below {BASELINE_LIMIT}: {'met' if share < BASELINE_LIMIT else 'MISSED'}"
 
 
-def _rows(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+def _rows(results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return [
         [
             name,
-            f"{each['test_share']:.3f}",
-            f"{each['validation_share']:.3f}",
-            f"{each['test_auc']:.4f}",
-            f"{each['seconds']:.0f}",
-            target_of(name, each["test_share"]),
+            f"{result['test_share']:.3f}",
+            f"{result['validation_share']:.3f}",
+            f"{result['test_auc']:.4f}",
+            f"{result['seconds']:.0f}",
+            target_of(name, result["test_share"]),
         ]
-        for name, each in found.items()
+        for name, result in results.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark prints: the machine, a table for people and, on the last line, one JSON object."""
+"""The output of every benchmark: the machine, a table for people and, on the last line, one JSON object."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GIB = 2**30
 
 
 def machine(cores: int, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """What the figures were measured on; names no host.
+    """Describes the machine of the figures, without its host name.
 
     Args:
-        cores: how many cores each contender was given.
-        packages: distributions whose installed version is part of the record.
+        cores: number of cores of each contender.
+        packages: distributions whose installed versions are recorded.
     """
     return {
         "date": datetime.now(UTC).date().isoformat(),
@@ -50,7 +50,7 @@ def _version(name: str) -> str | None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned first column, right-aligned figures."""
+    """Formats a table with a left-aligned first column and right-aligned figures."""
     widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
@@ -63,7 +63,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), line(["-" * width for width in widths]), *(line(row) for row in rows)])
 
 
-def closing_line(
+def summary_line(
     benchmark: str,
     of_machine: Mapping[str, Any],
     ours: Mapping[str, Any],
@@ -71,14 +71,16 @@ def closing_line(
     ratios: Mapping[str, float | None],
     **more: Any,
 ) -> str:
-    """The last line of standard output. `ratios` says how many times faster ours is; null where a peer did not run."""
+    """Returns the summary line, the last line of standard output. `ratios` says how many times faster ours
+    is; null if a peer did not run.
+    """
     return json.dumps(
         {
             "benchmark": benchmark,
             "machine": dict(of_machine),
             "ours": dict(ours),
             "peers": dict(peers),
-            "ratios": {name: None if each is None else round(each, 3) for name, each in ratios.items()},
+            "ratios": {name: None if ratio is None else round(ratio, 3) for name, ratio in ratios.items()},
             **more,
         },
         allow_nan=False,

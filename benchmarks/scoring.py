@@ -1,21 +1,27 @@
-"""Pairs a second of score_lists against joined rows through what Spark offers, of score_rows against the bare model, and top k.
+"""Compares score_lists with scoring joined rows in Spark, score_rows with the bare model, and both ways to
+the top k.
 
-    .venv/bin/python benchmarks/scoring.py [--quick] [--users N] [--candidates N] [--turns N] [--only NAME …] [--scaling]
+    .venv/bin/python benchmarks/scoring.py [--quick] [--users N] [--candidates N] [--turns N] [--only NAME …]
+        [--scaling]
 
-One Spark session, local[2]; contenders take turns; the median over turns counts. Each reads Parquet that lies in the file cache, and
-its result goes nowhere (Spark's `noop` sink). The peers' rows were joined before, and they rank nothing: what they leave out is
-in our time. The model: DLRM of dimension 128, top MLP 512-256, 26 columns of ids, half on each side, 13 dense features of the
-user. Ratios, ours over the other's:
+Contenders take turns in one Spark session, local[2]. The figure is pairs a second, the median over turns.
+Each contender reads Parquet from the file cache and writes to Spark's `noop` sink. The peers' rows were
+joined before, and the peers rank nothing. Our time includes both. The model is a DLRM of dimension 128 with
+top MLP 512-256, 26 columns of ids (half of the user, half of the item) and 13 dense features of the user.
+Ratios, ours over the other's:
 
-* `joined_fp32`: over the best of pandas_udf, predict_batch_udf and mapInPandas, all in fp32; `joined_bf16`: both in bf16;
-  `bf16_over_joined_fp32`: our bf16 over it.
+* `joined_fp32`: over the best of pandas_udf, predict_batch_udf and mapInPandas, all in fp32. `joined_bf16`
+  has both in bf16. `bf16_over_joined_fp32` is our bf16 over the best in fp32.
 * `published_fp32`, `published_bf16`: the published top MLP, 1024-1024-512-256, against mapInPandas.
-* `null_model`: a model that returns 0, which leaves the transport; on twice the users (quick: ten times).
-* `bare_model`: score_rows, files read and written, over the model alone on rows in memory (benchmarks/bare_model.py).
-* `topk_window_1m`, `topk_window_8m`: score_lists with a model that hashes ids over row_number on pairs with scores.
+* `null_model`: a model that returns 0, so that only transport is timed, on twice the users (quick: ten
+  times).
+* `bare_model`: score_rows with its files over the model alone on rows in memory (benchmarks/bare_model.py).
+* `topk_window_1m`, `topk_window_8m`: score_lists with a model that hashes ids, over row_number on pairs with
+  scores.
 
-Before a time counts results are compared: probabilities within 1e-5 (bf16, int8: 0.02), lists equal but for items that close. `--scaling`
-prints cost and memory at other numbers of users and candidates instead (benchmarks/scoring_scaling.py).
+Results are compared before times count. Probabilities must agree within 1e-5 (bf16 and int8: 0.02). Lists
+must be equal, except for items whose scores are that close. `--scaling` prints cost and memory at other
+numbers of users and candidates instead (benchmarks/scoring_scaling.py).
 """
 
 from __future__ import annotations
@@ -29,10 +35,10 @@ from pathlib import Path
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parent.parent)
-)  # a file here has the name of our package scoring
+)  # a file in this folder hides our package scoring
 
 from benchmarks.architectures import make_known
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from benchmarks.scoring_bench import GROUPS, PRECISIONS, Bench, Speeds
 from benchmarks.scoring_contenders import JOINED, Unequal
 
@@ -84,15 +90,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bench.spark.stop()
     ratios = ratios_of(speeds)
     _print(speeds, ratios)
-    ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
-    peers = {name: each for name, each in speeds.items() if name not in ours}
+    ours = {name: figures for name, figures in speeds.items() if name.startswith("ours")}
+    peers = {name: figures for name, figures in speeds.items() if name not in ours}
     sizes = {"users": options.users, "candidates": options.candidates, "most_rows": options.most_rows}
-    print(closing_line("scoring", of_machine, ours, peers, ratios, targets=TARGETS, **sizes))
+    print(summary_line("scoring", of_machine, ours, peers, ratios, targets=TARGETS, **sizes))
     return 0
 
 
 def ratios_of(speeds: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """As the module says; null where a contender did not run."""
+    """Returns the ratios that the module describes. Null if a contender did not run."""
 
     def best(*names: str) -> float | None:
         return max((speeds[name]["pairs_per_s"] for name in names if name in speeds), default=None)
@@ -116,7 +122,7 @@ def ratios_of(speeds: Mapping[str, Mapping[str, float]]) -> dict[str, float | No
 
 
 def verdict(name: str, ratio: float | None) -> str:
-    """One line for people."""
+    """Returns a line about one ratio, for people."""
     if ratio is None:
         return f"{name}: not measured"
     target = TARGETS.get(name)
@@ -128,7 +134,7 @@ def verdict(name: str, ratio: float | None) -> str:
 
 def _print(speeds: Speeds, ratios: Mapping[str, float | None]) -> None:
     keys = ("pairs_per_s", "lowest", "highest")
-    rows = [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()]
+    rows = [[name, *(f"{figures[key]:,.0f}" for key in keys)] for name, figures in speeds.items()]
     print(table(["contender", "pairs/s", "lowest", "highest"], rows))
     print()
     for name, ratio in ratios.items():

@@ -1,4 +1,4 @@
-"""One run of the scoring benchmark: its session, its data, its models, and its contenders turn by turn."""
+"""One run of the scoring benchmark: its session, its data, its models and its contenders."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Bench:
         return make_model(CACHE, name, self.spec)
 
     def measure(self) -> Speeds:
-        """Contender → pairs a second."""
+        """Returns contender → pairs a second."""
         only, speeds = self.options.only, Speeds()
         data = self._data(self.options.users, self.options.candidates, joined=True)
         settle([*data.users, *data.joined_files])
@@ -65,7 +65,9 @@ class Bench:
                 speeds |= self._alternate(runs, data)
             if "published" in only:
                 runs = self._lists_and_joined("published", precision, ("map_in_pandas",))
-                speeds |= self._alternate({f"{name}_published": each for name, each in runs.items()}, data)
+                speeds |= self._alternate(
+                    {f"{name}_published": contender for name, contender in runs.items()}, data
+                )
         if "rows" in only:
             speeds |= self._rows(data)
         if "null" in only:
@@ -75,15 +77,15 @@ class Bench:
         return speeds
 
     def _lists_and_joined(self, model: str, precision: str, names: Sequence[str]) -> dict[str, Any]:
-        """Ours and peers, held equal on a few users."""
+        """Returns ours and the peers, after checking that their results agree on a few users."""
         path, spec = self._model(model), self.spec
         runs: dict[str, Any] = {
             f"{name}_{precision}": joined(self.spark, spec, name, path, precision) for name in names
         }
-        found = {name: each.frame(self.small).toPandas() for name, each in runs.items()}
-        first = next(iter(found.values()))
-        for name, each in found.items():
-            require_equal_rows(name, each, first, CLOSE[precision])
+        scored_by_name = {name: contender.frame(self.small).toPandas() for name, contender in runs.items()}
+        first = next(iter(scored_by_name.values()))
+        for name, frame in scored_by_name.items():
+            require_equal_rows(name, frame, first, CLOSE[precision])
         keys = pq.read_table(self.items, columns=["item_index", "item_key"]).to_pandas()
         pairs = first.merge(keys, on="item_index").rename(columns={"item_key": "item_id"})
         requests = {precision: request_of(path, precision)}
@@ -106,13 +108,13 @@ class Bench:
         keys = self.spark.read.parquet(*self.small.joined_files).select("row_id", "user_key", "item_index")
         scored = runs["ours_rows"].scored(self.small).merge(keys.toPandas(), on="row_id")
         require_equal_rows("ours_rows", scored, peer, CLOSE["fp32"])
-        found = self._alternate(runs, data)
+        speeds = self._alternate(runs, data)
         print("scoring: bare_model …", file=sys.stderr, flush=True)
         bare = rows_per_s(request, data.joined, self.options.cores, max(self.options.turns, 2))
-        return found | {"bare_model": spread(bare)}
+        return speeds | {"bare_model": spread(bare)}
 
     def _null(self) -> Speeds:
-        """On more users: what a job costs whatever its rows would otherwise be all there is to see."""
+        """Measures the null model on more users, because a job's fixed cost hides the cost of few rows."""
         times = 10 if self.options.quick else 2
         data = self._data(times * self.options.users, self.options.candidates, joined=True)
         settle([*data.users, *data.joined_files])
@@ -120,7 +122,7 @@ class Bench:
         request = request_of(self._model("null"))
         assert request is not None
         runs["ours_rows"] = Rows(self.spark, request)
-        return self._alternate({f"{name}_null": each for name, each in runs.items()}, data)
+        return self._alternate({f"{name}_null": contender for name, contender in runs.items()}, data)
 
     def _top(self, data: Data) -> Speeds:
         request = request_of(self._model("hash"))
@@ -132,7 +134,7 @@ class Bench:
         pairs = scored_pairs(self.small, self.spec, self.items)
         require_equal_lists("ours", ours.frame(self.small).toPandas(), pairs, CLOSE["fp32"])
         require_equal_lists("row_number", theirs.frame(self.small).toPandas(), pairs, CLOSE["fp32"])
-        found: Speeds = {}
+        speeds: Speeds = {}
         for name, factor in (("1m", 1), ("8m", 8)):
             if factor == 1 or not self.options.quick:
                 sized = self._data(
@@ -140,11 +142,11 @@ class Bench:
                 )
                 settle([*sized.users, *pair_files(sized, self.spec, self.items)])
                 runs = {f"ours_top_{name}": ours, f"row_number_{name}": theirs}
-                found |= self._alternate(runs, sized)
-        return found
+                speeds |= self._alternate(runs, sized)
+        return speeds
 
     def _alternate(self, runs: Runs, data: Data) -> Speeds:
-        """Turn by turn; before each, the contender runs on a few users, which loads its model."""
+        """Runs contenders in turns. Each first scores a few users, which loads its model."""
         speeds: dict[str, list[float]] = {name: [] for name in runs}
         names = list(runs)
         for turn in range(self.options.turns):
@@ -155,7 +157,7 @@ class Bench:
                 began = time.perf_counter()
                 runs[name].run(data)
                 speeds[name].append(data.pairs / (time.perf_counter() - began))
-        return {name: spread(each) for name, each in speeds.items()}
+        return {name: spread(rates) for name, rates in speeds.items()}
 
 
 def spread(speeds: Sequence[float]) -> dict[str, float]:

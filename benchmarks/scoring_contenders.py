@@ -1,4 +1,6 @@
-"""What takes part in the scoring benchmark: our lists and rows, and joined rows through what Spark offers; and what holds them equal."""
+"""The contenders of the scoring benchmark: our lists and rows, and peers on joined rows; and checks that they
+agree.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,17 @@ JOINED: Mapping[str, Callable[[DataFrame, FeatureSpec, str, str], DataFrame]] = 
     "map_in_pandas": joined_map_in_pandas.score,
 }
 K = 10
-# How far scores of equal weights may lie apart; bf16 and int8 keep 8 bits of a number.
+# The largest difference between scores of equal weights. bf16 and int8 keep 8 bits of a number.
 CLOSE = {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02}
 
 
 class Unequal(Exception):
-    """Contenders gave different results, so their times mean nothing."""
+    """Contenders gave different results, so their times are not comparable."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`frame` makes what is evaluated, of a Data; nothing of it is kept."""
+    """A contender. `frame` returns the frame to evaluate for a Data; its rows are not kept."""
 
     frame: Callable[[Data], DataFrame]
 
@@ -47,8 +49,8 @@ class Contender:
 
 
 def open_session(cores: int, folder: str) -> SparkSession:
-    """local[cores] as the local profile has it, whose workers know the benchmarks' architectures too."""
-    # Workers import benchmarks too, whatever else is on their path.
+    """Opens local[cores] with the local profile. Workers can import the benchmarks' architectures."""
+    # Workers must be able to import benchmarks.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = read_profile(ROOT / "conf/spark/local.conf") | {
         "spark.master": f"local[{cores}]",
@@ -62,30 +64,32 @@ def open_session(cores: int, folder: str) -> SparkSession:
 
 
 def request_of(path: str, precision: str = "fp32", **changed: Any) -> ModelRequest | None:
-    """A model on the CPU in a precision; None where this checkout scores in float32 alone."""
+    """Returns the request for a model on the CPU in a precision. None if this checkout scores in float32
+    alone.
+    """
     request = replace(ModelRequest(path, "cpu", None), **changed)
     if precision == "fp32":
         return request
-    known = {each.name for each in fields(ModelRequest)}
+    known = {field.name for field in fields(ModelRequest)}
     values: dict[str, Any] = {"precision": precision}
     return replace(request, **values) if "precision" in known else None
 
 
 def lists(spark: SparkSession, spec: FeatureSpec, items: str, model: ModelRequest) -> Contender:
-    """Ours: users with lists of candidates in, K rows a user out."""
+    """Returns ours, which reads users with lists of candidates and returns K rows a user."""
     request = ListRequest(model, (items,), (), K)
     return Contender(lambda data: score_lists(spark.read.parquet(*data.users), spec, request))
 
 
 def joined(spark: SparkSession, spec: FeatureSpec, name: str, model: str, precision: str) -> Contender:
-    """A peer: rows that were joined before, each with its features; it ranks nothing."""
+    """Returns a peer. It scores rows that were joined before, each with its features, and ranks nothing."""
     score = JOINED[name]
     return Contender(lambda data: score(spark.read.parquet(*data.joined_files), spec, model, precision))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """score_rows: it reads the joined rows' files and writes its own."""
+    """score_rows: it reads the files of joined rows and writes its own."""
 
     spark: SparkSession
     model: ModelRequest
@@ -99,7 +103,7 @@ class Rows:
             shutil.rmtree(folder)
 
     def scored(self, data: Data) -> pd.DataFrame:
-        """row_id and probability of each row."""
+        """Returns row_id and probability of each row."""
         folder = tempfile.mkdtemp(prefix="nightrank-scores-")
         try:
             score_split(self.spark, divide_rows(data.joined, 2, 1_000_000), self.model, folder)
@@ -108,19 +112,22 @@ class Rows:
             shutil.rmtree(folder)
 
 
-def require_equal_rows(name: str, found: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
-    """Raises Unequal unless both hold the same (user_key, item_index) with probabilities that close."""
+def require_equal_rows(name: str, actual: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
+    """Raises Unequal unless both hold the same (user_key, item_index) with probabilities that differ by at
+    most `close`.
+    """
     keys = ["user_key", "item_index"]
-    both = expected.merge(found, on=keys, suffixes=("", "_found"), validate="one_to_one")
-    if not len(both) == len(found) == len(expected):
-        raise Unequal(f"{name} scored {len(found)} pairs, {len(both)} of the {len(expected)} expected ones")
+    both = expected.merge(actual, on=keys, suffixes=("", "_found"), validate="one_to_one")
+    if not len(both) == len(actual) == len(expected):
+        raise Unequal(f"{name} scored {len(actual)} pairs, {len(both)} of the {len(expected)} expected ones")
     apart = (both.probability - both.probability_found).abs().max()
     if not apart <= close:
         raise Unequal(f"{name} lies {apart} from the others' probabilities, {close} are allowed")
 
 
 def require_equal_lists(name: str, lists: pd.DataFrame, expected: pd.DataFrame, close: float) -> None:
-    """Raises Unequal unless the lists are the K best of `expected`, but for items whose scores lie that close.
+    """Raises Unequal unless the lists are the K best of `expected`. Items whose scores differ by `close` may
+    be swapped.
 
     Args:
         lists: user_id, position, item_id, score.
@@ -129,11 +136,16 @@ def require_equal_lists(name: str, lists: pd.DataFrame, expected: pd.DataFrame, 
     best = expected.sort_values(["user_key", "probability", "item_id"], ascending=[True, False, True])
     best["position"] = best.groupby("user_key").cumcount() + 1
     best = best[best.position <= K]
-    found = lists.rename(columns={"user_id": "user_key"})
-    places = best.merge(found, on=["user_key", "position"], validate="one_to_one")
-    own = expected.merge(found, on=["user_key", "item_id"], validate="one_to_one")
-    if not len(places) == len(own) == len(found) == len(best):
-        raise Unequal(f"{name} lists {len(found)} rows, {len(own)} of them pairs; {len(best)} were expected")
-    apart = max((places.probability - places.score).abs().max(), (own.probability - own.score).abs().max())
+    actual = lists.rename(columns={"user_id": "user_key"})
+    places = best.merge(actual, on=["user_key", "position"], validate="one_to_one")
+    listed_pairs = expected.merge(actual, on=["user_key", "item_id"], validate="one_to_one")
+    if not len(places) == len(listed_pairs) == len(actual) == len(best):
+        raise Unequal(
+            f"{name} lists {len(actual)} rows, {len(listed_pairs)} of them pairs; {len(best)} were expected"
+        )
+    apart = max(
+        (places.probability - places.score).abs().max(),
+        (listed_pairs.probability - listed_pairs.score).abs().max(),
+    )
     if not apart <= close:
         raise Unequal(f"{name}: scores lie {apart} from those of joined rows, {close} are allowed")

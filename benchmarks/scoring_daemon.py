@@ -1,4 +1,4 @@
-"""The process that the scoring benchmarks' Python workers are forked from: Nightrank's own, which knows their architectures too."""
+"""The worker daemon of the scoring benchmarks: Nightrank's own, with the benchmarks' architectures."""
 
 from __future__ import annotations
 

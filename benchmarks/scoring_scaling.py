@@ -1,7 +1,9 @@
-"""What score_lists costs against its users and candidates, and what memory it takes: each size in a process tree of its own.
+"""Measures how score_lists scales with users and candidates: its cost and its memory, each size in its own
+process tree.
 
-The claim: seconds a pair stay within 15% of 1 from one size to the next, and so does peak memory. `ratios` holds both. The
-first, small size is there to be left behind: it carries what a run costs whatever its size. Items are the same for all sizes.
+The claim is that seconds a pair and peak memory stay within 15% from one size to the next. `ratios` holds
+both. The first size is small and includes the fixed cost of a run, which later sizes make negligible. Items
+are the same for all sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Measured, measure, settle
-from benchmarks.report import GIB, closing_line, machine, table
+from benchmarks.report import GIB, machine, summary_line, table
 from benchmarks.scoring_bench import CACHE
 from benchmarks.scoring_contenders import ROOT, lists, open_session, request_of
 from benchmarks.scoring_world import Data, make_data, make_items, make_model, make_spec
@@ -28,7 +30,7 @@ LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class Task:
-    """One size: what the process of its own is told."""
+    """One size: the task of its process."""
 
     users: int
     candidates: int
@@ -48,14 +50,14 @@ class Task:
 
 
 class SizeFailed(Exception):
-    """The process of one size ended with an error or passed its limit."""
+    """The process of one size failed or passed its time limit."""
 
 
 def scaling(options: argparse.Namespace) -> int:
-    """The mode --scaling of benchmarks/scoring.py: prints a table and the closing line."""
+    """Runs the mode --scaling of benchmarks/scoring.py, which prints a table and the summary line."""
     of_machine = machine(options.cores, ("torch", "pyspark", "pyarrow"))
     users, candidates = options.users, options.candidates // 2
-    # First users grow, then candidates.
+    # The users grow first, then the candidates.
     sizes = (
         (users, candidates),
         (2 * users, candidates),
@@ -71,23 +73,24 @@ def scaling(options: argparse.Namespace) -> int:
     keys = ("seconds", "cpu_s", "microseconds_a_pair", "peak_rss_gib", "peak_pss_gib")
     head = ["users x candidates", "pairs", "seconds", "CPU s", "µs a pair", "peak RSS GiB", "peak PSS GiB"]
     rows = [
-        [name, f"{each['pairs']:,}", *(f"{each[key]:.2f}" for key in keys)] for name, each in facts.items()
+        [name, f"{figures['pairs']:,}", *(f"{figures[key]:.2f}" for key in keys)]
+        for name, figures in facts.items()
     ]
     print(table(head, rows))
     print()
     for name, ratio in ratios.items():
         print(f"{name}: {ratio:.3f}{'' if ratio - 1 <= WITHIN else f', beyond {WITHIN:.0%}'}")
-    print(closing_line("scoring_scaling", of_machine, {"sizes": facts}, {}, ratios, within=WITHIN))
+    print(summary_line("scoring_scaling", of_machine, {"sizes": facts}, {}, ratios, within=WITHIN))
     return 0
 
 
 def run_size(task: Task) -> dict[str, Any]:
-    """Seconds and CPU seconds of the scoring, after a warm-up, and peak memory of the whole tree."""
+    """Returns seconds and CPU seconds of the scoring after a warm-up, and peak memory of the process tree."""
     settle(task.data(task.users).users)
     with tempfile.TemporaryDirectory() as folder:
-        told, report, log = (Path(folder) / name for name in ("task.json", "report.json", "log.txt"))
-        told.write_text(json.dumps(asdict(task)), encoding="utf-8")
-        command = [sys.executable, "-m", "benchmarks.scoring_scaling", str(told), str(report), folder]
+        task_file, report, log = (Path(folder) / name for name in ("task.json", "report.json", "log.txt"))
+        task_file.write_text(json.dumps(asdict(task)), encoding="utf-8")
+        command = [sys.executable, "-m", "benchmarks.scoring_scaling", str(task_file), str(report), folder]
         measured = measure(command, log=log, cores=task.cores, limit_s=LIMIT_S, cwd=ROOT)
         if measured.returncode or measured.timed_out or not report.exists():
             raise SizeFailed(f"{task.name}: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
@@ -108,23 +111,23 @@ def facts_of(pairs: int, measured: Measured, began: float, ended: float) -> dict
 
 
 def growth(facts: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Each size over the one before: seconds a pair, CPU seconds a pair, and peak memory."""
-    found = {}
+    """Returns each size over the one before: seconds a pair, CPU seconds a pair, and peak memory."""
+    ratios = {}
     names = list(facts)
     for before, name in itertools.pairwise(names):
         small, large = facts[before], facts[name]
-        for key, told in (
+        for key, quantity in (
             ("microseconds_a_pair", "seconds_a_pair"),
             ("cpu_microseconds_a_pair", "cpu_a_pair"),
             ("peak_pss_gib", "peak_pss"),
         ):
-            found[f"{told} {name}/{before}"] = large[key] / small[key]
-    return found
+            ratios[f"{quantity} {name}/{before}"] = large[key] / small[key]
+    return ratios
 
 
-def main(told: str, report: str, folder: str) -> None:
-    """In a process of its own: one warm-up on a few users, then the whole, timed."""
-    task = Task(**json.loads(Path(told).read_text(encoding="utf-8")))
+def main(task_file: str, report: str, folder: str) -> None:
+    """Runs one size in this process: a warm-up on a few users, then all users, timed."""
+    task = Task(**json.loads(Path(task_file).read_text(encoding="utf-8")))
     spec = make_spec(task.most_rows)
     request = request_of(make_model(CACHE, "dlrm", spec))
     assert request is not None

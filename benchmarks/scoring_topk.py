@@ -1,4 +1,4 @@
-"""The same pairs for both ways to the k best: scores that a hash of ids gives, known to NumPy without a model."""
+"""The pairs of both top-k contenders. Their scores are a hash of ids, computed by NumPy without a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 
 
 def scored_pairs(data: Data, spec: FeatureSpec, items: str) -> pd.DataFrame:
-    """user_key, item_id and probability of all pairs."""
+    """Returns user_key, item_id and probability of all pairs."""
     frames = [_scored(path, spec, items).to_pandas() for path in data.users]
     return pd.concat(frames, ignore_index=True).rename(
         columns={"user_id": "user_key", "score": "probability"}
@@ -30,7 +30,9 @@ def scored_pairs(data: Data, spec: FeatureSpec, items: str) -> pd.DataFrame:
 
 
 def window(spark: SparkSession, spec: FeatureSpec, items: str) -> Contender:
-    """row_number over pairs on disk: user_id, item_id and score in files of their own, beside those of the users."""
+    """Returns row_number over pairs on disk. Their files hold user_id, item_id and score, beside the files of
+    users.
+    """
 
     def frame(data: Data) -> Any:
         return top(spark.read.parquet(*pair_files(data, spec, items)), K)
@@ -39,16 +41,16 @@ def window(spark: SparkSession, spec: FeatureSpec, items: str) -> Contender:
 
 
 def pair_files(data: Data, spec: FeatureSpec, items: str) -> list[str]:
-    """The pairs of each file of users, written once."""
-    found = []
+    """Returns the files of pairs, one for each file of users, written once."""
+    paths = []
     for place, users in enumerate(data.users):
         path = Path(users).with_name(f"pairs-{place}.parquet")
         if not path.exists():
             scratch = path.with_suffix(".partial")
             pq.write_table(_scored(users, spec, items), scratch, compression="zstd")
             scratch.rename(path)
-        found.append(str(path))
-    return found
+        paths.append(str(path))
+    return paths
 
 
 def _scored(path: str, spec: FeatureSpec, items: str) -> pa.Table:
@@ -64,8 +66,8 @@ def _scored(path: str, spec: FeatureSpec, items: str) -> pa.Table:
 
 
 def probability(first: NDArray[np.int32], last: NDArray[np.int32]) -> NDArray[np.float32]:
-    """What the architecture `null` with `returns: hash` gives to these ids."""
+    """Returns what the architecture `null` with `returns: hash` computes for these ids."""
     mixed = (first.astype(np.int64) * FIRST_FACTOR + last.astype(np.int64) * LAST_FACTOR) % MODULUS
     logits = torch.from_numpy(mixed).float() * (8 / MODULUS) - 4
-    found: NDArray[np.float32] = torch.sigmoid(logits).numpy()
-    return found
+    probabilities: NDArray[np.float32] = torch.sigmoid(logits).numpy()
+    return probabilities

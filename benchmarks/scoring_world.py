@@ -1,7 +1,9 @@
-"""Users, items, candidates and joined rows of Criteo's width, and models over them: what the scoring benchmarks score.
+"""The input of the scoring benchmarks: users, items, candidates and joined rows of Criteo's width, and models
+for them.
 
-26 columns of ids, C1 to C13 of the user and C14 to C26 of the item, drawn from the published power law with capped
-cardinalities; 13 dense features, all of the user. Each user has the same number of candidates, drawn without repeats.
+There are 26 columns of ids, C1 to C13 of the user and C14 to C26 of the item. Ids follow the published power
+law with capped cardinalities. All 13 dense features belong to the user. Each user has the same number of
+candidates, drawn without repeats.
 """
 
 from __future__ import annotations
@@ -44,20 +46,22 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def make_spec(most_rows: int) -> FeatureSpec:
-    """Criteo's layout with scopes: what comes first is the user's."""
+    """Returns Criteo's layout with scopes. The first columns belong to the user."""
     spec = spec_of(capped(most_rows))
     item = {f"C{place}" for place in range(USER_IDS + 1, 27)}
-    features = tuple(replace(each, scope="item" if each.name in item else "user") for each in spec.features)
+    features = tuple(
+        replace(feature, scope="item" if feature.name in item else "user") for feature in spec.features
+    )
     return FeatureSpec(features, (ROW_ID, USER_KEY), "benchmark")
 
 
 @dataclass(frozen=True)
 class Data:
-    """Users and their pairs on disk. `joined` may be empty, where nothing reads rows of pairs.
+    """Users and their pairs on disk. `joined` may be empty if no contender reads rows of pairs.
 
     Attributes:
         users: Parquet files of user_key, the user's features, candidates and excluded.
-        joined: row groups of row_id, user_key, item_index and all features, a row a pair, user by user.
+        joined: row groups of row_id, user_key, item_index and all features, one row a pair, sorted by user.
     """
 
     num_users: int
@@ -71,11 +75,11 @@ class Data:
 
     @property
     def joined_files(self) -> list[str]:
-        return [each.path for each in self.joined]
+        return [file.path for file in self.joined]
 
 
 def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
-    """`candidate_items` as build_candidates leaves it, in one file."""
+    """Writes `candidate_items` as build_candidates does, in one file."""
     path = folder / f"items-{count}.parquet"
     if not path.exists():
         columns = _side(spec, "item", count, seed=1)
@@ -88,7 +92,7 @@ def make_items(folder: Path, spec: FeatureSpec, count: int) -> str:
 def make_data(
     folder: Path, spec: FeatureSpec, items: str, users: int, candidates: int, *, joined: bool
 ) -> Data:
-    """So many users with so many candidates, made once for their numbers."""
+    """Returns `users` users with `candidates` candidates each, made once for each pair of numbers."""
     known = pq.read_table(items)
     draw = np.random.default_rng(2)
     columns = _side(spec, "user", users, seed=3)
@@ -117,7 +121,7 @@ def make_data(
 
 
 def join(users: pa.Table, items: pa.Table, spec: FeatureSpec, first_row: int) -> pa.Table:
-    """A row for each user and candidate."""
+    """Returns a row for each user and candidate."""
     lists = users.column(CANDIDATES).combine_chunks()
     item = lists.flatten()
     lengths = lists.value_lengths().to_numpy()
@@ -134,7 +138,7 @@ def join(users: pa.Table, items: pa.Table, spec: FeatureSpec, first_row: int) ->
 
 
 def make_model(folder: Path, name: str, spec: FeatureSpec) -> str:
-    """A model folder of MODELS, its weights as a training begins with them; made once."""
+    """Returns the folder of a model of MODELS with initial weights, made once."""
     path = folder / f"model-{name}-{sum(spec.cardinalities)}"
     if not (path / "model.json").exists():
         config = ModelConfig.model_validate(MODELS[name])
@@ -150,18 +154,20 @@ def make_model(folder: Path, name: str, spec: FeatureSpec) -> str:
 
 
 def _side(spec: FeatureSpec, scope: str, rows: int, seed: int) -> dict[str, Any]:
-    features = [each for each in spec.features if each.scope == scope]
+    features = [feature for feature in spec.features if feature.scope == scope]
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, Any] = {}
-    ids = draw_ids(rows, [int(each.cardinality or 0) for each in features if each.cardinality], generator)
+    columns: dict[str, Any] = {}
+    ids = draw_ids(
+        rows, [int(feature.cardinality or 0) for feature in features if feature.cardinality], generator
+    )
     dense = torch.randn(rows, NUM_DENSE, generator=generator).numpy()
     next_id = next_dense = 0
     for feature in features:
         if feature.kind == "dense":
-            found[feature.name], next_dense = pa.array(dense[:, next_dense]), next_dense + 1
+            columns[feature.name], next_dense = pa.array(dense[:, next_dense]), next_dense + 1
         else:
-            found[feature.name], next_id = pa.array(ids[:, next_id].numpy().astype(np.int32)), next_id + 1
-    return found
+            columns[feature.name], next_id = pa.array(ids[:, next_id].numpy().astype(np.int32)), next_id + 1
+    return columns
 
 
 def _write(path: Path, table: pa.Table) -> None:
@@ -172,8 +178,8 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def read_inputs(groups: Sequence[RowGroup], spec: FeatureSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dense (P, D) float32 and ids (P, W) int64 of all rows, as a model takes them."""
-    table = pa.concat_tables(pq.read_table(each.path) for each in groups)
-    dense = np.stack([table.column(each.name).to_numpy() for each in spec.dense], axis=1)
-    ids = np.stack([table.column(each.name).to_numpy() for each in spec.categorical], axis=1)
+    """Reads dense (P, D) float32 and ids (P, W) int64 of all rows, as a model takes them."""
+    table = pa.concat_tables(pq.read_table(group.path) for group in groups)
+    dense = np.stack([table.column(feature.name).to_numpy() for feature in spec.dense], axis=1)
+    ids = np.stack([table.column(feature.name).to_numpy() for feature in spec.categorical], axis=1)
     return torch.from_numpy(dense), torch.from_numpy(ids.astype(np.int64))

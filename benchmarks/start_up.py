@@ -1,9 +1,11 @@
-"""Seconds of small jobs whose JVM takes its classes from setup's archive, and of the same where it loads them from jars.
+"""Compares the seconds of small jobs whose JVM loads classes from setup's archive with those that load them
+from jars.
 
     .venv/bin/python benchmarks/start_up.py [--quick]
 
-build_features and report by spark-submit with conf/spark/local.conf, on a click log of 6,000 rows, where a start is most of
-the time. The two take turns; the median over turns counts. Ratios, ours over jars: `build_features`, `report`.
+spark-submit runs build_features and report with conf/spark/local.conf on a click log of 6,000 rows, where
+start-up is most of the time. Both variants take turns, and the median over turns counts. Ratios, ours over
+jars: `build_features`, `report`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from setup.class_archive import NAME
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +45,7 @@ OPTIONS = {
 
 
 def seconds_of(job: str, run_date: str, lake: Path, options: str) -> float:
-    """One run of a job, from spark-submit's start to its end."""
+    """Returns the seconds of one run of a job, from the start of spark-submit to its end."""
     words = ["--config", CONFIG, "--run-date", run_date]
     for override in (*LOG, f"lake={lake}"):
         words += ["--set", override]
@@ -67,24 +69,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     turns = 1 if parser.parse_args(arguments).quick else 5
     if not ARCHIVE.exists():
         raise SystemExit(f"{ARCHIVE} is not there: run make setup, and read what it says of the archive")
-    found: dict[str, dict[str, list[float]]] = {name: {job: [] for job in JOBS} for name in OPTIONS}
+    times: dict[str, dict[str, list[float]]] = {name: {job: [] for job in JOBS} for name in OPTIONS}
     with tempfile.TemporaryDirectory(prefix="nightrank-start-up-") as folder:
         seconds_of("generate_clicks", FIRST, Path(folder) / "lake", "")
-        for turn in range(turns + 1):  # of the first, nothing counts: it also fills the file cache
+        for turn in range(turns + 1):  # the first turn fills the file cache and does not count
             for name, options in OPTIONS.items():
                 for job in JOBS:
                     seconds = seconds_of(job, RUN_DATE, Path(folder) / "lake", options)
                     if turn:
-                        found[name][job].append(seconds)
+                        times[name][job].append(seconds)
     medians = {
-        name: {job: statistics.median(each) for job, each in jobs.items()} for name, jobs in found.items()
+        name: {job: statistics.median(seconds) for job, seconds in jobs.items()}
+        for name, jobs in times.items()
     }
     rows = [(name, *(f"{jobs[job]:.2f}" for job in JOBS)) for name, jobs in medians.items()]
     print(table(("classes from", *(f"{job}, s" for job in JOBS)), rows))
     ratios = {job: round(medians["jars"][job] / medians["archive"][job], 3) for job in JOBS}
     ours = {job: round(value, 2) for job, value in medians["archive"].items()}
     peers = {"jars": {job: round(value, 2) for job, value in medians["jars"].items()}}
-    print(closing_line("start_up", machine(len(os.sched_getaffinity(0)), ("pyspark",)), ours, peers, ratios))
+    print(summary_line("start_up", machine(len(os.sched_getaffinity(0)), ("pyspark",)), ours, peers, ratios))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Times training steps of several contenders in one process, turn by turn, so that all see the same machine.
+"""Times training steps of several contenders in one process, in turns, so that all run under the same
+conditions.
 
-Contenders share threads, batches and device. In each turn every contender takes some steps, in an order that shifts by one
-from turn to turn; what counts is the median over turns. A device's queue is waited for before a clock is read.
+Contenders share threads, batches and device. In each turn every contender runs some steps. The order shifts
+by one from turn to turn, and the median over turns counts. The clock is read after the device has finished
+its queue.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ Step = Callable[[Batch], Any]
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Waits until the device has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds_of(step: Step, batches: Sequence[Batch], steps: int, device: torch.device) -> float:
-    """Seconds of so many steps over the batches, again and again."""
+    """Returns the seconds of `steps` steps, which repeat the batches."""
     wait_for(device)
     began = time.perf_counter()
     for batch in islice(cycle(batches), steps):
@@ -44,7 +46,9 @@ def alternate(
     turns: int,
     device: torch.device,
 ) -> dict[str, dict[str, float]]:
-    """Samples a second of each contender: `samples_per_s` is the median over turns, `lowest` and `highest` its range."""
+    """Returns samples a second of each contender: `samples_per_s` is the median over turns, `lowest` and
+    `highest` the range.
+    """
     for step in contenders.values():
         seconds_of(step, batches, warm_up, device)
     rows = len(batches[0].labels)
@@ -54,7 +58,7 @@ def alternate(
         first = turn % len(names)
         for name in [*names[first:], *names[:first]]:
             speeds[name].append(rows * steps / seconds_of(contenders[name], batches, steps, device))
-    return {name: spread(each) for name, each in speeds.items()}
+    return {name: spread(rates) for name, rates in speeds.items()}
 
 
 def spread(speeds: Sequence[float]) -> dict[str, float]:

@@ -1,17 +1,23 @@
-"""Samples a second of our training step against the same DLRM written plainly, against its dense part alone, and over ranks.
+"""Compares the samples a second of our training step with a plain DLRM, with its own dense part, and over
+ranks.
 
-    .venv/bin/python benchmarks/training.py [--quick] [--batch ROWS] [--most-rows ROWS] [--precision fp32 bf16] [--no-ranks]
+    .venv/bin/python benchmarks/training.py [--quick] [--batch ROWS] [--most-rows ROWS]
+        [--precision fp32 bf16] [--no-ranks]
 
 Ratios, each of samples a second, ours over the other's:
 
-* `plain_fp32`, `plain_bf16`: benchmarks/peers/plain_dlrm.py with Adagrad, in that precision. Our bf16 has its dense part compiled;
-  the plain model runs under autocast. `plain_sgd_*` has SGD on its tables, which is less work than ours does.
-* `dense_limit`: our own step in fp32 without tables (benchmarks/dense_part.py); nothing can exceed 1 but by noise.
-* `end_to_end`: Petastorm, loader, prefetch, step and Horovod with one rank over the same rank's step on batches at hand.
-* `scaling_N`: N ranks over one, each with one thread, per rank; the global batch stays. How much of a step is communication
-  stands in `ours.ranks`.
+* `plain_fp32`, `plain_bf16`: benchmarks/peers/plain_dlrm.py with Adagrad, in that precision. Our bf16
+  compiles its dense part; the plain model runs under autocast. `plain_sgd_*` uses SGD for its tables, which
+  is less work than ours.
+* `dense_limit`: our own step in fp32 without tables (benchmarks/dense_part.py). Only noise can make it exceed
+  1.
+* `end_to_end`: Petastorm, loader, prefetch, step and Horovod with one rank, over the same rank's step on
+  batches in memory.
+* `scaling_N`: N ranks over one rank, each with one thread, per rank. The global batch stays the same.
+  `ours.ranks` holds the share of communication in a step.
 
-Contenders take turns in one process, with the same threads and batches (benchmarks/steps.py); ranks are Spark tasks.
+Contenders take turns in one process, with the same threads and batches (benchmarks/steps.py). Ranks are Spark
+tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from typing import Any, Literal
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parent.parent)
-)  # a file here has the name of our package training
+)  # a file in this folder hides our package training
 
 import torch
 import yaml
@@ -34,7 +40,7 @@ from torch import Tensor
 from benchmarks.criteo_shapes import NUM_DENSE, capped, make_batches, spec_of
 from benchmarks.dense_part import without_tables
 from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
 from training.data.batch import Batch
@@ -64,32 +70,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.steps, options.turns = (4, 3) if options.quick else (12, 7)
     of_machine = machine(options.cores, ("torch", "horovod", "petastorm", "pyspark"))
     torch.set_num_threads(options.cores)
-    keep_freed_memory()  # as ranks do; what it gives the plain model is left to it
+    keep_freed_memory()  # as ranks do; the plain model benefits too
     model = dlrm()
     speeds = step_speeds(model, options)
     ranks = {} if options.no_ranks else rank_speeds(model, options)
     ratios = ratios_of(speeds, ranks)
     _print(speeds, ranks, ratios)
-    ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
-    peers = {name: each for name, each in speeds.items() if name not in ours}
+    ours = {name: figures for name, figures in speeds.items() if name.startswith("ours")}
+    peers = {name: figures for name, figures in speeds.items() if name not in ours}
     more = {"batch": options.batch, "most_rows": options.most_rows, "targets": TARGETS}
-    print(closing_line("training", of_machine, {"steps": ours, "ranks": ranks}, peers, ratios, **more))
+    print(summary_line("training", of_machine, {"steps": ours, "ranks": ranks}, peers, ratios, **more))
     return 0
 
 
 def dlrm() -> ModelConfig:
-    """The published preset."""
+    """Returns the published preset."""
     return ModelConfig.model_validate(yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text()))
 
 
 def train_settings(batch: int, precision: str, ranks: int = 1) -> Train:
-    """What both halves of this benchmark train with; bf16 with its dense part compiled."""
+    """Returns the training settings of both halves of this benchmark. bf16 compiles the dense part."""
     reduced = {} if precision == "fp32" else {"precision": precision, "compile": True}
     return Train.model_validate({"num_ranks": ranks, "global_batch_size": batch, "device": "cpu", **reduced})
 
 
 def step_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Contender → its samples a second. One precision after the other: a pair of models is large."""
+    """Returns contender → samples a second. Precisions run one after the other, because a pair of models is
+    large.
+    """
     cardinalities = capped(options.most_rows)
     batches = make_batches(4, options.batch, cardinalities)
     speeds: dict[str, dict[str, float]] = {}
@@ -116,16 +124,16 @@ def _contenders(
     dense_step = _step(Trainer(limit, train, LocalCollectives()))
 
     def dense_part(batch: Batch) -> Tensor:
-        fixed.vectors.grad = None  # as a table that has handed its gradient over
+        fixed.vectors.grad = None  # like a table after its update
         return dense_step(batch)
 
-    found: dict[str, Step] = {
+    contenders: dict[str, Step] = {
         f"ours_{precision}": _step(Trainer(ours, train, LocalCollectives())),
         f"plain_{precision}": PlainStep(PlainDLRM(*shape), DEVICE, precision, "adagrad", *rates),
         f"plain_sgd_{precision}": PlainStep(PlainDLRM(*shape), DEVICE, precision, "sgd", *rates),
         f"dense_part_{precision}": dense_part,
     }
-    return found
+    return contenders
 
 
 def _step(trainer: Trainer) -> Step:
@@ -134,7 +142,7 @@ def _step(trainer: Trainer) -> Step:
 
 
 def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """`end_to_end`: one rank with all cores; `ranks_N`: N ranks of one thread each."""
+    """Returns `end_to_end`, one rank with all cores, and `ranks_N`, N ranks of one thread each."""
     from benchmarks.training_files import write_files
     from benchmarks.training_ranks import Measurement, measure_on_ranks
     from spark.session import build_session, read_profile
@@ -147,7 +155,7 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
     spark.sparkContext.setLogLevel("ERROR")
     runs = {"end_to_end": (1, options.cores)}
     runs |= {f"ranks_{count}": (count, 1) for count in (1, 2, 4, 8) if count <= options.cores}
-    found = {}
+    speeds = {}
     try:
         for name, (ranks, threads) in runs.items():
             print(f"training: {name} …", file=sys.stderr, flush=True)
@@ -155,40 +163,42 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
             measurement = Measurement(
                 model, train, cardinalities, files, threads, options.steps, options.turns
             )
-            found[name] = measure_on_ranks(spark, measurement)
+            speeds[name] = measure_on_ranks(spark, measurement)
     finally:
         spark.stop()
-    return found
+    return speeds
 
 
 def ratios_of(
     speeds: Mapping[str, Mapping[str, float]], ranks: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, float | None]:
-    """As the module says; null where a contender did not run."""
+    """Returns the ratios that the module describes. Null if a contender did not run."""
 
     def ratio(ours: str, other: str) -> float | None:
         if ours not in speeds or other not in speeds:
             return None
         return speeds[ours]["samples_per_s"] / speeds[other]["samples_per_s"]
 
-    found = {
+    ratios = {
         f"{plain}_{precision}": ratio(f"ours_{precision}", f"{plain}_{precision}")
         for plain in ("plain", "plain_sgd")
         for precision in PRECISIONS
     }
-    found["dense_limit"] = ratio("ours_fp32", "dense_part_fp32")
-    found["dense_limit_bf16"] = ratio("ours_bf16", "dense_part_bf16")
-    found["bf16_over_plain_fp32"] = ratio("ours_bf16", "plain_fp32")
+    ratios["dense_limit"] = ratio("ours_fp32", "dense_part_fp32")
+    ratios["dense_limit_bf16"] = ratio("ours_bf16", "dense_part_bf16")
+    ratios["bf16_over_plain_fp32"] = ratio("ours_bf16", "plain_fp32")
     one = ranks.get("end_to_end")
-    found["end_to_end"] = one["end_to_end"] / one["step"] if one else None
-    for name, each in ranks.items():
+    ratios["end_to_end"] = one["end_to_end"] / one["step"] if one else None
+    for name, figures in ranks.items():
         if name.startswith("ranks_") and name != "ranks_1":
-            found[f"scaling_{each['ranks']}"] = each["step"] / ranks["ranks_1"]["step"] / each["ranks"]
-    return found
+            ratios[f"scaling_{figures['ranks']}"] = (
+                figures["step"] / ranks["ranks_1"]["step"] / figures["ranks"]
+            )
+    return ratios
 
 
 def verdict(name: str, ratio: float | None) -> str:
-    """One line for people."""
+    """Returns a line about one ratio, for people."""
     if ratio is None:
         return f"{name}: not measured"
     target = TARGETS.get(name)
@@ -205,7 +215,7 @@ def _print(
     ratios: Mapping[str, float | None],
 ) -> None:
     keys = ("samples_per_s", "lowest", "highest")
-    rows = [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()]
+    rows = [[name, *(f"{figures[key]:,.0f}" for key in keys)] for name, figures in speeds.items()]
     print(table(["step", "samples/s", "lowest", "highest"], rows))
     if ranks:
         head = ["ranks", "threads each", "step", "end to end", "communication", "waits for the loader"]
@@ -215,14 +225,14 @@ def _print(
                 head,
                 [
                     [
-                        f"{each['ranks']}",
-                        f"{each['threads_a_rank']}",
-                        f"{each['step']:,.0f}",
-                        f"{each['end_to_end']:,.0f}",
-                        f"{each['communication_share']:.1%}",
-                        f"{each['loader_wait_share']:.1%}",
+                        f"{figures['ranks']}",
+                        f"{figures['threads_a_rank']}",
+                        f"{figures['step']:,.0f}",
+                        f"{figures['end_to_end']:,.0f}",
+                        f"{figures['communication_share']:.1%}",
+                        f"{figures['loader_wait_share']:.1%}",
                     ]
-                    for each in ranks.values()
+                    for figures in ranks.values()
                 ],
             )
         )

@@ -1,4 +1,4 @@
-"""Feature files of Criteo's layout for the loader, and the batches of them that are worth timing."""
+"""Feature files of Criteo's layout for the loader, and a filter for the batches that are timed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from training.data.sharding import DataFile
 def write_files(
     folder: Path, rows: int, files: int, cardinalities: Sequence[int], *, row_ids: bool = False
 ) -> list[DataFile]:
-    """Feature files as build_features leaves them, made once for their size; with `row_ids` each is one row group and numbers its rows."""
+    """Writes feature files as build_features does, once for each size. With `row_ids` each file is one row
+    group and numbers its rows.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     spec = spec_of(cardinalities)
-    made = []
+    data_files = []
     for place in range(files):
         path = folder / f"{place}.parquet"
         if not path.exists():
             (batch,) = make_batches(1, rows // files, cardinalities, seed=place)
             columns: dict[str, Any] = {"label": batch.labels.numpy()}
-            columns |= {each.name: batch.dense[:, i].numpy() for i, each in enumerate(spec.dense)}
+            columns |= {feature.name: batch.dense[:, i].numpy() for i, feature in enumerate(spec.dense)}
             ids = batch.categorical.numpy().astype(np.int32)
-            columns |= {each.name: ids[:, i] for i, each in enumerate(spec.categorical)}
+            columns |= {feature.name: ids[:, i] for i, feature in enumerate(spec.categorical)}
             if row_ids:
                 columns["row_id"] = np.arange(len(ids), dtype=np.int64)
             fresh = path.with_suffix(".partial")
@@ -37,10 +39,12 @@ def write_files(
                 pa.table(columns), fresh, compression="zstd", row_group_size=len(ids) if row_ids else None
             )
             fresh.rename(path)
-        made.append(DataFile(str(path), rows // files))
-    return made
+        data_files.append(DataFile(str(path), rows // files))
+    return data_files
 
 
 def full_batches(batches: Iterator[Batch], rows: int) -> Iterator[Batch]:
-    """Those that hold no padding: an epoch's last batch may be shorter, and a step on it is no cheaper."""
+    """Yields the batches without padding. The last batch of an epoch may be shorter, but its step costs as
+    much.
+    """
     return (batch for batch in batches if batch.global_weight == rows)

@@ -1,4 +1,4 @@
-"""One rank of a measured training: loader, step and Horovod as in training, with a clock around what crosses ranks."""
+"""One rank of a measured training: loader, step and Horovod as in training, with timed collectives."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from training.loop.train_step import Trainer
 from training.models import build_model
 
 ROOT = Path(__file__).resolve().parent.parent
-# Batches that may be read ahead: so many are taken before a clock starts, so that the loader's own speed counts.
+# Batches that may be read ahead. They are consumed before timing, so that the loader's own speed counts.
 _READ_AHEAD_MIB = 8
 _READ_AHEAD = 10
-_EPOCHS = 10_000  # more than any measurement takes
+_EPOCHS = 10_000  # more than any measurement consumes
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a rank is to do: `turns` times `steps` steps on batches at hand, and as many that the loader brings."""
+    """The task of a rank: `turns` times `steps` steps on batches in memory, and as many on batches from the
+    loader.
+    """
 
     model: ModelConfig
     train: Train
@@ -49,15 +51,15 @@ class Measurement:
 
 
 class TimedCollectives:
-    """Collectives that count the seconds of their calls, waiting for other ranks included."""
+    """Collectives that count the seconds of their calls, which include waiting for other ranks."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        return self._timed(found) if callable(found) else found
+        attribute = getattr(self._inner, name)
+        return self._timed(attribute) if callable(attribute) else attribute
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -71,20 +73,21 @@ class TimedCollectives:
 
 
 def measure_on_ranks(spark: SparkSession, measurement: Measurement) -> dict[str, Any]:
-    """What rank 0 measured, all ranks taking the same steps."""
+    """Returns the figures of rank 0. All ranks run the same steps."""
     ranks = measurement.train.num_ranks
-    found: list[dict[str, Any]] = horovod.spark.run(
+    results: list[dict[str, Any]] = horovod.spark.run(
         run_rank, args=(measurement,), num_proc=ranks, use_gloo=True, env={"PYTHONPATH": str(ROOT)}, verbose=0
     )
-    return found[0]
+    return results[0]
 
 
 def run_rank(measurement: Measurement) -> dict[str, Any]:
-    """Runs in a rank's process.
+    """Measures in the process of a rank.
 
     Returns:
-        `step` and `end_to_end`: samples a second of the global batch, medians over turns; `communication_share`: of the
-        seconds of `step`; `loader_wait_share`: of the seconds end to end.
+        `step` and `end_to_end` are samples a second of the global batch, medians over turns.
+        `communication_share` is a share of the seconds of `step`, `loader_wait_share` of the seconds end to
+        end.
     """
     torch.set_num_threads(measurement.threads)
     hvd.init()
@@ -101,11 +104,11 @@ def _measure(measurement: Measurement) -> dict[str, Any]:
     model = build_model(measurement.model, spec, train.seed, train.embeddings, collectives)
     keep_freed_memory()
     trainer = Trainer(model, train, collectives)
-    plan = plan_shards([each.rows for each in measurement.files], train.num_shards, train.global_batch_size)
-    own = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
-    # The table is small: a gigabyte read ahead would be hundreds of epochs, decoded while the step is timed alone.
+    plan = plan_shards([file.rows for file in measurement.files], train.num_shards, train.global_batch_size)
+    own_shards = shards_of_rank(train.num_shards, collectives.rank, collectives.size)
+    # The table is small: a gigabyte read ahead would be hundreds of epochs, decoded while the step is timed.
     reading = Reading(read_ahead_mib=_READ_AHEAD_MIB)
-    loader = Loader(measurement.files, plan, own, spec, train.seed, reading=reading)
+    loader = Loader(measurement.files, plan, own_shards, spec, train.seed, reading=reading)
     alone_s, together_s, crossed_s = [], [], []
     waited_s = 0.0
     model.train()

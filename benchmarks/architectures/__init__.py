@@ -1,4 +1,4 @@
-"""Architectures that only benchmarks have: put on the path of training.models, where an architecture is a file."""
+"""Architectures used only by benchmarks. They are added to the search path of training.models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = str(Path(__file__).parent)
 
 
 def make_known() -> None:
-    """From now on `architecture: null` and its like are found in this process."""
+    """Adds this folder to the architectures of the process, so that `architecture: null` can be used."""
     if FOLDER not in training.models.__path__:
         training.models.__path__.append(FOLDER)
     sys.path_importer_cache.pop(FOLDER, None)

@@ -1,1 +1,3 @@
-"""The same for one GPU, with the shapes of the terabyte; without a GPU they run small and measure nothing."""
+"""Benchmarks for one GPU, with the shapes of Criteo's terabyte log. Without a GPU they run small and measure
+nothing.
+"""

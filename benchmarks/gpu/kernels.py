@@ -1,15 +1,19 @@
-"""Each of our kernels against what torch does in its place, on one GPU: milliseconds, and the memory traffic it needs at least.
+"""Compares each of our kernels with the same work in torch, on one GPU: milliseconds, and the minimum of
+memory traffic.
 
     .venv/bin/python benchmarks/gpu/kernels.py [--quick]
 
-Contenders per kernel, on a batch of Criteo's terabyte with vectors in bf16 and tables in float32 and bf16:
+The input is a batch of Criteo's terabyte log. Vectors are bf16; tables are float32 or bf16. Torch does this
+instead:
 
 * gather: `embedding` of ids + offsets, cast to bf16;
-* interaction, forward and backward: concatenation, batched product, index_select, concatenation, through autograd;
-* update: gradients of equal rows added up (`unique`, `index_add_`), then row-wise Adagrad on these rows by indexing.
+* interaction, forward and backward: concatenation, batched product, index_select, concatenation, through
+  autograd;
+* update: gradients of equal rows are summed (`unique`, `index_add_`), then row-wise Adagrad updates these
+  rows.
 
-Both sides give equal results (asserted here, to rounding). Without a GPU shapes are tiny, kernels are interpreted, and
-nothing is measured.
+The script asserts that both give equal results, up to rounding. Without a GPU shapes are tiny, kernels are
+interpreted, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from torch.nn import functional
 
 from benchmarks.criteo_shapes import draw_ids
 from benchmarks.gpu.setting import Setting, read_setting
-from benchmarks.report import closing_line, table
+from benchmarks.report import summary_line, table
 from benchmarks.steps import wait_for
 
 Work = Callable[[], Any]
@@ -51,32 +55,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours[name] = {"ms": round(mine_ms, 4), "gb_per_s": round(traffic / mine_ms / 1e6, 1)}
         peers[name] = {"ms": round(theirs_ms, 4)}
         ratios[name] = theirs_ms / mine_ms
-    print(setting.told())
+    print(setting.heading())
     rows = [
         [
             name,
-            f"{each['ms']:.3f}",
+            f"{figures['ms']:.3f}",
             f"{peers[name]['ms']:.3f}",
             f"{ratios[name]:.2f}",
-            f"{each['gb_per_s']:,.0f}",
+            f"{figures['gb_per_s']:,.0f}",
         ]
-        for name, each in ours.items()
+        for name, figures in ours.items()
     ]
     print(table(["kernel", "ours ms", "torch ms", "times as fast", "ours GB/s"], rows))
     measured: dict[str, float | None] = {
-        name: each if setting.measures else None for name, each in ratios.items()
+        name: ratio if setting.measures else None for name, ratio in ratios.items()
     }
-    print(closing_line("gpu_kernels", of_machine, ours, peers, measured, measures=setting.measures))
+    print(summary_line("gpu_kernels", of_machine, ours, peers, measured, measures=setting.measures))
     return 0
 
 
 def half(setting: Setting) -> torch.dtype:
-    """bf16; fp16 where Triton interprets, which takes no product of bf16."""
+    """Returns bf16, or fp16 where Triton interprets kernels, because its interpreter has no bf16 product."""
     return torch.bfloat16 if setting.measures else torch.float16
 
 
 def milliseconds(work: Work, setting: Setting) -> float:
-    """The median over turns of a call's mean."""
+    """Returns the median over turns of the mean time of a call."""
     work()
     seconds = []
     for _ in range(setting.turns):
@@ -90,7 +94,7 @@ def milliseconds(work: Work, setting: Setting) -> float:
 
 
 def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
-    """(ours, torch's, bytes that must be read and written)."""
+    """Returns (ours, torch's, bytes that must at least be read and written)."""
     from training.kernels.lookup import Features, gather
 
     starts = _first_rows(setting)
@@ -108,7 +112,9 @@ def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
 
 
 def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, Work, int]:
-    """As `gathers`. In 16 bits torch's counterpart rounds to the nearest, which is less work than ours does."""
+    """Returns the same as `gathers`. In 16 bits torch rounds to the nearest value, which is less work than
+    our rounding.
+    """
     from training.kernels.row_update import update_rows
 
     rows = (ids + _first_rows(setting)).flatten()
@@ -137,13 +143,13 @@ def updates(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
 
 
 def interactions(setting: Setting) -> tuple[Work, Work, int]:
-    """As `gathers`; a call is forward and backward."""
+    """Returns the same as `gathers`. A call runs forward and backward."""
     from training.kernels.interaction import interact
 
     count = len(setting.cardinalities) + 1
     shape = (setting.batch, count, setting.dim)
     vectors = (torch.randn(shape, device=setting.device) / setting.dim**0.5).to(half(setting))
-    bottom, embedded = (each.contiguous().requires_grad_() for each in vectors.split([1, count - 1], dim=1))
+    bottom, embedded = (part.contiguous().requires_grad_() for part in vectors.split([1, count - 1], dim=1))
     lower = torch.tril_indices(count, count, offset=-1, device=setting.device)
     flat = lower[0] * count + lower[1]
 
@@ -169,7 +175,7 @@ def interactions(setting: Setting) -> tuple[Work, Work, int]:
 
 
 def _first_rows(setting: Setting) -> Tensor:
-    """(C,) where each feature's rows begin in the table."""
+    """Returns the first row of each feature in the table, (C,)."""
     return torch.tensor([0, *accumulate(setting.cardinalities)][:-1], device=setting.device)
 
 

@@ -1,9 +1,11 @@
-"""Whether the loader keeps one GPU busy: rows a second it brings to the device, alone and under a training step.
+"""Measures whether the loader keeps one GPU busy: rows a second of the loader alone, the step alone, and
+both.
 
     .venv/bin/python benchmarks/gpu/loader_feeding.py [--quick]
 
-`feeds` is what the loader brings to the device over what the step takes from batches that lie there; `end_to_end` what both
-give together over the step alone. Without a GPU shapes are tiny and nothing is measured.
+`feeds` is the loader's rate divided by the rate of the step on batches that are already on the device.
+`end_to_end` is the rate of both together divided by the rate of the step alone. Without a GPU shapes are tiny
+and nothing is measured.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.criteo_shapes import spec_of
 from benchmarks.gpu.setting import CACHE, Setting, read_setting
 from benchmarks.gpu.training_step import make, model_of
-from benchmarks.report import closing_line, table
+from benchmarks.report import summary_line, table
 from benchmarks.steps import seconds_of, wait_for
 from benchmarks.training_files import full_batches, write_files
 from conf.types import Train
@@ -28,7 +30,8 @@ from training.data.prefetch import Prefetch
 from training.data.sharding import plan_shards, shards_of_rank
 
 _BATCHES_A_FILE, _FILES = 32, 4
-# More than are ever taken: what is measured must not end. Tiny files are read ahead by the thousand, so that there it may.
+# More epochs than a measurement consumes, so that it does not run dry. Tiny files get fewer, because the
+# reader would decode thousands of them ahead.
 _EPOCHS, _TINY_EPOCHS = 10_000, 2
 
 
@@ -40,30 +43,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "feeds": speeds["loader"] / speeds["step"] if setting.measures else None,
         "end_to_end": speeds["end_to_end"] / speeds["step"] if setting.measures else None,
     }
-    print(setting.told())
-    print(table(["", "rows/s"], [[name, f"{each:,.0f}"] for name, each in speeds.items()]))
+    print(setting.heading())
+    print(table(["", "rows/s"], [[name, f"{rate:,.0f}"] for name, rate in speeds.items()]))
     for name, ratio in ratios.items():
         if ratio is not None:
             print(f"{name}: {ratio:.2f}")
-    print(closing_line("gpu_loader_feeding", of_machine, speeds, {}, ratios))
+    print(summary_line("gpu_loader_feeding", of_machine, speeds, {}, ratios))
     return 0
 
 
 def measure(setting: Setting) -> dict[str, float]:
-    """Rows a second of the loader alone, the step alone, and both."""
+    """Returns the rows a second of the loader alone, of the step alone, and of both."""
     cardinalities, device = setting.cardinalities, setting.device
     rows = setting.batch * _BATCHES_A_FILE * _FILES
     files = write_files(CACHE / f"{rows}-{setting.most_rows}", rows, _FILES, cardinalities)
     train = Train.model_validate({"num_ranks": 1, "global_batch_size": setting.batch})
-    plan = plan_shards([each.rows for each in files], train.num_shards, train.global_batch_size)
-    own = shards_of_rank(train.num_shards, 0, 1)
-    loader = Loader(files, plan, own, spec_of(cardinalities), train.seed)
+    plan = plan_shards([file.rows for file in files], train.num_shards, train.global_batch_size)
+    own_shards = shards_of_rank(train.num_shards, 0, 1)
+    loader = Loader(files, plan, own_shards, spec_of(cardinalities), train.seed)
     step = make("ours_bf16" if setting.measures else "ours_tf32", setting, model_of(setting))
     steps = setting.steps * setting.turns
     epochs = _EPOCHS if setting.measures else _TINY_EPOCHS
 
     def run(takes: bool) -> float:
-        """Seconds of so many batches, after as many that were read ahead."""
+        """Returns the seconds of the measured batches, after those that were read ahead."""
         with Prefetch(loader.batches(epochs)) as prefetch:
             coming = full_batches(iter(prefetch), setting.batch)
             for batch in islice(coming, 10):
@@ -77,7 +80,7 @@ def measure(setting: Setting) -> dict[str, float]:
             return time.perf_counter() - began
 
     with Prefetch(loader.batches(epochs)) as prefetch:
-        held = [each.to(device) for each in islice(iter(prefetch), 2)]
+        held = [batch.to(device) for batch in islice(iter(prefetch), 2)]
     seconds_of(step, held, 5 if setting.measures else 1, device)  # compiles
     alone = seconds_of(step, held, steps, device)
     rows = steps * setting.batch

@@ -1,14 +1,17 @@
-"""Rows a second that one GPU scores: DLRM on Criteo's terabyte in process, at batch 32,768, and score_rows inside Spark.
+"""Measures the rows a second that one GPU scores: DLRM on Criteo's terabyte, in process and with score_rows
+in Spark.
 
     .venv/bin/python benchmarks/gpu/scoring.py [--quick]
 
-Published, in process, batch 32,768, mixed precision: 14.8 million rows/s on one A100-80, 6.7 on one V100-32 (NVIDIA's
-DeepLearningExamples, DLRM for PyTorch, inference performance). Our aim on an H200 is 30 million in process, and 80% of that inside
-Spark, whose tasks read Parquet, fill the device's batches and write probabilities.
+NVIDIA published these in-process figures for batches of 32,768 rows in mixed precision: 14.8 million rows/s
+on one A100-80 and 6.7 million on one V100-32 (DeepLearningExamples, DLRM for PyTorch, inference performance).
+Our aim on an H200 is 30 million in process, and 80% of that inside Spark. Spark tasks also read Parquet, fill
+the device's batches and write probabilities.
 
-In process batches lie on the GPU; `bf16_compiled` has what follows the lookups compiled; `int8` has bytes for embedding rows.
-Inside Spark tables are capped at a million rows, since each of the session's workers holds the model. With --quick they are in
-process too; without a GPU shapes are tiny and nothing is measured.
+In process, batches are already on the GPU. `bf16_compiled` compiles everything after the lookups. `int8`
+stores embedding rows as bytes. Inside Spark, tables are capped at a million rows, because each worker of the
+session holds the model. With --quick they are capped in process too. Without a GPU shapes are tiny and
+nothing is measured.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from torch import Tensor
 
 from benchmarks.criteo_shapes import make_batches, spec_of
 from benchmarks.gpu.setting import CACHE, ROOT, Setting, read_setting
-from benchmarks.report import closing_line, table
+from benchmarks.report import summary_line, table
 from benchmarks.scoring_contenders import Rows, open_session, request_of
 from benchmarks.scoring_world import Data
 from benchmarks.steps import alternate
@@ -59,22 +62,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of_machine = setting.machine()
     speeds = in_process(setting)
     speeds["in_spark"] = in_spark(setting)
-    print(setting.told())
+    print(setting.heading())
     keys = ("samples_per_s", "lowest", "highest")
-    rows = [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()]
+    rows = [[name, *(f"{figures[key]:,.0f}" for key in keys)] for name, figures in speeds.items()]
     print(table(["scoring", "rows/s", "lowest", "highest"], rows))
     ratios = ratios_of(setting, speeds)
     for name, ratio in ratios.items():
         if ratio is not None:
             print(f"{name}: {ratio:.2f}")
-    print(closing_line("gpu_scoring", of_machine, speeds, {}, ratios, published=PUBLISHED, aim=AIM))
+    print(summary_line("gpu_scoring", of_machine, speeds, {}, ratios, published=PUBLISHED, aim=AIM))
     return 0
 
 
 def in_process(setting: Setting) -> dict[str, dict[str, float]]:
-    """Contender → rows a second; one at a time, since the tables take 16 GiB."""
-    batches = [each.to(setting.device) for each in make_batches(4, setting.batch, setting.cardinalities)]
-    # Triton does not interpret products of bf16.
+    """Returns contender → rows a second. Contenders run one at a time, because the tables take 16 GiB."""
+    batches = [batch.to(setting.device) for batch in make_batches(4, setting.batch, setting.cardinalities)]
+    # Triton's interpreter has no bf16 product.
     names = ("fp32", "bf16", "bf16_compiled", "int8_bf16") if setting.measures else ("fp32", "int8_fp32")
     speeds: dict[str, dict[str, float]] = {}
     for name in names:
@@ -94,7 +97,7 @@ def in_process(setting: Setting) -> dict[str, dict[str, float]]:
 
 
 def scorer(name: str, setting: Setting) -> Score:
-    """Probabilities (B,) float32 of a batch on the device."""
+    """Returns a function of a batch on the device that computes its probabilities (B,) float32."""
     with torch.device(setting.device):
         model: Any = build_model(model_of(setting), spec_of(setting.cardinalities)).to(setting.device).eval()
     if name.startswith("int8"):
@@ -116,22 +119,24 @@ def scorer(name: str, setting: Setting) -> Score:
 
 
 def model_of(setting: Setting) -> ModelConfig:
-    """The published network; a narrow one of the same form on a CPU."""
-    found = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
+    """Returns the published network, or a narrow one of the same form on a CPU."""
+    sections = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
     if not setting.measures:
-        found |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
-    return ModelConfig.model_validate(found)
+        sections |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
+    return ModelConfig.model_validate(sections)
 
 
 def in_spark(setting: Setting) -> dict[str, float]:
-    """Rows a second of score_rows' tasks: Parquet read, scored on the device, Parquet written."""
+    """Returns the rows a second of score_rows' tasks, which read Parquet, score on the device and write
+    Parquet.
+    """
     capped = replace(setting, most_rows=min(setting.most_rows or _SPARK_MOST_ROWS, _SPARK_MOST_ROWS))
     cardinalities = capped.cardinalities
     rows = setting.batch * _FILES * (32 if setting.measures else 2)
     files = write_files(
         CACHE / f"scoring-{rows}-{capped.most_rows}", rows, _FILES, cardinalities, row_ids=True
     )
-    data = Data(rows, 1, (), tuple(RowGroup(each.path, 0, 1, each.rows, "2026-01-01") for each in files))
+    data = Data(rows, 1, (), tuple(RowGroup(file.path, 0, 1, file.rows, "2026-01-01") for file in files))
     speeds = []
     with tempfile.TemporaryDirectory() as scratch:
         spec, config = spec_of(cardinalities), model_of(setting)
@@ -164,9 +169,11 @@ def in_spark(setting: Setting) -> dict[str, float]:
 
 
 def ratios_of(setting: Setting, speeds: dict[str, dict[str, float]]) -> dict[str, float | None]:
-    """Our best in process over the published figures and the aim; inside Spark over in process. Null without a GPU."""
-    best = max(each["samples_per_s"] for name, each in speeds.items() if name != "in_spark")
-    ratios = {name: best / each for name, each in {**PUBLISHED, "aim": AIM}.items()}
+    """Returns our best in-process rate over the published figures and the aim, and the rate in Spark over it.
+    Null without a GPU.
+    """
+    best = max(figures["samples_per_s"] for name, figures in speeds.items() if name != "in_spark")
+    ratios = {name: best / published for name, published in {**PUBLISHED, "aim": AIM}.items()}
     ratios["in_spark"] = speeds["in_spark"]["samples_per_s"] / best
     return {name: ratio if setting.measures else None for name, ratio in ratios.items()}
 

@@ -1,4 +1,4 @@
-"""Where and how large a benchmark for a GPU runs: Criteo's terabyte on a GPU, tiny shapes on a CPU."""
+"""The device and the size of a GPU benchmark: Criteo's terabyte on a GPU, tiny shapes on a CPU."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CACHE = Path.home() / ".cache/nightrank/benchmarks/gpu"
 
 @dataclass(frozen=True)
 class Setting:
-    """What to run.
+    """The device and the size of a benchmark.
 
     Attributes:
         batch: rows of a global batch.
-        dim: E, numbers a row.
-        most_rows: cap on a table's rows; None for the published cardinalities.
-        steps, turns: of every contender.
-        measures: whether the figures mean anything, which takes a GPU.
+        dim: E, the embedding dimension.
+        most_rows: largest number of rows of a table. None for the published cardinalities.
+        steps, turns: steps and turns of every contender.
+        measures: whether figures are measured, which requires a GPU.
     """
 
     device: torch.device
@@ -44,19 +44,21 @@ class Setting:
         return capped(self.most_rows)
 
     def machine(self) -> dict[str, Any]:
-        """As `report.machine`, with the GPU's name; null without one."""
+        """Returns `report.machine` with the GPU's name, which is null without a GPU."""
         gpu = torch.cuda.get_device_name(self.device) if self.measures else None
         return {**machine(len(os.sched_getaffinity(0)), ("torch", "triton")), "gpu": gpu}
 
-    def told(self) -> str:
-        """What precedes the table."""
+    def heading(self) -> str:
+        """Returns the line above the table."""
         if not self.measures:
             return "no GPU: tiny shapes, to see that it runs; this measures nothing\n"
         return f"{torch.cuda.get_device_name(self.device)}, batch {self.batch:,}, dim {self.dim}\n"
 
 
 def read_setting(description: str | None, arguments: Sequence[str] | None) -> Setting:
-    """From the command line. Without a GPU, Triton's kernels are interpreted: call this before any of them is imported."""
+    """Reads the setting from the command line. Call it before importing kernels, because without a GPU it
+    makes Triton interpret them.
+    """
     parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
     parser.add_argument(
         "--quick", action="store_true", help="fewer steps, smaller tables; implied without a GPU"

@@ -1,13 +1,15 @@
-"""Samples a second of a whole training step on one GPU, DLRM on Criteo's terabyte, against the figures NVIDIA published.
+"""Measures the samples a second of a whole training step on one GPU: DLRM on Criteo's terabyte, beside
+NVIDIA's figures.
 
     .venv/bin/python benchmarks/gpu/training_step.py [--quick]
 
-Network and batch are those of the published runs (conf/models/dlrm_criteo.yaml, 65,536 rows, cardinalities of frequency limit 15);
-batches lie on the GPU. Published, on one A100-80 in mixed precision: 4.02 million samples/s (DeepLearningExamples, PyTorch) and
-4.55 million (TensorFlow 2). Our aim on an H200 is 12 million.
+Network and batch are those of the published runs: conf/models/dlrm_criteo.yaml, 65,536 rows, and the
+cardinalities of frequency limit 15. Batches are already on the GPU. NVIDIA published, for one A100-80 in
+mixed precision, 4.02 million samples/s (DeepLearningExamples, PyTorch) and 4.55 million (TensorFlow 2). Our
+aim on an H200 is 12 million.
 
-`plain_bf16` is benchmarks/peers/plain_dlrm.py on the same GPU. With --quick tables are capped at a million rows; without a GPU
-shapes are tiny and nothing is measured.
+`plain_bf16` is benchmarks/peers/plain_dlrm.py on the same GPU. With --quick tables are capped at a million
+rows. Without a GPU shapes are tiny and nothing is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import yaml
 from benchmarks.criteo_shapes import NUM_DENSE, make_batches, spec_of
 from benchmarks.gpu.setting import ROOT, Setting, read_setting
 from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
-from benchmarks.report import closing_line, table
+from benchmarks.report import summary_line, table
 from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
 from training.distributed.collectives import LocalCollectives
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting = read_setting(__doc__, arguments)
     of_machine = setting.machine()
     model = model_of(setting)
-    batches = [each.to(setting.device) for each in make_batches(4, setting.batch, setting.cardinalities)]
+    batches = [batch.to(setting.device) for batch in make_batches(4, setting.batch, setting.cardinalities)]
     speeds: dict[str, dict[str, float]] = {}
     for name in contenders_of(setting):  # one at a time: the tables take 16 GiB
         step = make(name, setting, model)
@@ -57,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if setting.measures:
             torch.cuda.empty_cache()
     _print(setting, speeds)
-    ours = {name: each for name, each in speeds.items() if name.startswith("ours")}
-    peers = {name: each for name, each in speeds.items() if name not in ours}
+    ours = {name: figures for name, figures in speeds.items() if name.startswith("ours")}
+    peers = {name: figures for name, figures in speeds.items() if name not in ours}
     print(
-        closing_line(
+        summary_line(
             "gpu_training_step", of_machine, ours, peers, ratios_of(setting, speeds), published=PUBLISHED
         )
     )
@@ -68,8 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def contenders_of(setting: Setting) -> dict[str, dict[str, Any]]:
-    """By name → settings of training. A CPU, which measures nothing, leaves out what takes a minute or does not run there."""
-    if not setting.measures:  # nor does Triton interpret products of bf16
+    """Returns name → training settings. On a CPU, which measures nothing, slow or unsupported contenders are
+    left out.
+    """
+    if not setting.measures:  # Triton's interpreter has no bf16 product either
         return {"ours_tf32": {"precision": "tf32"}, "plain_bf16": {}}
     return {
         "ours_bf16": {"precision": "bf16", "compile": True},
@@ -80,11 +84,11 @@ def contenders_of(setting: Setting) -> dict[str, dict[str, Any]]:
 
 
 def model_of(setting: Setting) -> ModelConfig:
-    """The published network; a narrow one of the same form on a CPU."""
-    found = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
+    """Returns the published network, or a narrow one of the same form on a CPU."""
+    sections = yaml.safe_load((ROOT / "conf/models/dlrm_criteo.yaml").read_text(encoding="utf-8"))
     if not setting.measures:
-        found |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
-    return ModelConfig.model_validate(found)
+        sections |= {"embedding_dim": setting.dim, "bottom_mlp": [16, setting.dim], "top_mlp": [16]}
+    return ModelConfig.model_validate(sections)
 
 
 def make(name: str, setting: Setting, model: ModelConfig) -> Step:
@@ -96,7 +100,7 @@ def make(name: str, setting: Setting, model: ModelConfig) -> Step:
         shape = (setting.cardinalities, setting.dim, settings["bottom_mlp"], settings["top_mlp"])
         rates = (train.learning_rate, train.embedding_learning_rate)
         return PlainStep(PlainDLRM(NUM_DENSE, *shape), setting.device, "bf16", "sgd", *rates)
-    with torch.device(setting.device):  # 16 GiB of rows are drawn where they stay
+    with torch.device(setting.device):  # draws the 16 GiB of rows directly on the device
         built = build_model(model, spec_of(setting.cardinalities))
     trainer = Trainer(built.to(setting.device), train, LocalCollectives())
     built.train()
@@ -104,19 +108,19 @@ def make(name: str, setting: Setting, model: ModelConfig) -> Step:
 
 
 def ratios_of(setting: Setting, speeds: dict[str, dict[str, float]]) -> dict[str, float | None]:
-    """Our best over each peer, the published ones included; null where nothing is measured."""
-    best = max(each["samples_per_s"] for name, each in speeds.items() if name.startswith("ours"))
+    """Returns our best rate over that of each peer and published figure. Null where nothing is measured."""
+    best = max(figures["samples_per_s"] for name, figures in speeds.items() if name.startswith("ours"))
     peers = {**PUBLISHED, "aim": AIM, "plain_bf16": speeds["plain_bf16"]["samples_per_s"]}
-    return {name: best / each if setting.measures else None for name, each in peers.items()}
+    return {name: best / peer_speed if setting.measures else None for name, peer_speed in peers.items()}
 
 
 def _print(setting: Setting, speeds: dict[str, dict[str, float]]) -> None:
-    print(setting.told())
+    print(setting.heading())
     keys = ("samples_per_s", "lowest", "highest")
     print(
         table(
             ["step", "samples/s", "lowest", "highest"],
-            [[name, *(f"{each[key]:,.0f}" for key in keys)] for name, each in speeds.items()],
+            [[name, *(f"{figures[key]:,.0f}" for key in keys)] for name, figures in speeds.items()],
         )
     )
     for name, ratio in ratios_of(setting, speeds).items():

@@ -1,1 +1,3 @@
-"""The systems ours is measured against, one a file. Each runs in a process of its own: see benchmarks.contender."""
+"""The peers that ours is compared with, one a file. Each runs in a process of its own: see
+benchmarks.contender.
+"""

@@ -1,7 +1,9 @@
-"""The job's encoding in DuckDB: the text read once into a table, 26 counts over the train days, 26 left joins, Parquet.
+"""The job's encoding in DuckDB: the text is read once, then 26 counts over the train days, 26 left joins, and
+Parquet.
 
-The table stays in memory and spills to the scratch folder where it does not fit, which is faster than a database file; rows
-may leave in any order (`preserve_insertion_order=false`), which is faster and what a training set allows.
+The table stays in memory and spills to the scratch folder if it does not fit. That is faster than a database
+file. Rows may be written in any order (`preserve_insertion_order=false`), which is faster and harmless for a
+training set.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def _read(file: str, dt: str, train: bool) -> str:
 def _vocabulary(name: str, min_count: int) -> str:
     numbered = f"row_number() OVER (ORDER BY count(*) DESC, {name}) + {FIRST_ID - 1}"
     return (
-        f"CREATE TEMP TABLE vocabulary_{name} AS SELECT {name} AS value, CAST({numbered} AS INTEGER) AS id FROM raw "
+        f"CREATE TEMP TABLE vocabulary_{name} AS "
+        f"SELECT {name} AS value, CAST({numbered} AS INTEGER) AS id FROM raw "
         f"WHERE train AND {name} IS NOT NULL GROUP BY {name} HAVING count(*) >= {min_count}"
     )
 

@@ -1,7 +1,8 @@
-"""EASE: an item-to-item linear model in closed form (Steck 2019, "Embarrassingly Shallow Autoencoders for Sparse Data").
+"""EASE: an item-to-item linear model in closed form (Steck 2019, "Embarrassingly Shallow Autoencoders for
+Sparse Data").
 
-It minimises ||X - X B||² + λ ||B||² over B with a diagonal of zeros, X being the users' binary rows of items. With
-P = (XᵀX + λ I)⁻¹ the solution is B_ij = -P_ij / P_jj off the diagonal (equation 8 of the paper).
+EASE minimises ||X - X B||² + λ ||B||² over B with a zero diagonal. X holds a binary row of items for each
+user. With P = (XᵀX + λ I)⁻¹ the solution is B_ij = -P_ij / P_jj off the diagonal (equation 8 of the paper).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Matrix = NDArray[np.float64]
 
 
 def ease_weights(interactions: Matrix, penalty: float) -> Matrix:
-    """(I, I) weights B of (U, I) interactions; the scores of all users are interactions @ B.
+    """Returns the weights B (I, I) of interactions (U, I). The scores of all users are interactions @ B.
 
     Args:
         penalty: λ, above 0.

@@ -1,6 +1,7 @@
-"""Joined rows through mapInPandas: a pandas frame in, a pandas frame out, with the row's keys beside its probability.
+"""Scores joined rows with mapInPandas, from pandas frames to pandas frames with the row's keys and its
+probability.
 
-What was chosen for it: as in joined_pandas_udf.py (a model a worker process, steps of 2,048 rows).
+Its settings are those of joined_pandas_udf.py: one model a worker process, and micro-batches of 2,048 rows.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from storage.feature_spec import FeatureSpec
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """user_key, item_index and probability of each row."""
-    dense = [each.name for each in spec.dense]
-    ids = [each.name for each in spec.categorical]
+    """Returns user_key, item_index and probability of each row."""
+    dense = [feature.name for feature in spec.dense]
+    ids = [feature.name for feature in spec.categorical]
 
     def run(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         loaded = load(model)
         for frame in frames:
-            found = predict(loaded, frame[dense].to_numpy(), frame[ids].to_numpy(), precision)
-            yield frame[["user_key", "item_index"]].assign(probability=found)
+            probability = predict(loaded, frame[dense].to_numpy(), frame[ids].to_numpy(), precision)
+            yield frame[["user_key", "item_index"]].assign(probability=probability)
 
     wanted = rows.select("user_key", "item_index", *dense, *ids)
     return wanted.mapInPandas(run, "user_key string, item_index int, probability float")

@@ -1,7 +1,9 @@
-"""Joined rows through an iterator pandas_udf: the form Spark's guide gives for a model that is loaded once a task.
+"""Scores joined rows with an iterator pandas_udf, the form that Spark's guide gives for a model loaded once a
+task.
 
-A column a feature goes in, a column of probabilities comes out. What was chosen for it: the model is kept in the worker process
-between tasks, and rows go through it 2,048 at a time, which fit a core's cache, whatever the size of Spark's batches.
+Its input is one column a feature; its output is a column of probabilities. We chose two settings. The model
+stays in the worker process between tasks. Rows go through it in micro-batches of 2,048, which fit a core's
+cache, whatever the size of Spark's batches.
 """
 
 from __future__ import annotations
@@ -31,28 +33,28 @@ def load(path: str) -> torch.nn.Module:
 
 @torch.inference_mode()
 def predict(model: torch.nn.Module, dense: Any, ids: Any, precision: str) -> Any:
-    """(B,) float32 probabilities of NumPy matrices (B, D) and (B, C)."""
-    found = []
+    """Returns the probabilities (B,) float32 of NumPy matrices (B, D) and (B, C)."""
+    probabilities = []
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         for start in range(0, len(dense), STEP_ROWS):
             step = slice(start, start + STEP_ROWS)
             logits = model(torch.from_numpy(dense[step]), torch.from_numpy(ids[step]))
-            found.append(torch.sigmoid(logits.float()).numpy())
-    return np.concatenate(found) if found else np.zeros(0, np.float32)
+            probabilities.append(torch.sigmoid(logits.float()).numpy())
+    return np.concatenate(probabilities) if probabilities else np.zeros(0, np.float32)
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """user_key, item_index and probability of each row."""
+    """Returns user_key, item_index and probability of each row."""
     dense = len(spec.dense)
 
     def run(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
         loaded = load(model)
         for columns in batches:
-            of_dense = np.stack([each.to_numpy() for each in columns[:dense]], axis=1)
-            of_ids = np.stack([each.to_numpy() for each in columns[dense:]], axis=1)
+            of_dense = np.stack([column.to_numpy() for column in columns[:dense]], axis=1)
+            of_ids = np.stack([column.to_numpy() for column in columns[dense:]], axis=1)
             yield pd.Series(predict(loaded, of_dense, of_ids, precision))
 
     run.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[pd.Series]}
     as_udf = pandas_udf(run, "float")  # type: ignore[call-overload]
-    names = [each.name for each in (*spec.dense, *spec.categorical)]
+    names = [feature.name for feature in (*spec.dense, *spec.categorical)]
     return rows.select("user_key", "item_index", as_udf(*names).alias("probability"))

@@ -1,7 +1,8 @@
-"""Joined rows through predict_batch_udf (pyspark.ml.functions), Spark's own door for models, as NVIDIA's examples use it.
+"""Scores joined rows with predict_batch_udf (pyspark.ml.functions), Spark's interface for models, as NVIDIA's
+examples do.
 
-It makes a NumPy array of each column; the function stacks them. What was chosen for it: batches of 2,048 rows; a model a
-worker process; a parameter a column, as its other way, columns of arrays, copies each row by itself.
+It makes a NumPy array of each column, and our function stacks them. We chose batches of 2,048 rows, one model
+a worker process, and one parameter a column. Its alternative, array columns, copies each row separately.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from storage.feature_spec import FeatureSpec
 
 
 def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> DataFrame:
-    """user_key, item_index and probability of each row."""
+    """Returns user_key, item_index and probability of each row."""
     dense = len(spec.dense)
-    names = [each.name for each in (*spec.dense, *spec.categorical)]
+    names = [feature.name for feature in (*spec.dense, *spec.categorical)]
 
     def make_predict_fn() -> Callable[..., Any]:
         loaded = load(model)
@@ -31,7 +32,7 @@ def score(rows: DataFrame, spec: FeatureSpec, model: str, precision: str) -> Dat
             of_dense, of_ids = np.stack(columns[:dense], axis=1), np.stack(columns[dense:], axis=1)
             return predict(loaded, of_dense, of_ids, precision)
 
-        # It counts the parameters to learn how many columns the model takes.
+        # predict_batch_udf counts the parameters to find the number of columns.
         places = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
         run.__signature__ = Signature(places)  # type: ignore[attr-defined]
         return run

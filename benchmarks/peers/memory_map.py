@@ -1,7 +1,9 @@
-"""A memory-mapped binary file, decoded and row-major beforehand: what a loader would be without Parquet.
+"""Batches from a memory-mapped binary file, decoded and row-major beforehand: a loader without the cost of
+Parquet.
 
-Setting `by`: `row` gathers each batch by a permutation of all rows of the table; `batch` copies slices of it in random
-order, rows beside each other as the file has them; `copy` is the limit: the same slices in order, into memory that is used again.
+Setting `by`: `row` gathers each batch by a permutation of all rows of the table. `batch` copies slices of the
+file in random order and does not shuffle their rows. `copy` is the limit: the same slices in order, into
+reused memory.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
-"""NVIDIA's published Spark recipe for Criteo, written anew: melt, group, number, then 26 dictionary joins.
+"""NVIDIA's published Spark recipe for Criteo, reimplemented: melt, group, number, then 26 dictionary joins.
 
-Source: NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM/preproc/spark_data_utils.py (Apache-2.0; read, not copied).
-Its steps: all categorical columns are melted into (column, value) and counted; values below the frequency limit are dropped;
-a window numbers the rest by descending count; the model is written as one table, then as 26, one a column; the log is read
-again and left-joined with each of them by broadcast; unmatched ids are filled; integers go through a logarithm; Parquet.
+Source: NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM/preproc/spark_data_utils.py (Apache-2.0;
+read, not copied). All categorical columns are melted into (column, value) and counted. Values below the
+frequency limit are dropped. A window numbers the rest by descending count. The model is written as one table,
+then as 26, one a column. The log is read again and left-joined with each of them by broadcast. Unmatched ids
+are filled, integers go through a logarithm, and the result is written as Parquet.
 
-It is given its fastest published form: broadcast joins rather than the two joins a column of `--low_mem` (which its CPU
-script sets), `--output_ordering any`, so no shuffle of the output; Spark's default JVM flags (C2 compiler, parallel
-collector), as many megabytes as it likes, and twice as many shuffle partitions as days, as it sets itself.
+We use its fastest published form: broadcast joins rather than the two joins a column of `--low_mem` (which
+its CPU script sets), and `--output_ordering any`, so the output is not shuffled. It has Spark's default JVM
+flags (C2 compiler, parallel collector) and no memory limit. As in the original, shuffle partitions are twice
+the number of days.
 
-Where it differs from the original, so that its results can be compared with ours cell by cell; none adds a pass: ties of
-the count are ordered by value, null and unknown values get ids of their own (1 and 2) rather than 0 for both, the
-dictionaries are fitted on the train days, and integers are filled, clipped and sent through log(1 + x) rather than log(x + 3).
+Some details differ from the original, so that its results can be compared with ours cell by cell. None adds a
+pass. Equal counts are ordered by value. Null and unknown values get the ids 1 and 2 rather than 0 for both.
+Dictionaries are fitted on the train days. Integers are filled, clipped and transformed by log(1 + x) rather
+than log(x + 3).
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ _SCHEMA = ", ".join(
 
 
 def start(task: Task) -> SparkSession:
-    """A session of the recipe's own, and a first job through it."""
+    """Starts a session of the recipe's own and runs a first job in it."""
     spark = (
         SparkSession.builder.appName("nvidia recipe")
         .master(f"local[{task.threads}]")
@@ -66,7 +69,7 @@ def read(spark: SparkSession, files: list[str]) -> DataFrame:
 
 
 def write_dictionaries(spark: SparkSession, train: DataFrame, min_count: int, folder: str) -> None:
-    """One table (column, value, id) of all columns, then one folder a column."""
+    """Writes one table (column, value, id) of all columns, then one folder a column."""
     melted = train.select(F.posexplode(F.array(*CATEGORICAL)).alias("column", "value"))
     counts = melted.where("value is not null").groupBy("column", "value").count()
     by_count = Window.partitionBy("column").orderBy(F.desc("count"), F.asc("value"))
@@ -80,10 +83,12 @@ def write_dictionaries(spark: SparkSession, train: DataFrame, min_count: int, fo
 def encode(spark: SparkSession, rows: DataFrame, folder: str) -> DataFrame:
     for name in CATEGORICAL:
         dictionary = spark.read.parquet(f"{folder}/{name}").withColumnRenamed("value", name)
-        found = F.coalesce(
+        encoded = F.coalesce(
             F.col("id") + (FIRST_ID - 1), F.when(F.col(name).isNull(), NULL_ID).otherwise(OOV_ID)
         )
-        rows = rows.join(F.broadcast(dictionary), name, "left").withColumn(name, found.cast("int")).drop("id")
+        rows = (
+            rows.join(F.broadcast(dictionary), name, "left").withColumn(name, encoded.cast("int")).drop("id")
+        )
     for name in DENSE:
         filled = F.greatest(F.coalesce(F.col(name), F.lit(0)), F.lit(0))
         rows = rows.withColumn(name, F.log1p(filled).cast("float"))

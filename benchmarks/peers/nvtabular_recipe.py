@@ -1,12 +1,14 @@
-"""NVTabular on CPU, as NVIDIA's own Criteo script uses it: text to Parquet, a workflow fitted and applied, Parquet.
+"""NVTabular on CPU, as NVIDIA's own Criteo script uses it: text to Parquet, then a workflow is fitted and
+applied.
 
-Source: NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM/preproc/preproc_NVTabular.py (Apache-2.0; read, not copied), in
-the interface of the last release, 23.8, whose Categorify has our reserved ids: 1 null, 2 unknown or rare, the vocabulary
-from 3 on by descending count. Ties of the count follow no rule, so ids are compared without them.
+Source: NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM/preproc/preproc_NVTabular.py (Apache-2.0;
+read, not copied). We use the interface of the last release, 23.8, whose Categorify has our reserved ids: 1
+null, 2 unknown or rare, and the vocabulary from 3 on by descending count. The order of equal counts is
+undefined, so ids are compared without it.
 
-Runs in an environment of its own (benchmarks/nvtabular_env.py) on a Dask cluster of one process a core, each with one thread:
-its work holds Python's lock, so that threads would share one core. Its Parquet is not compressed: it offers no choice, and is
-spared that work.
+It runs in an environment of its own (benchmarks/nvtabular_env.py), on a Dask cluster of one process a core.
+Each process has one thread, because its work holds Python's global interpreter lock. It writes Parquet
+without compression, because it offers no choice.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from benchmarks.contender import (
     run,
 )
 
-_BLOCK_BYTES = 64 * 2**20  # of text, for each of the tasks that turn it into Parquet
+_BLOCK_BYTES = 64 * 2**20  # of text for each task that converts it to Parquet
 
 
 def recipe(task: Task, timing: Timing) -> Outcome:
     with timing.part(START_UP):
-        os.chdir(task.scratch)  # it writes its categories below the working folder
+        os.chdir(task.scratch)  # NVTabular writes its categories below the working folder
         import dask.dataframe
         import numpy as np
         import nvtabular

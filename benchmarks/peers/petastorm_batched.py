@@ -1,8 +1,8 @@
 """Petastorm's BatchedDataLoader, over its batch reader.
 
-Settings: `pool` (Petastorm's reader pool), `queue` (whether rows go through the shuffling queue of the task's size),
-`shuffle_rows` (whether the reader shuffles each row group), and `stack` (whether a batch becomes the three tensors that a model
-takes; without it the batches stay a tensor a column, which no model here can use).
+Settings: `pool` is Petastorm's reader pool. `queue` sends rows through a shuffling queue of the task's size.
+`shuffle_rows` makes the reader shuffle each row group. `stack` makes a batch of the three tensors that a
+model takes. Without `stack` a batch stays one tensor a column, which no model here can use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def epoch(
         queue = task.buffer_rows if task.settings["queue"] else 0
         for batch in of(reader, batch_size=task.local_batch_size, shuffling_queue_capacity=queue):
             if task.settings["stack"]:
-                torch.stack([batch[name] for name in DENSE], dim=1)  # (L, 13), which nothing here looks at
+                torch.stack([batch[name] for name in DENSE], dim=1)  # (L, 13), unused here
                 yield batch[LABEL], [torch.stack([batch[name] for name in CATEGORICAL], dim=1)]
             else:
                 yield batch[LABEL], [batch[name] for name in CATEGORICAL]

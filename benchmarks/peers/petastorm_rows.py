@@ -1,4 +1,6 @@
-"""Petastorm's DataLoader, which takes rows one by one: the form most code is written in. Settings as petastorm_batched's."""
+"""Petastorm's DataLoader, which reads row by row and is its most common form. See petastorm_batched for the
+settings.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""DLRM as one writes it down with torch alone: 26 EmbeddingBags with sparse gradients, no fusion, an optimiser for each half.
+"""DLRM written plainly in torch: 26 EmbeddingBags with sparse gradients, no fusion, one optimizer for each
+half.
 
-The network, its initialisation aside, and the loss are those of training/models/dlrm.py. What was chosen for it: Adagrad for
-the tables (torch's, an accumulator an element: the nearest to our row-wise one that torch has) or SGD, which is cheaper than
-any Adagrad; Adam in its fastest form on the device (`fused`); autocast for bf16. As published implementations do, the
-interaction is a batched product of matrices whose lower triangle is taken by index.
+The network, except for its initialisation, and the loss are those of training/models/dlrm.py. The tables use
+torch's Adagrad, which has one accumulator an element and is the nearest to our row-wise Adagrad, or SGD,
+which is cheaper. The dense part uses Adam in its fastest form on the device (`fused`). bf16 uses autocast. As
+in published implementations, the interaction is a batched matrix product whose lower triangle is selected by
+index.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from training.data.batch import Batch
 
 
 class PlainDLRM(nn.Module):
-    """Logits (B,) of dense (B, D) and categorical (B, C)."""
+    """Computes logits (B,) of dense (B, D) and categorical (B, C)."""
 
     def __init__(
         self,
@@ -32,7 +34,7 @@ class PlainDLRM(nn.Module):
     ) -> None:
         super().__init__()
         self.tables = nn.ModuleList(
-            nn.EmbeddingBag(each, dim, mode="sum", sparse=True) for each in cardinalities
+            nn.EmbeddingBag(cardinality, dim, mode="sum", sparse=True) for cardinality in cardinalities
         )
         self.bottom = _mlp([num_dense, *bottom])
         num_vectors = len(cardinalities) + 1
@@ -43,7 +45,7 @@ class PlainDLRM(nn.Module):
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         first = self.bottom(dense)
         looked_up = [table(categorical[:, [place]]) for place, table in enumerate(self.tables)]
-        vectors = torch.stack([first, *(each.to(first.dtype) for each in looked_up)], dim=1)  # (B, F, E)
+        vectors = torch.stack([first, *(vector.to(first.dtype) for vector in looked_up)], dim=1)  # (B, F, E)
         dots = torch.bmm(vectors, vectors.transpose(1, 2))
         pairs = dots[:, self.lower[0], self.lower[1]]  # (B, F * (F - 1) // 2)
         logits: Tensor = self.top(torch.cat([first, pairs], dim=1))

@@ -1,8 +1,9 @@
-"""The job's encoding in Polars: each day's file read once, 26 counts over the train days, 26 replacements, Parquet.
+"""The job's encoding in Polars: each day's file is read once, then 26 counts over the train days and 26
+replacements.
 
-Values are replaced by `replace_strict` and written by the streaming engine, which took less than half the CPU time of 26 left
-joins. Rows stay in memory between the fit and the encoding, which is faster than reading the text twice and is what a machine with
-room for the log would do; the peak memory printed beside the time is the price of it.
+`replace_strict` replaces the values, and the streaming engine writes them as Parquet. This took less CPU time
+than 26 left joins. Rows stay in memory between the fit and the encoding. That is faster than reading the text
+twice, but it raises the peak memory, which is printed beside the time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.contender import (
 
 def recipe(task: Task, timing: Timing) -> Outcome:
     with timing.part(START_UP):
-        import polars as pl  # reads POLARS_MAX_THREADS when it is imported
+        import polars as pl  # polars reads POLARS_MAX_THREADS at import
 
     schema = {LABEL: pl.Float32, **dict.fromkeys(DENSE, pl.Int32), **dict.fromkeys(CATEGORICAL, pl.String)}
     written: dict[str, list[str]] = {}

@@ -109,9 +109,9 @@ def change_the_logarithm(days: dict[str, pd.DataFrame]) -> None:
 )
 @pytest.mark.parametrize("ties", [True, False])
 def test_a_difference_is_found_and_named(tmp_path: Path, change: Change, words: str, ties: bool) -> None:
-    found = difference(tmp_path, change, ties)
-    assert found is not None
-    assert words in found
+    message = difference(tmp_path, change, ties)
+    assert message is not None
+    assert words in message
 
 
 def swap_two_ids(name: str, low: int, high: int) -> Change:

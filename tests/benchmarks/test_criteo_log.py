@@ -32,9 +32,9 @@ def rows(log: list[DayFile]) -> pd.DataFrame:
 
 
 def test_days_share_the_rows_and_say_their_size(log: list[DayFile], rows: pd.DataFrame) -> None:
-    assert [each.rows for each in log] == [7501, 7500, 7500, 7500]
-    assert [each.dt for each in log] == ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
-    assert [Path(each.path).stat().st_size for each in log] == [each.bytes for each in log]
+    assert [day.rows for day in log] == [7501, 7500, 7500, 7500]
+    assert [day.dt for day in log] == ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
+    assert [Path(day.path).stat().st_size for day in log] == [day.bytes for day in log]
     assert len(rows) == ROWS
 
 
@@ -73,12 +73,12 @@ def test_a_log_is_made_once_and_depends_on_its_parameters_alone(
 
 
 def test_a_log_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
-    made = make_log(tmp_path, 100, days=2)
-    folder = Path(made[0].path).parent.parent
+    days = make_log(tmp_path, 100, days=2)
+    folder = Path(days[0].path).parent.parent
     (folder / "index.json").unlink()
-    Path(made[1].path).write_text("half a li")
-    assert make_log(tmp_path, 100, days=2) == made
-    assert len(Path(made[1].path).read_text().splitlines()) == 50
+    Path(days[1].path).write_text("half a li")
+    assert make_log(tmp_path, 100, days=2) == days
+    assert len(Path(days[1].path).read_text().splitlines()) == 50
 
 
 def test_ranks_follow_zipfs_law() -> None:

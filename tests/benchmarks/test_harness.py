@@ -45,7 +45,10 @@ def test_cpu_of_children_counts_whether_they_are_waited_for_or_left_behind(tmp_p
 
 def test_a_process_whose_parent_ended_still_counts_and_is_ended(tmp_path: Path) -> None:
     grandchild = f"import time\n{BURN.format(0.3)}\ntime.sleep(60)"
-    child = f"import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', {grandchild!r}]).pid, flush=True)"
+    child = (
+        "import subprocess, sys\n"
+        f"print(subprocess.Popen([sys.executable, '-c', {grandchild!r}]).pid, flush=True)"
+    )
     script = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {child!r}])\ntime.sleep(1)"
     used = run(tmp_path, script)
     assert used.cpu_s >= 0.3
@@ -54,7 +57,8 @@ def test_a_process_whose_parent_ended_still_counts_and_is_ended(tmp_path: Path) 
 
 
 def test_cpu_between_two_instants(tmp_path: Path) -> None:
-    script = f"import time\n{BURN.format(1.0)}print(time.monotonic())\ntime.sleep(1)\nprint(time.monotonic())\n{BURN.format(1.0)}"
+    burn = BURN.format(1.0)
+    script = f"import time\n{burn}print(time.monotonic())\ntime.sleep(1)\nprint(time.monotonic())\n{burn}"
     used = run(tmp_path, script)
     slept, woke = (float(line) for line in (tmp_path / "log").read_text().split())
     assert used.cpu_between(used.samples[0][0], slept) == pytest.approx(1.2, abs=0.5)
@@ -69,9 +73,13 @@ def test_peak_memory_is_seen_after_it_was_given_back(tmp_path: Path) -> None:
 
 
 def test_pages_that_forked_workers_share_count_once_in_pss(tmp_path: Path) -> None:
-    used = run(
-        tmp_path, "import os, time\nb = b'x' * (200 << 20)\nfor _ in range(3): os.fork() or (time.sleep(2), os._exit(0))\ntime.sleep(2)"
-    )  # fmt: skip
+    script = (
+        "import os, time\n"
+        "b = b'x' * (200 << 20)\n"
+        "for _ in range(3): os.fork() or (time.sleep(2), os._exit(0))\n"
+        "time.sleep(2)"
+    )
+    used = run(tmp_path, script)
     assert used.peak_rss_bytes > 600 * MIB
     assert used.peak_pss_bytes < 350 * MIB
 

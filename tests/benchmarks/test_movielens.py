@@ -1,4 +1,4 @@
-"""What ranks the peers of benchmarks/movielens.py: EASE against its own definition, lists and measures against loops."""
+"""Tests of benchmarks/movielens.py: EASE against its definition, and lists and measures against loops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("penalty", [0.5, 20.0])
 def test_ease_solves_its_problem(penalty: float) -> None:
-    """At the solution the gradient of ||X - X B||² + λ ||B||² is zero but on the diagonal, which is held at zero."""
+    """The gradient of ||X - X B||² + λ ||B||² is zero at the solution, except on the diagonal, which is fixed
+    at zero.
+    """
     rows = (np.random.default_rng(2).random((40, 9)) < 0.3).astype(float)
     weights = ease_weights(rows, penalty)
     gradient = rows.T @ (rows @ weights - rows) + penalty * weights
@@ -44,10 +46,10 @@ def test_measures_are_those_of_a_loop() -> None:
         for user, film in enumerate(wanted)
         if film >= 0
     ]
-    found = measure(lists, wanted)
+    figures = measure(lists, wanted)
     hits = [place for place in places if place is not None]
-    assert found.hit_rate == pytest.approx(len(hits) / len(places))
-    assert found.ndcg == pytest.approx(sum(1 / math.log2(2 + place) for place in hits) / len(places))
+    assert figures.hit_rate == pytest.approx(len(hits) / len(places))
+    assert figures.ndcg == pytest.approx(sum(1 / math.log2(2 + place) for place in hits) / len(places))
 
 
 def _task() -> Task:

@@ -85,13 +85,13 @@ def test_the_benchmark_ends_in_one_json_line(tmp_path: Path) -> None:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["benchmark"] == "etl"
-    assert found["ours"]["seconds"] > 0
-    assert found["ratios"]["polars"] == pytest.approx(
-        found["peers"]["polars"]["seconds"] / found["ours"]["seconds"], rel=0.1, abs=0.002
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["benchmark"] == "etl"
+    assert summary["ours"]["seconds"] > 0
+    assert summary["ratios"]["polars"] == pytest.approx(
+        summary["peers"]["polars"]["seconds"] / summary["ours"]["seconds"], rel=0.1, abs=0.002
     )
-    assert found["ratios"]["duckdb"] is None
+    assert summary["ratios"]["duckdb"] is None
 
 
 def size(seconds: float, rows: int, gib: float) -> dict[str, float]:

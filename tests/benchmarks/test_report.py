@@ -6,23 +6,23 @@ import platform
 import pytest
 
 from benchmarks.etl import TARGETS, main, verdict
-from benchmarks.report import closing_line, machine, table
+from benchmarks.report import machine, summary_line, table
 
 
-def test_the_closing_line_is_one_json_object_with_the_agreed_keys() -> None:
-    line = closing_line(
+def test_the_summary_line_is_one_json_object_with_the_agreed_keys() -> None:
+    line = summary_line(
         "etl", machine(2, ("pyarrow",)), {"seconds": 1.0}, {}, {"a": 1.23456, "b": None}, rows=5
     )
     assert "\n" not in line
-    found = json.loads(line)
-    assert {"benchmark", "machine", "ours", "peers", "ratios"} <= set(found)
-    assert found["ratios"] == {"a": 1.235, "b": None}
-    assert found["machine"]["packages"]["pyarrow"]
+    summary = json.loads(line)
+    assert {"benchmark", "machine", "ours", "peers", "ratios"} <= set(summary)
+    assert summary["ratios"] == {"a": 1.235, "b": None}
+    assert summary["machine"]["packages"]["pyarrow"]
 
 
 def test_a_figure_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
-        closing_line("etl", {}, {"seconds": float("nan")}, {}, {})
+        summary_line("etl", {}, {"seconds": float("nan")}, {}, {})
 
 
 def test_the_machine_has_no_name() -> None:
@@ -45,12 +45,12 @@ def test_columns_of_the_table_are_aligned() -> None:
     ],
 )
 def test_the_verdict_says_who_wins(ratio: float | None, facts: dict[str, object], words: list[str]) -> None:
-    said = verdict("nvidia_recipe", ratio, facts)
-    assert all(word in said for word in words)
+    message = verdict("nvidia_recipe", ratio, facts)
+    assert all(word in message for word in words)
 
 
 def test_every_target_names_a_peer_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    said = capsys.readouterr().out
-    assert all(name in said for name in TARGETS)
+    output = capsys.readouterr().out
+    assert all(name in output for name in TARGETS)

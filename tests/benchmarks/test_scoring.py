@@ -1,4 +1,6 @@
-"""The benchmark of scoring: its data and models, that peers and ours agree, what holds them to it, and the whole of it, small."""
+"""Tests of the scoring benchmark: its data and models, the agreement of peers and ours, and a small complete
+run.
+"""
 
 from __future__ import annotations
 
@@ -74,20 +76,25 @@ def test_joined_rows_are_users_times_their_candidates(data: Data, items: str, sp
     users = pd.concat(pd.read_parquet(path) for path in data.users)
     pairs = users.explode("candidates").rename(columns={"candidates": "item_index"})
     both = pairs.merge(pd.read_parquet(items), on="item_index", validate="many_to_one")
-    found = pd.concat(pd.read_parquet(path) for path in data.joined_files)
-    assert len(found) == data.pairs == USERS * CANDIDATES == found.groupby(["user_key", "item_index"]).ngroups
-    assert found.row_id.tolist() == list(range(data.pairs))
+    joined_rows = pd.concat(pd.read_parquet(path) for path in data.joined_files)
+    assert (
+        len(joined_rows)
+        == data.pairs
+        == USERS * CANDIDATES
+        == joined_rows.groupby(["user_key", "item_index"]).ngroups
+    )
+    assert joined_rows.row_id.tolist() == list(range(data.pairs))
     by = ["user_key", "item_index"]
-    names = [*by, *(each.name for each in spec.features)]
-    left, right = (each[names].sort_values(by).to_numpy().tolist() for each in (found, both))
+    names = [*by, *(feature.name for feature in spec.features)]
+    left, right = (frame[names].sort_values(by).to_numpy().tolist() for frame in (joined_rows, both))
     assert left == right
     assert [group.rows for group in data.joined] == [pq.read_metadata(p).num_rows for p in data.joined_files]
 
 
 def test_half_the_columns_of_ids_are_the_users(spec: FeatureSpec) -> None:
-    scopes = [each.scope for each in spec.categorical]
+    scopes = [feature.scope for feature in spec.categorical]
     assert scopes == ["user"] * 13 + ["item"] * 13
-    assert {each.scope for each in spec.dense} == {"user"}
+    assert {feature.scope for feature in spec.dense} == {"user"}
 
 
 def test_every_contender_gives_the_models_scores(
@@ -110,11 +117,11 @@ def test_a_peer_in_bf16_differs_a_little(
     spark: SparkSession, spec: FeatureSpec, folder: Path, data: Data, expected: pd.DataFrame
 ) -> None:
     path = make_model(folder, "dlrm", spec)
-    found = joined(spark, spec, "map_in_pandas", path, "bf16").frame(data).toPandas()
+    actual = joined(spark, spec, "map_in_pandas", path, "bf16").frame(data).toPandas()
     wanted = expected[["user_key", "item_index", "probability"]]
-    require_equal_rows("bf16", found, wanted, 0.02)
+    require_equal_rows("bf16", actual, wanted, 0.02)
     with pytest.raises(Unequal, match=r"1e-07 are allowed"):
-        require_equal_rows("bf16", found, wanted, 1e-7)
+        require_equal_rows("bf16", actual, wanted, 1e-7)
 
 
 def test_the_window_ranks_the_pairs_that_the_hash_scores(
@@ -123,9 +130,9 @@ def test_the_window_ranks_the_pairs_that_the_hash_scores(
     pairs = scored_pairs(data, spec, items)
     assert len(pairs) == data.pairs
     assert 50 < pairs.probability.nunique() < data.pairs  # there are ties
-    found = window(spark, spec, items).frame(data).toPandas()
-    assert len(found) == USERS * K
-    require_equal_lists("row_number", found, pairs, 0.0)
+    ranked = window(spark, spec, items).frame(data).toPandas()
+    assert len(ranked) == USERS * K
+    require_equal_lists("row_number", ranked, pairs, 0.0)
     assert len(pair_files(data, spec, items)) == len(data.users)
 
 
@@ -190,9 +197,9 @@ def test_rows_that_are_missing_or_moved_are_noticed(expected: pd.DataFrame) -> N
 def test_ratios_are_ours_over_the_best_of_the_others() -> None:
     pairs = {"ours_fp32": 60.0, "ours_bf16": 90.0, "pandas_udf_fp32": 20.0, "map_in_pandas_fp32": 30.0}
     pairs |= {"ours_rows": 48.0, "bare_model": 50.0, "ours_fp32_null": 500.0, "pandas_udf_fp32_null": 100.0}
-    ratios = ratios_of({name: {"pairs_per_s": each} for name, each in pairs.items()})
+    ratios = ratios_of({name: {"pairs_per_s": rate} for name, rate in pairs.items()})
     expected = {"joined_fp32": 2.0, "bf16_over_joined_fp32": 3.0, "null_model": 5.0, "bare_model": 0.96}
-    assert {name: each for name, each in ratios.items() if each is not None} == expected
+    assert {name: ratio for name, ratio in ratios.items() if ratio is not None} == expected
     assert verdict("bare_model", ratios["bare_model"]) == "bare_model: 0.960, target 0.97: MISSED"
     assert verdict("joined_fp32", 0.5) == "joined_fp32: 0.500 (it wins, by 2.00), target 2.0: MISSED"
     assert verdict("joined_bf16", None) == "joined_bf16: not measured"
@@ -217,10 +224,10 @@ def test_the_benchmark_ends_in_one_json_line(tmp_path: Path) -> None:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["benchmark"] == "scoring"
-    assert found["ratios"]["bare_model"] > 0
-    assert found["ratios"]["null_model"] > 0
-    assert found["ratios"]["joined_fp32"] is None
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["benchmark"] == "scoring"
+    assert summary["ratios"]["bare_model"] > 0
+    assert summary["ratios"]["null_model"] > 0
+    assert summary["ratios"]["joined_fp32"] is None
     assert "joined_fp32: not measured" in done.stdout
-    assert set(found["targets"]) <= set(found["ratios"])
+    assert set(summary["targets"]) <= set(summary["ratios"])

@@ -72,7 +72,7 @@ def test_the_plain_step_learns(precision: Any, optimizer: Any) -> None:
     torch.manual_seed(0)
     step = PlainStep(PlainDLRM(13, cardinalities, 4, [8, 4], [8]), CPU, precision, optimizer, 0.01, 0.1)
     (batch,) = make_batches(1, 64, cardinalities)
-    tables = [each.weight.detach().clone() for each in step.model.tables]
+    tables = [table.weight.detach().clone() for table in step.model.tables]
     losses = [float(step(batch)) for _ in range(30)]
     assert losses[-1] < losses[0] - 0.02
     assert all(not torch.equal(a, b.weight) for a, b in zip(tables, step.model.tables, strict=True))
@@ -83,7 +83,7 @@ def test_the_dense_part_trains_no_table() -> None:
     fixed = without_tables(model, 6, 2, 4, CPU)
     trainer = Trainer(model, Train(num_ranks=1, global_batch_size=16), LocalCollectives())
     assert not any("embedding" in name for name in trainer.state())
-    before = [each.detach().clone() for each in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     (batch,) = make_batches(1, 6, [4, 4])
     trainer.step(batch, 1.0)
     assert fixed.vectors.grad is not None  # the interaction's backward pass is part of the limit
@@ -97,14 +97,16 @@ def test_contenders_take_turns_and_equal_numbers_of_steps() -> None:
     steps = {name: lambda batch, name=name: taken.append(name) for name in "abc"}
     speeds = alternate(steps, batches, warm_up=1, steps=2, turns=3, device=CPU)
     assert "".join(taken) == "abc" + "aabbcc" + "bbccaa" + "ccaabb"
-    assert all(each["lowest"] <= each["samples_per_s"] <= each["highest"] for each in speeds.values())
+    assert all(
+        figures["lowest"] <= figures["samples_per_s"] <= figures["highest"] for figures in speeds.values()
+    )
 
 
 def test_ratios_are_ours_over_the_others() -> None:
     names = ("ours", "plain", "plain_sgd", "dense_part")
     speeds = {
-        f"{name}_fp32": {"samples_per_s": each}
-        for name, each in zip(names, (4.0, 2.0, 3.2, 5.0), strict=True)
+        f"{name}_fp32": {"samples_per_s": rate}
+        for name, rate in zip(names, (4.0, 2.0, 3.2, 5.0), strict=True)
     }
     ranks: dict[str, dict[str, Any]] = {
         "end_to_end": {"ranks": 1, "step": 10.0, "end_to_end": 9.0},
@@ -141,15 +143,15 @@ def test_without_a_gpu_its_benchmarks_run_and_measure_nothing(script: str, tmp_p
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "this measures nothing" in done.stdout
-    closing = json.loads(done.stdout.splitlines()[-1])
-    assert {"benchmark", "machine", "ours", "peers", "ratios"} <= closing.keys()
-    assert closing["ratios"]
-    assert set(closing["ratios"].values()) == {None}
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert {"benchmark", "machine", "ours", "peers", "ratios"} <= summary.keys()
+    assert summary["ratios"]
+    assert set(summary["ratios"].values()) == {None}
     figures = np.array(
         [
-            each
-            for own in closing["ours"].values()
-            for each in (own.values() if isinstance(own, dict) else [own])
+            figure
+            for section in summary["ours"].values()
+            for figure in (section.values() if isinstance(section, dict) else [section])
         ]
     )
-    assert all(math.isfinite(each) for each in figures)
+    assert all(math.isfinite(figure) for figure in figures)

@@ -1,7 +1,8 @@
-"""The real RAPIDS Accelerator, asked without a GPU what it would run on one.
+"""The real RAPIDS Accelerator, which explains without a GPU what it would run on one.
 
-Its jar is loaded into the running JVM by a class loader of its own, so that the shared session serves these tests too and
-no other test sees the jar. The plugin is not started: `ExplainPlan` walks the physical plan by the same rules.
+Its jar is loaded into the running JVM by a class loader of its own. These tests can therefore use the shared
+session, and other tests do not see the jar. The plugin is not started: `ExplainPlan` checks the physical plan
+by the same rules.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _FOLLOWS = (
 
 @dataclass(frozen=True)
 class Fallback:
-    """A node of a plan that would stay on the CPU, an exec or an expression, and one of the accelerator's reasons."""
+    """A node of a plan (an exec or an expression) that would stay on the CPU, and one reason of the
+    accelerator.
+    """
 
     node: str
     reason: str
@@ -42,25 +45,26 @@ class Fallback:
 
 
 def fallbacks(explained: str) -> list[Fallback]:
-    """What an explanation says cannot run on a GPU; a node that falls back only because of others is left out.
+    """Returns what cannot run on a GPU by an explanation. Nodes that fall back only because of others are
+    left out.
 
     Raises:
         ValueError: the text explains no plan at all.
     """
     if "<" not in explained or "Exec" not in explained:
         raise ValueError(f"this explains no plan: {explained[:300]!r}")
-    found = []
+    result = []
     for line in explained.splitlines():
         match = _NODE.match(line)
         if match:
-            reasons = [each.strip() for each in match["reason"].split(";")]
-            own = [each for each in reasons if each and not each.startswith(_FOLLOWS)]
-            found += [Fallback(match["node"], reason, match["text"]) for reason in own]
+            reasons = [reason.strip() for reason in match["reason"].split(";")]
+            independent = [reason for reason in reasons if reason and not reason.startswith(_FOLLOWS)]
+            result += [Fallback(match["node"], reason, match["text"]) for reason in independent]
         elif match := _PARTLY.match(line):
-            found.append(Fallback(match["node"], match["reason"], ""))
+            result.append(Fallback(match["node"], match["reason"], ""))
         elif line.lstrip().startswith("!"):
             raise ValueError(f"an explanation in a form we do not know: {line!r}")
-    return found
+    return result
 
 
 class Accelerator:
@@ -76,7 +80,10 @@ class Accelerator:
         self._explain = self._method(self._class("ExplainPlan"), "explainPotentialGpuPlan")
 
     def explain(self, rows: DataFrame) -> str:
-        """The physical plan of a frame, a line a node: `*` runs on a GPU, `!` does not, `@` could but for its parent."""
+        """Returns the physical plan of a frame, one node a line.
+
+        Marks: `*` runs on a GPU, `!` does not, and `@` could but for its parent.
+        """
         return self._explain_java(rows._jdf)
 
     def explain_write(self, writer: DataFrameWriter, path: str) -> str:
@@ -115,11 +122,11 @@ class Accelerator:
         registered = companion.getDeclaredField("registeredConfs")
         registered.setAccessible(True)
         entries = registered.get(module).iterator()
-        found = {}
+        entry_by_key = {}
         while entries.hasNext():
             entry = entries.next()
-            found[entry.key()] = entry
-        return found
+            entry_by_key[entry.key()] = entry
+        return entry_by_key
 
     def rejected(self, settings: Mapping[str, str]) -> dict[str, str]:
         """Keys among `spark.rapids.*` that this version does not know, or whose values it refuses → why."""
@@ -127,10 +134,10 @@ class Accelerator:
         java = self._jvm.java.util.HashMap()
         for key, value in settings.items():
             java.put(key, value)
-        found = {}
-        for key in (each for each in settings if each.startswith("spark.rapids.")):
+        refusals = {}
+        for key in (name for name in settings if name.startswith("spark.rapids.")):
             if key not in known:
-                found[key] = "no such setting"
+                refusals[key] = "no such setting"
                 continue
             getters = [
                 method
@@ -142,8 +149,8 @@ class Accelerator:
             try:
                 getters[0].invoke(known[key], arguments)
             except Py4JJavaError as error:
-                found[key] = str(error.java_exception.getCause())
-        return found
+                refusals[key] = str(error.java_exception.getCause())
+        return refusals
 
     def _explain_java(self, rows: Any) -> str:
         return str(self._explain.invoke(None, self._array(rows, "ALL")))
@@ -155,10 +162,10 @@ class Accelerator:
         return next(method for method in of.getMethods() if method.getName() == name)
 
     def _array(self, *values: Any) -> Any:
-        made = self._gateway.new_array(self._jvm.java.lang.Object, len(values))
+        array = self._gateway.new_array(self._jvm.java.lang.Object, len(values))
         for place, value in enumerate(values):
-            made[place] = value
-        return made
+            array[place] = value
+        return array
 
 
 @contextmanager

@@ -33,15 +33,15 @@ def read_list(path: Path = LIST) -> list[Allowed]:
 
 def refused(frames: Iterable[Frame], allowed: Sequence[Allowed]) -> list[str]:
     """Every fallback that is on no list, in words, with the frame it is in."""
-    found: dict[str, None] = {}
+    messages: dict[str, None] = {}
     for frame in frames:
         for fallback in fallbacks(frame.explained):
-            if not any(each.covers(fallback) for each in allowed):
-                found[f"{frame.name}: {fallback}"] = None
-    return list(found)
+            if not any(entry.covers(fallback) for entry in allowed):
+                messages[f"{frame.name}: {fallback}"] = None
+    return list(messages)
 
 
 def unneeded(frames: Iterable[Frame], allowed: Sequence[Allowed]) -> list[Allowed]:
     """Entries of the list that no frame needs."""
     seen = [fallback for frame in frames for fallback in fallbacks(frame.explained)]
-    return [each for each in allowed if not any(each.covers(fallback) for fallback in seen)]
+    return [entry for entry in allowed if not any(entry.covers(fallback) for fallback in seen)]

@@ -30,12 +30,12 @@ def usable_jar() -> Path | str:
 
 @pytest.fixture(scope="session")
 def jar() -> Path:
-    found = usable_jar()
-    if isinstance(found, str):
+    jar_or_problem = usable_jar()
+    if isinstance(jar_or_problem, str):
         if os.environ.get("CI"):
-            pytest.fail(found)
-        pytest.skip(found)
-    return found
+            pytest.fail(jar_or_problem)
+        pytest.skip(jar_or_problem)
+    return jar_or_problem
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +43,8 @@ def accelerator(jar: Path, spark: SparkSession) -> Iterator[Accelerator]:
     """The real accelerator under the settings that conf/spark/etl-gpu.conf gives its SQL part."""
     profile = read_profile(ROOT / "conf/spark/etl-gpu.conf")
     settings = {key: value for key, value in profile.items() if key.startswith("spark.rapids.sql.")}
-    with loaded(spark, jar, settings) as found:
-        yield found
+    with loaded(spark, jar, settings) as plugin:
+        yield plugin
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ class Example:
     """A chain that has the operator in it.
 
     Attributes:
-        inputs: types of the raw columns it is applied to, which are named <operator>_1, <operator>_2 and so on.
+        inputs: types of its raw columns, which are named <operator>_1, <operator>_2 and so on.
         kind: of the features it makes.
         ops: the chain, as a configuration has it.
         features: names of the features it makes; none for those of its columns.
@@ -123,8 +123,8 @@ def log_section() -> dict[str, Any]:
             "label": {"column": "label"},
         },
         "features": [
-            {"columns": list(each.columns(name)), "kind": each.kind, "ops": list(each.ops)}
-            for name, each in EXAMPLES.items()
+            {"columns": list(example.columns(name)), "kind": example.kind, "ops": list(example.ops)}
+            for name, example in EXAMPLES.items()
         ],
         "scopes": {},
     }
@@ -153,7 +153,9 @@ def write_typed(path: Path, rows: int = 24) -> None:
 
 
 def _all_columns() -> dict[str, str]:
-    return {column: kind for name, each in EXAMPLES.items() for column, kind in each.columns(name).items()}
+    return {
+        column: kind for name, example in EXAMPLES.items() for column, kind in example.columns(name).items()
+    }
 
 
 def _values(rows: int) -> dict[str, list[Any]]:

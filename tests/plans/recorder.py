@@ -1,7 +1,7 @@
-"""Every frame that code under test evaluates, writes or keeps in memory, caught on its way to Spark.
+"""Records every frame that code under test evaluates, writes or keeps in memory.
 
-So a test of plans need not know which frames a job has, and none can be forgotten: `recording` stands in front of the
-methods of DataFrame that start Spark jobs, notes the physical plan, and lets them do their work.
+A test of plans need not list the frames of a job, so none can be forgotten. `recording` wraps the methods of
+DataFrame that start Spark jobs. It notes the physical plan and then calls the original method.
 """
 
 from __future__ import annotations
@@ -66,21 +66,23 @@ class Recorded:
 
 @contextmanager
 def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
-    """The frames that Spark is given meanwhile, in order; equal ones of one name once."""
-    found: dict[tuple[str, str, str], Frame] = {}
+    """Yields the frames that Spark evaluates inside the block, in order. Equal frames of one name are listed
+    once.
+    """
+    frame_by_key: dict[tuple[str, str, str], Frame] = {}
 
     def note(rows: DataFrame, what: str, writer: DataFrameWriter | None = None, path: str = "") -> None:
-        # A frame plans itself once, and what is noted before it is kept in memory would be its plan for ever: a twin is.
+        # A frame keeps its first plan. A twin is planned here, so that the frame can still be kept in memory.
         twin = _twin(rows.groupBy().count() if what == "count" else rows)
         with set_meanwhile(rows.sparkSession, _NOTED):
             name, plan = f"{_asked_by()} {what}", twin._jdf.queryExecution().executedPlan().toString()
             key = (name, shape_of(plan), shape_of(plan, expressions=True))
-            if key in found:
+            if key in frame_by_key:
                 return
             explained = ""
             if accelerator:
                 explained = accelerator.explain_write(writer, path) if writer else accelerator.explain(twin)
-        found[key] = Frame(name, key[1], explained)
+        frame_by_key[key] = Frame(name, key[1], explained)
 
     def watched(method: str) -> Callable[..., Any]:
         original = getattr(DataFrame, method)
@@ -103,7 +105,7 @@ def recording(accelerator: Accelerator | None) -> Iterator[list[Frame]]:
             patch.setattr(DataFrame, method, watched(method))
         patch.setattr(DataFrameWriter, "parquet", watch_write)
         yield frames
-    frames.extend(found.values())
+    frames.extend(frame_by_key.values())
 
 
 def record(spark: SparkSession, name: str, folder: Path, accelerator: Accelerator | None) -> Recorded:

@@ -1,4 +1,4 @@
-"""Whole jobs on small logs, so that their frames can be recorded: what is checked on the GPU and against golden plans."""
+"""Whole jobs on small logs, whose frames are recorded and checked for the GPU and against golden plans."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPLIT = {"by": "day", "train_days": 1, "validation_days": 1, "test_days": 1}
 
 @dataclass(frozen=True)
 class Run:
-    """`make` runs the jobs below a folder. Without `on_gpu` it is the engine for CPUs, which nobody explains."""
+    """`make` runs the jobs below a folder. `on_gpu` is false for the CPU engine, which is not explained."""
 
     make: Callable[[SparkSession, Path], None]
     on_gpu: bool = True
@@ -137,7 +137,9 @@ PARQUET: dict[str, Any] = {
 
 
 def _parquet(spark: SparkSession, folder: Path) -> None:
-    """A Parquet log that is cut inside its one partition: by time, then by position, with rows in quarantine."""
+    """A Parquet log that is split inside its one partition, by time and then by position, with quarantined
+    rows.
+    """
     config = cases.write_config(folder, {"workflow": {"engine": "sql"}}, PARQUET)
     rows = pd.DataFrame(
         [(n % 2, f"u{n % 5}", f"i{n % 7}", n / 2, n) for n in range(60)],
@@ -175,8 +177,11 @@ LISTED = [
 
 
 def _scoring(spark: SparkSession, folder: Path) -> None:
-    """The gate for a first model and a challenger, candidates of all items and of several sources, lists of two nights, their delivery
-    to files, scores of rows, what lists are worth."""
+    """Runs the jobs around scoring.
+
+    They are the gate for a first model and a challenger, candidates of all items and of several sources,
+    lists of two runs, their delivery to files, scores of rows, and measures of lists.
+    """
     (folder / "reference").mkdir()
     config = publish_lake(folder / "lake", make_reference(folder / "reference"))
     popular = make_config(
@@ -189,7 +194,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
         patch.setattr(mlflow_mirror, "prepare", lambda *_: None)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
-        for body, given, run_date in (
+        for body, run_config, run_date in (
             (evaluate_model, config, RUN_DATE),
             (evaluate_model, config, DAY_AFTER),
             (build_candidates, popular, RUN_DATE),
@@ -201,7 +206,7 @@ def _scoring(spark: SparkSession, folder: Path) -> None:
             (score_rows, config, RUN_DATE),
             (measure_recommendations, config, RUN_DATE),
         ):
-            body(RunContext("test", given, run_date, _spark=spark))
+            body(RunContext("test", run_config, run_date, _spark=spark))
 
 
 RUNS: Mapping[str, Run] = {

@@ -1,7 +1,9 @@
-"""The shape of a physical plan: what moves and orders rows, without what differs from run to run.
+"""The shape of a physical plan: the nodes that move and order rows, without details that differ from run to
+run.
 
-Kept: every node, the keys of exchanges, sorts, windows, aggregates and joins, and the kind of join. Left out: expression
-ids, paths, sizes, expressions that are computed, and what lies below a frame in memory (it is recorded by itself).
+The shape keeps every node, the keys of exchanges, sorts, windows, aggregates and joins, and the kind of join.
+It leaves out expression ids, paths, sizes, computed expressions, and everything below a frame in memory,
+which is recorded separately.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _FUNCTIONS = re.compile(r"functions=\[(?P<calls>.*?)\](?:, output=.*)?\)$")
 
 
 def shape_of(plan: str, expressions: bool = False) -> str:
-    """The shape of a plan printed by `executedPlan().toString()`; with `expressions`, all but what differs by run."""
+    """Returns the shape of a plan printed by `executedPlan().toString()`. With `expressions` it keeps
+    expressions too.
+    """
     lines: list[str] = []
     in_memory: int | None = None
     for line in plan.splitlines():

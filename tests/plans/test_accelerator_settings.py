@@ -19,8 +19,8 @@ PACKAGE = "com.nvidia.spark.rapids"
 
 
 def make_jar(path: Path, *shims: str) -> Path:
-    """A file with the entries by which a jar of the accelerator is known, laid out as release 26.08 lays them out."""
-    names = [f"{PACKAGE}.shims.{each}.SparkShimServiceProvider" for each in shims]
+    """Writes a file with the entries that identify a jar of the accelerator, laid out as in release 26.08."""
+    names = [f"{PACKAGE}.shims.{shim}.SparkShimServiceProvider" for shim in shims]
     with ZipFile(path, "w") as packed:
         packed.writestr("com/nvidia/spark/SQLPlugin.class", "")
         packed.writestr(f"META-INF/services/{PACKAGE}.SparkShimServiceProvider", "\n".join(names) + "\n")
@@ -31,11 +31,13 @@ def make_jar(path: Path, *shims: str) -> Path:
     return path
 
 
-def settings_for(jar: Path | str, spark_version: str = "3.5.8", **given: str) -> dict[str, str]:
-    """What a session with the plugin and this class path gets, where `manager` and `override` may be given."""
+def settings_for(jar: Path | str, spark_version: str = "3.5.8", **changed: str) -> dict[str, str]:
+    """Returns the settings of a session with the plugin and this class path. The profile may set `manager`
+    and `override`.
+    """
     known = {"manager": SHUFFLE_MANAGER, "override": SHIM_OVERRIDE}
     profile = {"spark.plugins": PLUGIN, "spark.driver.extraClassPath": str(jar)}
-    profile |= {known[name]: value for name, value in given.items()}
+    profile |= {known[name]: value for name, value in changed.items()}
     return accelerator_settings(profile.get, spark_version)
 
 
@@ -65,23 +67,23 @@ def test_the_locked_release_gets_its_newest_shim_of_this_line(
 ) -> None:
     """Names come from the real jar, and are in it."""
     with caplog.at_level(logging.INFO, "nightrank.accelerator"):
-        found = settings_for(jar, "3.5.8")
-    assert found == {SHUFFLE_MANAGER: manager("spark355"), SHIM_OVERRIDE: provider("spark355")}
+        settings = settings_for(jar, "3.5.8")
+    assert settings == {SHUFFLE_MANAGER: manager("spark355"), SHIM_OVERRIDE: provider("spark355")}
     assert "no shim for Spark 3.5.8" in caplog.text
     with ZipFile(jar) as packed:
         entries = packed.namelist()
-    for name in found.values():
+    for name in settings.values():
         entry = f"{name.replace('.', '/')}.class"
-        assert [each for each in entries if each in (entry, f"spark-shared/{entry}")], name
+        assert [entry_name for entry_name in entries if entry_name in (entry, f"spark-shared/{entry}")], name
     assert settings_for(jar, "3.5.5") == {SHUFFLE_MANAGER: manager("spark355")}
 
 
 @pytest.mark.parametrize("name", ["etl-gpu", "score-gpu"])
 def test_what_the_profiles_leave_out_is_found_in_the_locked_jar(name: str, jar: Path) -> None:
     profile = read_profile(ROOT / f"conf/spark/{name}.conf") | {"spark.driver.extraClassPath": str(jar)}
-    found = accelerator_settings(profile.get, pyspark.__version__)
-    assert SHUFFLE_MANAGER in found
-    assert found.keys() & profile.keys() == set()
+    settings = accelerator_settings(profile.get, pyspark.__version__)
+    assert SHUFFLE_MANAGER in settings
+    assert settings.keys() & profile.keys() == set()
 
 
 def test_the_version_of_a_spark_may_end_in_a_vendors_words(newer: Path) -> None:
@@ -91,10 +93,10 @@ def test_the_version_of_a_spark_may_end_in_a_vendors_words(newer: Path) -> None:
 
 
 def test_sessions_without_the_plugin_get_nothing(newer: Path) -> None:
-    given = {"spark.driver.extraClassPath": str(newer)}
-    assert accelerator_settings(given.get, "3.5.8") == {}
-    assert accelerator_settings({**given, "spark.plugins": "com.example.Other"}.get, "3.5.8") == {}
-    beside = {**given, "spark.plugins": f"com.example.Other, {PLUGIN}"}
+    settings = {"spark.driver.extraClassPath": str(newer)}
+    assert accelerator_settings(settings.get, "3.5.8") == {}
+    assert accelerator_settings({**settings, "spark.plugins": "com.example.Other"}.get, "3.5.8") == {}
+    beside = {**settings, "spark.plugins": f"com.example.Other, {PLUGIN}"}
     assert accelerator_settings(beside.get, "3.5.8") != {}
 
 

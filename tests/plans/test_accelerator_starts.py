@@ -1,4 +1,6 @@
-"""The GPU profiles with the real jar, on a real executor that has no GPU: it must get as far as the missing device, and no less far."""
+"""The GPU profiles with the real jar, on a real executor without a GPU: the only failure must be the missing
+device.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,20 @@ from spark.session import read_profile
 from tests.processes import ROOT, die_with_parent, environment, kill_tree, wait_for
 from tests.standalone import Cluster, standalone_cluster
 
-# An exception's own line in a log: `ai.rapids.cudf.CudaException: …`, also behind `Caused by:`, and behind `:` where Python tells it.
+# The line of an exception in a log: `ai.rapids.cudf.CudaException: …`, also after `Caused by:`, or after `:`
+# where Python prints it.
 _EXCEPTION = re.compile(
     r"^(?:Caused by: |: )?((?:[a-z]\w*\.)+[A-Z][\w$]*(?:Exception|Error)\b.*)$", re.MULTILINE
 )
-# What a machine without a GPU may say: no driver, a driver without a device, or no nvidia-smi, which the plugin asks for its report.
+# Errors of a machine without a GPU: no driver, a driver without a device, or no nvidia-smi, which the plugin
+# calls for its report.
 _NO_DEVICE = re.compile(
     r"ai\.rapids\.cudf\.Cuda(?:Fatal)?Exception: .*cudaError(?:InsufficientDriver|NoDevice)"
     r"|java\.lang\.UnsatisfiedLinkError: .*libcuda\.so"
     r"|java\.io\.IOException: (?:Cannot run program \"nvidia-smi\": )?error=2, No such file or directory"
 )
 _STARTED = "the session has run a query"
-# The one way of every job to a session.
+# Every job builds its session like this.
 _PROGRAM = f"""
 from spark.session import build_session
 spark = build_session("starts")
@@ -38,13 +42,13 @@ spark.stop()
 
 
 def failures(log: str) -> list[str]:
-    """The exceptions that a log tells of, but for those of a missing device."""
-    return [found for found in _EXCEPTION.findall(log) if not _NO_DEVICE.match(found)]
+    """Returns the exceptions in a log, except those of a missing device."""
+    return [exception for exception in _EXCEPTION.findall(log) if not _NO_DEVICE.match(exception)]
 
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of one worker with as many cores as the profiles' executors want; it says that it has GPUs."""
+    """Starts a cluster of one worker with as many cores as the profiles' executors need. It declares GPUs."""
     folder = tmp_path_factory.mktemp("machine")
     with standalone_cluster(folder, workers=1, cores=16) as started:
         yield started
@@ -54,7 +58,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def submitted(name: str, jar: Path, machine: Cluster) -> list[str]:
-    """spark-submit under a profile, of which only what this machine lacks is changed: memory, and the jar's place."""
+    """Returns a spark-submit command under a profile. It changes only the memory and the jar's path, for this
+    machine.
+    """
     profile = read_profile(ROOT / f"conf/spark/{name}.conf")
     scratch = machine.folder / "tmp"
     scratch.mkdir(exist_ok=True)
@@ -129,14 +135,17 @@ def test_a_job_without_the_jar_ends_as_badly_configured(tmp_path: Path) -> None:
     command += ["--config", str(ROOT / "conf/datasets/generated.yaml"), "--run-date", "2026-01-08"]
     command += ["--set", f"lake={tmp_path / 'lake'}"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == EXIT_CONFIG, said[-3000:]
-    assert f"no jar with that class is at spark.driver.extraClassPath={missing}" in said
-    assert "put the jar of the accelerator" in said
+    output = done.stdout + done.stderr
+    assert done.returncode == EXIT_CONFIG, output[-3000:]
+    assert f"no jar with that class is at spark.driver.extraClassPath={missing}" in output
+    assert "put the jar of the accelerator" in output
 
 
 def test_other_failures_than_a_missing_device_are_seen() -> None:
-    device = "ai.rapids.cudf.CudaFatalException: Fatal CUDA error: 35 cudaErrorInsufficientDriver CUDA driver version\n"
+    device = (
+        "ai.rapids.cudf.CudaFatalException: Fatal CUDA error: 35 "
+        "cudaErrorInsufficientDriver CUDA driver version\n"
+    )
     missing = "java.lang.ClassNotFoundException: com.nvidia.spark.rapids.spark358.RapidsShuffleManager"
     assert (
         failures(f"26/11/23 ERROR X: Exception in the executor plugin\n{device}\tat a.B.c(D.java:1)\n") == []

@@ -1,4 +1,5 @@
-"""The physical plans of whole jobs, by shape: an exchange, sort, window or aggregate more or less is seen and reviewed.
+"""Compares the shapes of the physical plans of whole jobs with golden files. New or missing exchanges, sorts,
+windows and aggregates become visible and are reviewed.
 
 After a deliberate change write the files anew: python -m tests.plans.test_golden [run …]
 """

@@ -30,8 +30,8 @@ def rows(spark: SparkSession) -> DataFrame:
 
 
 def test_fallbacks_name_node_and_reason_and_leave_out_what_follows() -> None:
-    found = [(each.node, each.reason) for each in fallbacks(EXPLAINED)]
-    assert found == [
+    named = [(fallback.node, fallback.reason) for fallback in fallbacks(EXPLAINED)]
+    assert named == [
         ("StringDecode", "it is not there"),
         ("StringDecode", "it is slow"),
         ("RDDScanExec", "GPU does not currently support it"),
@@ -65,7 +65,7 @@ def test_the_accelerator_tells_what_runs_on_a_gpu_and_what_does_not(
 ) -> None:
     assert fallbacks(accelerator.explain(rows.groupBy("key").count())) == []
     decoded = rows.select(F.decode(F.col("id").cast("string").cast("binary"), "UTF-8"))
-    assert [each.node for each in fallbacks(accelerator.explain(decoded))] == ["StringDecode"]
+    assert [fallback.node for fallback in fallbacks(accelerator.explain(decoded))] == ["StringDecode"]
 
 
 def test_a_write_is_explained_with_its_options_and_not_run(
@@ -75,7 +75,7 @@ def test_a_write_is_explained_with_its_options_and_not_run(
     assert "*Exec <DataWritingCommandExec> will run on GPU" in good
     assert fallbacks(good) == []
     bad = accelerator.explain_write(rows.write.option("compression", "gzip"), str(tmp_path / "out"))
-    assert any("gzip" in each.reason.lower() for each in fallbacks(bad))
+    assert any("gzip" in fallback.reason.lower() for fallback in fallbacks(bad))
     assert list(tmp_path.iterdir()) == []
 
 

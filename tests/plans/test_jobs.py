@@ -1,4 +1,6 @@
-"""Whole jobs would run on the GPU: every frame they evaluate, keep in memory or write, but for the reviewed list."""
+"""Whole jobs would run on the GPU: every frame they evaluate, keep in memory or write, except the reviewed
+list.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,9 @@ def test_a_run_is_recorded_whole(run: str, recorded: Callable[[str], Recorded]) 
 def test_a_run_falls_back_only_where_the_list_says(
     run: str, accelerator: Accelerator, recorded: Callable[[str], Recorded]
 ) -> None:
-    found = refused(recorded(run).frames, read_list())
-    assert found == [], (
-        "rewrite these, or review them and add them to tests/plans/allowed.yaml:\n" + "\n".join(found)
+    messages = refused(recorded(run).frames, read_list())
+    assert messages == [], (
+        "rewrite these, or review them and add them to tests/plans/allowed.yaml:\n" + "\n".join(messages)
     )
 
 

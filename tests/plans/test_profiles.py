@@ -1,4 +1,6 @@
-"""conf/spark/*.conf: every setting is one that Spark or the accelerator knows, has a value it takes, and is explained."""
+"""Tests of conf/spark/*.conf: Spark or the accelerator accepts every setting and its value, and each is
+explained.
+"""
 
 from __future__ import annotations
 
@@ -31,43 +33,47 @@ VOLUMES = re.compile(r"(spark\.kubernetes\.(?:driver|executor)\.volumes\.)[\w.-]
 
 
 def rejected_by_spark(spark: SparkSession, settings: dict[str, str]) -> dict[str, str]:
-    """Settings that Spark does not know or whose values it refuses → why. Those of the accelerator are left out."""
+    """Returns the settings that Spark does not know or refuses → why. Settings of the accelerator are left
+    out.
+    """
     jvm: Any = spark._jvm
     for name in CLUSTERS:
         jvm.java.lang.Class.forName(name)
-    found = rejected_volumes(spark, settings)
+    refusals = rejected_volumes(spark, settings)
     reader = jvm.org.apache.spark.internal.config.ConfigReader(jvm.java.util.HashMap(settings))
     for key in settings:
         if key.startswith("spark.rapids.") or UNREGISTERED.fullmatch(key) or VOLUMES.fullmatch(key):
             continue
         entry = jvm.org.apache.spark.internal.config.ConfigEntry.findEntry(key)
         if entry is None:
-            found[key] = "no such setting"
+            refusals[key] = "no such setting"
             continue
         try:
             entry.readFrom(reader)
         except IllegalArgumentException as error:
-            found[key] = str(error)
-    return found
+            refusals[key] = str(error)
+    return refusals
 
 
 def rejected_volumes(spark: SparkSession, settings: dict[str, str]) -> dict[str, str]:
-    """What Spark does not make a volume of, as settings → why. It is silent about options it does not know."""
+    """Returns the settings that Spark makes no volume of → why. Spark ignores unknown volume options
+    silently.
+    """
     jvm: Any = spark._jvm
     conf = jvm.org.apache.spark.SparkConf(False)
     for key, value in settings.items():
         conf.set(key, value)
-    found = {}
+    refusals = {}
     for prefix in {match[1] for key in settings if (match := VOLUMES.fullmatch(key))}:
         mine = {key for key in settings if key.startswith(prefix)}
         try:
             utilities = jvm.org.apache.spark.deploy.k8s.KubernetesVolumeUtils
-            made = str(utilities.parseVolumesWithPrefix(conf, prefix))
+            volumes = str(utilities.parseVolumesWithPrefix(conf, prefix))
         except Py4JJavaError as error:
-            found |= dict.fromkeys(mine, str(error.java_exception))
+            refusals |= dict.fromkeys(mine, str(error.java_exception))
             continue
-        found |= {key: f"not in {made}" for key in mine if settings[key] not in made}
-    return found
+        refusals |= {key: f"not in {volumes}" for key in mine if settings[key] not in volumes}
+    return refusals
 
 
 def unexplained(text: str) -> list[str]:
@@ -180,7 +186,7 @@ def test_cores_and_gpu_allow_the_same_number_of_tasks(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["etl-gpu", "score-gpu"])
 def test_every_class_of_the_accelerator_that_a_profile_names_is_in_its_jar(name: str, jar: Path) -> None:
-    """Where Spark loads it from. Classes that differ by release are in no profile: tests/plans/test_accelerator_settings.py."""
+    # Classes that differ by release are in no profile: see tests/plans/test_accelerator_settings.py.
     named = {key: value for key, value in _settings(name).items() if value.startswith("com.nvidia.")}
     assert named.keys() == {"spark.plugins", "spark.sql.cache.serializer"}
     with ZipFile(jar) as packed:
