@@ -1,4 +1,4 @@
-"""User names and passwords from the places that the configuration names; they are never logged."""
+"""Reads user names and passwords from the places that the configuration names. They are never logged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def read_credentials(sink: JdbcSink) -> Credentials:
     """Reads user and password of a sink.
 
     Raises:
-        ConfigError: one of them is not at its place; names the place.
+        ConfigError: one of them is not in the place that the configuration names. The message names this
+        place.
     """
     return Credentials(_read(sink, "user", sink.user), _read(sink, "password", sink.password))
 

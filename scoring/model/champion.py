@@ -10,7 +10,7 @@ from training.registry.versions import champion_as_of, model_path
 
 
 def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
-    """The champion as of the run date and the dataset of that date, both of one workflow version.
+    """The champion on the run date, and the dataset of that date. Both must have the same workflow version.
 
     Raises:
         DataError: there is no champion, no dataset, or the dataset was made with another workflow version.

@@ -55,7 +55,7 @@ def _once(days: list[Day]) -> list[Day]:
 
 
 def _by_day(days: list[Day]) -> Html:
-    """A table with one row a day and split."""
+    """A table with one row per day and split."""
     rows: list[list[Child]] = [
         [
             day.dt,
