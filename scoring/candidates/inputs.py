@@ -207,7 +207,7 @@ def _segments(
             raise ConfigError(
                 f"candidates.sources: segment={name!r} is neither a feature of scope user {features} "
                 f"nor a column of {USER_ATTRIBUTES} {known}",
-                "name one of these",
+                "use one of these as the segment",
             )
         segments[name] = rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
     return segments
@@ -244,7 +244,7 @@ def _attribute_filter(context: RunContext, number: int, table: NotAllowed) -> At
             path = require_raw(context.config, table, context.run_date, recorder=context.recorder).paths[0]
             raise DataError(
                 f"{path}: {table.value} is null for {table.item}={missing[table.item]!r}",
-                f"give every item of the table a number in {table.value}, or leave its row out",
+                f"give every item of the table a number in {table.value}, or remove its row",
             )
     keys = (F.col(table.item).cast("string").alias(ITEM_KEY), F.col(table.value).alias("value"))
     return AttributeFilter(table.name, table.rule, rows.select(*keys), table.attribute)

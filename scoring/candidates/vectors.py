@@ -137,7 +137,7 @@ class Retriever:
         wrong = np.flatnonzero((item < 0) | (item >= len(self.vectors)))
         if len(wrong):
             raise DataError(
-                f"an excluded index of user {users[int(row[wrong[0]])]} is {item[wrong[0]]}, there are "
+                f"an excluded index of user {users[int(row[wrong[0]])]} is {item[wrong[0]]}, but there are "
                 f"{len(self.vectors)} candidate items",
                 "exclusions and candidate_items belong to different runs: run build_candidates again",
             )
@@ -172,8 +172,8 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
     towers = predictor.model
     if not isinstance(towers, TwoTower):
         raise ConfigError(
-            f"model {predictor.version} is a {type(towers).__name__}, which has no vectors to retrieve by",
-            "give the source retrieval a model of architecture two_tower and train it",
+            f"model {predictor.version} is a {type(towers).__name__}, which has no vectors for retrieval",
+            "configure a model of architecture two_tower for the source retrieval, and train it",
         )
     items = read_items(request.item_files, predictor, dict(request.context)).side
     vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))

@@ -141,7 +141,8 @@ def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: s
         if wrong_row is None:
             raise
         raise DataError(
-            f"sink {sink.name}: {wrong_row.asDict()} holds U+0000, which no text of PostgreSQL may",
+            f"sink {sink.name}: {wrong_row.asDict()} contains the character U+0000, "
+            "which PostgreSQL does not allow in text",
             CANNOT_HOLD,
         ) from error
 
@@ -151,8 +152,8 @@ def _require_all(database: Connection, sink: JdbcSink, staging: str, expected: i
     ((rows, keys),) = database.rows(f"SELECT count(*), count(DISTINCT ({', '.join(_KEY)})) FROM {staging}")
     if (rows, keys) != (str(expected), str(expected)):
         raise InfrastructureError(
-            f"sink {sink.name}: {rows} rows with {keys} keys were staged, the lists have {expected}",
-            "rerun the job: a task was run twice, or lost rows. The rows served before are unchanged",
+            f"sink {sink.name}: {rows} rows with {keys} keys were staged, but the lists have {expected}",
+            "rerun the job: a task ran twice, or rows were lost. The served rows are unchanged",
         )
 
 

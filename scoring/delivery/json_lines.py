@@ -93,7 +93,7 @@ def _publish(
     written_lines = sum(count for name, count in counts.items() if name in sizes)
     if written_lines != lists.users:
         raise InfrastructureError(
-            f"{folder} holds {written_lines} lines, there are {lists.users} users with a list",
+            f"{folder} has {written_lines} lines, but {lists.users} users have a list",
             "rerun the job: the lists changed while they were delivered. If that does not help, this is an "
             "internal error, please report",
         )

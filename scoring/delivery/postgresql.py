@@ -17,9 +17,9 @@ from scoring.delivery.secrets import Credentials
 DRIVER = "org.postgresql.Driver"
 _CONNECT_TIMEOUT_S = "20"
 CANNOT_HOLD = (
-    "the lists hold a value that the table cannot, and a retry will not help: look at user_id, item_id and "
-    "reason. Features made before ids were checked may hold such an id: run build_features, build_candidates "
-    "and score_daily for the date again. The rows served before are unchanged"
+    "the lists have a value that the table cannot store; a retry will not help. Look at user_id, item_id and "
+    "reason. Features from a release that did not check ids may have such an id: run build_features, "
+    "build_candidates and score_daily for the date again. The served rows are unchanged"
 )
 
 
@@ -108,7 +108,7 @@ def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
         first = str(error.java_exception.getMessage()).strip().split("\n", 1)[0]
         return InfrastructureError(
             f"sink {sink.name}: {first}",
-            "read the cause in the log above; the rows served before are unchanged",
+            "read the cause in the log above; the served rows are unchanged",
         )
     state, message = str(cause.getSQLState()), str(cause.getMessage()).strip()
     problem = f"sink {sink.name} ({sink.url}): {message} (SQLSTATE {state})"
@@ -124,7 +124,7 @@ def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
         return DataError(problem, CANNOT_HOLD)
     return InfrastructureError(
         problem,
-        "check that the database can be reached; a retry may help. The rows served before are unchanged",
+        "check that the database can be reached; a retry may help. The served rows are unchanged",
     )
 
 

@@ -104,12 +104,14 @@ def publish_changes(
         without_limits = " ".join(f"--set score.stop.{excess.setting}=null" for excess in excesses)
         reasons = "; ".join(excess.message for excess in excesses)
         served = (
-            f"the lists of {before.dt} stay the last good ones" if before else "there are no earlier lists"
+            f"the lists of {before.dt} are still the last published ones"
+            if before
+            else "there are no earlier lists"
         )
         raise DataError(
             f"the lists of {context.run_date} are held back: {reasons}; {served}",
             f"read {partition.path}/_MANIFEST.json (report.py shows it), see docs/delivery.md; "
-            f"to publish all the same, run score_daily again with {without_limits}",
+            f"to publish them anyway, run score_daily again with {without_limits}",
         )
     return changes
 

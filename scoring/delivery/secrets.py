@@ -35,7 +35,7 @@ def _read(sink: JdbcSink, which: str, secret: Secret) -> str:
         if not value:
             raise ConfigError(
                 f"{where} should be in the environment variable {secret.env}, which is not set",
-                f"export {secret.env} where the driver runs",
+                f"export {secret.env} in the environment of Spark's driver",
             )
         return value
     path = str(secret.file)

@@ -113,7 +113,7 @@ def measure_models(
     if len(counts) > 1:
         raise DataError(
             f"champion and challenger were measured on different rows (rows, clicks): {sorted(counts)}",
-            f"the raw log changed since build_features ran: run it for {context.run_date} again",
+            f"the raw log changed after build_features ran: run build_features for {context.run_date} again",
         )
     first = next(iter(rows.values()))
     return Measurement(measures, first.select(UNIT).distinct().count() if resample else 0)

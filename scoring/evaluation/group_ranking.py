@@ -39,7 +39,7 @@ def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
     if not groups:
         raise DataError(
             "no group of the test split has a click, so there is no ranking to measure",
-            "choose a run date whose test days hold clicks, or leave out keys.group",
+            "choose a run date whose test days have clicks, or remove keys.group",
         )
     means = {
         name: sum(sums[f"{name}_units"] for sums in partials) / _UNITS / groups for name in ("map", "ndcg")

@@ -97,9 +97,9 @@ def combine(partials: Iterable[Row]) -> PredictionQuality:
     negatives = rows - positives
     if not positives or not negatives:
         raise DataError(
-            f"the test split holds {rows} rows, {positives} of them clicks: "
-            "quality needs clicks and non-clicks",
-            "choose a run date whose test days hold both, or more test days (split.test_days)",
+            f"the test split has {rows} rows, of which {positives} are clicks: "
+            "measuring quality needs clicks and non-clicks",
+            "choose a run date whose test days have both, or set more test days (split.test_days)",
         )
     doubled, below = 0, 0  # twice the number of (click, non-click) pairs in the right order; a tie counts 1/2
     for sums in ranges:

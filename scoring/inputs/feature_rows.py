@@ -36,8 +36,8 @@ def read_split(
     ]
     if not frames:
         raise DataError(
-            f"the dataset of {dataset.run_date} holds no partition for {list(splits)}, "
+            f"the dataset of {dataset.run_date} has no partition for the splits {list(splits)}, "
             f"only for {sorted(dataset.splits)}",
-            "run build_features for that date, or name other splits",
+            "run build_features for that date, or configure other splits",
         )
     return reduce(DataFrame.unionByName, frames)

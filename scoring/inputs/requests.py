@@ -105,7 +105,7 @@ def require_no_pairs(pairs: Sequence[str]) -> None:
         raise ConfigError(
             f"top-k lists cannot be scored with features of scope pair: {list(pairs)}",
             "give each of them a scope under `scopes`, or leave it out of `features` and train again; "
-            "score_rows scores rows that hold such features",
+            "only score_rows can use such features",
         )
 
 
@@ -115,7 +115,7 @@ def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
     missing, unknown = sorted(expected - set(values)), sorted(set(values) - expected)
     if missing or unknown:
         raise ConfigError(
-            "score.context must give a value for each column that features of scope context are made of: "
+            "score.context must have a value for each raw column that context features are computed from: "
             f"missing {missing}, of another scope or unknown {unknown}",
-            "give the raw values of this run under score.context",
+            "write the raw values of this run under score.context",
         )

@@ -82,7 +82,7 @@ class MicroBatch:
     def _halve(self, reason: str) -> None:
         """Halves the number of rows, logs a warning, and frees cached memory of the GPU."""
         self.rows //= 2
-        log.warning("out of memory on the device: %d rows at once from here on (%s)", self.rows, reason)
+        log.warning("out of memory on the device: from now on, %d rows at a time (%s)", self.rows, reason)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

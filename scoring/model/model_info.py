@@ -61,7 +61,7 @@ def read_model_info(path: str, recorder: LineageRecorder = NOT_RECORDED) -> Mode
         description = format_versions.MODEL.check(file_io.read_json(file), file)
     except FileNotFoundError as error:
         raise DataError(
-            f"{path} holds no complete model ({file} does not exist)", "run train_model first"
+            f"{path} has no complete model ({file} does not exist)", "run train_model first"
         ) from error
     recorder.record_read(path, description["version"])
     return ModelInfo(

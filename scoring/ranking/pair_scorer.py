@@ -77,7 +77,7 @@ class ItemParts:
             self._kept = self._compute_all(sample, predictor)
         else:
             log.info(
-                "%d items of %d bytes each are more than the %d bytes kept for them: "
+                "%d items with %d bytes each need more than the limit of %d bytes: their parts are "
                 "computed for each block of users",
                 self.count,
                 item_bytes,

@@ -163,8 +163,8 @@ class CandidateLists:
         indices = listed.values.to_numpy(zero_copy_only=False).astype(np.int64)
         if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):
             raise DataError(
-                f"candidate indices of user {self.users[user]} lie in [{indices.min()}, {indices.max()}], "
-                f"there are {self._num_items} candidate items",
+                f"candidate indices of user {self.users[user]} are in [{indices.min()}, {indices.max()}], "
+                f"but there are {self._num_items} candidate items",
                 "candidates and candidate_items belong to different runs: run build_candidates again",
             )
         if distinct:

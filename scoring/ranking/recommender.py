@@ -32,7 +32,7 @@ RECOMMENDATIONS = pa.schema(
 )
 
 _FIND_NAN = "look for NaN or infinite features of this user and item, or a diverged model; train again"
-_LEAVE_FP16 = "; float16 ends at 65,504: try --set score.precision=bf16"
+_LEAVE_FP16 = "; float16 has no numbers above 65,504: try --set score.precision=bf16"
 
 # At least this many (user, item) cells are ranked together, even if a micro-batch of the model has fewer
 # pairs.

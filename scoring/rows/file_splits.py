@@ -62,7 +62,7 @@ def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
     partitions = split_partitions(lake, dataset, split)
     if not partitions:
         raise DataError(
-            f"the dataset of {dataset.run_date} holds no partition for {split}, "
+            f"the dataset of {dataset.run_date} has no partition for the split {split}, "
             f"only for {sorted(dataset.splits)}",
             "run build_features for that date, or name another split in score.rows_split",
         )

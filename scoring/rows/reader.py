@@ -60,13 +60,13 @@ def read_piece(
     except FileNotFoundError as error:
         raise DataError(f"{group.path} does not exist although a manifest names it", _REBUILD) from error
     except pa.ArrowInvalid as error:
-        raise DataError(f"{group.path} is no whole Parquet file: {error}", _REBUILD) from error
+        raise DataError(f"{group.path} is not a complete Parquet file: {error}", _REBUILD) from error
     except OSError as error:
         raise InfrastructureError(
             f"{group.path} could not be read: {error}", "check the storage, then run the job again"
         ) from error
     raise DataError(
-        f"row group {group.index} of {group.path} gave {done} rows, its manifest says {group.rows}", _REBUILD
+        f"row group {group.index} of {group.path} has {done} rows, its manifest says {group.rows}", _REBUILD
     )
 
 

@@ -47,7 +47,7 @@ def read_attribute(table: AttributeTable) -> pa.Table:
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
         raise DataError(
-            f"{table.path}: {table.key} is not unique, {len(repeated)} items have several rows, "
+            f"{table.path}: {table.key} is not unique: {len(repeated)} items have several rows, "
             f"such as {repeated[0].as_py()!r}",
             "keep one row per item",
         )
@@ -75,8 +75,8 @@ def align(table: AttributeTable, rows: pa.Table, items: pa.Array) -> ItemAttribu
         example = rows.column("key")[0].as_py() if rows.num_rows else "none"
         raise DataError(
             f"{table.path}: none of the {len(items)} candidate items, such as {items[0].as_py()!r}, "
-            f"has a value of {table.column}; keys there are like {example!r}",
-            f"check that {table.key} holds the item ids of the log",
+            f"has a value of {table.column}; the keys of the table look like {example!r}",
+            f"check that {table.key} has the item ids of the log",
         )
     return ItemAttribute(codes, [str(value) for value in encoded.dictionary.to_pylist()])
 
