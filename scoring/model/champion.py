@@ -26,9 +26,10 @@ def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
     dataset = read_dataset(lake, context.run_date)
     if model.spec.workflow_version != dataset.workflow_version:
         raise DataError(
-            f"champion {version} needs features of workflow {model.spec.workflow_version}, but the dataset of
-            " f"{context.run_date} was made with {dataset.workflow_version}", f"run build_features --run-date
-            {context.run_date} --set workflow.mode=apply, " "then build_candidates",
+            f"champion {version} needs features of workflow {model.spec.workflow_version}, but "
+            f"the dataset of {context.run_date} was made with {dataset.workflow_version}",
+            f"run build_features --run-date {context.run_date} --set workflow.mode=apply, "
+            "then build_candidates",
         )
     model.require_spec(read_spec(lake, dataset.workflow_version))
     return model, dataset
