@@ -142,7 +142,7 @@ def test_it_starts_no_spark(config: Path) -> None:
 def test_the_page_stands_without_history(runs: PublishedRuns) -> None:
     actual = find(runs.lake, RUN_DATE, "u004")
     without = type(actual)(**{**vars(actual), "history": None})
-    assert "the dataset of that date is not there" in page(without, {})
+    assert "the dataset of that date does not exist any more" in page(without, {})
 
 
 def copied(runs: PublishedRuns, folder: Path) -> Lake:
