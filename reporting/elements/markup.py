@@ -79,9 +79,7 @@ def figure(chart: Html, title: str, caption: str) -> Html:
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[Child]], caption: str, text: Sequence[int] = (0,)
 ) -> Html:
-    """A table that scrolls sideways on a narrow screen. Columns are right-aligned unless they are in
-    `text`.
-    """
+    """A table that scrolls sideways on a narrow screen. Columns not in `text` are right-aligned."""
 
     def kind(index: int) -> str | None:
         return None if index in text else "number"

@@ -1,6 +1,4 @@
-"""Observes one run of one job, and records it when the run ends. An error in this code never fails the
-job.
-"""
+"""Observes one run of one job, and records it when it ends. An error in this code never fails the job."""
 
 from __future__ import annotations
 

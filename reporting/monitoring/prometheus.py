@@ -1,6 +1,4 @@
-"""Exposes the last run of each job as Prometheus metrics: in files for node_exporter, or by a push
-gateway.
-"""
+"""Exposes the last run of each job to Prometheus: in files for node_exporter, or by a push gateway."""
 
 from __future__ import annotations
 

@@ -109,9 +109,7 @@ def spark_work(
     driver_core_s: float,
     now_s: float,
 ) -> SparkWork:
-    """Adds up stages and executors, given in the JSON form of Spark's REST interface. Ignores skipped
-    stages.
-    """
+    """Adds up stages and executors, in the form of Spark's REST interface, without skipped stages."""
     ran = [stage for stage in stages if stage["status"] not in ("SKIPPED", "PENDING")]
     works = [_work(stage) for stage in ran]
     rows = [_stage_row(stage, work) for stage, work in zip(ran, works, strict=True)]

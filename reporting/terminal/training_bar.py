@@ -37,9 +37,7 @@ class TrainingBar:
         self._bar.end()
 
     def show(self, entry: Mapping[str, Any]) -> None:
-        """Draws an entry. If the entry belongs to another training than the last one, it starts a new
-        line.
-        """
+        """Draws an entry. The first entry of another training starts a new line."""
         name, step = str(entry["training"]), int(entry["step"])
         if self._last and self._last[0] != name:
             self._bar.end()

@@ -1,4 +1,4 @@
-"""A small lake made by hand: what one retrained night and the measure of its lists leave behind."""
+"""A small lake made by hand: the output of one run with training, and of the measure of its lists."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def publish_facts(partition: Partition, facts: Mapping[str, Any]) -> None:
 
 
 def make_lake(root: Path) -> Config:
-    """Every fact of the night of RUN_DATE; returns its configuration."""
+    """Publishes every fact of the run of RUN_DATE; returns its configuration."""
     config = config_of(root)
     lake = Lake(config.lake)
     _features(lake)

@@ -45,12 +45,12 @@ def _lead(run: RunFacts, days: list[Day]) -> Html:
     return lead(
         f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; "
         f"{numbers.count(dropped)} of {numbers.count(rows_in)} raw rows ({share}) did not parse "
-        f"and lie in quarantine. The workflow was {workflow}."
+        f"and are in quarantine. The workflow was {workflow}."
     )
 
 
 def _once(days: list[Day]) -> list[Day]:
-    """One entry a day, also if a day is cut into splits."""
+    """One entry per day, even if a day is divided into several splits."""
     return list({day.dt: day for day in days}.values())
 
 
