@@ -19,8 +19,8 @@ _SHOWN_CHARACTERS = 40
 
 _NOTE = (
     "New values: share of the day's values that do not occur on the train days. PSI, the "
-    "population stability index: below 0.1 stable, above 0.25 shifted; by chance: what a day of this size may show "
-    "without any change."
+    "population stability index: below 0.1 stable, above 0.25 shifted; by chance: what a day of "
+    "this size may show without any change."
 )
 
 Levels = Mapping[tuple[str | None, str], str]

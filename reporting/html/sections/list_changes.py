@@ -54,7 +54,7 @@ def _figures(changes: Mapping[str, Any]) -> Html:
         ("coverage", "Items in some list", numbers.percent(changes["coverage"]), _coverage_before(changes)),
         (
             "cold_share",
-            "Entries of items without clicks",
+            "Entries whose item nobody clicked in training",
             numbers.percent(changes["cold_share"]),
             "",
         ),
