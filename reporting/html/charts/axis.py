@@ -58,7 +58,7 @@ def axis(
 
 
 def tick_step(span: float, most_ticks: int) -> float:
-    """The smallest step of the form 1, 2, 2.5 or 5 × 10ⁿ that divides the span into at most `most_ticks`."""
+    """The smallest step 1, 2, 2.5 or 5 × 10ⁿ with at most `most_ticks` steps in the span (> 0)."""
     raw = span / most_ticks
     magnitude = 10.0 ** math.floor(math.log10(raw))
     return next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * (1 - 1e-9))
