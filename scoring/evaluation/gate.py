@@ -70,7 +70,7 @@ class Check:
     Attributes:
         name: the name of the checked figure.
         level: `hold` prevents the promotion; `warn` only writes a warning to the log.
-        message: the result in words.
+        message: the result as a sentence.
         value, limit: the value of the figure, and the limit that it was compared with.
         setting: configuration key of the limit.
     """
