@@ -1,4 +1,5 @@
 """DAGs for Airflow 3.
 
-They start jobs by name and import none of our packages, because Airflow has its own environment.
+The DAGs start jobs by name. They import none of this project's packages, because Airflow has its own Python
+environment.
 """

@@ -1,4 +1,4 @@
-"""Alerts: a failed task, a late run, the outcome of a training.
+"""Sends alerts about failed tasks, late runs and the outcome of a training.
 
 Each alert is logged. If the Airflow connection `nightrank_alerts` exists, it is also posted as JSON to its
 address.
@@ -27,11 +27,11 @@ log = logging.getLogger("nightrank.alerts")
 def tell(kind: Kind, text: str, **facts: Any) -> None:
     """Logs an alert and posts it.
 
-    A failed post is logged only, because an alert must not fail the task that sends it.
+    If posting fails, the error is only logged, because an alert must not fail the task that sends it.
 
     Args:
-        text: the message for people; chats that accept webhooks show this key.
-        facts: further JSON keys, for programs.
+        text: the message for people. Chat programs that accept webhooks show this key.
+        facts: other JSON keys and their values, for programs.
     """
     log.warning("%s: %s", kind, text)
     try:
@@ -52,7 +52,7 @@ def tell(kind: Kind, text: str, **facts: Any) -> None:
 
 
 def task_failed(context: Mapping[str, Any]) -> None:
-    """Callback of a task that fails and is not retried."""
+    """Airflow calls this function when a task fails and is not retried."""
     ti = context["ti"]
     error = str(context.get("exception") or "no exception")
     tell(
@@ -66,5 +66,5 @@ def task_failed(context: Mapping[str, Any]) -> None:
 
 
 def late(dag: str, hours: float) -> None:
-    """Callback of a deadline: a run has not ended in time. The run continues."""
+    """Airflow calls this function when a run has not ended by its deadline. The run continues."""
     tell("late", f"a run of {dag} has not ended {hours:g} hours after it was queued", dag=dag, hours=hours)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from airflow.sdk import Asset
 
-# weekly_training updates it when the gate promotes a model. daily_recommendations reads the day of the
-# promotion from it.
+# weekly_training updates this asset when the gate promotes a model. daily_recommendations reads the day of
+# the promotion from the asset.
 CHAMPION = Asset("nightrank_champion", group="nightrank")
-# daily_recommendations updates it when a day's lists are published and checked. Your own DAGs may be
-# scheduled on it.
+# daily_recommendations updates this asset when the lists of a day are published and checked. You can schedule
+# your own DAGs on this asset.
 RECOMMENDATIONS = Asset("nightrank_recommendations", group="nightrank")

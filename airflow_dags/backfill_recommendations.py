@@ -1,14 +1,15 @@
 """### The lists of past days, one after another
 
-Runs `daily_recommendations` for each day from `from` to `to`. It waits for each day before it starts the next
-one, because the lists of a day are compared with those of the day before, which are measured too. A day that
-fails does not stop the days after it. When the cause is corrected, clear its task.
+Runs `daily_recommendations` for each day from `from` to `to`. Each day starts when the day before has ended,
+because each daily run reads the lists of the day before: it compares them with the new lists, and measures
+them. If a day fails, the later days still run. Correct the cause of the failure, then clear the task of that
+day.
 
 | | |
 |---|---|
 | days | Params `from` and `to`, both included |
-| published days | Param `when_published`: `skip` leaves them, `rerun` makes again what has changed inputs |
-| beside the schedule | `daily_recommendations` has one run at a time, and scheduled days wait for it |
+| published days | Param `when_published`: `skip` skips them, `rerun` repeats stages whose inputs changed |
+| scheduled runs | `daily_recommendations` has one run at a time, so scheduled runs wait for these runs |
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _LOOK_EVERY_S = 10
 
 @task
 def days(params: Any = None, run_id: Any = None) -> list[dict[str, Any]]:
-    """For each day, the id and the configuration of its run of the daily DAG."""
-    asked = asked_overrides(params, read_settings())  # refused once, before the first day
+    """For each day, the run id and the configuration of the run of daily_recommendations."""
+    asked = asked_overrides(params, read_settings())  # rejected here, before the first day starts
     options = {"when_published": params["when_published"], "set": list(asked)}
     return [
         {"trigger_run_id": f"{run_id}__{day}", "conf": {"run_date": day, **options}}

@@ -1,15 +1,15 @@
 """### The lists of one day
 
-Waits for the day's raw log, checks its quality, builds features and candidates, scores every user, checks
-what was published, delivers it and measures the lists of the day before. The report is written even if a
-stage failed.
+Waits for the day's raw log, checks the log's quality, builds features and candidates, and makes the lists of
+all users. Then it checks and delivers the published lists, and measures the lists of the day before. The
+report is written even if a stage fails.
 
 | | |
 |---|---|
 | day | Param `run_date`; a scheduled run takes it from its partition key, the day before the run |
-| a published day | a run keeps what has equal inputs; with `when_published: skip` it does nothing |
+| a published day | stages with unchanged inputs are skipped; with `when_published: skip`, all stages are |
 | one value changed for one run | Param `set`, such as `["quality.psi_stop=0.5"]` |
-| a failed task | its log ends with cause and remedy. Exit codes 2 (configuration), 3 (data) are not retried |
+| a failed task | its log ends with cause and remedy; exit codes 2 (configuration), 3 (data) are not retried |
 | order | one run at a time, and never together with `weekly_training`: each day depends on the one before |
 
 See docs/airflow.md for more.
@@ -48,7 +48,7 @@ _LATE_AFTER_HOURS = 6
 
 @task(outlets=[RECOMMENDATIONS], inlets=[CHAMPION], trigger_rule=TriggerRule.NONE_FAILED)
 def announce(ti: Any = None, outlet_events: Any = None, inlet_events: Any = None) -> Mapping[str, Any]:
-    """Updates the asset of the day's lists with their model and the day of its promotion."""
+    """Updates the asset of the lists. Its event has their model and the day when it was promoted."""
     checked = ti.xcom_pull(task_ids="publish_checks")
     if not checked:
         raise AirflowSkipException("no lists were published")
@@ -92,7 +92,7 @@ with DAG(
     checks = stage("publish_checks", step="score_daily", job="check_lists", overrides=())
     measure = stage("measure_recommendations")
     report = stage("report", trigger_rule=TriggerRule.ALL_DONE)
-    # The report runs after failures too. This task makes the run fail if a stage failed.
+    # The report also runs after a failure, and may succeed. This task makes the run fail if a stage failed.
     night_is_done = EmptyOperator(task_id="night_is_done", trigger_rule=TriggerRule.NONE_FAILED)
     chain(
         wait_for_other_dag,

@@ -1,6 +1,6 @@
-"""The logical day of a run: from the Param, otherwise from the partition key.
+"""Finds the logical day of a run: from the Param, otherwise from the partition key.
 
-Never from the clock, so a rerun has the same day.
+The day never comes from the clock, so a repeated run has the same day.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DATE_PARAM = Param(
 
 
 def run_date_of(context: Mapping[str, Any], days_before_key: int = 0) -> str:
-    """The day a run works on.
+    """The logical day of a run.
 
     Args:
         days_before_key: how many days the logical day is before the partition key.
 
     Raises:
-        AirflowFailException: there is neither a Param nor a partition key, or its value is not a date.
+        AirflowFailException: the run has neither the Param nor a partition key, or the value is not a date.
     """
     param = context["params"].get(RUN_DATE)
     if param:

@@ -1,4 +1,4 @@
-"""A spark-submit hook that reads exit code and job summary of our jobs, and ends all of their processes."""
+"""A spark-submit hook that reads a job's exit code and job summary, and ends all processes of the job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 
 class JobHook(SparkSubmitHook):
-    """Runs spark-submit in a given folder and in a process group of its own.
+    """Runs spark-submit in a given folder, in a separate process group.
 
     Attributes:
-        closing: the job summary, the JSON object that ends the job's standard output; empty if the driver ran
-            on another machine.
+        closing: the job summary, which is the JSON object at the end of the job's standard output; empty if
+            the driver ran on another machine.
     """
 
     def __init__(self, *, folder: str, **options: Any) -> None:
@@ -36,9 +36,10 @@ class JobHook(SparkSubmitHook):
         return 128 - code if code < 0 else code
 
     def submit(self, application: str = "", **options: Any) -> str | None:
-        """As the provider's.
+        """Runs the job like the method of the provider's hook.
 
-        Afterwards it ends what a failed job left running: a killed JVM leaves its Python driver.
+        Afterwards it ends processes that a failed job left: if the JVM is killed, its Python driver keeps
+        running.
         """
         try:
             return super().submit(application, cwd=self._folder, start_new_session=True, **options)

@@ -1,10 +1,10 @@
 """The keys of the configuration that the Param `set` may change.
 
-People who may trigger a run give this Param. They need not be allowed to read the lake or the credentials of
-the jobs. A key that names a place could send data and passwords there (deliver.sinks, watch.push_gateway),
-read from there (log.path, lake) or load code from there (driver_jar). So only keys that change how a run
-computes are allowed. The Variable's key `param_keys` replaces the list. Overrides in the Variable itself are
-not restricted.
+Everybody who may trigger a run can set this Param, even people who may not read the lake or the jobs'
+credentials. With a key that contains an address or a path, they could send data and passwords to another
+place (deliver.sinks, watch.push_gateway), read other data (log.path, lake) or load other code (driver_jar).
+So only keys that change how a run computes are allowed. The key `param_keys` of the Variable replaces the
+list of allowed keys. Overrides in the Variable itself are not restricted.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ DEFAULT_KEYS = (
 
 
 def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
-    """The error message for the first override in the Param `set` that is not allowed; None if all are."""
+    """The error message for the first override that is not allowed; None if all overrides are allowed."""
     for override in overrides:
         key, separator, text = str(override).partition("=")
         if not separator or not key:
@@ -85,25 +85,25 @@ def refusal(overrides: Sequence[Any], allowed: Sequence[str]) -> str | None:
             )
         if not is_allowed(key, allowed):
             return (
-                f"the Param set must not change {key}: it may name {', '.join(allowed) or 'nothing'}\n"
+                f"the Param set must not change {key}: the allowed keys are {', '.join(allowed) or 'none'}\n"
                 f"  what to do: set {key} in the configuration file, "
                 "or in the Variable nightrank (keys set and param_keys)"
             )
         if key not in allowed and (problem := _not_plain(text)):
             return (
                 f"the Param set gives {key} {problem}, and only plain values and lists of them are allowed\n"
-                "  what to do: give each key below it by itself, as in a.b=value"
+                "  what to do: set each key below it separately, as in a.b=value"
             )
     return None
 
 
 def is_allowed(key: str, allowed: Sequence[str]) -> bool:
-    """Whether the key is one of these names, or is below one that ends with a dot."""
+    """Whether `allowed` has this key, or a name that ends with a dot and that the key starts with."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in allowed)
 
 
 def _not_plain(text: str) -> str | None:
-    """What is wrong with a value that may contain keys; None for a plain value or a list of plain values."""
+    """Says why a value may contain keys; None if it is a plain value or a list of plain values."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:

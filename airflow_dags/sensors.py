@@ -1,6 +1,6 @@
-"""The two sensors that a run begins with.
+"""The two sensors at the start of each run.
 
-One waits for the other DAG; the other waits for the raw log and returns the plan.
+The first sensor waits for the other DAG. The second waits for the raw log and returns the run's plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_dags.dates import run_date_of
 from airflow_dags.settings import read_settings
 from airflow_dags.submit import PLAN, Call, application, asked_overrides, failure, hook_for
 
-# States of a task that has not begun, or that waits.
+# States of a task that has not started yet, or that is waiting.
 _WAITING = ["scheduled", "queued", "running", "up_for_reschedule", "up_for_retry", "deferred"]
 _LOG_POKE_INTERVAL = timedelta(minutes=5)
 _OTHER_DAG_POKE_INTERVAL = timedelta(minutes=1)
@@ -24,11 +24,11 @@ _OTHER_DAG_TIMEOUT = timedelta(days=1)
 
 
 class RawLogSensor(BaseSensorOperator):
-    """Waits for the day's raw log; returns the job summary of plan_night, which is the plan of the run.
+    """Waits for the day's raw log. Returns the job summary of plan_night, which is the plan of the run.
 
-    The job plan_night looks for the log, because only the configuration says where it is: by pattern, by
-    manifest, on S3 or HDFS. A wrong configuration fails at once. If the Param `when_published` is `skip`, the
-    plan of a day with published lists is empty.
+    The sensor runs the job plan_night to look for the log, because only the configuration says where the log
+    is (by a pattern or a manifest, on S3 or HDFS). If the configuration is invalid, the task fails at once.
+    If the Param `when_published` is `skip` and the day's lists are already published, the plan is empty.
 
     Args:
         days_before_key: see run_date_of.
@@ -40,7 +40,7 @@ class RawLogSensor(BaseSensorOperator):
         self._hook: Any = None
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
-        """Runs plan_night. Returns whether the raw log is there, and the plan."""
+        """Runs plan_night. Returns whether the raw log exists, and the plan."""
         params, settings = context["params"], read_settings()
         call = Call(
             "plan_night", run_date_of(context, self.days_before_key), asked_overrides(params, settings)
@@ -64,18 +64,18 @@ class RawLogSensor(BaseSensorOperator):
         return PokeReturnValue(raw_log["bytes"] > 0, plan)
 
     def on_kill(self) -> None:
-        """Ends plan_night."""
+        """Ends the job plan_night."""
         if self._hook is not None:
             self._hook.on_kill()
 
 
 class OtherDagSensor(BaseSensorOperator):
-    """Waits while the other DAG works: a training and a daily run of one date write the same tables.
+    """Waits until the other DAG is idle: a training and a daily run of the same date write the same tables.
 
     Args:
-        other: dag_id of the other DAG.
-        yields: whether to wait also for runs of the other DAG that are still waiting themselves. Only one of
-            the two DAGs may do so, or both would wait without end.
+        other: the dag_id of the other DAG.
+        yields: whether to wait even for runs of the other DAG that are themselves waiting. Only one of the
+            two DAGs may do this; otherwise both would wait forever.
     """
 
     def __init__(self, *, other: str, yields: bool, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ class OtherDagSensor(BaseSensorOperator):
         self.yields = yields
 
     def poke(self, context: Mapping[str, Any]) -> bool:
-        """Whether the other DAG has no run that this one must wait for."""
+        """Whether the other DAG has no run that this run must wait for."""
         ti = context["ti"]
         running = ti.get_dr_count(dag_id=self.other, states=["running"])
         waiting = (
@@ -98,7 +98,7 @@ class OtherDagSensor(BaseSensorOperator):
 def first_sensors(
     other: str, *, yields: bool, log_timeout: timedelta, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
-    """The first two tasks of a DAG: wait for the other DAG, then for the raw log and the plan."""
+    """The first two tasks of a DAG: wait for the other DAG, then for the raw log."""
     return [
         OtherDagSensor(
             other=other, yields=yields, timeout=_OTHER_DAG_TIMEOUT, poke_interval=_OTHER_DAG_POKE_INTERVAL

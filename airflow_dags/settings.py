@@ -1,6 +1,7 @@
 """The Airflow Variable `nightrank`, a JSON object: where Nightrank is installed and how its jobs are started.
 
-Each task reads it when it runs. So a change counts for the next task, and no DAG has to be parsed again.
+Each task reads the Variable when it starts. So a change applies to the next task, and DAGs need not be parsed
+again.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Settings:
     """The Variable's keys.
 
     Attributes:
-        home: the folder with `jobs/` and `conf/`; jobs run in it, so paths may be relative to it.
-        config: the YAML file of the log.
+        home: the folder with `jobs/` and `conf/`. Jobs run in this folder, so paths may be relative to it.
+        config: the YAML configuration file of the jobs.
         profiles: job → Spark properties file; `default` is for all other jobs.
         overrides: `--set` values of every job (key `set` of the Variable).
         spark_submit: the program that starts jobs.
@@ -51,7 +52,7 @@ class Settings:
 
 
 def read_settings() -> Settings:
-    """The current settings.
+    """The settings that the Variable has now.
 
     Raises:
         AirflowFailException: the Variable is missing, has unknown or missing keys, or names a path that does
@@ -67,7 +68,7 @@ def read_settings() -> Settings:
 
 
 def settings_of(values: Any) -> Settings:
-    """The settings in the Variable's JSON value. Raises as read_settings does."""
+    """The settings in the Variable's JSON value. Raises the same errors as read_settings."""
     if not isinstance(values, dict):
         raise _wrong(f"is not a JSON object: {values!r}")
     if unknown := sorted(set(values) - _KEYS):
@@ -93,7 +94,7 @@ def settings_of(values: Any) -> Settings:
         raise _wrong(f"names home={home}, which has no folder jobs on this worker")
     submit = str(values.get("spark_submit", f"{home}/.venv/bin/spark-submit"))
     if which(submit) is None:
-        raise _wrong(f"names spark_submit={submit}, which is no program on this worker")
+        raise _wrong(f"names spark_submit={submit}, which is not a program on this worker")
     named = {name: str(value) for name, value in environment.items()}
     return Settings(home, str(values["config"]), profiles, tuple(overrides), submit, named, tuple(param_keys))
 

@@ -1,8 +1,8 @@
-"""Tasks that run a job. `stage(name)` is the only factory of them.
+"""Tasks that run a job. All of them are created by `stage(name)`.
 
-Such a task is a SparkSubmitOperator. It reads profile, configuration and `--set` values from the Variable,
-and its day and its own overrides from the plan of the run. The job's exit code decides whether the task is
-retried.
+Each task is a SparkSubmitOperator. It reads the Spark profile, the configuration file and `--set` values from
+the Variable. The plan of the run gives it the day and the overrides of the stage. The job's exit code decides
+whether the task is retried.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_dags.settings import POOL, SPARK_CONNECTION, Settings, read_setting
 PLAN = "raw_log"  # the task whose XCom is the plan of the run
 RETRIES = 2
 _HOPELESS = {2: "bad configuration", 3: "bad data"}
-# How long a job may run. After that the job is ended and the task is retried.
+# Maximum duration of a job. After this time the job is ended and the task is retried.
 _TIMEOUTS = {"train_model": timedelta(hours=12), "train_retriever": timedelta(hours=6)}
 _TIMEOUT = timedelta(hours=3)
 
@@ -62,7 +62,7 @@ def asked_overrides(params: Mapping[str, Any], settings: Settings) -> tuple[str,
     """The `--set` values of a run, from its Param `set`.
 
     Raises:
-        AirflowFailException: one names a key that the Param must not change.
+        AirflowFailException: a value changes a key that the Param must not change.
     """
     asked = tuple(params.get("set") or ())
     if refused := refusal(asked, settings.param_keys):
@@ -79,20 +79,20 @@ def failure(job: str, code: int | None, error: Exception) -> AirflowException:
     """The exception for a failed job. Airflow does not retry bad configuration (2) and bad data (3)."""
     if code in _HOPELESS:
         return AirflowFailException(
-            f"{job} ended with exit code {code}: {_HOPELESS[code]}, which no retry can change\n{error}"
+            f"{job} ended with exit code {code}: {_HOPELESS[code]}; a retry cannot help\n{error}"
         )
     known = "was not started" if code is None else f"ended with exit code {code}"
     return AirflowException(f"{job} {known}: worth a retry\n{error}")
 
 
 class JobOperator(SparkSubmitOperator):
-    """Runs one step of a plan, or is skipped if the plan has no such step. Returns the job summary.
+    """Runs one step of the run's plan and returns the job summary. Is skipped if the plan has no such step.
 
     Args:
-        step: name of the step in the plan. The step gives the day and the overrides.
-        part: the list of the plan that holds the step: `night` or `retraining`.
-        job: another job than the one of the step.
-        overrides: `--set` values of this task, in place of those of the step.
+        step: name of the step in the plan. The step has the day and the overrides.
+        part: which list of the plan has the step: `night` or `retraining`.
+        job: the job to run; by default the job of the step.
+        overrides: `--set` values of this task; by default those of the step.
     """
 
     def __init__(
@@ -152,13 +152,13 @@ def find_step(plan: Mapping[str, Any] | None, part: str, name: str) -> Mapping[s
 
 
 def stage(name: str, **options: Any) -> JobOperator:
-    """A task that runs the step of this name. `options` are arguments of JobOperator or of any operator."""
+    """A task that runs the step with this name. `options` are arguments of JobOperator or of any operator."""
     chosen: dict[str, Any] = {
         "task_id": name,
         "step": name,
         "pool": POOL,
         "execution_timeout": _TIMEOUTS.get(options.get("job", name), _TIMEOUT),
-        # After a skipped step the next one still runs; after a failed one it does not.
+        # After a skipped step the next step still runs. After a failed step it does not.
         "trigger_rule": "none_failed",
         **options,
     }

@@ -1,18 +1,18 @@
 """### Train a challenger and let the gate decide
 
-Fits or extends the workflow on the days up to the run date and trains a challenger. If candidates are
-retrieved by vectors, it trains the retriever too. The gate then compares the challenger with the champion on
-the same raw test day. If it promotes the challenger, the asset `nightrank_champion` is updated, and the new
-champion makes the lists of the next day. If not, the champion still serves, and the day's features are made
-again as the champion needs them.
+Fits or extends the workflow on the days up to the run date, and trains a challenger. If the configuration has
+the source `retrieval`, the DAG also trains the retriever. The gate then compares the challenger with the
+champion on the same raw test day. If the gate promotes the challenger, the asset `nightrank_champion` is
+updated, and the new champion makes the lists of the next day. If not, the champion still serves, and the
+day's features are built again with the champion's workflow.
 
 | | |
 |---|---|
 | day | Param `run_date`; a scheduled run (Sundays at noon, UTC) takes the Saturday before |
-| run again | equal inputs give the same model, which is not trained twice, and the same decision |
+| run again | if the inputs are equal, the model is not trained again, and the decision is the same |
 | one value changed for one run | Param `set`, such as `["train.retrain.start=fresh"]` |
 | a failed task | read the end of its log. Exit codes 2 (configuration) and 3 (data) are not retried |
-| order | never together with `daily_recommendations`: each waits while the other works |
+| order | never together with `daily_recommendations`: each DAG waits while the other works |
 
 See docs/airflow.md for more. docs/retraining.md says how the gate decides and how to withdraw a bad champion.
 """
@@ -59,7 +59,7 @@ class FeaturesOfChampion(JobOperator):
 
 @task(outlets=[CHAMPION])
 def promote(ti: Any = None, outlet_events: Any = None) -> None:
-    """Updates the asset of the champion. The gate has recorded the promotion already."""
+    """Updates the asset of the champion. The gate has already recorded the promotion."""
     evaluated = ti.xcom_pull(task_ids="evaluate_model")
     if not evaluated["promoted"]:
         raise AirflowSkipException(f"the champion stays: {evaluated['reason']}")
@@ -117,7 +117,7 @@ with DAG(
         execution_timeout=evaluate.execution_timeout,
     )
     chain(
-        # The partition key is the Sunday. The last complete day is the Saturday before.
+        # The partition key is a Sunday. The last complete day is the Saturday before it.
         *first_sensors("daily_recommendations", yields=True, log_timeout=_LOG_TIMEOUT, days_before_key=1),
         stage("quality_gate", step="build_features", part="retraining", job="check_quality", overrides=()),
         stage("build_features", part="retraining"),

@@ -1,1 +1,1 @@
-"""`make airflow`: an Airflow on 127.0.0.1, to try the DAGs and to test them."""
+"""The command `make airflow`: runs Airflow on 127.0.0.1, to try and to test the DAGs."""

@@ -1,7 +1,7 @@
 """`make airflow`: starts an Airflow on 127.0.0.1, trains on a generated click log, and makes lists of a day.
 
-Airflow then keeps running. All state is in one folder, and the next start continues from there. Ctrl-C ends
-Airflow and all processes that it started.
+Airflow then keeps running. One folder has all state, and the next start continues with this state. Ctrl-C
+ends Airflow and all processes that it started.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def run_dag(api: Api, dag: str, conf: Mapping[str, Any]) -> None:
     """Runs a DAG to its end and prints the seconds of each task.
 
     Raises:
-        SetupError: the run failed; names the failed tasks.
+        SetupError: the run failed. The message names the failed tasks.
     """
     with step(f"{dag} {json.dumps(dict(conf))}"):
         run_id = api.trigger(dag, conf)

@@ -1,9 +1,7 @@
 """The Python environment of Airflow.
 
-It shares no package with the jobs, which Airflow starts by spark-submit.
-
-It is made below the cache folder when it is first needed (660 MB), from the lock file
-requirements/airflow.txt.
+The environment shares no package with the jobs, because Airflow starts the jobs with spark-submit. It is
+created in the cache folder when it is first needed (660 MB), from the lock file requirements/airflow.txt.
 """
 
 from __future__ import annotations
@@ -20,23 +18,23 @@ LOCK = ROOT / "requirements/airflow.txt"
 
 
 def environment() -> Path:
-    """The folder of the environment. Makes it if it is missing or if the lock file has changed.
+    """The folder of the environment, which is created if it is missing or if the lock file has changed.
 
     Raises:
-        SetupError: the environment cannot be made.
+        SetupError: the environment cannot be created.
     """
     folder = cache_folder() / "airflow"
     if is_current(folder):
         return folder
     with locked(folder.with_suffix(".lock")):
-        if not is_current(folder):  # another process may have made it while this one waited
+        if not is_current(folder):  # another process may have created it while this process waited
             with step(f"installing Airflow ({folder}, 660 MB)"):
                 _make(folder)
     return folder
 
 
 def is_current(folder: Path) -> bool:
-    """Whether the environment was made from the present lock file and Python."""
+    """Whether the environment was created from the current lock file by this version of Python."""
     stamp = folder / "locked.sha256"
     return stamp.is_file() and stamp.read_text() == _wanted()
 

@@ -1,4 +1,4 @@
-"""The state folder of an Airflow, and the environment variables that configure it."""
+"""The folder with the state of a local Airflow, and the environment variables that configure it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 from local_airflow.environment import ROOT
 from setup.console import SetupError
 
-# Variables that Airflow must not inherit: those of another Airflow, and paths to our packages, which would
-# shadow its own.
+# Environment variables that Airflow must not inherit: those of another Airflow, and paths to this project's
+# packages, which would hide Airflow's own.
 _NOT_OURS = ("AIRFLOW", "PYTHONPATH", "SPARK_HOME", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
 class Home:
-    """The state of one installation.
+    """The state of one local Airflow.
 
     Attributes:
         folder: AIRFLOW_HOME, with the database, the logs and a link to the DAGs.
@@ -53,7 +53,7 @@ class Home:
         return self.folder / "dags"
 
     def prepare(self) -> None:
-        """Makes the folder, with a link to the DAGs of the checkout, so that edits take effect at once."""
+        """Creates the folder, with a link to the checkout's DAGs, so that edits take effect at once."""
         self.dags.mkdir(parents=True, exist_ok=True)
         (self.folder / "logs").mkdir(exist_ok=True)
         link = self.dags / "airflow_dags"
@@ -67,7 +67,7 @@ class Home:
     def environment(self) -> dict[str, str]:
         """The environment of Airflow's processes.
 
-        Everybody who reaches the port is an administrator, so it is on 127.0.0.1 only.
+        Everybody who can reach the port is an administrator, so the server listens only on 127.0.0.1.
         """
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
         secret = (self.folder / "secret").read_text()
@@ -112,12 +112,10 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
         "spark_submit": str(Path(python).with_name("spark-submit")),
         "environment": {
             "JAVA_HOME": os.environ["JAVA_HOME"],
-            # As setup/env.sh sets it: jobs start faster.
+            # The same value as in setup/env.sh. It makes jobs start faster.
             "SPARK_SUBMIT_OPTS": os.environ.get("SPARK_SUBMIT_OPTS", ""),
             "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", ""),
-            "PYTHONPATH": str(
-                ROOT
-            ),  # jobs import the packages of this checkout, not those that the environment may have
+            "PYTHONPATH": str(ROOT),  # jobs import this checkout's packages, not installed ones
             "PYSPARK_PYTHON": python,
             "PYSPARK_DRIVER_PYTHON": python,
         },
@@ -127,8 +125,8 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
 def free_port() -> int:
     """A free port on 127.0.0.1 below the range that systems use for connections (Linux: from 32768).
 
-    Port 0 would give a port of that range. Another connection could take it before a server starts seconds
-    later.
+    Port 0 would give a port in that range. Another connection could take this port before the server starts,
+    a few seconds later.
     """
     draw = random.SystemRandom()
     while True:

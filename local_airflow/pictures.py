@@ -1,9 +1,9 @@
-"""Makes the pictures of docs/airflow.md: a headless Chromium takes screenshots of a running `make airflow`.
+"""Creates the pictures of docs/airflow.md: headless Chromium takes screenshots of a running `make airflow`.
 
     ~/.cache/nightrank/airflow/bin/python local_airflow/pictures.py http://127.0.0.1:8080 docs/pictures
 
-It runs with Airflow's interpreter, which has a WebSocket client, and drives Chromium over its debugging
-protocol.
+Run it with the Python of Airflow's environment, which has a WebSocket client. The program controls Chromium
+through the DevTools protocol.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DAG = "daily_recommendations"
 VIEWS = {"airflow-grid": "grid", "airflow-graph": "graph"}
 SIZES = {"airflow-grid": (1680, 760), "airflow-graph": (2600, 620)}
 _PATIENCE_S = 60
-_SETTLED_S = 4  # the page lays the graph out after its data have arrived
+_SETTLED_S = 4  # the page draws the graph some time after it has received the data
 
 
 class Page:
-    """A browser tab, driven by commands of the debugging protocol."""
+    """A browser tab that is controlled through the DevTools protocol."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket

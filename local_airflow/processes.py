@@ -1,4 +1,4 @@
-"""Starts the four processes of Airflow, and ends them together with all processes that they started."""
+"""Starts the four processes of Airflow. Ends them, and all processes that they started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from local_airflow.home import Home
 from local_airflow.rest import Api
 from setup.console import SetupError
 
-# The API server runs on the same machine and reads the logs from disk, so no process serves them.
+# The API server runs on the same machine and reads the logs from disk, so no process has to serve the logs.
 _COMPONENTS = {
     "api-server": ["api-server"],
     "scheduler": ["scheduler", "--skip-serve-logs"],
@@ -33,7 +33,7 @@ def airflow(environment: Path, home: Home, *words: str) -> None:
     """Runs one command of Airflow's CLI. Its output goes to <home>/logs/<command>.log.
 
     Raises:
-        SetupError: the command failed; repeats the end of its output.
+        SetupError: the command failed. The message has the end of the command's output.
     """
     log = home.folder / "logs" / f"{words[0]}-{words[1]}.log"
     with log.open("wb") as output:
@@ -52,13 +52,13 @@ def airflow(environment: Path, home: Home, *words: str) -> None:
 
 @contextmanager
 def running(environment: Path, home: Home, spark_slots: int = 1) -> Iterator[Api]:
-    """Runs an Airflow while the context lasts, with its DAGs parsed and not paused.
+    """Runs Airflow until the `with` block ends. The DAGs are parsed and not paused.
 
     Args:
         spark_slots: how many Spark applications may run at the same time (the size of the pool).
 
     Raises:
-        SetupError: a process ended, or the DAGs were not parsed in time.
+        SetupError: a process of Airflow ended, or the DAGs were not parsed in time.
     """
     home.prepare()
     airflow(environment, home, "db", "migrate")
@@ -112,7 +112,7 @@ def _parsed(api: Api) -> bool:
 
 
 def _end(started: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Ends the processes, then those that their tasks left: each spark-submit has its own process group."""
+    """Ends the processes, then all processes that their tasks left, such as spark-submit process groups."""
     family: list[psutil.Process] = []
     for process in started.values():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -128,7 +128,7 @@ def _end(started: dict[str, subprocess.Popen[bytes]]) -> None:
         process.wait()
     for child in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()  # psutil compares start times: it does not kill a process that reuses the id
+            child.kill()  # psutil compares start times: it never kills another process with the same id
     psutil.wait_procs(family, timeout=_GRACE_S)
 
 

@@ -15,7 +15,7 @@ from setup.console import SetupError
 
 _ENDED = ("success", "failed")
 _TIMEOUT_S = 30
-# Runs last minutes, and each request costs the API server work.
+# Seconds between requests: runs take minutes, and each request is work for the API server.
 _LOOK_EVERY_S = 2
 
 
@@ -74,9 +74,9 @@ class Api:
         raise SetupError(f"{dag} {run} has not ended after {timeout_s:g} s: {states}")
 
     def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
-        """task_id → its current task instance as the API returns it.
+        """task_id → the current task instance, as the API returns it.
 
-        The id of a mapped task has its index, such as night[0].
+        The id of a mapped task includes its index, as in night[0].
         """
         listed = self.get(f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances?limit=100")
         return {_name(instance): instance for instance in listed["task_instances"]}

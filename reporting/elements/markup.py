@@ -1,4 +1,4 @@
-"""HTML that is escaped by construction: plain strings are text, only `Html` is markup."""
+"""Builds HTML in which text is always escaped: a plain string is text, and only `Html` is markup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conf.printable import printable_lines
 
 
 class Html(str):
-    """Markup that is not escaped. Only the functions below build it, never from data."""
+    """Markup, which is not escaped. Only the functions below create it, and never from data."""
 
     __slots__ = ()
 
@@ -20,8 +20,9 @@ Child = str | int | float | None
 def tag(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
     """One element. Children that are not Html are escaped; None is left out.
 
-    A trailing underscore of an attribute's name is dropped (`class_`); other underscores become hyphens
-    (`aria_label`). Attributes that are None or False are left out; True gives the bare name.
+    A trailing underscore of an attribute's name is removed (`class_`); other underscores become hyphens
+    (`aria_label`). Attributes that are None or False are left out. An attribute that is True is written
+    without a value.
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in ("meta", "br"):
@@ -30,7 +31,7 @@ def tag(name: str, /, *children: Child, **attributes: str | int | float | bool |
 
 
 def _attribute(key: str, value: str | int | float | bool | None) -> str:
-    """One attribute with the space before it; empty if it is left out."""
+    """One attribute, preceded by a space; an empty string if the attribute is left out."""
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-")
@@ -38,7 +39,7 @@ def _attribute(key: str, value: str | int | float | bool | None) -> str:
 
 
 def _text(value: str | int | float) -> str:
-    """A value as text of a page, with markup and control characters escaped; HTML allows neither."""
+    """A value as text for the page, with markup and control characters escaped."""
     return escape(printable_lines(str(value)), quote=True)
 
 
@@ -56,13 +57,13 @@ def section(name: str, title: str, *children: Child) -> Html:
 
 
 def lead(*children: Child) -> Html:
-    """The sentence that says what a section shows."""
+    """The introductory sentence of a section."""
     return tag("p", *children, class_="lead")
 
 
 def missing(what: str, job: str) -> Html:
     """The sentence that replaces missing facts and names the job that writes them."""
-    return tag("p", f"{what}: ", tag("code", job), " has not run for this night.", class_="missing")
+    return tag("p", f"{what}: ", tag("code", job), " has not run for this run date.", class_="missing")
 
 
 def grid(*children: Child) -> Html:
@@ -78,7 +79,7 @@ def figure(chart: Html, title: str, caption: str) -> Html:
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[Child]], caption: str, text: Sequence[int] = (0,)
 ) -> Html:
-    """A table that scrolls sideways on a narrow screen. Columns not in `text` are numbers, aligned right."""
+    """A table that scrolls sideways on a narrow screen. Columns not in `text` are right-aligned."""
 
     def kind(index: int) -> str | None:
         return None if index in text else "number"

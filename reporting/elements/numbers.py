@@ -1,4 +1,4 @@
-"""Formats of numbers in the report: one a kind, and a dash for a missing value."""
+"""Formats numbers for the report: one function per kind of number; a missing value becomes a dash."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def times(value: Any) -> str:
 
 
 def share_reached(auc: float | None, best_auc: float | None) -> float | None:
-    """Share of the way from guessing (AUC 0.5) to the best AUC of the log; None if one is unknown."""
+    """How far `auc` is from guessing (0.5) to the best possible AUC, as a share; None if one is unknown."""
     if auc is None or best_auc is None or best_auc <= 0.5:
         return None
     return (auc - 0.5) / (best_auc - 0.5)

@@ -1,4 +1,4 @@
-"""The style sheet of the report: one column of text, two of charts, light and dark, paper and phone."""
+"""The style sheet of the report, for light and dark screens, phones and print."""
 
 CSS = """
 :root {

@@ -1,1 +1,1 @@
-"""What reports show, read from the manifests of the lake."""
+"""The facts that reports show, read from the manifests of the lake."""

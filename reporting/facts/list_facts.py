@@ -17,7 +17,7 @@ from storage.paths import Lake, Partition
 
 @dataclass(frozen=True)
 class ItemCounts:
-    """How often items are in lists. `rows` entries of `of_rows` were read: whole files, evenly spread."""
+    """How often items are in lists. Only `rows` of the `of_rows` list entries were read."""
 
     times: Counter[str]
     rows: int
@@ -26,19 +26,19 @@ class ItemCounts:
 
 @dataclass(frozen=True)
 class History:
-    """Clicks and impressions of one user in the log's window: item → (clicks, impressions)."""
+    """One user's clicks and impressions on the days of the dataset: item → (clicks, impressions)."""
 
     items: dict[str, tuple[int, int]]
 
     def most_clicked(self, n: int) -> list[tuple[str, int, int]]:
-        """(item, clicks, impressions) of clicked items, by descending clicks, ties by item."""
+        """The first n clicked items by descending clicks, ties by item, as (item, clicks, impressions)."""
         clicked = [(item, clicks, shown) for item, (clicks, shown) in self.items.items() if clicks]
         return sorted(clicked, key=lambda row: (-row[1], row[0]))[:n]
 
 
 @dataclass(frozen=True)
 class UserList:
-    """One user's list, (position, item, score, reason) in order. `history` is None if the log has no keys."""
+    """A user's list: (position, item, score, reason), by position. `history` is None without key columns."""
 
     user: str
     entries: list[tuple[int, str, float, str]]
@@ -46,7 +46,7 @@ class UserList:
 
 
 def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
-    """Counts items in at most about five million list entries: whole files, evenly spread."""
+    """Counts items in a sample of evenly spread files, with about five million list entries at most."""
     times: Counter[str] = Counter()
     for path in even_files(partition, manifest):
         for count in column(path, "item_id").value_counts().to_pylist():
@@ -57,7 +57,7 @@ def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
 def sample_lists(
     lake: Lake, partition: Partition, manifest: Manifest, dataset: Dataset | None, n: int
 ) -> list[UserList]:
-    """The lists of up to n users, evenly spread over the partition, which is sorted by user.
+    """The lists of up to n users. The users are evenly spread over the partition, which is sorted by user.
 
     A rerun chooses the same users.
     """
@@ -67,7 +67,7 @@ def sample_lists(
     users = sorted(
         {_user_at(files, manifest, (2 * index + 1) * manifest.rows // (2 * n)) for index in range(n)}
     )
-    reasoned = "reason" in dict(manifest.schema)  # lists of earlier releases have none
+    reasoned = "reason" in dict(manifest.schema)  # lists of earlier releases have no reasons
     columns = ["user_id", "position", "item_id", "score", *(["reason"] if reasoned else [])]
     rows = rows_where(files, columns, pc.field("user_id").isin(users))
     known = histories(lake, dataset, users) if dataset is not None else {}
@@ -80,19 +80,19 @@ def sample_lists(
 
 
 def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
-    """The user of a row, counted over the files in manifest order."""
+    """The user of the row with this number. Rows are counted over all files, in the manifest's order."""
     for path, entry in zip(files, manifest.files, strict=True):
         if row < entry.rows:
             return str(column(path, "user_id")[row].as_py())
         row -= entry.rows
     raise ValueError(
-        f"internal error, please report: row {row} lies behind the {manifest.rows} rows of "
+        f"internal error, please report: row {row} is not among the {manifest.rows} rows of "
         f"{manifest.table} {manifest.partition}"
     )
 
 
 def histories(lake: Lake, dataset: Dataset, users: list[str]) -> dict[str, History]:
-    """Clicks and impressions of a few users in the newest days of the dataset: about five million rows."""
+    """Clicks and impressions of a few users, from about five million rows of the dataset's newest days."""
     files, left = [], MOST_ROWS
     members = sorted(
         (member for members in dataset.splits.values() for member in members),

@@ -1,4 +1,4 @@
-"""Reads published Parquet files for the report, on one machine: whole files, evenly spread."""
+"""Reads published Parquet files for the report on one machine. Large tables are sampled by whole files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from storage import file_io
 from storage.manifest import Manifest, data_files
 from storage.paths import Partition
 
-MOST_ROWS = 5_000_000  # of one column, read in seconds; a report needs no more
+MOST_ROWS = 5_000_000  # of one column; reading them takes seconds, and a report needs no more
 
 
 def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
-    """Every n-th file of a partition or of one split, so that they hold at most about MOST_ROWS rows."""
+    """Every n-th file of a partition (or of one of its splits), with about MOST_ROWS rows at most."""
     rows = sum(file.rows for file in manifest.split_files(split))
     return data_files(partition, manifest, split)[:: max(1, -(-rows // MOST_ROWS))]
 
@@ -30,7 +30,7 @@ def column(path: str, name: str) -> pa.ChunkedArray:
 
 
 def rows_where(files: Sequence[str], columns: list[str], condition: pc.Expression) -> list[dict[str, Any]]:
-    """Rows that meet a condition; row groups that cannot hold one are skipped by their statistics."""
+    """The rows that meet a condition. Row groups whose statistics rule it out are not read."""
     if not files:
         return []
     source = file_io.filesystem(files[0])[0]

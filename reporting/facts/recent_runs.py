@@ -1,4 +1,4 @@
-"""The last thirty days for the report: one entry a run date, from run records and manifests."""
+"""The last thirty days for the report: one entry per run date, from run records and manifests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from storage.paths import Lake, Partition
 DAYS = 30
 _READERS = 8
 _CLEAN_EXITS = (0, 2, 3, 4)
-# Group of jobs whose seconds are added up; a job without a group counts as `other`.
+# Groups of jobs whose seconds are added. A job that is in no group counts as `other`.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "features": ("build_features",),
     "training and gate": ("train_model", "train_retriever", "evaluate_model"),
@@ -27,7 +27,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that failed. A killed job leaves no record; the record of `nightly` has its exit code."""
+    """A failed attempt. A killed job leaves no record, but the record of `nightly` has its exit code."""
 
     dt: str
     job: str
@@ -38,14 +38,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class DayFacts:
-    """One run date; a value is None if no record or manifest has it.
+    """The facts of one run date. A value is None if no record and no manifest has it.
 
     Attributes:
-        rows, dropped: of the log of this date: rows read, and reason → rows left out.
-        psi, psi_column: the column that drifted most against the train days.
-        seconds: group of jobs → seconds of their last attempts that ended well.
-        rows_per_s: job → rows a second in that attempt; of train_model the rows trained on.
-        core_s, cost: of all attempts, also of those that failed.
+        rows, dropped: for the log of this date, the number of rows read, and reason → number of rows left
+            out.
+        psi, psi_column: the PSI and the name of the column that drifted most from the train days.
+        seconds: group of jobs → seconds of the last successful attempts of these jobs.
+        rows_per_s: job → rows per second in its last successful attempt. For train_model these are rows
+            trained on.
+        core_s, cost: core seconds and cost of all attempts, including failed ones.
     """
 
     dt: str
@@ -72,15 +74,16 @@ class DayFacts:
 
 @dataclass(frozen=True)
 class History:
-    """`days` with any value, oldest first; `currency` of the costs."""
+    """The days that have any value, oldest first, and the currency of the costs."""
 
     days: tuple[DayFacts, ...]
     currency: str | None
 
 
 def read_history(config: Config, run_date: str, days: int = DAYS) -> History:
-    """Reads records and manifests of the run dates up to this one."""
-    # This lake has no recorder: earlier run dates are not inputs of the run that draws the page.
+    """Reads the run records and manifests of the last `days` run dates, up to this one."""
+    # Create this Lake without a recorder, because earlier run dates are not inputs of the run that draws the
+    # page.
     lake, dates = Lake(config.lake), dates_up_to(run_date, days)
     of_date: dict[str, list[RunRecord]] = {dt: [] for dt in dates}
     for record in read_records(lake, dates, config.name):
@@ -121,12 +124,12 @@ def _day(config: Config, lake: Lake, dt: str, records: Sequence[RunRecord]) -> D
 
 
 def last_successes(records: Sequence[RunRecord]) -> dict[str, RunRecord]:
-    """Job → its last attempt that ended well, without `nightly`. Records are ordered by their beginning."""
+    """Job → its last successful attempt; `nightly` is left out. `records` must be ordered by start time."""
     return {record.job: record for record in records if not record.failed and record.job != "nightly"}
 
 
 def failures_of(records: Sequence[RunRecord]) -> list[Failure]:
-    """Attempts that failed, oldest first. Those of killed jobs come from the records of `nightly`."""
+    """Failed attempts, oldest first. Attempts that were killed come from the records of `nightly`."""
     failed = [record for record in records if record.failed and record.job != "nightly"]
     failures = [
         Failure(
@@ -157,7 +160,7 @@ def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:
 
 
 def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
-    """Job → rows a second."""
+    """Job → rows per second."""
     speeds = {}
     for job in ("build_features", "score_daily", "score_rows"):
         if job in last and last[job].seconds > 0:
@@ -168,7 +171,7 @@ def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
 
 
 def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None, str | None]:
-    """The highest PSI of the columns that are not exempt, and its column."""
+    """The highest PSI of the columns that are not exempt, and the name of the column."""
     indexes = [
         (column["psi"], column["name"])
         for column in quality.get("columns", [])
@@ -178,7 +181,7 @@ def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None
 
 
 def _manifest_of(partition: Partition) -> tuple[int | None, Mapping[str, int]]:
-    """Rows read and rows dropped by reason; (None, nothing) if the partition is not published."""
+    """Number of rows read, and reason → rows dropped; None and {} if the partition is not published."""
     if not is_published(partition):
         return None, {}
     manifest = read_manifest(partition)

@@ -1,4 +1,4 @@
-"""The facts of one run for the report, read from manifests. Missing facts are None or empty."""
+"""Reads the facts of one run for the report from manifests. Missing facts are None or empty."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RUN_DATES = 14
 
 @dataclass(frozen=True)
 class Day:
-    """The rows of one day in one split; rows_in and dropped are those of the whole day."""
+    """The rows of one day in one split. But rows_in and dropped count all rows of the day."""
 
     split: str
     dt: str
@@ -47,7 +47,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class DataQuality:
-    """The data report of build_features: the day compared with its train days, and figures above a limit."""
+    """The data report of build_features: compares the day with its train days; has figures above a limit."""
 
     compared: Comparison
     findings: tuple[Finding, ...]
@@ -59,12 +59,14 @@ class RunFacts:
 
     Attributes:
         mode: whether the workflow was fitted, extended or applied; None without a dataset.
-        quality: the data report, also if one of its limits stopped the run.
-        evaluation: facts of this date's evaluate_model; None for a run without training.
-        model: model.json of the challenger trained this date, else of the model that made the lists.
-        changes: of score_daily, the lists against the last published ones, also if they were held back.
-        delivery: of deliver_recommendations; None if the lists were not delivered.
-        measure: of this date's lists, or of the day before when those of this date cannot be measured yet.
+        quality: the data report. It exists even if one of its limits stopped the run.
+        evaluation: the facts that evaluate_model published on this date; None for a run without training.
+        model: model.json of the challenger trained on this date, otherwise of the model that made the lists.
+        changes: the comparison of the lists with the last published ones, by score_daily. It exists even if
+            the lists were held back.
+        delivery: the facts of deliver_recommendations; None if the lists were not delivered.
+        measure: the measure of this date's lists, or of the lists of the day before, if this date's lists
+            cannot be measured yet.
     """
 
     name: str
@@ -94,7 +96,7 @@ class RunFacts:
 
 
 def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> RunFacts:
-    """The facts of a run date, as far as its jobs have run. `recorder` receives what is read."""
+    """The facts of a run date, for the jobs that have run. `recorder` records the tables that are read."""
     lake = Lake(config.lake, recorder)
     evaluation = published_facts(lake.evaluations.partition(run_date))
     recommendations = _published(lake.recommendations.partition(run_date))
@@ -138,7 +140,7 @@ def _published(partition: Partition) -> Manifest | None:
 
 
 def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
-    """The mode of the workflow, and the days of the run's splits in date order."""
+    """The mode of the workflow, and the days of the run's splits, by date."""
     if not is_published(lake.datasets.partition(run_date)):
         return None, ()
     dataset = read_dataset(lake, run_date)
@@ -175,20 +177,20 @@ def _quality(lake: Lake, name: str, run_date: str) -> DataQuality | None:
 
 
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:
-    """The version of the challenger, else of the model that made the lists."""
+    """The version of the challenger; without a challenger, of the model that made the lists."""
     if evaluation is not None:
         return str(evaluation["challenger"]["version"])
     return None if recommendations is None else recommendations.facts.get("model_version")
 
 
 def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | None:
-    """model.json of a complete model, else None."""
+    """The contents of model.json if the model is complete, otherwise None."""
     path = f"{lake.models(name)}/{version}"
     return read_description(path) if version and is_complete(path) else None
 
 
 def _measure(lake: Lake, run_date: str) -> Measure | None:
-    """The measure of this date's lists, or of those of the day before."""
+    """The measure of this date's lists, or else of the lists of the day before."""
     before = (date.fromisoformat(run_date) - timedelta(days=1)).isoformat()
     for dt in (run_date, before):
         values = published_facts(lake.measures.partition(dt))
@@ -198,6 +200,6 @@ def _measure(lake: Lake, run_date: str) -> Measure | None:
 
 
 def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The baseline's figures on the test day, or None."""
+    """The figures of the logistic regression baseline on the test day, or None."""
     baseline = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
     return baseline.get("test")

@@ -1,1 +1,1 @@
-"""The HTML report of a run: one file a section, charts as inline SVG, no network when it is read."""
+"""The HTML report of a run. Each section has its own module. Charts are inline SVG; no network is needed."""

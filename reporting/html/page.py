@@ -33,7 +33,7 @@ _SAMPLE_USERS = 4
 
 
 def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> tuple[RunFacts, Html]:
-    """The facts of a run and its whole page. `recorder` receives what is read."""
+    """The facts of a run, and its complete page. `recorder` records the tables that are read."""
     lake = Lake(config.lake, recorder)
     run = read_run_facts(config, run_date, recorder)
     counts, lists = None, []
@@ -60,7 +60,7 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
 
 
 def document(title: str, head: Html, sections: list[Html | None]) -> Html:
-    """A page that is complete in one file; its policy forbids every request."""
+    """A page in a single file. Its content security policy forbids all network requests."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     meta = [
         tag("meta", charset="utf-8"),

@@ -1,1 +1,1 @@
-"""Answers about one user's list, and the log of champions, for a terminal."""
+"""Shows one user's list and the log of champions on a terminal."""

@@ -1,4 +1,4 @@
-"""The decisions about a model's versions, one line each, newest last: who serves, since when and why."""
+"""Shows the decisions about a model's versions, newest last: which one serves, since when, and why."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def history_table(lake: Lake, name: str, run_date: str) -> str:
 
 
 def describe_override(override: Override | None) -> str:
-    """What an override did, and what to run now; None stands for one that changed nothing."""
+    """Describes what an override did, and what to run now. None means that nothing was changed."""
     if override is None:
         return (
-            "\n  Nothing was changed: it is so already. "
-            "To go further back name a version: --rollback --to VERSION"
+            "\n  Nothing was changed: this is already the current state. "
+            "To go back further, name a version: --rollback --to VERSION"
         )
     withdrawn = f" Withdrawn: {', '.join(override.withdrawn)}." if override.withdrawn else ""
     text = (
         f"Recorded: {override}. From {override.run_date} on {override.champion} serves.{withdrawn} "
-        f"Lists that are published already stay as they are: "
-        f"`nightly --run-date {override.run_date}` makes those of that date again."
+        f"Lists that are already published do not change: "
+        f"`nightly --run-date {override.run_date}` makes the lists of that date again."
     )
     return "\n" + textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _headline(lake: Lake, name: str, run_date: str) -> str:
-    """The champion with its reason, the pin, and the versions that are withdrawn."""
+    """The champion with its reason, the pin if there is one, and the withdrawn versions."""
     champion_state = champion_state_as_of(lake, name, run_date)
     lines = [f"{name} on {run_date}: {champion_state.champion or 'no champion'} serves."]
     if champion_state.pinned is not None:
@@ -75,7 +75,7 @@ def _headline(lake: Lake, name: str, run_date: str) -> str:
 
 
 def _decision_row(date: str, decision: Mapping[str, Any]) -> list[str]:
-    """The row of a decision of the gate."""
+    """The table row for a decision of the gate."""
     auc = ((decision.get("metrics") or {}).get("challenger") or {}).get("auc")
     between = (decision.get("intervals") or {}).get("auc")
     return [
@@ -91,7 +91,7 @@ def _decision_row(date: str, decision: Mapping[str, Any]) -> list[str]:
 
 
 def _override_row(override: Override) -> list[str]:
-    """The row of an override by a person."""
+    """The table row for an override (a manual decision)."""
     versions = ", ".join(override.withdrawn) or override.champion
     reason = f"{override.by}: {override.why}"
     return [override.run_date, override.action, versions, "-", "-", "-", reason, override.champion]

@@ -1,6 +1,6 @@
-"""The published list of one user and the rows it was made from, read without a Spark session.
+"""Reads the published list of one user, and the user's and items' features, without a Spark session.
 
-Row groups that cannot hold the user are skipped by their statistics.
+Row groups whose statistics show that they do not contain the user are not read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class InspectedList:
     """The list of one user on one date, and the features and clicks of the user.
 
     Attributes:
-        facts: of the manifest of recommendations: model_version, workflow_version, scored_at, k and others.
-        entries: {position, item_id, score, reason} by position.
+        facts: the facts of the recommendations' manifest: model_version, workflow_version, scored_at, k and
+            others.
+        entries: {position, item_id, score, reason}, ordered by position.
         user_features: feature → encoded value.
-        item_features: item → feature → encoded value; items that the table no longer has are left out.
-        history: clicks and impressions in the log's window; None if its dataset no longer exists.
+        item_features: item → feature → encoded value. Items that the items table no longer has are left out.
+        history: clicks and impressions on the days of the dataset; None if the dataset no longer exists.
     """
 
     user: str
@@ -52,7 +53,8 @@ def find(lake: Lake, run_date: str, user: str) -> InspectedList:
     """The published list of a user.
 
     Raises:
-        DataError: the date has no lists, they were held back, or the user is unknown or had no candidates.
+        DataError: the date has no lists, its lists were held back, or the user is unknown or had no
+        candidates.
     """
     manifest = _lists_of(lake, run_date)
     version = manifest.facts["workflow_version"]
@@ -76,15 +78,15 @@ def find(lake: Lake, run_date: str, user: str) -> InspectedList:
 
 
 def _lists_of(lake: Lake, run_date: str) -> Manifest:
-    """The manifest of the lists of a date; DataError if there are none."""
+    """The manifest of the lists of a date. Raises DataError if there are no lists."""
     partition = lake.recommendations.partition(run_date)
     changes = published_facts(lake.list_changes.partition(run_date))
     if not is_published(partition) and changes is not None and changes["held_back"]:
         before = changes["before"]
         settings = [excess["setting"] for excess in changes["excesses"]]
         raise DataError(
-            f"the lists of {run_date} were held back: they are past {settings} of score.stop",
-            f"ask for the last good ones: --date {before}" if before else "see docs/delivery.md",
+            f"the lists of {run_date} were held back: they exceed the limits {settings} of score.stop",
+            f"ask for the last published lists: --date {before}" if before else "see docs/delivery.md",
         )
     return read_manifest(partition)
 
@@ -96,8 +98,8 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
         return DataError(
             f"user {user!r} is unknown on {run_date}: {users.table} has {read_manifest(users).rows} "
             "other users",
-            "see that the id is written as in the log; a user is known from the first build_features that "
-            "sees a row of it (or, with a table of users, its line there)",
+            "check that the id is written as in the log. A user is known after the first build_features that "
+            "reads a row of this user (with a table of users: its row in this table)",
         )
     candidates = lake.candidates(version).partition(run_date)
     manifest = read_manifest(candidates)
@@ -116,14 +118,14 @@ def _no_list_error(lake: Lake, run_date: str, user: str, version: str, known: bo
     reason = f"all {items} items are excluded" if excluded == items else "the candidate list is empty"
     return DataError(
         f"user {user!r} is known on {run_date} but had no candidates: {reason}",
-        "see the section `candidates` of the configuration: what it excludes and filters, and its sources",
+        "look at the exclusions, filters and sources in the section `candidates` of the configuration",
     )
 
 
 def _features(
     partition: Partition, spec: FeatureSpec, scope: Scope, key: str, wanted: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Key → feature → encoded value, of the wanted keys that the table has."""
+    """Key → feature → encoded value, for each wanted key that the table has."""
     names = [feature.name for feature in spec.scoped(scope)]
     rows = _rows(partition, read_manifest(partition), [key, *names], pc.field(key).isin(wanted))
     return {row[key]: {name: row[name] for name in names} for row in rows}
@@ -132,5 +134,5 @@ def _features(
 def _rows(
     partition: Partition, manifest: Manifest, columns: list[str], condition: pc.Expression
 ) -> list[dict[str, Any]]:
-    """Rows of a published partition that meet a condition."""
+    """The rows of a published partition that meet a condition."""
     return rows_where(data_files(partition, manifest), columns, condition)

@@ -1,4 +1,4 @@
-"""The list of a user as text for a terminal."""
+"""Formats the list of a user as text for a terminal."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Names = Mapping[str, Mapping[int, str]]
 
 
 def decoded_names(lake: Lake, user_list: InspectedList) -> Names:
-    """Feature → id → raw value, of the ids that occur. Features without a vocabulary are left out.
+    """Feature → id → raw value, for the ids of this list. Features without a vocabulary are left out.
 
-    Empty if the lake no longer has the workflow; the list is still shown, with ids.
+    Empty if the lake no longer has the workflow. Then the page shows ids instead of raw values.
     """
     try:
         workflow = load_local(lake, str(user_list.facts["workflow_version"]))
@@ -34,7 +34,7 @@ def decoded_names(lake: Lake, user_list: InspectedList) -> Names:
             continue
         try:
             workflow.vocabulary_of(feature.name)
-        except ConfigError:  # hashed ids stand for many values
+        except ConfigError:  # a hashed id can mean any of several values
             continue
         rows = (user_list.user_features, *user_list.item_features.values())
         occurring[feature.name] = {index for row in rows for index in _ids(row.get(feature.name))}
@@ -42,7 +42,7 @@ def decoded_names(lake: Lake, user_list: InspectedList) -> Names:
 
 
 def page(user_list: InspectedList, names: Names) -> str:
-    """The page: model and workflow, user features, the list, item features, clicks."""
+    """The page text: model and workflow, user features, the list, item features, clicks."""
     facts = user_list.facts
     parts = [
         f"User {printable(user_list.user)}, lists of {user_list.run_date}",
@@ -57,7 +57,7 @@ def page(user_list: InspectedList, names: Names) -> str:
 
 
 def described(features: Mapping[str, Any], names: Names) -> str:
-    """`name=value, …`: the raw value of an id if there is one, else the number that the model reads."""
+    """`name=value, …`: the raw value of an id if it is known, otherwise the number that the model reads."""
     return ", ".join(
         f"{printable(name)}={printable(_value(value, names.get(name)))}" for name, value in features.items()
     )
@@ -91,7 +91,7 @@ def _list_table(user_list: InspectedList) -> str:
 
 
 def _item_lines(user_list: InspectedList, names: Names) -> str:
-    """One line an item with its features."""
+    """One line per item, with its features."""
     lines = []
     for entry in user_list.entries:
         features = user_list.item_features.get(entry["item_id"])
@@ -101,9 +101,9 @@ def _item_lines(user_list: InspectedList, names: Names) -> str:
 
 
 def _clicked(user_list: InspectedList) -> str:
-    """The items that the user clicked most."""
+    """A table of the items that the user clicked most."""
     if user_list.history is None:
-        return "  the dataset of that date is not there"
+        return "  the dataset of that date does not exist any more"
     most = user_list.history.most_clicked(_CLICKED)
     if not most:
         return "  nothing"

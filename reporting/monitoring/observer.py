@@ -1,4 +1,4 @@
-"""Observes one run of one job and records it at its end. An error in here never fails the job."""
+"""Observes one run of one job, and records it when it ends. An error in this code never fails the job."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class _Warnings(logging.Handler):
 
 @dataclass
 class Observer:
-    """Collects what one run reads, publishes and warns of, from its beginning to its end.
+    """Collects what one run reads and publishes, and its warnings, from its start to its end.
 
-    `run` receives what the run reads and publishes: pass it on to the context of the run.
-    `waits`: the run only waits for jobs that are recorded themselves, so its own cores are not counted.
+    `run` records what the run reads and publishes: pass it to the context of the run. `waits` means that the
+    run only waits for other jobs. These are recorded themselves, so the cores of this run are not counted.
     """
 
     config: Config
@@ -61,13 +61,13 @@ class Observer:
 
     @classmethod
     def begin(cls, job: str, config: Config, run_date: str, waits: bool = False) -> Observer:
-        """Starts to observe this process."""
+        """Starts to observe the job that this process runs."""
         observer = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
         logging.getLogger("nightrank").addHandler(observer._warnings)
         return observer
 
     def look_at(self, spark: SparkSession | None) -> None:
-        """Reads the stages of the Spark session. Call this before the session is stopped."""
+        """Reads the stages of the Spark session. Call this method before the session is stopped."""
         if spark is None:
             return
         with _harmless("Spark's stages of this run are not recorded"):
@@ -80,13 +80,13 @@ class Observer:
         summary: JobSummary | None,
         error: BaseException | None,
     ) -> RunRecord | None:
-        """Records the run, and exposes it to Prometheus if configured; None if it could not be recorded.
+        """Records the run, and exposes it to Prometheus if configured. Returns None if recording fails.
 
         Args:
-            exit_code: of the job.
+            exit_code: the exit code of the job.
             phases: phase → seconds.
-            summary: of the job; None if it failed before it had one.
-            error: what ended a job that failed.
+            summary: the job summary; None if the job failed before it had one.
+            error: the error that ended a failed job.
         """
         logging.getLogger("nightrank").removeHandler(self._warnings)
         record = None
@@ -139,7 +139,7 @@ class Observer:
 
 
 def _describe(error: BaseException) -> dict[str, str]:
-    """Kind, problem and remedy of an error, for the record."""
+    """The kind, problem and remedy of an error, for the run record."""
     if isinstance(error, NightrankError):
         return {"kind": type(error).__name__, "problem": error.problem, "remedy": error.remedy}
     lines = str(error).strip().splitlines() or [repr(error)]
@@ -149,7 +149,7 @@ def _describe(error: BaseException) -> dict[str, str]:
 
 @contextmanager
 def _harmless(consequence: str) -> Any:
-    """Turns any error of the block into a warning, because the job itself has done its work."""
+    """Turns any error in the block into a warning, because the job has already done its work."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The last run of each job as Prometheus metrics: files for node_exporter, and a push gateway."""
+"""Exposes the last run of each job to Prometheus: in files for node_exporter, or by a push gateway."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ log = logging.getLogger("nightrank.watch")
 _PUSH_TIMEOUT_S = 5.0
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
-# Name → help. All are gauges of a job's last run, with the labels `config` and `job`, and those named here.
+# Name → help text. All metrics are gauges of a job's last run. They have the labels `config` and `job`, and
+# the label that the help text names.
 METRICS: Mapping[str, str] = {
-    "nightrank_run_success": "1 where the last run ended with exit code 0, else 0",
+    "nightrank_run_success": "1 if the last run ended with exit code 0, otherwise 0",
     "nightrank_run_exit_code": "Exit code of the last run: 0 done, 2 configuration, 3 data, 4 infrastructure",
     "nightrank_run_end_timestamp_seconds": "When the last run ended, in seconds since 1970",
     "nightrank_run_date_timestamp_seconds": "Midnight UTC of the run date of the last run",
@@ -33,8 +34,8 @@ METRICS: Mapping[str, str] = {
     "nightrank_rows_dropped": "Rows the last run left out (label reason)",
     "nightrank_warnings": "Warnings of the last run",
     "nightrank_core_seconds": "Seconds for which the last run held cores",
-    "nightrank_cost": "Cost of the last run, where a price is configured (label currency)",
-    "nightrank_fact": "A number of the last run's closing line (label fact)",
+    "nightrank_cost": "Cost of the last run, if a price is configured (label currency)",
+    "nightrank_fact": "A number from the last run's job summary (label fact)",
     "nightrank_spark_tasks": "Tasks of the last run",
     "nightrank_spark_failed_tasks": "Tasks of the last run that failed",
     "nightrank_spark_task_seconds": "Seconds its tasks ran",
@@ -42,8 +43,8 @@ METRICS: Mapping[str, str] = {
     "nightrank_spark_input_bytes": "Bytes Spark read from storage",
     "nightrank_spark_output_bytes": "Bytes Spark wrote to storage",
     "nightrank_spark_shuffle_write_bytes": "Bytes written to shuffles",
-    "nightrank_spark_spilled_bytes": "Bytes written to disk for want of memory",
-    # Only a run that ended well replaces these two.
+    "nightrank_spark_spilled_bytes": "Bytes written to disk because memory was short",
+    # Only a successful run replaces these two.
     "nightrank_last_success_timestamp_seconds": "When the last run that ended well did so, "
     "in seconds since 1970",
     "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last run "
@@ -65,11 +66,11 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 def expose(record: RunRecord, watch: Watch) -> None:
-    """Writes the files and pushes, as configured.
+    """Writes the metric files and pushes the metrics, as configured.
 
     Raises:
-        InfrastructureError: a file could not be written.
-        OSError: the push gateway could not be reached, or refused.
+        InfrastructureError: a metric file could not be written.
+        OSError: the push gateway could not be reached, or rejected the metrics.
     """
     last, success = run_text(record), success_text(record)
     if watch.textfile_folder is not None:
@@ -82,12 +83,12 @@ def expose(record: RunRecord, watch: Watch) -> None:
 
 
 def run_text(record: RunRecord) -> str:
-    """The last run in Prometheus's text format."""
+    """The metrics of the last run, in Prometheus's text format."""
     return _text(_run_samples(record))
 
 
 def success_text(record: RunRecord) -> str:
-    """The time of the last success; empty if this run failed."""
+    """The metrics of the last successful run; empty if this run failed."""
     if record.failed:
         return ""
     labels = {"config": record.config, "job": record.job}
@@ -96,7 +97,7 @@ def success_text(record: RunRecord) -> str:
 
 
 def _run_samples(record: RunRecord) -> Iterator[Sample]:
-    """(metric, labels, value) of everything in the record that is a number."""
+    """Yields (metric, labels, value) for each number in the record."""
     labels = {"config": record.config, "job": record.job}
     yield "nightrank_run_success", labels, float(not record.failed)
     yield "nightrank_run_exit_code", labels, record.exit_code
@@ -122,7 +123,7 @@ def _run_samples(record: RunRecord) -> Iterator[Sample]:
 
 
 def _text(samples: Iterable[Sample]) -> str:
-    """Samples grouped by metric, each group after its help and type, as the format requires."""
+    """Samples in text format, grouped by metric. Each group follows its help text and type."""
     of_metric: dict[str, list[Sample]] = {}
     for sample in samples:
         if math.isfinite(sample[2]):
@@ -141,12 +142,12 @@ def _line(name: str, labels: Mapping[str, str], value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The value of a label as the format requires."""
+    """The value of a label, escaped as the text format requires."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _at(time: str) -> float:
-    """Seconds since 1970."""
+    """An ISO 8601 time as seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()
 
 
@@ -157,7 +158,7 @@ def _midnight(run_date: str) -> float:
 
 
 def _push(gateway: str, record: RunRecord, text: str) -> None:
-    """Pushes by POST, which replaces the metrics in the text and keeps the others of the last success."""
+    """Pushes by POST: replaces the metrics in `text`, and keeps others, such as those of the last success."""
     path = "/".join([*_group("job", record.job), *_group("config", record.config)])
     request = urllib.request.Request(
         f"{gateway.rstrip('/')}/metrics/{path}",
@@ -170,5 +171,5 @@ def _push(gateway: str, record: RunRecord, text: str) -> None:
 
 
 def _group(name: str, value: str) -> tuple[str, str]:
-    """A grouping label as two parts of the path."""
+    """The name and the value of a grouping label, quoted for the URL path."""
     return name, quote(value, safe="")

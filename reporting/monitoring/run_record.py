@@ -1,8 +1,8 @@
 """The run record: one row of `runs/dt=…` for each attempt at a job.
 
-Each row is a file with one line of JSON. It is written in one step, has a unique name, and is never replaced.
-So runs at the same time need no lock, and a row is whole or absent. A retry adds a row, and a killed job
-leaves none. Any reader of JSON lines can read the folder as a table.
+Each row is a file with one line of JSON. The file is written atomically, has a unique name, and is never
+replaced. So runs at the same time need no lock, and no reader sees half a row. A retry adds a row. A killed
+job leaves no row. Any reader of JSON lines can read the folder as a table.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from storage.paths import Lake
 
 log = logging.getLogger("nightrank.watch")
 
-_READERS = 16  # on an object store a file costs a round trip
+_READERS = 16  # threads, because on an object store each file costs a round trip
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One attempt of one job.
+    """The record of one attempt of one job.
 
     Attributes:
         config: name of the configuration.
         started_at, ended_at: UTC, ISO 8601.
-        seconds: of the job's own process; starting spark-submit comes on top.
+        seconds: duration of the job's own process, without the start of spark-submit.
         error: kind, problem and remedy, if the job failed.
-        phases: seconds by phase.
+        phases: phase → seconds.
         facts: facts of the job summary; empty if the job failed.
-        warnings: the first warnings; `warning_count` counts all.
-        spark, stages: SparkWork.summary() and its stages; None and empty without a session.
-        core_s: cores that were held, times seconds: one core without a session, none for `nightly`.
-        cost: amount in `currency`, if a price is configured.
+        warnings: the first warnings. `warning_count` is the number of all warnings.
+        spark, stages: SparkWork.summary() and SparkWork.stages; None and empty if the job had no Spark
+            session.
+        core_s: number of cores that were held, times seconds. A job without a Spark session counts as one
+            core, `nightly` as none.
+        cost: the amount in `currency`, if a price is configured.
         lineage: the OpenLineage event that ends the run, with all datasets that were read and published.
     """
 
@@ -71,7 +73,7 @@ class RunRecord:
         return self.exit_code != 0
 
     def to_json(self) -> dict[str, Any]:
-        """The columns and the format version."""
+        """All columns and the format version, as JSON values."""
         return format_versions.RUN_RECORD.stamp(asdict(self))
 
     @classmethod
@@ -86,11 +88,11 @@ class RunRecord:
 
 
 def write_record(lake: Lake, record: RunRecord) -> str:
-    """Adds the row, and returns its path.
+    """Writes the record as a new file, and returns its path.
 
     Raises:
-        InfrastructureError: it could not be written.
-        ValueError: a fact is no JSON value.
+        InfrastructureError: the file could not be written.
+        ValueError: a fact is not a JSON value.
     """
     began = record.started_at.replace("-", "").replace(":", "")
     name = f"{record.job}-{began}-{record.run_id[:8]}.json"
@@ -100,12 +102,12 @@ def write_record(lake: Lake, record: RunRecord) -> str:
 
 
 def read_records(lake: Lake, run_dates: Iterable[str], config: str | None = None) -> list[RunRecord]:
-    """The rows of these run dates (of one configuration if `config` is set), ordered by their beginning.
+    """The records of these run dates, ordered by start time; with `config`, only of this configuration.
 
-    A file that is no row is left out with a warning, so that foreign files cannot stop a report.
+    A file that is not a run record is left out with a warning, so that foreign files cannot stop a report.
 
     Raises:
-        DataError: a newer release wrote a row.
+        DataError: a newer release wrote a record.
     """
     paths = [
         path
@@ -129,7 +131,7 @@ def dates_up_to(run_date: str, days: int) -> list[str]:
 
 
 def _read(path: str) -> RunRecord | None:
-    """The record in a file; None, with a warning, if it is not one."""
+    """The record in a file. If the file has no record, logs a warning and returns None."""
     try:
         values = json.loads(file_io.read_text(path))
         if not isinstance(values, dict):

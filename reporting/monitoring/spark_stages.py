@@ -1,4 +1,4 @@
-"""The work of Spark for a job: stages and executors, from the status store of the running session."""
+"""Spark's work for a job: its stages and executors, from the status store of the running session."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _DRAIN_MS = 2_000
 
 @dataclass(frozen=True)
 class Work:
-    """Sums over tasks, of one stage or of all.
+    """Sums over the tasks of one stage, or of all stages.
 
     Attributes:
-        task_s, cpu_s, gc_s: seconds that tasks ran, had the CPU (of the JVM alone), and collected garbage.
-        input_bytes, output_bytes: read from and written to storage by Spark itself, without Python workers.
-        spilled_bytes: written to disk because memory was short.
+        task_s, cpu_s, gc_s: seconds of running, of CPU time (only in the JVM) and of garbage collection.
+        input_bytes, output_bytes: bytes that Spark itself read from and wrote to storage; without those of
+            Python workers.
+        spilled_bytes: bytes written to disk because memory was short.
     """
 
     tasks: int = 0
@@ -44,14 +45,15 @@ class Work:
 
 @dataclass(frozen=True)
 class SparkWork:
-    """A session's work.
+    """The work of one Spark session.
 
     Attributes:
-        executors, cores: of all executors that Spark still knows; the driver counts if it runs tasks itself.
-        core_s: cores times lifetime in seconds, over executors and the driver.
+        executors, cores: number of executors that Spark still lists, and of their cores. The driver counts if
+            it runs tasks itself.
+        core_s: cores times lifetime in seconds, added over the executors and the driver.
         total: sums over all stages.
-        stages: the longest stages by task_s, as flat rows in the order of their ids.
-        stages_left_out: number of shorter stages that `stages` lacks.
+        stages: the stages with the largest task_s, as flat dictionaries, in the order of their ids.
+        stages_left_out: number of shorter stages that are not in `stages`.
     """
 
     application_id: str
@@ -63,7 +65,7 @@ class SparkWork:
     stages_left_out: int
 
     def summary(self) -> dict[str, Any]:
-        """Everything but the stages, flat."""
+        """All values except the stages, in one flat dictionary."""
         return {
             "application_id": self.application_id,
             "executors": self.executors,
@@ -78,7 +80,7 @@ def read_spark_work(spark: SparkSession, now_s: float) -> SparkWork:
     """The work of a running session up to `now_s` (seconds since 1970).
 
     Raises:
-        Exception: whatever Spark or its gateway raises; the session may be gone.
+        Exception: any error of Spark or its gateway; for example, the session may have been stopped.
     """
     context = spark.sparkContext
     gateway: Any = context._gateway
@@ -88,7 +90,8 @@ def read_spark_work(spark: SparkSession, now_s: float) -> SparkWork:
     nothing = gateway.new_array(gateway.jvm.double, 0)
     stage_list = store.stageList(None, False, False, nothing, gateway.jvm.java.util.ArrayList())
     executors = store.executorList(False)
-    # The JVM writes both as JSON, as its REST interface does: one call for any number of stages.
+    # The JVM serializes both as JSON, as its REST interface does. So one call is enough for any number of
+    # stages.
     mapper = gateway.jvm.org.apache.spark.status.api.v1.JacksonMessageWriter().mapper()
     stages = json.loads(mapper.writeValueAsString(stage_list))
     began_s, conf = context._jsc.startTime() / 1000, context.getConf()
@@ -106,7 +109,7 @@ def spark_work(
     driver_core_s: float,
     now_s: float,
 ) -> SparkWork:
-    """Sums up stages and executors in the form of Spark's REST interface; skipped stages are left out."""
+    """Adds up stages and executors, in the form of Spark's REST interface, without skipped stages."""
     ran = [stage for stage in stages if stage["status"] not in ("SKIPPED", "PENDING")]
     works = [_work(stage) for stage in ran]
     rows = [_stage_row(stage, work) for stage, work in zip(ran, works, strict=True)]
@@ -143,7 +146,7 @@ def _work(stage: Mapping[str, Any]) -> Work:
 
 
 def _stage_row(stage: Mapping[str, Any], work: Work) -> dict[str, Any]:
-    """One stage as a flat row."""
+    """One stage as a flat dictionary."""
     began, ended = (_seconds(stage.get(name)) for name in ("submissionTime", "completionTime"))
     return {
         "stage_id": stage["stageId"],
@@ -162,7 +165,7 @@ def _lifetime_s(executor: Mapping[str, Any], now_s: float) -> float:
 
 
 def _seconds(time: Any) -> float | None:
-    """A time of the REST interface, 2026-01-08T03:00:00.000GMT, as seconds since 1970."""
+    """A time of the REST interface, such as 2026-01-08T03:00:00.000GMT, as seconds since 1970."""
     if time is None:
         return None
     if isinstance(time, int | float):

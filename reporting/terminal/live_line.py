@@ -1,4 +1,4 @@
-"""A line on a terminal that is drawn over while work goes on."""
+"""A line on a terminal that is redrawn while a job runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TextIO
 
 
 class LiveLine:
-    """One line that each drawing replaces. On a stream that is no terminal it draws nothing."""
+    """One line that each call of draw() replaces. If the stream is not a terminal, nothing is drawn."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -14,7 +14,7 @@ class LiveLine:
         self.is_terminal = stream.isatty()
 
     def draw(self, text: str) -> None:
-        """Replaces the line."""
+        """Replaces the text of the line."""
         if self.is_terminal:
             self._write(f"\r\x1b[K{text}")
             self._drawn = True

@@ -8,10 +8,10 @@ from conf.printable import printable
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """An aligned table, indented by two. Cells may hold values from data.
+    """An aligned table, indented by two spaces. Cells may have values from data.
 
     Args:
-        headers: one a column.
+        headers: one header per column.
         rows: the cells of each row.
         right: indices of the columns that are aligned right.
     """

@@ -1,4 +1,4 @@
-"""Progress of a training on the driver: a bar on a terminal, elsewhere one log line an entry."""
+"""Shows the progress of a training on the driver: a bar on a terminal, otherwise one line per log entry."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _WIDTH = 24
 
 
 class TrainingBar:
-    """Shows the log entries of rank 0. Use it as a context manager, which ends the line of the bar.
+    """Shows the log entries of rank 0. Use it as a context manager: leaving it ends the line of the bar.
 
-    An entry has `training` (the architecture), and `step` of `steps` with `batch_rows` rows each. It also has
-    `loss`, `rows_per_s` and `loader_wait_share` since the entry before. The time left is computed from that
-    speed. Steps may go back: an elastic training that lost a rank continues from its last checkpoint.
+    An entry has `training` (the architecture), `step`, `steps` (the total) and `batch_rows` (rows per step).
+    It also has `loss`, `rows_per_s` and `loader_wait_share`, measured since the previous entry. The time left
+    is computed from `rows_per_s`. The step number may decrease: if an elastic training loses a rank, it
+    continues from its last checkpoint.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -36,7 +37,7 @@ class TrainingBar:
         self._bar.end()
 
     def show(self, entry: Mapping[str, Any]) -> None:
-        """Draws an entry. Another training than before starts a new line."""
+        """Draws an entry. The first entry of another training starts a new line."""
         name, step = str(entry["training"]), int(entry["step"])
         if self._last and self._last[0] != name:
             self._bar.end()
@@ -65,7 +66,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _time_left(entry: Mapping[str, Any], steps: int) -> str:
-    """The time that so many steps take at the speed of the entry."""
+    """The time that this number of steps takes at the speed of the entry."""
     seconds = round(steps * entry["batch_rows"] / max(entry["rows_per_s"], 1))
     hours, minutes = seconds // 3600, seconds // 60 % 60
     clock = f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"

@@ -1,6 +1,6 @@
-"""Candidate generation: the items that each user is scored against. One source a file.
+"""Candidate generation: the items that each user is scored against. One source per file.
 
-`candidates` is an array of indices into candidate_items. It is null if all items except those of `excluded`
-are candidates, so that the common case of all items takes a few bytes a user. `sources` holds the number of
-the source of each candidate.
+`candidates` is an array of indices into candidate_items. A null array means that all items except those in
+`excluded` are candidates, so that this common case takes only a few bytes per user. `sources` has, for each
+candidate, the number of the source that proposed it.
 """

@@ -1,4 +1,4 @@
-"""The source `all_items`: all items except the excluded ones, as a null list."""
+"""The source `all_items`: all items except the excluded ones, written as a null array of candidates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.feature_spec import USER_KEY
 
 
 def all_items(exclusions: Exclusions) -> DataFrame:
-    """(user_key, candidates null, excluded, sources null); excluded is null if it holds no item."""
+    """(user_key, candidates null, excluded, sources null); excluded is null if no item is excluded."""
     null = F.lit(None)
     return exclusions.users.select(
         USER_KEY,

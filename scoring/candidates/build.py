@@ -22,11 +22,11 @@ class SourceTables:
     """The tables that sources of candidates read.
 
     Attributes:
-        exclusions: one row a user: the items that no source may return for this user.
+        exclusions: one row per user, with the items that no source may return for this user.
         items: (item_index, item_key).
-        rows: user_key, item_key, label, features_dt and, if the log has one, event_time; of the configured
-            splits.
-        run_date: last day of the windows of days.
+        rows: the feature rows of the configured splits: user_key, item_key, label, features_dt and, if the
+            log has it, event_time.
+        run_date: the last day that each source's window of days includes.
         segments: name → (user_key, segment), for each segment of a source.
         retrieved: (user_key, candidates) of the source `retrieval`; None without that source.
     """
@@ -40,7 +40,7 @@ class SourceTables:
 
 
 def make_candidates(config: Candidates, tables: SourceTables) -> DataFrame:
-    """One row a user: (user_key, candidates array<int>, excluded array<int>, sources array<tinyint>)."""
+    """One row per user: (user_key, candidates array<int>, excluded array<int>, sources array<tinyint>)."""
     lists = []
     for source in config.sources:
         if isinstance(source, AllItems):

@@ -29,7 +29,7 @@ def observed_items(rows: DataFrame, items: DataFrame) -> DataFrame:
 
 
 def within(rows: DataFrame, days: int | None, run_date: str) -> DataFrame:
-    """The rows of the last `days` days, the run date included; all rows for None.
+    """The rows of the last `days` days, including the run date; all rows if `days` is None.
 
     The day of a row is that of its event_time, or the date of its partition if the log has no event_time.
     """

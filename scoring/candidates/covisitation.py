@@ -1,9 +1,10 @@
 """The source `covisitation`: items clicked by users who clicked the same items as this user.
 
-In a matrix of clicks, users are rows and items are columns. A row has a 1 for each of the latest
-`clicks_per_user` distinct items of the user. Rows are scaled to unit length, so that users with many clicks
-count no more than others. The similarity of two items is the cosine of their columns (M. Deshpande, G.
-Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1), 2004, sections 4.1 and 4.3):
+The method uses a matrix of clicks with one row per user and one column per item. A row has a 1 for each of
+the last `clicks_per_user` distinct items that the user clicked. Rows are scaled to unit length, so that users
+with many clicks count no more than others. The similarity of two items is the cosine of their columns (M.
+Deshpande, G. Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1), 2004, sections 4.1 and
+4.3):
 
     sim(i, j) = Σ_u w_u [u clicked i and j] / √(Σ_u w_u [u clicked i] · Σ_u w_u [u clicked j]),   w_u = 1 /
     |items of u|
@@ -11,9 +12,9 @@ Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1), 2004, secti
 A user's score of item j is the sum of sim(i, j) over the user's items i that have j among their `neighbours`
 most similar items.
 
-Weights are integers in units of 2⁻²⁴ and similarities in units of 2⁻³⁰. So all sums are exact, and equal logs
-give equal lists however rows are partitioned. A user adds at most clicks_per_user² pairs, which are summed
-before the shuffle.
+Weights are stored as integers in units of 2⁻²⁴, similarities in units of 2⁻³⁰. So all sums are exact, and the
+same log gives the same lists, however Spark partitions the rows. A user adds at most clicks_per_user² pairs
+of items. Each task sums its pairs before the shuffle.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def covisited_items(
 
     Args:
         config: the settings of the source.
-        exclusions: one row a user.
+        exclusions: one row per user.
         rows: user_key, item_key, label and the column of recency().
         items: (item_index, item_key).
     """
@@ -68,7 +69,7 @@ def covisited_items(
 
 
 def latest_items(rows: DataFrame, items: DataFrame, most: int) -> DataFrame:
-    """(user_key, item_index, weight int64) of the `most` items a user clicked last, ties by item index.
+    """(user_key, item_index, weight int64): the last `most` items that a user clicked, ties by item index.
 
     The weight is floor(WEIGHT_UNITS / number of these items).
     """
@@ -86,7 +87,10 @@ def latest_items(rows: DataFrame, items: DataFrame, most: int) -> DataFrame:
 
 
 def similarities(history: DataFrame) -> DataFrame:
-    """(item_index, other, similarity int64 in 2⁻³⁰) of pairs that one user clicked, in both orders."""
+    """(item_index, other, similarity int64 in units of 2⁻³⁰) of two items that the same user clicked.
+
+    Each pair has two rows, one in each order.
+    """
     pairs = history.join(history.select(USER_KEY, F.col(ITEM_INDEX).alias("other")), USER_KEY)
     together = (
         pairs.where(F.col(ITEM_INDEX) != F.col("other"))
@@ -105,7 +109,7 @@ def similarities(history: DataFrame) -> DataFrame:
 
 
 def nearest(similar: DataFrame, most: int) -> DataFrame:
-    """The `most` most similar other items of an item, ties by index."""
+    """For each item, the `most` other items that are most similar to it, ties by item index."""
     order: list[Column] = [F.desc("similarity"), F.asc("other")]
     place = F.row_number().over(Window.partitionBy(ITEM_INDEX).orderBy(*order))
     ranked = similar.select("*", place.alias("place")).where(F.col("place") <= most)

@@ -21,12 +21,13 @@ class AttributeFilter:
     """A filter by a user attribute (NotAllowed in conf).
 
     Attributes:
-        name: of the filter, for counts.
-        kind: `deny` excludes the items listed for the user's value; `allow` excludes listed items without it;
-            `at_least` excludes items whose number is above the user's.
-        rows: (item_key, value), distinct, without nulls; for `at_least` one row an item, and value is a
-            number.
-        attribute: the column of the users' attributes that is compared with value.
+        name: the filter's name, under which its excluded pairs are counted.
+        kind: `deny` excludes the items that `rows` lists with the user's value. `allow` excludes the items
+            that `rows` lists, but not with the user's value. `at_least` excludes items whose number is
+            greater than the user's.
+        rows: (item_key, value), distinct, without nulls. For `at_least` there is one row per item, and value
+            is a number.
+        attribute: the user attribute (a column) that is compared with value.
     """
 
     name: str
@@ -40,9 +41,11 @@ class Exclusions:
     """The items that no source may return for a user.
 
     Attributes:
-        users: (user_key, excluded array<int>: ascending item indices, null for none), one row a user.
-        most: length of the longest list.
-        counts: filter → number of (user, item) pairs that it excludes; several filters may exclude one pair.
+        users: (user_key, excluded), one row per user; excluded is an array<int> of ascending item indices, or
+            null if no item is excluded.
+        most: length of the longest array `excluded`.
+        counts: name of a filter → number of (user, item) pairs that it excludes. Several filters may exclude
+            the same pair.
     """
 
     users: DataFrame
@@ -58,15 +61,16 @@ def exclude(
     attributes: DataFrame | None = None,
     known_as: str = CLICKED,
 ) -> Exclusions:
-    """The exclusions of every user.
+    """Computes which items are excluded for each user.
 
     Args:
         users: user_key.
         items: (item_index, item_key).
-        known: distinct (user_key, item_index) that are not recommended again; None excludes nothing.
-        filters: by attribute.
-        attributes: user_key and the filters' attributes, one row a user; without a row, a user's attributes
-            are null.
+        known: distinct (user_key, item_index) of items that must not be recommended to the user again; None
+            excludes nothing.
+        filters: the filters by a user attribute.
+        attributes: user_key and the attributes that the filters use, one row per user. If a user has no row,
+            its attributes are null.
         known_as: the name under which the pairs of `known` are counted.
     """
     lists: dict[str, Column] = {}
@@ -105,11 +109,12 @@ def exclude(
 
 
 def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> DataFrame:
-    """(_value, excluded ascending): the items that the filter excludes for a value, for values with any.
+    """(_value, excluded ascending): the items that the filter excludes for each value, if there are any.
 
     Args:
         rule: the filter.
-        values: distinct `_value` of the users, null for users without one.
+        values: the distinct values of the users in the column `_value`; null stands for users without a
+            value.
         items: (item_index, item_key).
     """
     numbered = rule.rows.withColumnRenamed("value", _NEEDED).join(
@@ -128,7 +133,7 @@ def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> 
 
 
 def _typed(rule: AttributeFilter, value: Column) -> Column:
-    """The value as it is compared: as a number for `at_least`, else as text."""
+    """The value in the type used for the comparison: a number for `at_least`, otherwise text."""
     return value.cast("double" if rule.kind == "at_least" else "string")
 
 

@@ -33,15 +33,15 @@ USER_ATTRIBUTES = "candidates.user_attributes"
 
 @dataclass(frozen=True)
 class CandidateTables:
-    """Users and the tables named by the section `candidates`, checked before anything is published.
+    """The users table and the tables that the section `candidates` names, checked when they are read.
 
     Attributes:
-        users: manifest of the users table of the run date.
+        users: the manifest of the users table of the run date.
         filters: the filters by a user attribute.
-        out_of_stock: (item_key) of items that no user gets; None if no table names them.
-        segments: name → (user_key, segment), for each segment of a source.
-        attributes: user_key and all columns of user_attributes, one row a user; None without that table.
-        retriever: the model of the source `retrieval`; None without that source.
+        out_of_stock: (item_key) of the items that are out of stock; None if no such table is configured.
+        segments: name of a segment → (user_key, segment), for each segment that a source uses.
+        attributes: user_key and all columns of user_attributes, one row per user; None without that table.
+        retriever: the model that the source `retrieval` uses; None without that source.
     """
 
     users: Manifest
@@ -56,13 +56,13 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
     """Reads and checks the tables of candidate generation.
 
     Args:
-        context: of the run.
+        context: the context of the run.
         version: workflow version of the users table.
 
     Raises:
         ConfigError: a segment is not a column of users.
-        DataError: a table is missing or breaks its rules (names file, column and value), or no retriever was
-            trained.
+        DataError: a table is missing, or a value breaks a rule of its table (the message names file, column
+            and value), or no retriever was trained.
     """
     config = context.config.candidates
     users = read_manifest(context.lake.users(version).partition(context.run_date))
@@ -102,7 +102,7 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
 
 
 def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -> DataFrame:
-    """user_key, item_key, label, features_dt and, if the log has one, event_time of some splits."""
+    """user_key, item_key, label, features_dt and, if the log has one, event_time, of the given splits."""
     columns = [*CLICK_COLUMNS, *([EVENT_TIME] if context.config.log.event_time else [])]
     return read_split(context.spark, context.lake, dataset, splits, columns)
 
@@ -110,7 +110,7 @@ def candidate_rows(context: RunContext, dataset: Dataset, splits: list[Split]) -
 def users_of(
     context: RunContext, version: str, users: Manifest, columns: list[str] | None = None
 ) -> DataFrame:
-    """user_key, or `columns`, of the users table of the run date; the manifest names its files."""
+    """The columns `columns` (by default user_key) of the users table whose files the manifest names."""
     partition = context.lake.users(version).partition(context.run_date)
     return rows_of(context.spark, partition, users, columns=columns or [USER_KEY])
 
@@ -118,14 +118,14 @@ def users_of(
 def exclusions(
     context: RunContext, dataset: Dataset, version: str, items: DataFrame, tables: CandidateTables
 ) -> Exclusions:
-    """The items excluded for a user: items of earlier rows, and items not allowed for the user's attributes.
+    """The items excluded for each user: known items, and items not allowed for the user's attributes.
 
     Args:
-        context: of the run.
-        dataset: of the run date.
+        context: the context of the run.
+        dataset: the dataset of the run date.
         version: workflow version of the users table.
         items: (item_index, item_key).
-        tables: users and filters.
+        tables: the users and the filters.
     """
     known, known_as = _known_items(context, dataset, items)
     users = users_of(context, version, tables.users)
@@ -133,14 +133,14 @@ def exclusions(
 
 
 def _known_items(context: RunContext, dataset: Dataset, items: DataFrame) -> tuple[DataFrame | None, str]:
-    """(user_key, item_index) that are not recommended again, None for none; and the name of this filter."""
+    """(user_key, item_index) of items not to recommend again, or None; and the name of this filter."""
     splits, repeats = context.config.candidates.exclude_clicked, context.config.repeats
     if not splits or repeats == "all":
         return None, CLICKED
     rows = read_split(context.spark, context.lake, dataset, splits, [*CLICK_COLUMNS, ROW_ID])
     if repeats == "unclicked":
         return clicked_items(rows, items), CLICKED
-    if context.config.negatives is not None:  # the user did not see an item that was drawn
+    if context.config.negatives is not None:  # the user did not see the items that `negatives` added
         rows = rows.where(~is_drawn(context.config.negatives))
     return observed_items(rows, items), OBSERVED
 
@@ -155,11 +155,11 @@ def retrieve(
     """(user_key, candidates) of the source `retrieval`; None without that source.
 
     Args:
-        context: of the run.
+        context: the context of the run.
         version: workflow version of the users table.
-        tables: users and retriever.
-        numbered: manifest of candidate_items.
-        excluded: items not to retrieve, by user.
+        tables: the users and the retriever.
+        numbered: the manifest of candidate_items.
+        excluded: the items that must not be retrieved for a user.
     """
     source, retriever = context.config.candidates.retrieval, tables.retriever
     if source is None or retriever is None:
@@ -191,7 +191,7 @@ def table_digests(context: RunContext) -> dict[str, str]:
 def _segments(
     context: RunContext, version: str, users: Manifest, attributes: DataFrame | None
 ) -> dict[str, DataFrame]:
-    """Name → (user_key, segment) for the segments of sources, from user_attributes or the users table."""
+    """Name → (user_key, segment) for each segment of a source, from user_attributes or the users table."""
     sources = context.config.candidates.sources
     names = [source.segment for source in sources if isinstance(source, Popular) and source.segment]
     spec_features = read_spec(context.lake, version).scoped("user") if names else []
@@ -207,14 +207,14 @@ def _segments(
             raise ConfigError(
                 f"candidates.sources: segment={name!r} is neither a feature of scope user {features} "
                 f"nor a column of {USER_ATTRIBUTES} {known}",
-                "name one of these",
+                "use one of these as the segment",
             )
         segments[name] = rows.select(USER_KEY, F.col(name).cast("string").alias(SEGMENT))
     return segments
 
 
 def _retriever(context: RunContext, version: str) -> ModelInfo | None:
-    """The newest retriever for a workflow version; None without the source `retrieval`."""
+    """The newest retriever trained with this workflow version; None without the source `retrieval`."""
     if context.config.candidates.retrieval is None:
         return None
     trained = retriever_as_of(context.lake, context.config, context.run_date, version)
@@ -226,7 +226,7 @@ def _retriever(context: RunContext, version: str) -> ModelInfo | None:
 
 
 def _attribute_filter(context: RunContext, number: int, table: NotAllowed) -> AttributeFilter:
-    """A filter with the rows of its table."""
+    """Reads the table of a filter by attribute, and returns the filter."""
     key = [table.item] if table.rule == "at_least" else [table.item, table.value]
     rows = read_attributes(
         context.spark,
@@ -244,12 +244,12 @@ def _attribute_filter(context: RunContext, number: int, table: NotAllowed) -> At
             path = require_raw(context.config, table, context.run_date, recorder=context.recorder).paths[0]
             raise DataError(
                 f"{path}: {table.value} is null for {table.item}={missing[table.item]!r}",
-                f"give every item of the table a number in {table.value}, or leave its row out",
+                f"give every item of the table a number in {table.value}, or remove its row",
             )
     keys = (F.col(table.item).cast("string").alias(ITEM_KEY), F.col(table.value).alias("value"))
     return AttributeFilter(table.name, table.rule, rows.select(*keys), table.attribute)
 
 
 def _section(number: int) -> str:
-    """Key of a filter in the configuration."""
+    """The configuration key of the filter with this number."""
     return f"candidates.filters.{number}"

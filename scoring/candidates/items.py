@@ -16,8 +16,8 @@ _REASON = "_reason"
 def number_items(items: DataFrame) -> DataFrame:
     """The items with item_index (int32, 0..n-1 in the order of item_key) as the first column.
 
-    One task numbers all items. They fit into its memory, because all items must fit on one device to be
-    scored.
+    One task numbers all items. They fit into its memory: to be scored, all items must fit on one device
+    anyway.
     """
     order = F.row_number().over(Window.orderBy(F.asc(ITEM_KEY)))
     return items.select((order - 1).alias(ITEM_INDEX), *items.columns)
@@ -26,13 +26,13 @@ def number_items(items: DataFrame) -> DataFrame:
 def available_items(
     items: DataFrame, seen: DataFrame | None, out_of_stock: DataFrame | None
 ) -> tuple[DataFrame, dict[str, int]]:
-    """The items that may be candidates, and the number of items left out by reason.
+    """The items that may be candidates, and for each reason the number of items left out.
 
-    An item that is out of stock and inactive counts as out of stock.
+    An item that is both out of stock and inactive counts as out of stock.
 
     Args:
-        items: with item_key.
-        seen: rows with item_key; an item without a row is inactive. None skips this filter.
+        items: any columns, including item_key.
+        seen: rows with item_key. An item that has no row here is inactive. None skips this filter.
         out_of_stock: distinct item_key; None skips this filter.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The source `popular`: the items with most clicks, of all users or of users with the same attribute."""
+"""The source `popular`: the items with the most clicks by all users, or by users of the same segment."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def popularity(rows: DataFrame, items: DataFrame) -> DataFrame:
 def popular_items(exclusions: Exclusions, popular: DataFrame, n: int) -> DataFrame:
     """(user_key, candidates): the n most popular items not excluded for the user, most popular first.
 
-    The most popular item has most clicks, ties by item index. A user with c excluded items finds n others
-    among the n + c most popular, so only the first n + max(c) items are sent to the tasks.
+    Popularity is the number of clicks, ties by item index. If c items are excluded for a user, the user's
+    list comes from the n + c most popular items. So only the first n + max(c) items are sent to the tasks.
 
     Args:
-        exclusions: one row a user.
+        exclusions: one row per user.
         popular: (item_index, clicks), as popularity() returns it.
         n: length of the lists.
     """
@@ -40,16 +40,16 @@ def popular_items(exclusions: Exclusions, popular: DataFrame, n: int) -> DataFra
 def popular_in_segment(
     exclusions: Exclusions, rows: DataFrame, items: DataFrame, segments: DataFrame, n: int
 ) -> DataFrame:
-    """(user_key, candidates): as popular_items, by the clicks of the users in the same segment.
+    """Like popular_items, but counts only the clicks of users in the same segment.
 
     Items that no user of the segment clicked are left out. The list is empty if the user's segment is null or
     has no clicks.
 
     Args:
-        exclusions: one row a user.
+        exclusions: one row per user.
         rows: user_key, item_key, label.
         items: (item_index, item_key).
-        segments: (user_key, segment), one row a user.
+        segments: (user_key, segment), one row per user.
         n: length of the lists.
     """
     clicks = rows.where(F.col(LABEL) == 1).select(USER_KEY, ITEM_KEY)
@@ -71,11 +71,11 @@ def popular_in_segment(
 
 
 def allowed(ranking: Column, n: int) -> Column:
-    """The first n items of a ranking that are not in `excluded`; the ranking holds an item once."""
+    """The first n items of a ranking that are not in `excluded`. No item may occur twice in the ranking."""
     no_items = F.array().cast("array<int>")
     return F.slice(F.array_except(ranking, F.coalesce(EXCLUDED, no_items)), 1, n)
 
 
 def _in_order() -> Column:
-    """The item indices of a group by `place`."""
+    """The item indices of a group, ordered by the column `place`."""
     return F.sort_array(F.collect_list(F.struct("place", ITEM_INDEX))).getField(ITEM_INDEX)

@@ -14,13 +14,13 @@ from storage.feature_spec import USER_KEY
 def unite(users: DataFrame, lists: Sequence[DataFrame], most: int | None) -> DataFrame:
     """(user_key, candidates, excluded null, sources): the lists one after the other, without repeated items.
 
-    An item belongs to the first source that has it. The quota of the other source is not filled with a
-    further item. A user without a row in any list gets an empty list.
+    If several sources have an item, it belongs to the first of them. The other sources do not get another
+    item in its place. A user who has no row in any of the lists gets an empty list.
 
     Args:
-        users: user_key; every user gets a row.
+        users: user_key. The result has one row for each of these users.
         lists: (user_key, candidates array<int> without repeats), already cut to the quota of their source.
-        most: largest length of a user's list; None for no limit.
+        most: maximum length of a user's list; None for no limit.
 
     Returns:
         `sources` is an array<tinyint> as long as `candidates`: the index of each item's source in `lists`.

@@ -1,4 +1,4 @@
-"""Recall of the candidates: the share of the items users clicked later that were among their candidates."""
+"""Recall of the candidates: of the items that a user clicked later, the share that were candidates."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _EXACT = "decimal(18,15)"
 
 @dataclass(frozen=True)
 class Recall:
-    """Recall@n of one group of users; n is the length of each user's list.
+    """Recall@n of one group of users, where n is the length of each user's list of candidates.
 
     Attributes:
         users: users with a row in `candidates` and at least one positive.
-        positives: their positives.
-        recall: mean over them of the share of their positives that are candidates; None for no users.
-        by_source: source → the part of `recall` by items of this source; the parts add up to it. Empty if all
-            items are candidates.
+        positives: number of positives (items clicked later) of these users.
+        recall: the share of a user's positives that are candidates, averaged over these users; None if there
+            are no users.
+        by_source: source → the part of `recall` that comes from candidates of this source. The parts add up
+            to `recall`. Empty if all items are candidates.
         mean_candidates: mean number of candidates of these users.
     """
 
@@ -38,16 +39,17 @@ class Recall:
 def measure_recall(
     candidates: DataFrame, items: DataFrame, positives: DataFrame, warm: DataFrame, sources: Sequence[str]
 ) -> dict[bool, Recall]:
-    """Recall of candidates for warm users (True), which are in `warm`, and for cold users (False).
+    """Recall of the candidates for warm users (key True), who are in `warm`, and cold users (key False).
 
     A positive whose item is not in `items` counts as missed.
 
     Args:
-        candidates: (user_key, candidates, excluded, sources), one row a user.
+        candidates: (user_key, candidates, excluded, sources), one row per user.
         items: (item_index, item_key).
         positives: distinct (user_key, item_key).
         warm: distinct user_key.
-        sources: names by their number in `sources`; `all_items` alone has no numbers there.
+        sources: the names of the sources, by the number that the column `sources` has for them. With
+            `all_items` this column has no numbers.
     """
     indexed = positives.join(items.select(ITEM_KEY, ITEM_INDEX), ITEM_KEY, "left")
     hits = _hits(indexed.join(candidates, USER_KEY), items.count())
@@ -77,11 +79,11 @@ def measure_recall(
 
 
 def _hits(pairs: DataFrame, num_items: int) -> DataFrame:
-    """(user_key, length, hit, source): a row for each positive of a user with candidates.
+    """(user_key, length, hit, source): one row for each positive of each user who has candidates.
 
     Args:
         pairs: user_key, item_index (null for an unknown item), candidates, excluded, sources.
-        num_items: number of all items.
+        num_items: the total number of items.
     """
     position = F.call_function("array_position", F.col(CANDIDATES), F.col(ITEM_INDEX))
     all_items = F.col(CANDIDATES).isNull()
@@ -106,7 +108,7 @@ def _share(hits: Column, name: str) -> Column:
 
 
 def _recall_by_group(sums: Iterable[Row], sources: Sequence[str]) -> dict[bool, Recall]:
-    """The means of both groups from their sums; a group without a row has no users."""
+    """The result of each group, from its sums. A group without a row has no users."""
     recalls = {}
     for row in sums:
         users, by_source = row["users"], {}

@@ -1,6 +1,6 @@
-"""The source `retrieval` in Spark: the items nearest to each user, from batches of users.
+"""The source `retrieval` in Spark: finds the items nearest to each user, for batches of users.
 
-This module runs on the driver. vectors.py is the workers' part, which needs torch.
+This module runs on the driver. vectors.py runs in the workers and needs torch.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ LISTED = T.StructType(
 
 
 def retrieved_items(users: DataFrame, features: Sequence[str], request: RetrievalRequest) -> DataFrame:
-    """(user_key, candidates): the n not excluded items with the largest dot products, ties by item index.
+    """(user_key, candidates): the n items with the largest dot products, ties by item index.
+
+    Excluded items are left out.
 
     Args:
         users: user_key, the columns `features`, and excluded (array<int>, null for none).
-        features: names of the model's features of scope `user`.
-        request: the model, the items and n.
+        features: names of those features of the model that have scope `user`.
+        request: names the model and the items, and gives n.
 
     Raises (in the workers, when the frame is evaluated):
-        DataError: a product is NaN, or excluded indices are out of range; names the user.
+        DataError: a product is NaN, or excluded indices are out of range. The message names the user.
         ConfigError: the requested device does not exist, a context value is missing, or the model has no
             towers.
     """
@@ -42,7 +44,7 @@ def retrieved_items(users: DataFrame, features: Sequence[str], request: Retrieva
 
 
 def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """The function that retrieves for the users of one task, for mapInArrow."""
+    """Returns a function for mapInArrow that retrieves candidates for the users of one task."""
 
     def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.candidates.vectors import load_retriever  # torch: only in the workers

@@ -1,8 +1,8 @@
-"""Exact retrieval in a worker: dot products of users with all items, of which the n largest are kept.
+"""Exact retrieval in a worker: computes dot products of users with all items and keeps the n largest.
 
 Retrieval is not approximate: every user is compared with every item. The vectors of all items are on the
-device. Products are computed a block at a time, and the best of each block are merged with the best so far.
-So memory grows with the number of items only by their vectors.
+device. Products are computed for one block of items at a time, and the best items of the block are merged
+with the best items so far. So only the items' vectors need more memory when there are more items.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from training.models.two_tower import TwoTower
 
 LISTED = pa.schema([(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32()))])
 
-# Products in a block: on a CPU a block and its ranking keys fit its caches, on a GPU a block occupies the
-# device.
+# Number of products in a block. On a CPU, a block and its ranking keys fit into the caches. On a GPU, a block
+# is large enough to keep the device busy.
 _CPU_PRODUCTS = 1 << 20
 _GPU_PRODUCTS = 1 << 25
 _BLOCK_USERS = 256
 # Width of the first block of items, in multiples of n. Each further block is twice as wide, so that about the
 # same number of items enters a list from each block.
 _FIRST_BLOCKS = 4
-# Items whose features are on the device at once.
+# Number of items whose features are on the device at the same time.
 _BATCH_ITEMS = 8_192
 
 
@@ -45,11 +45,11 @@ class Retriever:
 
     Attributes:
         predictor: the model on its device.
-        towers: the same model.
+        towers: the same model, as a TwoTower.
         vectors: (N, E) float32 on the device, by item index.
         context: the context features of the run, one row on the CPU.
         n: number of items to retrieve for a user.
-        max_products: products that may be on the device at once.
+        max_products: number of products that may be on the device at the same time.
     """
 
     predictor: Predictor
@@ -61,15 +61,15 @@ class Retriever:
 
     @torch.inference_mode()
     def retrieve(self, users: pa.RecordBatch) -> pa.RecordBatch:
-        """The nearest items of each user, in the order of the users: a batch of LISTED.
+        """The nearest items of each user, in the order of the users, as a batch with the schema LISTED.
 
-        A list has n items, or fewer if fewer are not excluded.
+        A list has n items, or fewer if so many items are excluded that fewer than n remain.
 
         Args:
             users: user_key, the user features, excluded.
 
         Raises:
-            DataError: a product is NaN, or excluded indices are out of range; names the user.
+            DataError: a product is NaN, or excluded indices are out of range. The message names the user.
         """
         predictor, keys = self.predictor, users.column(USER_KEY)
         side = side_of(pa.Table.from_batches([users]), predictor.spec, predictor.multi_hot, "user").plus(
@@ -90,7 +90,7 @@ class Retriever:
         return pa.RecordBatch.from_arrays([keys, lists], schema=LISTED)
 
     def _best(self, vectors: Tensor, excluded: tuple[Tensor, Tensor], users: pa.Array) -> Tensor:
-        """(U, n) ranking keys of the nearest items of (U, E) vectors; NO_CANDIDATE after the last item."""
+        """(U, n) ranking keys of the items nearest to (U, E) user vectors; then NO_CANDIDATE."""
         best = torch.full((len(vectors), self.n), NO_CANDIDATE, dtype=torch.int64, device=vectors.device)
         row, item = excluded
         first, width = 0, min(_FIRST_BLOCKS * self.n, self._width(len(vectors)))
@@ -99,7 +99,8 @@ class Retriever:
             products = vectors @ block.T  # (U, width)
             if products.sum().isnan():
                 self._require_numbers(products, first, users)
-            # An item below the last of a full list cannot enter it; an equal one may, by its index.
+            # An item with a smaller product than the last item of a full list cannot enter the list. An item
+            # with an equal product may enter it, if its index is smaller.
             last = split_keys(best[:, -1:])[0]
             better = products >= last.where(best[:, -1:] != NO_CANDIDATE, -torch.inf)
             in_block = (item >= first) & (item < first + len(block))
@@ -109,11 +110,11 @@ class Retriever:
         return best
 
     def _width(self, users: int) -> int:
-        """Items in a block of this many users."""
+        """Number of items in a block that is compared with this many users."""
         return max(1, self.max_products // max(users, 1))
 
     def _require_numbers(self, products: Tensor, first: int, users: pa.Array) -> None:
-        """Raises DataError if a product is NaN; names user and item."""
+        """Raises DataError if a product is NaN. The message names the user and the item."""
         wrong = products.isnan()
         if wrong.any():
             user, column = wrong.nonzero()[0].tolist()
@@ -128,7 +129,7 @@ class Retriever:
         """(rows, item indices) of the excluded pairs, on the device.
 
         Raises:
-            DataError: an index is out of range; names the user.
+            DataError: an index is out of range. The message names the user.
         """
         lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
         row = np.repeat(np.arange(len(lists)), lengths)
@@ -136,7 +137,7 @@ class Retriever:
         wrong = np.flatnonzero((item < 0) | (item >= len(self.vectors)))
         if len(wrong):
             raise DataError(
-                f"an excluded index of user {users[int(row[wrong[0]])]} is {item[wrong[0]]}, there are "
+                f"an excluded index of user {users[int(row[wrong[0]])]} is {item[wrong[0]]}, but there are "
                 f"{len(self.vectors)} candidate items",
                 "exclusions and candidate_items belong to different runs: run build_candidates again",
             )
@@ -145,9 +146,10 @@ class Retriever:
 
 
 def _keys_of(products: Tensor, chosen: Tensor, first: int) -> Tensor:
-    """(U, most chosen in a row) ranking keys of the chosen products of (U, width), then NO_CANDIDATE.
+    """Ranking keys of the chosen cells of (U, width) products; each row ends with NO_CANDIDATE as padding.
 
-    Once a user's list is full, few products are chosen, so keys are computed for these only.
+    The result is as wide as the largest number of chosen cells in a row. When a user's list is full, few
+    products are chosen, so keys are computed only for these.
     """
     row, column = chosen.nonzero(as_tuple=True)
     counts = chosen.sum(dim=1)
@@ -161,8 +163,8 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
     """Reads the items and computes their vectors.
 
     Args:
-        request: what to read.
-        predictor: of `request.model`.
+        request: names the model and the items.
+        predictor: the loaded model `request.model`.
 
     Raises:
         ConfigError: the model has no towers, or a context value is missing.
@@ -170,8 +172,8 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
     towers = predictor.model
     if not isinstance(towers, TwoTower):
         raise ConfigError(
-            f"model {predictor.version} is a {type(towers).__name__}, which has no vectors to retrieve by",
-            "give the source retrieval a model of architecture two_tower and train it",
+            f"model {predictor.version} is a {type(towers).__name__}, which has no vectors for retrieval",
+            "configure a model of architecture two_tower for the source retrieval, and train it",
         )
     items = read_items(request.item_files, predictor, dict(request.context)).side
     vectors = torch.cat(list(_item_vectors(towers, items, predictor.device)))
@@ -182,7 +184,7 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
 
 @torch.inference_mode()
 def _item_vectors(towers: TwoTower, items: Side, device: torch.device) -> Iterator[Tensor]:
-    """Yields (N, E) in batches of `_BATCH_ITEMS`; one batch without rows if there are no items."""
+    """Yields the vectors (N, E) in batches of `_BATCH_ITEMS` rows; one empty batch if there are no items."""
     for first in range(0, max(len(items.dense), 1), _BATCH_ITEMS):
         rows = slice(first, first + _BATCH_ITEMS)
         yield towers.item_vectors(items.dense[rows].to(device), items.categorical[rows].to(device))

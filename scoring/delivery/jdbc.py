@@ -1,6 +1,7 @@
-"""The JDBC sink: replaces the rows of a date in a PostgreSQL table.
+"""The JDBC sink: delivers the lists of a run date to a PostgreSQL table.
 
-Spark workers fill a staging table of this attempt. One transaction then replaces the rows of the date.
+Each attempt has its own staging table, which Spark workers fill. Then one transaction replaces the rows of
+the run date.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Tables:
     """The tables of a delivery.
 
     Attributes:
-        target: the table that is served from.
-        staging: the table of this attempt, which nobody else reads.
+        target: the table that the website or app reads (the served table).
+        staging: the temporary table of this attempt; no other process reads it.
     """
 
     target: str
@@ -55,21 +56,21 @@ class Tables:
 
 
 def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
-    """Replaces the rows of a date by the lists and deletes dates beyond `keep_dates`, in one transaction.
+    """In one transaction, replaces the rows of a date with the lists, and deletes all but `keep_dates` dates.
 
-    The table has dt, user_id, position, item_id, score, reason, model_version, and the key (dt, user_id,
-    position). Equal rows are not written. Nothing is delivered for a date older than all dates that are kept.
-    If the process is killed, the served rows are the old ones or the new ones. A later delivery drops the
-    staging table, a day after.
+    The table has the columns dt, user_id, position, item_id, score, reason and model_version; its primary key
+    is (dt, user_id, position). Rows that have not changed are not written. If the date is older than all
+    dates to keep, nothing is delivered. If the process is killed, the table has either all old rows or all
+    new rows. A delivery that runs more than a day later drops the staging table.
 
     Args:
-        sink: of the configuration.
+        sink: the sink from the configuration.
         lists: the published lists of the date.
 
     Raises:
-        ConfigError: the driver or the credentials are missing, or PostgreSQL refuses user, database or table.
-        DataError: the table cannot hold a value of the lists.
-        InfrastructureError: PostgreSQL cannot be reached, or staged rows are missing or repeated.
+        ConfigError: the driver or the credentials are missing, or PostgreSQL rejects the user, the database
+        or the table. DataError: the table cannot hold a value of the lists. InfrastructureError: PostgreSQL
+        cannot be reached, or rows in the staging table are missing or repeated.
     """
     credentials = read_credentials(sink)
     tables = Tables(
@@ -99,7 +100,7 @@ def deliver(sink: JdbcSink, lists: PublishedLists) -> Delivered:
 
 
 def _make_target(database: Connection, target: str) -> None:
-    """Creates the table that is served from, if it does not exist."""
+    """Creates the served table if it does not exist."""
     columns = ", ".join(f"{name} {kind} NOT NULL" for name, kind in _TYPES.items())
     database.execute(
         f"CREATE TABLE IF NOT EXISTS {target} "
@@ -108,7 +109,7 @@ def _make_target(database: Connection, target: str) -> None:
 
 
 def _dates(database: Connection, target: str) -> list[str]:
-    """The dates of a table, newest first; each needs one lookup in the index of the key."""
+    """The dates of a table, newest first. Finding each date takes one lookup in the index of the key."""
     dates = database.rows(
         f"WITH RECURSIVE dates AS (SELECT max(dt) AS dt FROM {target} UNION ALL "
         f"SELECT (SELECT max(dt) FROM {target} WHERE dt < dates.dt) FROM dates WHERE dates.dt IS NOT NULL) "
@@ -118,7 +119,7 @@ def _dates(database: Connection, target: str) -> list[str]:
 
 
 def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: str) -> None:
-    """Writes the staging table by Spark's JDBC writer, with one connection and one transaction a task."""
+    """Fills the staging table with Spark's JDBC writer; each task has one connection and one transaction."""
     options: dict[str, Any] = {
         "url": sink.url,
         "dbtable": staging,
@@ -132,33 +133,35 @@ def _stage(sink: JdbcSink, credentials: Credentials, rows: DataFrame, staging: s
     try:
         rows.write.format("jdbc").options(**options).mode("append").save()
     except Py4JJavaError as error:
-        # The error of a task may lack its cause, because not all threads of Spark load PostgreSQL's classes.
+        # The error that a task reports may lack its cause, because some threads of Spark cannot load
+        # PostgreSQL's classes.
         texts = [F.col(name) for name, kind in _TYPES.items() if kind == "text"]
         has_nul = reduce(or_, (F.contains(text, F.lit("\0")) for text in texts))
         wrong_row = rows.where(has_nul).select(*texts).first()
         if wrong_row is None:
             raise
         raise DataError(
-            f"sink {sink.name}: {wrong_row.asDict()} holds U+0000, which no text of PostgreSQL may",
+            f"sink {sink.name}: {wrong_row.asDict()} contains the character U+0000, "
+            "which PostgreSQL does not allow in text",
             CANNOT_HOLD,
         ) from error
 
 
 def _require_all(database: Connection, sink: JdbcSink, staging: str, expected: int) -> None:
-    """Checks that every row is staged once; a task that ran twice may write its rows twice."""
+    """Checks that the staging table has each row once: a task that ran twice may write its rows twice."""
     ((rows, keys),) = database.rows(f"SELECT count(*), count(DISTINCT ({', '.join(_KEY)})) FROM {staging}")
     if (rows, keys) != (str(expected), str(expected)):
         raise InfrastructureError(
-            f"sink {sink.name}: {rows} rows with {keys} keys were staged, the lists have {expected}",
-            "rerun the job: a task was run twice, or lost rows. The rows served before are unchanged",
+            f"sink {sink.name}: {rows} rows with {keys} keys were staged, but the lists have {expected}",
+            "rerun the job: a task ran twice, or rows were lost. The served rows are unchanged",
         )
 
 
 def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: int) -> tuple[int, int]:
-    """Makes the staged rows those of the date, in one transaction.
+    """In one transaction, replaces the rows of the date with those of the staging table.
 
     Returns:
-        Number of rows inserted or changed, and of rows deleted.
+        The number of rows inserted or changed, and the number of rows deleted.
     """
     target, staging = tables.target, tables.staging
     values = ", ".join(_VALUES)
@@ -166,10 +169,10 @@ def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: in
     old, new = (", ".join(f"{table}.{name}" for name in _VALUES) for table in ("t", "EXCLUDED"))
     same_key = " AND ".join(f"s.{name} = t.{name}" for name in _KEY)
     with database.transaction():
-        # This lock lets concurrent deliveries wait for each other; readers do not wait.
+        # This lock makes concurrent deliveries wait for each other. Readers do not wait.
         database.execute(f"LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE")
-        # PostgreSQL's statistics do not have the newest date yet, so the planner expects no row of it and
-        # would scan the staging table for each row in a nested loop.
+        # PostgreSQL's statistics do not contain the newest date yet. So the planner expects no rows of this
+        # date, and it would scan the staging table once for each row, in a nested loop.
         database.execute("SET LOCAL enable_nestloop = off")
         deleted = database.execute(
             f"DELETE FROM {target} AS t WHERE dt = CAST(? AS date) "
@@ -191,7 +194,7 @@ def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: in
 
 
 def _drop(database: Connection, staging: str) -> None:
-    """Drops a staging table after a failure; an error here is only logged."""
+    """Drops the staging table after a failure. If dropping fails too, the error is only logged."""
     try:
         database.execute(f"DROP TABLE IF EXISTS {staging}")
     except Py4JJavaError as error:
@@ -201,7 +204,7 @@ def _drop(database: Connection, staging: str) -> None:
 
 
 def _drop_abandoned(database: Connection, target: str) -> None:
-    """Drops staging tables of killed attempts that are older than a day; a younger one may be in use."""
+    """Drops staging tables that killed attempts left more than a day ago. A newer one may still be in use."""
     schema, _, name = target.rpartition(".")
     tables = database.rows(
         "SELECT tablename FROM pg_tables WHERE schemaname = coalesce(nullif(?, ''), current_schema())",

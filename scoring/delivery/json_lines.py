@@ -1,4 +1,4 @@
-"""The sink of JSON lines: one object a user, in files that a manifest publishes."""
+"""The JSON lines sink: one JSON object per user, in files that a manifest publishes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _ENTRY = ("item_id", "position", "score", "reason")
 
 
 def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> Delivered:
-    """Publishes `<path>/dt=<date>`. If it was written from the same lists and is complete, nothing changes.
+    """Publishes `<path>/dt=<date>`. If this folder is complete and has the same lists, nothing changes.
 
-    A line is {"user_id", "date", "items": [{item_id, position, score, reason}]}, items by position. Users are
-    sorted over the files in the order of the manifest. If the process is killed, the manifest names the old
-    files or the new ones.
+    A line is {"user_id", "date", "items": [{item_id, position, score, reason}]}, with the items ordered by
+    position. Users are sorted across files, in the order in which the manifest lists them. If the process is
+    killed, the manifest names either the old files or the new ones.
 
     Args:
-        sink: of the configuration.
+        sink: the sink from the configuration.
         lists: the published lists of the date.
-        grace_hours: age at which files that no manifest names are deleted.
+        grace_hours: files that no manifest names are deleted when they are older than this many hours.
 
     Raises:
-        InfrastructureError: the files do not have exactly one line a user.
+        InfrastructureError: the files do not have exactly one line per user.
     """
     partition = Partition(
         sink.name, lists.run_date, f"{sink.path.rstrip('/')}/dt={lists.run_date}", recorder=lists.recorder
@@ -56,7 +56,7 @@ def deliver(sink: JsonLinesSink, lists: PublishedLists, grace_hours: float) -> D
 
 
 def lines(lists: PublishedLists) -> DataFrame:
-    """(user_id, date, items): the columns of a line, one row a user."""
+    """(user_id, date, items): the columns of a line, one row per user."""
     items = F.sort_array(F.collect_list(F.struct("position", "item_id", "score", "reason")))
     users = lists.rows.groupBy("user_id").agg(items.alias("items"))
     ordered = F.transform("items", lambda item: F.struct(*(item[name].alias(name) for name in _ENTRY)))
@@ -64,7 +64,7 @@ def lines(lists: PublishedLists) -> DataFrame:
 
 
 def _write(sink: JsonLinesSink, lists: PublishedLists, folder: str) -> None:
-    """Writes the files, sorted by user over all of them."""
+    """Writes the files. Rows are sorted by user across all files."""
     files = max(1, -(-lists.users // sink.users_per_file))
     rows = lines(lists)
     partitioned = rows.repartitionByRange(files, "user_id") if files > 1 else rows.repartition(1)
@@ -79,7 +79,7 @@ def _publish(
     inputs: dict[str, str],
     grace_hours: float,
 ) -> Manifest:
-    """Counts the written lines by reading them, and publishes the files."""
+    """Reads the files back to count their lines, and publishes them."""
     folder = partition.file(attempt)
     ending = _ENDINGS[sink.compression]
     sizes = {
@@ -93,7 +93,7 @@ def _publish(
     written_lines = sum(count for name, count in counts.items() if name in sizes)
     if written_lines != lists.users:
         raise InfrastructureError(
-            f"{folder} holds {written_lines} lines, there are {lists.users} users with a list",
+            f"{folder} has {written_lines} lines, but {lists.users} users have a list",
             "rerun the job: the lists changed while they were delivered. If that does not help, this is an "
             "internal error, please report",
         )

@@ -1,4 +1,4 @@
-"""A connection from the driver to PostgreSQL, through the JDBC driver that Spark's workers use too."""
+"""A connection from Spark's driver to PostgreSQL, through the JDBC driver that the workers use too."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from scoring.delivery.secrets import Credentials
 DRIVER = "org.postgresql.Driver"
 _CONNECT_TIMEOUT_S = "20"
 CANNOT_HOLD = (
-    "the lists hold a value that the table cannot, and a retry will not help: look at user_id, item_id and "
-    "reason. Features made before ids were checked may hold such an id: run build_features, build_candidates "
-    "and score_daily for the date again. The rows served before are unchanged"
+    "the lists have a value that the table cannot store; a retry will not help. Look at user_id, item_id and "
+    "reason. Features from a release that did not check ids may have such an id: run build_features, "
+    "build_candidates and score_daily for the date again. The served rows are unchanged"
 )
 
 
 class Connection:
-    """Statements on one java.sql.Connection. Values are parameters, never part of a statement's text."""
+    """Runs statements on one java.sql.Connection. Values are parameters, never part of a statement's text."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -73,10 +73,10 @@ class Connection:
 
 @contextmanager
 def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> Iterator[Connection]:
-    """Opens a connection and closes it at the end of the block. Errors of PostgreSQL become NightrankErrors.
+    """Opens a connection and closes it at the end of the block. PostgreSQL's errors become NightrankErrors.
 
     Raises:
-        ConfigError: the driver is not on the class path, or user and password are refused.
+        ConfigError: the driver is not on the class path, or PostgreSQL rejects the user or the password.
         DataError: PostgreSQL cannot hold a value.
         InfrastructureError: any other error of PostgreSQL or the network.
     """
@@ -100,7 +100,7 @@ def connect(spark: SparkSession, sink: JdbcSink, credentials: Credentials) -> It
 
 
 def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
-    """The NightrankError for an error of a statement, by its SQLSTATE (PostgreSQL's manual, appendix A)."""
+    """The NightrankError for a failed statement, chosen by its SQLSTATE (PostgreSQL's manual, appendix A)."""
     cause = error.java_exception
     while cause is not None and "SQLException" not in cause.getClass().getName():
         cause = cause.getCause()
@@ -108,7 +108,7 @@ def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
         first = str(error.java_exception.getMessage()).strip().split("\n", 1)[0]
         return InfrastructureError(
             f"sink {sink.name}: {first}",
-            "read the cause in the log above; the rows served before are unchanged",
+            "read the cause in the log above; the served rows are unchanged",
         )
     state, message = str(cause.getSQLState()), str(cause.getMessage()).strip()
     problem = f"sink {sink.name} ({sink.url}): {message} (SQLSTATE {state})"
@@ -120,16 +120,16 @@ def sql_error(sink: JdbcSink, error: Py4JJavaError) -> NightrankError:
             "correct the database and table under deliver.sinks, or allow the user to create and change "
             "tables there",
         )
-    if state.startswith(("22", "54")):  # bad values, and what is too large for PostgreSQL
+    if state.startswith(("22", "54")):  # invalid values, or values too large for PostgreSQL
         return DataError(problem, CANNOT_HOLD)
     return InfrastructureError(
         problem,
-        "check that the database can be reached; a retry may help. The rows served before are unchanged",
+        "check that the database can be reached; a retry may help. The served rows are unchanged",
     )
 
 
 def _load_driver(spark: SparkSession, sink: JdbcSink) -> None:
-    """Registers the JDBC driver, from `driver_jar` if the sink names one."""
+    """Registers the JDBC driver. If the sink names `driver_jar`, the driver is loaded from this file."""
     jvm: Any = spark._jvm
     if sink.driver_jar is not None:
         path = os.path.expanduser(sink.driver_jar)
@@ -147,7 +147,7 @@ def _load_driver(spark: SparkSession, sink: JdbcSink) -> None:
 
 
 def _driver_advice() -> str:
-    """The remedy for a missing driver."""
+    """The remedy text for a missing driver."""
     return (
         "set spark.jars.packages to org.postgresql:postgresql:42.7.8 in the Spark profile (or --packages), "
         "or run `make jars` and name ~/.cache/nightrank/jars/postgresql-42.7.8.jar as driver_jar"

@@ -1,6 +1,6 @@
-"""Changes of the lists against the last published ones, and the limits that hold lists back.
+"""Compares new lists with the last published ones, and holds them back if a limit is exceeded.
 
-The changes are published as `list_changes/dt=…`.
+The comparison is published as `list_changes/dt=…`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from storage.run_context import RunContext
 
 @dataclass(frozen=True)
 class Excess:
-    """A figure beyond its limit.
+    """A figure that is above its maximum or below its minimum.
 
     Attributes:
-        figure: of list_changes.
-        setting: key of score.stop.
-        value, limit: the figure and its limit.
+        figure: name of a figure of list_changes.
+        setting: key of the section score.stop that sets the limit.
+        value, limit: the value of the figure, and its limit.
     """
 
     figure: str
@@ -45,7 +45,7 @@ class Excess:
 
     @property
     def message(self) -> str:
-        """The excess in words."""
+        """One phrase for error messages: the figure, its value and its limit."""
         side = "below" if self.setting.startswith("min_") else "above"
         return f"{self.figure}={self.value:.4g} is {side} score.stop.{self.setting}={self.limit:g}"
 
@@ -68,18 +68,19 @@ def publish_changes(
     rows: int,
     made_of: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Publishes list_changes and returns them; called before the lists are published.
+    """Publishes list_changes and returns them. It must be called before the lists are published.
 
     Args:
-        context: of the run.
-        dataset: of the run date.
+        context: the context of the run.
+        dataset: the dataset of the run date.
         lists: the new lists, with user_id, item_id and score.
-        facts: of summarize_lists; `coverage` is copied.
+        facts: the result of summarize_lists, of which `coverage` is copied.
         rows: number of entries of the lists.
-        made_of: name → digest of what the lists were computed from.
+        made_of: name → digest, for each input that the lists were computed from.
 
     Raises:
-        DataError: a figure is beyond its limit in `score.stop`. list_changes is published and names it.
+        DataError: a figure exceeds its limit in `score.stop`. list_changes is published all the same, and
+        names this figure.
     """
     before = last_published(context.lake, context.run_date)
     earlier = read_manifest(before) if before else None
@@ -103,18 +104,20 @@ def publish_changes(
         without_limits = " ".join(f"--set score.stop.{excess.setting}=null" for excess in excesses)
         reasons = "; ".join(excess.message for excess in excesses)
         served = (
-            f"the lists of {before.dt} stay the last good ones" if before else "there are no earlier lists"
+            f"the lists of {before.dt} are still the last published ones"
+            if before
+            else "there are no earlier lists"
         )
         raise DataError(
             f"the lists of {context.run_date} are held back: {reasons}; {served}",
             f"read {partition.path}/_MANIFEST.json (report.py shows it), see docs/delivery.md; "
-            f"to publish all the same, run score_daily again with {without_limits}",
+            f"to publish them anyway, run score_daily again with {without_limits}",
         )
     return changes
 
 
 def last_published(lake: Lake, run_date: str) -> Partition | None:
-    """The lists of the latest date before this one; None if there are none."""
+    """The published lists of the latest date before the run date; None if there are none."""
     names = (
         Path(entry.path).name.removeprefix("dt=") for entry in file_io.list_files(lake.recommendations.path)
     )
@@ -126,7 +129,7 @@ def last_published(lake: Lake, run_date: str) -> Partition | None:
 
 
 def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
-    """The figures beyond their limits. A figure that is None is never beyond its limit."""
+    """The figures that exceed their limits. A figure that is None never does."""
     excesses = []
     for figure, setting in _LIMITS.items():
         value, limit = changes.get(figure), getattr(stop, setting)
@@ -138,7 +141,7 @@ def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
 
 
 def _against(context: RunContext, lists: DataFrame, before: Partition, manifest: Manifest) -> dict[str, Any]:
-    """The changes against the lists of an earlier date."""
+    """The changes compared with the lists of an earlier date."""
     earlier = rows_of(context.spark, before, manifest, columns=["user_id", "item_id", "score"])
     compared = compare_lists(lists, earlier)
     drift = drift_of(bin_numbers(score_bins(earlier), score_bins(lists), 0, 0))
@@ -147,7 +150,7 @@ def _against(context: RunContext, lists: DataFrame, before: Partition, manifest:
         **asdict(compared),
         "users_lost_share": compared.users_lost_share,
         "coverage_before": manifest.facts.get("coverage"),
-        # A PSI counts only where it is more than chance gives lists of this size.
+        # A PSI counts only if it is larger than chance explains for lists of this size.
         "score_psi": drift and drift.psi_above_noise,
         "score_psi_noise": drift and drift.noise,
         "score_moved": drift

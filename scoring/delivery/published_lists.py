@@ -1,4 +1,4 @@
-"""The argument and the result of every sink: the published lists of a date, and what was delivered."""
+"""The argument and the result of every sink: the published lists, and a summary of their delivery."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class PublishedLists:
     """The published lists of a date.
 
     Attributes:
-        rows: COLUMNS, model_version and workflow_version.
-        manifest: of the partition.
-        recorder: receives what is published from these lists.
+        rows: the list entries: COLUMNS, model_version and workflow_version.
+        manifest: the manifest of the lists' partition.
+        recorder: records what is published from these lists.
     """
 
     rows: DataFrame
@@ -42,10 +42,10 @@ class Delivered:
     """The contents of a sink after a delivery.
 
     Attributes:
-        target: address without a password.
-        rows: list entries of the date.
-        written, deleted: entries inserted or changed, and entries deleted; None if the sink does not count
-            them.
+        target: the address of the sink, without a password.
+        rows: number of list entries of the date.
+        written, deleted: number of entries inserted or changed, and number of entries deleted; None if the
+            sink does not count them.
     """
 
     target: str

@@ -1,4 +1,4 @@
-"""User names and passwords from the places that the configuration names; they are never logged."""
+"""Reads user names and passwords from the places that the configuration names. They are never logged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def read_credentials(sink: JdbcSink) -> Credentials:
     """Reads user and password of a sink.
 
     Raises:
-        ConfigError: one of them is not at its place; names the place.
+        ConfigError: one of them is not in the place that the configuration names. The message names this
+        place.
     """
     return Credentials(_read(sink, "user", sink.user), _read(sink, "password", sink.password))
 
@@ -34,7 +35,7 @@ def _read(sink: JdbcSink, which: str, secret: Secret) -> str:
         if not value:
             raise ConfigError(
                 f"{where} should be in the environment variable {secret.env}, which is not set",
-                f"export {secret.env} where the driver runs",
+                f"export {secret.env} in the environment of Spark's driver",
             )
         return value
     path = str(secret.file)

@@ -1,1 +1,1 @@
-"""Quality of predictions, ranked groups and lists against clicks; the gate for challengers."""
+"""Measures predictions, ranked groups and lists by later clicks; the gate for challengers."""

@@ -4,12 +4,12 @@ An evaluation has four steps, each in one file; gate_run.py calls them in this o
 
 1. gate_measures.py measures both models on the same test rows and compares them.
 2. gate_drift.py checks how far scores and data moved.
-3. This file decides, from measures and checks alone: it reads no table.
-4. gate_record.py holds the result, for the report and for the registry.
+3. This file decides. It uses only the measures and the checks, and reads no table.
+4. gate_record.py formats the result for the report and for the registry.
 
-The challenger is promoted if it is not worse than the champion by more than a margin, with confidence. Equal
-quality is enough, because the challenger has seen newer data. A point estimate of one day is not enough to
-call two models equal.
+The challenger is promoted if the test shows, with a configured confidence, that it is not worse than the
+champion by more than a margin. Equal quality is enough, because the challenger has seen newer data. The two
+AUC values of one day do not show that two models are equal, so the gate uses a confidence interval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from metrics.bootstrap import Interval
 
 Level = Literal["ok", "warn", "hold"]
 
-# The check of what people decided (gate_run.py). It holds a first model too.
+# Name of the check of manual decisions (gate_run.py). Unlike other checks, it can also stop a first model.
 STANDING = "standing"
 
 _SHORT = {"auc": "AUC", "log_loss": "log loss"}
@@ -37,7 +37,7 @@ class Figures:
     Attributes:
         auc: area under the ROC curve.
         log_loss: in nats.
-        calibration: predicted over observed clicks.
+        calibration: predicted clicks divided by observed clicks.
     """
 
     auc: float
@@ -51,9 +51,9 @@ class Comparison:
 
     Attributes:
         champion: the champion's figures.
-        auc, log_loss: intervals of challenger minus champion; None if too few rows of a class can be
-            resampled.
-        rows, users: size of the test split; `users` counts rows if the log has no keys.
+        auc, log_loss: confidence intervals of the challenger's value minus the champion's; None if a class
+            has too few rows to resample.
+        rows, users: size of the test split. If the log has no key columns, `users` counts rows.
     """
 
     champion: Figures
@@ -68,10 +68,10 @@ class Check:
     """The result of one check of the gate.
 
     Attributes:
-        name: of the figure that was checked.
-        level: `hold` prevents the promotion, `warn` is logged.
-        message: the result in words.
-        value, limit: the figure and the limit that it was compared with.
+        name: the name of the checked figure.
+        level: `hold` prevents the promotion; `warn` only writes a warning to the log.
+        message: the result as a sentence.
+        value, limit: the value of the figure, and the limit that it was compared with.
         setting: configuration key of the limit.
     """
 
@@ -89,8 +89,8 @@ class Verdict:
 
     Attributes:
         promoted: whether the challenger becomes the champion.
-        reason: in words.
-        checks: all checks, those of the comparison first.
+        reason: why, as a sentence.
+        checks: all checks. The checks that compare the two models come first.
     """
 
     promoted: bool
@@ -103,15 +103,15 @@ def decide(
 ) -> Verdict:
     """Promotes the challenger unless a check is at level `hold`.
 
-    A first model is promoted whatever quality and drift say, because no other model could serve. Checks that
-    would hold it become warnings. It is not promoted if its AUC is not finite, or if people decided against
-    it.
+    A first model is promoted even if checks of quality or drift fail, because no other model could serve.
+    Checks that would prevent the promotion become warnings. A first model is not promoted if its AUC is not
+    finite, or if a person decided against it.
 
     Args:
         gate: the section `gate` of the configuration.
-        challenger: figures of the challenger.
-        comparison: with the champion; None if there is no champion yet.
-        other_checks: of drift, and of what people decided.
+        challenger: the figures of the challenger.
+        comparison: the comparison with the champion; None if there is no champion yet.
+        other_checks: the checks of drift, and the check of manual decisions.
     """
     checks = list(_quality_checks(gate, challenger, comparison))
     if not math.isfinite(challenger.auc):
@@ -125,7 +125,7 @@ def decide(
 
 
 def level_of(value: float | None, warn: float | None, hold: float | None) -> tuple[Level, float | None]:
-    """The level of a figure and the limit it is above; `ok` and None if there is no such limit."""
+    """The level of a figure, and the limit that it exceeds; `ok` and None if it exceeds no limit."""
     if value is not None and hold is not None and value > hold:
         return "hold", hold
     if value is not None and warn is not None and value > warn:
@@ -134,7 +134,7 @@ def level_of(value: float | None, warn: float | None, hold: float | None) -> tup
 
 
 def _verdict(lead: str, checks: list[Check]) -> Verdict:
-    """The reason begins with `lead`, or else with the check of the AUC; the other checks that hold follow."""
+    """The reason begins with `lead`, or with the check of the AUC. Other checks at level `hold` follow."""
     first = [] if lead else [check.message for check in checks if check.name == "auc"][:1]
     holding = [check.message for check in checks if check.level == "hold"]
     parts = [*([lead] if lead else first), *(message for message in holding if message not in first)]
@@ -142,12 +142,12 @@ def _verdict(lead: str, checks: list[Check]) -> Verdict:
 
 
 def _as_warning(check: Check) -> Check:
-    """The check of a first model: at level `warn` instead of `hold`, unless people decided."""
+    """For a first model, lowers the level from `hold` to `warn`, except for a manual decision."""
     return replace(check, level="warn") if check.level == "hold" and check.name != STANDING else check
 
 
 def _quality_checks(gate: Gate, challenger: Figures, comparison: Comparison | None) -> Iterator[Check]:
-    """The checks of the challenger's quality; without a champion, of its calibration alone."""
+    """The checks of the challenger's quality. Without a champion, only the calibration is checked."""
     if comparison is not None and math.isfinite(challenger.auc):
         champion = comparison.champion
         yield _margin_check("auc", challenger.auc, champion.auc, comparison.auc, gate.margin)
@@ -170,7 +170,7 @@ def _margin_check(
     gain: Interval | None,
     margin: float | None,
 ) -> Check:
-    """Holds if the interval of the gain begins below -margin; without a margin it never holds.
+    """Level `hold` if the interval of the gain begins below -margin. Without a margin the level is `ok`.
 
     Log loss is passed with its sign changed, so that a larger value is better for both measures.
     """
@@ -213,7 +213,7 @@ def _negated(interval: Interval | None) -> Interval | None:
 
 
 def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> Check:
-    """Holds if the test split is too small to decide on."""
+    """Level `hold` if the test split is too small for a decision."""
     setting = f"gate.min_{name}"
     if count >= minimum:
         return Check(name, "ok", f"{count:,} {name} in the test split", count, minimum, setting)
@@ -222,7 +222,7 @@ def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> 
 
 
 def _calibration_check(gate: Gate, challenger: Figures, champion: Figures | None) -> Check:
-    """Holds if the ratio is out of range, and only warns if the champion's is further off."""
+    """Level `hold` if the ratio is out of range; only `warn` if the champion's ratio is further from 1."""
     low, high, ratio = gate.calibration_low, gate.calibration_high, challenger.calibration
     message = f"predicted clicks are {ratio:.3f} times the observed ones"
     if low <= ratio <= high:
@@ -236,5 +236,5 @@ def _calibration_check(gate: Gate, challenger: Figures, champion: Figures | None
 
 
 def _distance(ratio: float) -> float:
-    """How far a ratio is from 1, the same for a half and for two."""
+    """The distance of a ratio from 1 on a log scale, so that 1/2 and 2 are equally far."""
     return abs(math.log(ratio)) if ratio > 0 else math.inf

@@ -1,6 +1,7 @@
-"""Second step of the gate: checks of drift, of the challenger's scores and of the test day's data.
+"""Second step of the gate: checks whether the challenger's scores or the test day's data drifted.
 
-The data report was published by build_features (etl.quality). Its figures are read, not computed again.
+The figures of the data come from the data report that build_features published (etl.quality). They are not
+computed again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from scoring.evaluation.gate_measures import ModelMeasures
 from storage.manifest import is_published, read_manifest
 from storage.run_context import RunContext
 
-# The facts and messages name this many columns, the ones with most drift.
+# The facts and messages name this many columns: the ones with the largest drift.
 _MAX_NAMED = 5
 
 NamedValue = tuple[str, float]
@@ -25,7 +26,7 @@ NamedValue = tuple[str, float]
 def drift_checks(
     context: RunContext, challenger: ModelMeasures, champion: ModelMeasures | None
 ) -> tuple[list[Check], dict[str, Any]]:
-    """The checks of the section `gate.drift`, and their figures for the facts of the evaluation."""
+    """The checks that the section `gate.drift` configures, and their figures for the evaluation's facts."""
     report = data_report(context)
     exempt = set(context.config.quality.exempt)
     scores = score_drift(challenger, champion) if champion else None
@@ -57,17 +58,17 @@ def data_report(context: RunContext) -> DataReport | None:
 
 
 def score_drift(challenger: ModelMeasures, champion: ModelMeasures) -> Drift | None:
-    """PSI over about ten bins that hold equal shares of the champion's probabilities (metrics.psi)."""
+    """PSI of the challenger's scores. About ten bins hold equal shares of the champion's (metrics.psi)."""
     return drift_of(bin_numbers(champion.quality.score_bins, challenger.quality.score_bins, 0, 0))
 
 
 def _largest_first(values: Iterator[NamedValue]) -> list[NamedValue]:
-    """By falling value, ties by name."""
+    """Sorted by descending value, ties by name."""
     return sorted(values, key=lambda item: (-item[1], item[0]))
 
 
 def _column_psi(report: DataReport, exempt: set[str]) -> Iterator[NamedValue]:
-    """Raw columns with a PSI above what chance explains."""
+    """The raw columns whose PSI is larger than chance explains."""
     for column in report.columns:
         if column.name not in exempt and column.psi_above_noise:
             yield column.name, column.psi_above_noise
@@ -84,7 +85,7 @@ def _limit_check(context: RunContext, name: str, value: float | None, message: s
 
 
 def _score_check(context: RunContext, scores: Drift | None) -> Check | None:
-    """Of the challenger's scores against the champion's; None without a champion."""
+    """Checks the drift of the challenger's scores from the champion's; None without a champion."""
     if scores is None:
         return None
     message = f"scores moved by PSI {scores.psi:.3f} from the champion's"
@@ -98,7 +99,7 @@ def _score_check(context: RunContext, scores: Drift | None) -> Check | None:
 
 
 def _column_check(context: RunContext, report: DataReport | None, columns: list[NamedValue]) -> Check:
-    """Of the raw columns of the test day against its train days."""
+    """Checks the drift of the raw columns of the test day from the train days."""
     if report is None:
         message = (
             f"there is no data report of {context.run_date}, so drift of the log was not looked at: "
@@ -116,7 +117,7 @@ def _column_check(context: RunContext, report: DataReport | None, columns: list[
 def _click_rate_check(
     context: RunContext, report: DataReport | None, click_rates: ClickRates | None
 ) -> Check | None:
-    """Of the click rate; None for `leave_last_out`, which chooses the rows of its splits by clicks."""
+    """Checks the click rate; None for `leave_last_out`, which chooses the rows of its splits by clicks."""
     if report is None or click_rates is None or context.config.split.by == "leave_last_out":
         return None
     message = (
@@ -126,7 +127,7 @@ def _click_rate_check(
 
 
 def _oov_check(context: RunContext, oov_shares: list[NamedValue]) -> Check | None:
-    """Of the feature with the largest share of unknown ids; None without a feature of ids."""
+    """Checks the feature with the largest share of unknown ids; None if no feature has ids."""
     if not oov_shares:
         return None
     name, value = oov_shares[0]

@@ -1,6 +1,6 @@
 """First step of the gate: measures of both models on the same raw test rows.
 
-Each model scores the rows as its own workflow encodes them.
+Each model scores the rows in the encoding of its own workflow.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ModelMeasures:
     """Measures of one model on the test rows.
 
     Attributes:
-        version: of the model.
-        workflow_version: of the workflow that encoded the rows.
-        quality: of the predicted probabilities.
-        oov_shares: feature → share of its ids that are not in its workflow's vocabulary.
-        ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/group_ranking.py); empty without
-            keys.group.
+        version: version of the model.
+        workflow_version: version of the workflow that encoded the rows.
+        quality: the quality of the predicted probabilities.
+        oov_shares: feature → share of its ids that are not in the workflow's vocabulary.
+        ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/group_ranking.py); empty if
+            keys.group is not configured.
     """
 
     version: str
@@ -53,7 +53,7 @@ class ModelMeasures:
         return Figures(facts["auc"], facts["log_loss"], facts["predicted_over_observed"])
 
     def to_facts(self) -> dict[str, Any]:
-        """JSON values, as the evaluation's facts hold them."""
+        """The measures as JSON values, for the facts of the evaluation."""
         return {
             "version": self.version,
             "workflow_version": self.workflow_version,
@@ -69,7 +69,8 @@ class Measurement:
 
     Attributes:
         models: version → measures.
-        users: number of users (of rows, if the log has no keys) that were resampled; 0 for a single model.
+        users: number of users that were resampled (of rows, if the log has no key columns); 0 if only one
+            model was measured.
     """
 
     models: Mapping[str, ModelMeasures]
@@ -79,12 +80,12 @@ class Measurement:
 def measure_models(
     spark: SparkSession, context: RunContext, dataset: Dataset, models: list[ModelInfo]
 ) -> Measurement:
-    """Measures each model on the test rows; two models also in the same resamples of their users.
+    """Measures each model on the test rows. Two models are also measured in the same resamples of the users.
 
     The test rows are encoded once for each workflow version.
 
     Raises:
-        DataError: the numbers of rows or clicks differ between the models, so the raw rows did.
+        DataError: the numbers of rows or clicks differ between the models, so the raw rows differed too.
     """
     gate = context.config.gate
     resample = Resample(gate.replicates, gate.seed) if len(models) > 1 else None
@@ -112,14 +113,14 @@ def measure_models(
     if len(counts) > 1:
         raise DataError(
             f"champion and challenger were measured on different rows (rows, clicks): {sorted(counts)}",
-            f"the raw log changed since build_features ran: run it for {context.run_date} again",
+            f"the raw log changed after build_features ran: run build_features for {context.run_date} again",
         )
     first = next(iter(rows.values()))
     return Measurement(measures, first.select(UNIT).distinct().count() if resample else 0)
 
 
 def compare(confidence: float, challenger: ModelMeasures, champion: ModelMeasures, users: int) -> Comparison:
-    """Challenger minus champion, with the confidence interval of each difference."""
+    """The differences challenger minus champion, each with its confidence interval."""
 
     def difference(name: str) -> Interval | None:
         ours, theirs = challenger.quality, champion.quality
@@ -134,7 +135,11 @@ def compare(confidence: float, challenger: ModelMeasures, champion: ModelMeasure
 def rows_to_judge(
     spark: SparkSession, context: RunContext, dataset: Dataset, workflow_version: str
 ) -> DataFrame:
-    """The test split of the run date encoded by this workflow, or its published features."""
+    """The test split of the run date, encoded by this workflow.
+
+    If the dataset was made with this workflow, its published features are read. Otherwise the raw rows are
+    encoded.
+    """
     if workflow_version == dataset.workflow_version:
         return read_split(spark, context.lake, dataset, ["test"])
     workflow = load_workflow(context.lake, workflow_version, context.config.output.broadcast_max_rows)
@@ -142,7 +147,7 @@ def rows_to_judge(
 
 
 def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
-    """Feature of ids → share of its ids that are unknown or rare, over the ids of all rows. One Spark job."""
+    """For each feature of ids, the share of ids in all rows that are unknown or rare. Takes one Spark job."""
     if not spec.embedded:
         return {}
     sums = []
@@ -165,8 +170,9 @@ def oov_shares(rows: DataFrame, spec: FeatureSpec) -> dict[str, float]:
 
 
 def _with_unit(rows: DataFrame, spec: FeatureSpec) -> DataFrame:
-    """Adds the column UNIT: the hash of the user, or of the row id if the log has no keys.
+    """Adds the column UNIT: the hash of the user, or of the row id if the log has no key columns.
 
-    A row id counts from 0 in each day, so the rows with one id on several test days are resampled together.
+    Row ids count from 0 on each day. So rows of several test days that have the same id are resampled
+    together.
     """
     return rows.withColumn(UNIT, F.xxhash64(USER_KEY if USER_KEY in spec.key_columns else ROW_ID))

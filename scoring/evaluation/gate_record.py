@@ -1,4 +1,4 @@
-"""Last step of the gate: the result, as facts for the report and as the registry's decision."""
+"""Last step of the gate: formats the result as facts for the report and as a record for the registry."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Evaluation:
 
     Attributes:
         info: the challenger's model.json.
-        challenger, champion: measures of both models; no champion is None.
+        challenger, champion: measures of both models; `champion` is None if there is no champion.
         comparison: None without a champion.
-        drift: figures of `drift_checks`.
-        verdict: the decision with its checks.
+        drift: the figures that `drift_checks` returns.
+        verdict: the decision and all checks.
     """
 
     info: ModelInfo
@@ -55,7 +55,7 @@ class Evaluation:
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """Measure → the interval of its difference, for measures that have one."""
+        """Measure → confidence interval of the difference between the models, for measures that have one."""
         if self.comparison is None:
             return {}
         intervals = {"auc": self.comparison.auc, "log_loss": self.comparison.log_loss}
@@ -103,18 +103,18 @@ class Evaluation:
 
 
 def best_auc(context: RunContext, dataset: Dataset) -> float | None:
-    """The AUC of the true probabilities of the test day; None unless the log was generated and names it."""
+    """The AUC of the true click probabilities on the test day; None unless a generated log has this fact."""
     days = [member.dt for member in dataset.splits["test"]]
     raw = context.lake.raw.partition(days[0]) if len(days) == 1 else None
     return read_manifest(raw).facts.get("best_auc") if raw and is_published(raw) else None
 
 
 def _headline(measures: ModelMeasures) -> dict[str, Any]:
-    """The figures that the registry keeps of a model."""
+    """The figures of a model that the registry keeps."""
     ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
     return {**{name: measures.quality.facts[name] for name in HEADLINE}, **ranking}
 
 
 def _check_facts(check: Check) -> dict[str, Any]:
-    """A check with the keys of the published format, in which the message is `said`."""
+    """A check with the keys of the published format, which calls the message `said`."""
     return {"said" if name == "message" else name: value for name, value in asdict(check).items()}

@@ -1,4 +1,4 @@
-"""All steps of the gate in order: measure both models, compare them, check drift, decide."""
+"""Runs all steps of the gate in order: measure both models, compare them, check drift, decide."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def run_gate(
     """Evaluates a challenger on the test rows of a dataset. Nothing is published.
 
     Args:
-        context: of the run.
-        dataset: of the run date.
+        context: the context of the run.
+        dataset: the dataset of the run date.
         challenger: the model to decide on.
         champion: the model that serves before the decision; None if there is none.
-        barred_because: why people decided that the challenger must not be promoted; None if they did not.
+        barred_because: why a person decided that the challenger must not be promoted; None if nobody did.
 
     Raises:
         DataError: the models were not measured on the same rows, or the test split lacks clicks or

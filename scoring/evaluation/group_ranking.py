@@ -1,7 +1,7 @@
-"""MAP@k and NDCG@k of ranked groups of rows, such as the ads of one display, over any number of groups.
+"""MAP@k and NDCG@k of ranked groups of rows, such as the ads that were displayed together.
 
-All rows of a group are in one task, which reduces its groups to one row of sums. The driver adds those up as
-integers, so the order of the tasks does not change the result.
+All rows of a group are in one Spark task. Each task reduces its groups to one row of sums. The driver adds
+these integer sums, so the order of the tasks does not change the result, and any number of groups fits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _SUMS_DDL = "groups long, map_units long, ndcg_units long"
 
 
 def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
-    """Quality of the ranking by falling probability in groups of (group_key, label 0/1, probability) rows.
+    """Quality of ranking each group by descending probability; rows are (group_key, label 0/1, probability).
 
     Returns:
-        k; groups, those with a click, which alone count; map and ndcg, means over them as metrics.ranking
-        says.
+        `k`; `groups`, the number of groups with a click (other groups do not count); `map` and `ndcg`, the
+        means over these groups, defined in metrics.ranking.
 
     Raises:
         DataError: no group has a click.
@@ -39,7 +39,7 @@ def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
     if not groups:
         raise DataError(
             "no group of the test split has a click, so there is no ranking to measure",
-            "choose a run date whose test days hold clicks, or leave out keys.group",
+            "choose a run date whose test days have clicks, or remove keys.group",
         )
     means = {
         name: sum(sums[f"{name}_units"] for sums in partials) / _UNITS / groups for name in ("map", "ndcg")
@@ -48,7 +48,7 @@ def measure_groups(predictions: DataFrame, k: int) -> dict[str, Any]:
 
 
 def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that reduces the groups of one task, for mapInArrow."""
+    """Returns a function for mapInArrow that reduces the groups of one task to sums."""
 
     def reduce(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
@@ -60,7 +60,7 @@ def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordB
 
 
 def reduce_groups(rows: pa.Table, k: int) -> dict[str, int]:
-    """The sums of whole groups of rows of group_key, label and probability; at least one row."""
+    """The sums over complete groups of rows (group_key, label, probability), at least one row."""
     group = rows.column(GROUP_KEY).combine_chunks().dictionary_encode().indices.to_numpy()
     label = rows.column(LABEL).to_numpy()
     score = rows.column(PROBABILITY).to_numpy()

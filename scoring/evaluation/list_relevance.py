@@ -1,4 +1,4 @@
-"""Relevance of top-k lists to what users clicked afterwards: hit rate, NDCG, coverage."""
+"""Relevance of top-k lists, measured by what users clicked afterwards: hit rate, NDCG, coverage."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Relevance:
     """Relevance of the lists of one group of users.
 
     Attributes:
-        users: users with a list and at least one positive.
-        hit_rate: share of them with at least one positive in the list; None for no users.
-        ndcg: mean over them of NDCG with binary relevance (Järvelin and Kekäläinen 2002), the ideal list
-            holding min(k, positives) hits; None for no users.
+        users: number of users with a list and at least one positive.
+        hit_rate: share of these users who have at least one positive in their list; None if there are no
+            users.
+        ndcg: mean NDCG of these users with binary relevance (Järvelin and Kekäläinen 2002). The ideal list
+            has min(k, positives) hits. None if there are no users.
     """
 
     users: int
@@ -31,10 +32,10 @@ class Relevance:
 
 
 def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: int) -> dict[bool, Relevance]:
-    """Relevance of top-k lists for warm users (True), which are in `warm`, and for cold users (False).
+    """Relevance of top-k lists for warm users (key True), who are in `warm`, and cold users (key False).
 
     Args:
-        lists: (user_key, position from 1, item_key), one row an entry.
+        lists: (user_key, position from 1, item_key), one row per list entry.
         positives: distinct (user_key, item_key).
         warm: distinct user_key.
     """
@@ -67,7 +68,7 @@ def measure_lists(lists: DataFrame, positives: DataFrame, warm: DataFrame, k: in
 
 
 def ideal_gains(k: int) -> list[float]:
-    """(k,) discounted gains of lists whose first 1, 2, …, k entries are hits."""
+    """Element n - 1 of the k elements is the discounted gain of a list whose first n entries are hits."""
     gains, total = [], 0.0
     for position in range(1, k + 1):
         total += 1 / math.log2(position + 1)
@@ -76,6 +77,6 @@ def ideal_gains(k: int) -> list[float]:
 
 
 def coverage(lists: DataFrame, items: int) -> float:
-    """Share of the items that are in at least one list; 0 without items."""
+    """Share of the items that are in at least one list; 0 if there are no items."""
     listed = lists.agg(F.countDistinct(ITEM_KEY).alias("listed")).collect()[0]["listed"]
     return listed / items if items else 0.0

@@ -1,8 +1,9 @@
-"""Quality of predictions: exact AUC, log loss, normalised entropy and calibration over any number of rows.
+"""Quality of predictions: exact AUC, log loss, normalised entropy and calibration.
 
 Spark partitions the rows by ranges of their probability. Each task reduces its range to one row of sums, and
-the driver adds those up, so the driver's memory does not grow with the data. The AUC is exact: the order of
-the ranges decides a pair of rows in different ranges, and a task decides a pair within its range.
+the driver adds these sums, so the driver's memory does not grow with the data. The AUC is exact. It counts
+pairs of a click and a non-click in the right order. For two rows in different ranges, the order of the ranges
+decides. Pairs within a range are counted by its task.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from storage.feature_spec import LABEL
 
 UNIT = "resample_unit"
 
-# The distance of 1 to the float32 below it. A probability of exactly 0 or 1 would make the loss of one row
-# infinite.
+# The difference between 1 and the next smaller float32. Probabilities are kept this far from 0 and 1, where
+# the loss of a row may be infinite.
 _EPSILON = 2.0**-24
 
-# Losses and probabilities are added up as multiples of 2⁻³²: sums of integers do not depend on the ranges.
+# Losses and probabilities are added as integer multiples of 2⁻³², so that the sums do not depend on how rows
+# are divided into ranges.
 _UNITS = 2**32
 
 _COLUMNS = {
@@ -51,12 +53,14 @@ class PredictionQuality:
     """Quality of one model's predictions.
 
     Attributes:
-        facts: JSON values: auc; log_loss in nats; normalized_entropy, log loss over that of the click rate
-            (He et al. 2014, section 3); rows; positives; predicted_over_observed, the sum of probabilities
-            over that of clicks; calibration [{low, high, rows, mean_probability, click_rate}] of the bins
-            that hold rows; histogram {edges, counts}.
-        score_bins: rows by bin of their probability (metrics.histogram), about 16 bins an octave.
-        replicates: auc and log_loss of each replicate of the bootstrap, in order; empty without one.
+        facts: JSON values: auc; log_loss in nats; normalized_entropy, the log loss divided by the log loss of
+            always predicting the click rate (He et al. 2014, section 3); rows; positives;
+            predicted_over_observed, the sum of the probabilities divided by the number of clicks; calibration
+            [{low, high, rows, mean_probability, click_rate}], one entry for each bin with rows; histogram
+            {edges, counts}.
+        score_bins: number of rows in each bin of the probability (metrics.histogram). When the probability
+            doubles, it passes about 16 bins.
+        replicates: auc and log_loss of each replicate of the bootstrap, in order; empty without a bootstrap.
     """
 
     facts: Mapping[str, Any]
@@ -65,14 +69,14 @@ class PredictionQuality:
 
 
 def measure_predictions(predictions: DataFrame, resample: Resample | None = None) -> PredictionQuality:
-    """Quality of rows of (label 0/1, probability float32).
+    """The quality of predictions; each row has a label (0 or 1) and a probability (float32).
 
     The frame is evaluated twice, the first time to find the ranges. Persist it if computing it is expensive.
 
     Args:
-        predictions: label, probability and, to resample, UNIT (long): the hash of what the row is resampled
-            with.
-        resample: None computes no replicates.
+        predictions: label, probability and, for resampling, UNIT (long). Rows with the same UNIT, a hash, are
+            resampled together.
+        resample: how to resample; with None, no replicates are computed.
 
     Raises:
         DataError: the rows are all clicks or all non-clicks, or there are none.
@@ -83,7 +87,7 @@ def measure_predictions(predictions: DataFrame, resample: Resample | None = None
 
 
 def combine(partials: Iterable[Row]) -> PredictionQuality:
-    """The quality from the sums of all ranges, in any order.
+    """The quality, computed from the sums of all ranges. The order of `partials` does not matter.
 
     Raises:
         DataError: the rows are all clicks or all non-clicks, or there are none.
@@ -93,11 +97,11 @@ def combine(partials: Iterable[Row]) -> PredictionQuality:
     negatives = rows - positives
     if not positives or not negatives:
         raise DataError(
-            f"the test split holds {rows} rows, {positives} of them clicks: "
-            "quality needs clicks and non-clicks",
-            "choose a run date whose test days hold both, or more test days (split.test_days)",
+            f"the test split has {rows} rows, of which {positives} are clicks: "
+            "measuring quality needs clicks and non-clicks",
+            "choose a run date whose test days have both, or set more test days (split.test_days)",
         )
-    doubled, below = 0, 0  # twice the (click, non-click) pairs in the right order, ties counting one half
+    doubled, below = 0, 0  # twice the number of (click, non-click) pairs in the right order; a tie counts 1/2
     for sums in ranges:
         doubled += sums["doubled_wins"] + 2 * sums["positives"] * below
         below += sums["rows"] - sums["positives"]
@@ -126,7 +130,7 @@ def reduce_rows(
     units: NDArray[np.int64] | None = None,
     resample: Resample | None = None,
 ) -> dict[str, Any]:
-    """The sums of one range of rows, at least one; probabilities are float32 values."""
+    """The sums of one range, which has at least one row. Probabilities are float32 values."""
     score = probability.astype(np.float64)
     click = label > 0
     distinct, group = np.unique(score, return_inverse=True)
@@ -159,14 +163,14 @@ def reduce_rows(
 
 
 def _in_units(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Values as multiples of 2⁻³², rounded."""
+    """The values in units of 2⁻³², rounded to integers."""
     return np.rint(values * _UNITS).astype(np.int64)
 
 
 def _range_reducer(
     resample: Resample | None,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that reduces one range, for mapInArrow."""
+    """Returns a function for mapInArrow that reduces one range to sums."""
 
     def reduce_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
@@ -182,7 +186,7 @@ def _range_reducer(
 
 
 def _bins(ranges: list[Row]) -> dict[str, Any]:
-    """`calibration` and `histogram` of PredictionQuality.facts."""
+    """The values for the keys `calibration` and `histogram` of PredictionQuality.facts."""
     edges = histogram_edges()
     columns = zip(
         *(

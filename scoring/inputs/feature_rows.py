@@ -1,4 +1,4 @@
-"""Feature rows of some splits of a dataset, from its published partitions."""
+"""Reads the feature rows of some splits of a dataset from its published partitions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def read_split(
     splits: Sequence[Split],
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """The feature rows of some splits: `columns` (None for all), then features_dt, the partition's date.
+    """The feature rows of some splits: `columns` (None for all) and features_dt, the date of the partition.
 
     Raises:
-        DataError: a partition is missing, was replaced since the dataset was published, or no split has a
-            partition.
+        DataError: a partition is missing or was replaced after the dataset was published, or none of the
+            splits has a partition.
     """
     frames = [
         rows_of(spark, partition, manifest, label, columns).withColumn(FEATURES_DT, F.lit(partition.dt))
@@ -36,8 +36,8 @@ def read_split(
     ]
     if not frames:
         raise DataError(
-            f"the dataset of {dataset.run_date} holds no partition for {list(splits)}, "
+            f"the dataset of {dataset.run_date} has no partition for the splits {list(splits)}, "
             f"only for {sorted(dataset.splits)}",
-            "run build_features for that date, or name other splits",
+            "run build_features for that date, or configure other splits",
         )
     return reduce(DataFrame.unionByName, frames)

@@ -1,4 +1,4 @@
-"""The interface between driver and workers of scoring: column names, requests, and checks of the features.
+"""What the driver and the workers of scoring share: column names, requests, and checks of the features.
 
 This module imports neither Spark nor torch, so that a driver does not load torch.
 """
@@ -21,7 +21,7 @@ SOURCES = "sources"
 PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 
-# An encoded value of a feature: a number, an id, or a list of ids.
+# The encoded value of one feature: a number, an id, or a list of ids.
 Encoded = int | float | tuple[int, ...]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -30,15 +30,16 @@ EmbeddingForm = Literal["stored", "int8"]
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Which model to run and how. It can be pickled and hashed: it holds paths and numbers only.
+    """Which model to run and how. It can be pickled and hashed, because it holds only paths and numbers.
 
     Attributes:
         path: the model's folder.
-        device: where to run it.
-        step_rows: rows that go through the model at once; None chooses by the device.
-        precision: of the products of matrices.
+        device: the device to run it on.
+        step_rows: number of rows that go through the model at once; None chooses a number that suits the
+            device.
+        precision: precision of the matrix products.
         embeddings: `int8` quantizes the embedding tables when the model is loaded.
-        kernels: as `score.kernels`.
+        kernels: the value of `score.kernels`.
     """
 
     path: str
@@ -56,7 +57,7 @@ class ListRequest:
     Attributes:
         model: the model that scores.
         item_files: Parquet files of candidate_items, in the order of their manifest.
-        context: encoded value of each feature of scope `context`, by name.
+        context: (name, encoded value) of each feature of scope `context`.
         k: largest number of items in a list.
         rules: business rules that change the ranking; None applies none.
     """
@@ -76,7 +77,7 @@ class RetrievalRequest:
         model: a two-tower model.
         item_files: Parquet files of candidate_items, in the order of their manifest.
         context: encoded value of each feature of scope `context`, by name.
-        n: largest number of items for a user.
+        n: maximum number of items per user.
     """
 
     model: ModelRequest
@@ -86,7 +87,7 @@ class RetrievalRequest:
 
 
 def require_listable(spec: FeatureSpec) -> None:
-    """Checks that top-k lists can be scored with these features, which come from users, items and context.
+    """Checks that top-k lists can be scored with these features: each must come from user, item or context.
 
     Raises:
         ConfigError: a feature has scope `pair`.
@@ -98,23 +99,23 @@ def require_no_pairs(pairs: Sequence[str]) -> None:
     """Raises ConfigError if there are features of scope `pair`.
 
     Args:
-        pairs: their names.
+        pairs: the names of the features of scope `pair`.
     """
     if pairs:
         raise ConfigError(
             f"top-k lists cannot be scored with features of scope pair: {list(pairs)}",
             "give each of them a scope under `scopes`, or leave it out of `features` and train again; "
-            "score_rows scores rows that hold such features",
+            "only score_rows can use such features",
         )
 
 
 def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless `values` has exactly the columns of the features of scope `context`."""
+    """Raises ConfigError unless `values` has exactly `columns`, the raw columns of the context features."""
     expected = set(columns)
     missing, unknown = sorted(expected - set(values)), sorted(set(values) - expected)
     if missing or unknown:
         raise ConfigError(
-            "score.context must give a value for each column that features of scope context are made of: "
+            "score.context must have a value for each raw column that context features are computed from: "
             f"missing {missing}, of another scope or unknown {unknown}",
-            "give the raw values of this run under score.context",
+            "write the raw values of this run under score.context",
         )

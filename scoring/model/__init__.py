@@ -1,1 +1,1 @@
-"""The model that scores: the champion and its description, the predictor on its device, micro-batches."""
+"""The model that scores: finds the champion, loads it onto a device, and runs it in micro-batches."""

@@ -10,7 +10,7 @@ from training.registry.versions import champion_as_of, model_path
 
 
 def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
-    """The champion as of the run date and the dataset of that date, both of one workflow version.
+    """The champion on the run date, and the dataset of that date. Both must have the same workflow version.
 
     Raises:
         DataError: there is no champion, no dataset, or the dataset was made with another workflow version.
@@ -26,8 +26,8 @@ def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
     dataset = read_dataset(lake, context.run_date)
     if model.spec.workflow_version != dataset.workflow_version:
         raise DataError(
-            f"champion {version} needs features of workflow {model.spec.workflow_version}, the dataset of "
-            f"{context.run_date} was made with {dataset.workflow_version}",
+            f"champion {version} needs features of workflow {model.spec.workflow_version}, but "
+            f"the dataset of {context.run_date} was made with {dataset.workflow_version}",
             f"run build_features --run-date {context.run_date} --set workflow.mode=apply, "
             "then build_candidates",
         )

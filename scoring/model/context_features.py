@@ -11,7 +11,7 @@ from storage.run_context import RunContext
 
 
 def encoded_context(context: RunContext, model: ModelInfo) -> dict[str, Any]:
-    """The context features: values of score.context, encoded by the model's workflow; lists of ids as tuples.
+    """The values of score.context, encoded by the model's workflow. Lists of ids become tuples.
 
     Raises:
         ConfigError: score.context does not name exactly the raw columns of these features.

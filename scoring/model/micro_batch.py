@@ -1,4 +1,4 @@
-"""Micro-batches: the number of rows or pairs that go through a model at once, halved when memory runs out."""
+"""Micro-batches: how many rows or pairs go through a model at once. Halved when memory runs out."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ log = logging.getLogger("nightrank.scoring")
 
 Result = TypeVar("Result")
 
-# The activations of so many rows fit a core's cache; larger batches are slower.
+# The activations of this many rows fit into a core's cache. Larger batches are slower.
 _CPU_ROWS = 1_024
 _GPU_LEAST_ROWS, _GPU_MOST_ROWS = 8_192, 1_048_576
-# A micro-batch may take 1 / 4 of a GPU's free memory: other tasks may share the GPU, and the size is an
-# estimate.
+# A micro-batch may take 1 / 4 of a GPU's free memory, because other tasks may share the GPU, and because the
+# size of a row is an estimate.
 _GPU_SHARE = 4
 
-# Text of the RuntimeError that torch's CPU allocator raises when memory runs out.
+# Part of the message of the RuntimeError that torch raises when the CPU's memory runs out.
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 
 class MicroBatch:
-    """The number of rows that go through a model at once. It is halved when memory runs out and never raised.
+    """How many rows go through a model at once. The number is halved when memory runs out, never increased.
 
     Args:
-        rows: first size, at least 1.
+        rows: initial number of rows, at least 1.
     """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
     def within_memory(self, work: Callable[[int], Result]) -> Result:
-        """Returns the result of `work`, which is called again with half the rows while memory runs out.
+        """Returns the result of `work`. If memory runs out, calls `work` again with half the number of rows.
 
-        A repeated call starts from the beginning of its work.
+        Each call starts from the beginning of the work.
 
         Raises:
-            InfrastructureError: memory runs out with one row at once.
+            InfrastructureError: memory runs out even with one row at a time.
         """
         while True:
             try:
@@ -58,42 +58,44 @@ class MicroBatch:
                         "spark.executor.cores), or give it more memory",
                     ) from error
                 reason = str(error)
-            # Outside of the handler, the error and the tensors that its traceback refers to are freed.
+            # Halve here, after the `except` block: by now the error, and the tensors that its traceback
+            # refers to, are freed.
             self._halve(reason)
 
     def over(self, total: int, work: Callable[[slice], None]) -> None:
-        """Calls `work` with consecutive slices of [0, total), none of more than `rows` rows.
+        """Calls `work` with consecutive slices of [0, total). A slice has at most `self.rows` rows.
 
-        If memory runs out for a slice, `work` is called again with half of it, and the other half follows.
+        If memory runs out for a slice, `work` is called again with smaller slices, from the start of this
+        slice.
 
         Args:
             total: number of rows.
-            work: is called with a slice of the rows.
+            work: called with a slice of the rows.
 
         Raises:
-            InfrastructureError: as `within_memory`.
+            InfrastructureError: memory runs out even with one row at a time.
         """
         start = 0
         while start < total:
             start = self.within_memory(partial(_step, work, start, total))
 
     def _halve(self, reason: str) -> None:
-        """Halves the size, logs it, and frees cached memory of the GPU."""
+        """Halves the number of rows, logs a warning, and frees cached memory of the GPU."""
         self.rows //= 2
-        log.warning("out of memory on the device: %d rows at once from here on (%s)", self.rows, reason)
+        log.warning("out of memory on the device: from now on, %d rows at a time (%s)", self.rows, reason)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def _step(work: Callable[[slice], None], start: int, total: int, rows: int) -> int:
-    """Works on one slice; returns where the next one starts."""
+    """Calls `work` with one slice, and returns the start of the next slice."""
     stop = min(start + rows, total)
     work(slice(start, stop))
     return stop
 
 
 def default_rows(model: nn.Module, device: torch.device) -> int:
-    """The first size: on a CPU what its caches hold, on a GPU what fits a quarter of its free memory."""
+    """The initial number of rows: as many as fit a CPU's caches, or a quarter of a GPU's free memory."""
     if device.type != "cuda":
         return _CPU_ROWS
     free, _ = torch.cuda.mem_get_info(device)
@@ -101,22 +103,22 @@ def default_rows(model: nn.Module, device: torch.device) -> int:
 
 
 def rows_within(free_bytes: int, bytes_a_row: int) -> int:
-    """The largest power of two of rows that fits into `free_bytes`, between 8,192 and 1,048,576."""
+    """The largest power of two whose rows fit into `free_bytes`, but at least 8,192 and at most 1,048,576."""
     fitting = max(free_bytes // max(bytes_a_row, 1), 1)
     return min(max(1 << (fitting.bit_length() - 1), _GPU_LEAST_ROWS), _GPU_MOST_ROWS)
 
 
 def row_bytes(model: nn.Module) -> int:
-    """An estimate of the bytes of one row: inputs and outputs of all layers, and vectors of all tables."""
+    """An estimate of the bytes per row: inputs and outputs of all layers, and embedding vectors."""
     return sum(_widths(model)) * 4
 
 
 def _widths(model: nn.Module) -> Iterator[int]:
-    """Numbers of each layer for one row."""
+    """For each layer, how many numbers one row needs."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             yield module.in_features + module.out_features
         if hasattr(module, "cardinalities"):  # an embedding table
             vectors, dim = len(cast(Sized, module.cardinalities)), cast(torch.Tensor, module.weight).shape[1]
-            # The vectors, a copy of them side by side, and their dot products.
+            # The vectors, a concatenated copy of them, and their dot products.
             yield 2 * vectors * dim + vectors * vectors

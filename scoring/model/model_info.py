@@ -20,9 +20,9 @@ class ModelInfo:
 
     Attributes:
         path: folder of the model.
-        version: of the model.
+        version: version of the model.
         spec: the features it was trained on.
-        description: its whole model.json.
+        description: all values of its model.json.
     """
 
     path: str
@@ -31,7 +31,7 @@ class ModelInfo:
     description: Mapping[str, Any]
 
     def request(self, score: Score) -> ModelRequest:
-        """The request that workers load this model by, with the settings of the section `score`."""
+        """The request with which workers load this model, with the settings of the section `score`."""
         return ModelRequest(
             self.path,
             score.device,
@@ -42,7 +42,7 @@ class ModelInfo:
         )
 
     def require_spec(self, features: FeatureSpec) -> None:
-        """Checks that features have the workflow version that this model was trained on.
+        """Checks that features were made with the workflow version that this model was trained on.
 
         Raises:
             DataError: they have another version or other features.
@@ -51,7 +51,7 @@ class ModelInfo:
 
 
 def read_model_info(path: str, recorder: LineageRecorder = NOT_RECORDED) -> ModelInfo:
-    """Reads a folder's model.json. `recorder` notes the model as an input of the run.
+    """Reads the model.json of a folder. `recorder` records the model as an input of the run.
 
     Raises:
         DataError: the folder has no model.json, so the model is not complete.
@@ -61,7 +61,7 @@ def read_model_info(path: str, recorder: LineageRecorder = NOT_RECORDED) -> Mode
         description = format_versions.MODEL.check(file_io.read_json(file), file)
     except FileNotFoundError as error:
         raise DataError(
-            f"{path} holds no complete model ({file} does not exist)", "run train_model first"
+            f"{path} has no complete model ({file} does not exist)", "run train_model first"
         ) from error
     recorder.record_read(path, description["version"])
     return ModelInfo(

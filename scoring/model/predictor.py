@@ -1,4 +1,4 @@
-"""A loaded model on its device. Only this module of scoring calls torch modules; it does not use Spark."""
+"""A loaded model on its device. In scoring, only this module calls torch modules. It does not use Spark."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Predictor:
     """A model that is ready to score.
 
     Attributes:
-        model: in evaluation mode, on the device.
+        model: the torch module, in evaluation mode, on the device.
         spec: the features it was trained on.
         multi_hot: how lists of ids are padded and pooled.
-        version: of the model.
-        device: where it is.
+        version: version of the model.
+        device: the device that the model is on.
         micro_batch: number of rows that go through the model at once.
-        precision: of the matrix products; logits are float32.
+        precision: precision of the matrix products. Logits are always float32.
     """
 
     model: nn.Module
@@ -57,7 +57,7 @@ class Predictor:
             categorical: (P, W) int64 ids in the layout of training/models/inputs.py.
 
         Raises:
-            InfrastructureError: the device's memory does not suffice for one row.
+            InfrastructureError: the device has too little memory even for one row.
         """
         scored = torch.empty(dense.shape[0], dtype=torch.float32, device=self.device)
 
@@ -69,7 +69,7 @@ class Predictor:
         return scored
 
     def logits(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """(P,) float32 logits of rows on the device, all at once."""
+        """(P,) float32 logits of rows on the device, computed in one call of the model."""
         with mixed_precision(self.precision, self.device):
             return self.model(dense, categorical).float()
 
@@ -79,11 +79,11 @@ def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Pred
 
     Args:
         request: the model and how to run it.
-        gpu: index of the GPU assigned to the caller; None for the first.
-        threads: CPU threads torch may use: the CPU cores of the caller's task.
+        gpu: index of the GPU that Spark assigned to the caller; None for the first GPU.
+        threads: number of CPU threads that torch may use: the number of cores of the caller's task.
 
     Raises:
-        ConfigError: the device or the kernels asked for are not available.
+        ConfigError: the requested device or the requested kernels are not available.
     """
     torch.set_num_threads(threads)
     device = choose_device(request.device, gpu, "score.device")
@@ -100,7 +100,7 @@ def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Pred
 def model_inputs(
     columns: Mapping[str, Any], spec: FeatureSpec, multi_hot: MultiHot, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Model inputs on the CPU from named columns; the inputs of missing columns are zeros.
+    """Builds the model inputs on the CPU from named columns. The inputs of missing columns are zeros.
 
     Args:
         columns: feature name → Arrow column of length `rows`, or one value for all rows: a number or a list
@@ -128,7 +128,7 @@ def model_inputs(
 
 
 def _values(column: Any) -> Any:
-    """A column of numbers as NumPy; a single number unchanged."""
+    """A column of numbers as a NumPy array; a single number is returned unchanged."""
     return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column
 
 

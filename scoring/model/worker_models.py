@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import Predictor, load_predictor
 
-# Champion and challenger: evaluate_model scores with both.
+# Two models are kept, because evaluate_model scores with the champion and the challenger.
 _PREDICTORS_KEPT = 2
 
 
@@ -28,8 +28,8 @@ Loaded = TypeVar("Loaded")
 class WorkerModels:
     """Loads models on demand and keeps the latest ones.
 
-    A Spark task uses `models_of_process()`, which exists as long as its Python worker. Other callers create
-    an instance, whose models are freed with it.
+    A Spark task uses `models_of_process()`, whose models stay loaded as long as the Python worker process
+    runs. Other callers create their own instance. Its models are freed together with the instance.
     """
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class WorkerModels:
         self._latest: dict[Callable[..., Any], tuple[Any, Any]] = {}
 
     def predictor(self, request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
-        """The predictor of a request, with the arguments of `load_predictor`. The latest two are kept."""
+        """The predictor of a request; for the arguments see `load_predictor`. The latest two are kept."""
         return self._load_predictor(request, gpu, threads)
 
     def latest(
         self, load: Callable[[Request, Predictor], Loaded], request: Request, gpu: int | None, threads: int
     ) -> Loaded:
-        """What `load` returns for a request and its predictor. One result of each `load` is kept, the latest.
+        """The result of `load` for a request and its predictor. Keeps only the latest result of each `load`.
 
         Args:
             load: `load_recommender` or `load_retriever`.
@@ -58,5 +58,5 @@ class WorkerModels:
 
 @cache
 def models_of_process() -> WorkerModels:
-    """The models of this Python worker process, shared by the tasks that run in it one after the other."""
+    """The models of this Python worker process. All tasks that run in the process share them."""
     return WorkerModels()

@@ -1,1 +1,1 @@
-"""Top-k lists: scores of (user, item) pairs, ranking, and facts and changes of lists."""
+"""Top-k lists: scores (user, item) pairs, ranks items, and computes facts and changes of the lists."""

@@ -23,7 +23,7 @@ class Items:
 
     Attributes:
         keys: (N,) strings by item index.
-        side: inputs of the items, with those of the context features.
+        side: the model inputs of the items, with the context features filled in.
     """
 
     keys: pa.Array
@@ -31,16 +31,16 @@ class Items:
 
 
 def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:
-    """Reads the candidate items, by index, onto the CPU.
+    """Reads the candidate items, in the order of their index, into the CPU's memory.
 
     Args:
         files: Parquet files of candidate_items, in order.
-        predictor: its model's features are read.
+        predictor: says which features to read.
         context: encoded values of the features of scope `context`.
 
     Raises:
-        DataError: the indices are not 0, 1, 2, …
-        ConfigError: the context does not fit the spec.
+        DataError: the item indices are not 0, 1, 2, …
+        ConfigError: the context values do not match the context features of the model.
     """
     spec, multi_hot = predictor.spec, predictor.multi_hot
     columns = [ITEM_INDEX, ITEM_KEY, *(feature.name for feature in spec.scoped("item"))]
@@ -55,6 +55,6 @@ def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str,
 
 
 def _read_parquet(path: str, columns: list[str]) -> pa.Table:
-    """Columns of one file."""
+    """The given columns of one Parquet file."""
     files, inner = file_io.filesystem(path)
     return pq.read_table(inner, filesystem=files, columns=columns, partitioning=None)

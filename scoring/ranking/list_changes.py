@@ -1,4 +1,4 @@
-"""Differences between the lists of a run and those published before, in a few passes over both."""
+"""Differences between the new lists of a run and the lists that were published before."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ class ListChanges:
     """Differences between two sets of lists.
 
     Attributes:
-        users_in_both, users_lost, users_gained: users with a list in both sets, only before, and only today.
-        churn: mean over the users in both of the share of today's items that were not in the list before;
-            None for no users.
-        jaccard: mean over them of |intersection| / |union| of both lists; None for no users.
+        users_in_both, users_lost, users_gained: number of users with a list in both sets, only in the earlier
+            set, and only in the new set.
+        churn: the share of items in a user's new list that were not in the earlier list, averaged over the
+            users in both sets; None if there are no such users.
+        jaccard: |intersection| / |union| of a user's two lists, averaged over the same users; None if there
+            are none.
     """
 
     users_in_both: int
@@ -37,7 +39,7 @@ class ListChanges:
 
     @property
     def users_lost_share(self) -> float | None:
-        """Share of the earlier users without a list today; None if there were no users."""
+        """Share of the users of the earlier lists who have no new list; None if there were no users."""
         before = self.users_in_both + self.users_lost
         return self.users_lost / before if before else None
 
@@ -46,13 +48,13 @@ def compare_lists(today: DataFrame, before: DataFrame) -> ListChanges:
     """Compares the items of two sets of lists; positions and scores are not compared.
 
     Args:
-        today, before: (user_id, item_id), an item at most once a user.
+        today, before: (user_id, item_id) of the new and of the earlier lists, without repeated rows.
     """
     flagged = [
         rows.select("user_id", "item_id", F.lit(is_today).alias("today"), F.lit(1 - is_today).alias("before"))
         for rows, is_today in ((today, 1), (before, 0))
     ]
-    # One exchange by user, which both aggregations below use.
+    # One shuffle by user serves both aggregations below.
     entries = flagged[0].unionByName(flagged[1]).repartition("user_id").groupBy("user_id", "item_id")
     items = entries.agg(F.max("today").alias("today"), F.max("before").alias("before"))
     users = items.groupBy("user_id").agg(
@@ -84,8 +86,8 @@ def cold_entries(lists: DataFrame, clicked: DataFrame) -> int:
     """The number of list entries whose item nobody clicked.
 
     Args:
-        lists: with item_id, one row an entry.
-        clicked: item_key, one row a click.
+        lists: a frame with item_id, one row per list entry.
+        clicked: item_key, one row per click.
     """
     entries = lists.groupBy(F.col("item_id").alias(ITEM_KEY)).agg(F.count(F.lit(1)).alias("entries"))
     cold = entries.join(clicked.select(ITEM_KEY).distinct(), ITEM_KEY, "left_anti")
@@ -93,7 +95,7 @@ def cold_entries(lists: DataFrame, clicked: DataFrame) -> int:
 
 
 def score_bins(lists: DataFrame) -> Counter[int]:
-    """Number of entries by bin of their score (metrics.histogram)."""
+    """Bin of the score (metrics.histogram) → number of list entries."""
     counted = lists.select("score").mapInArrow(_count_bins, "bin long, entries long")
     return Counter(
         {
@@ -104,7 +106,7 @@ def score_bins(lists: DataFrame) -> Counter[int]:
 
 
 def _count_bins(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Counts the bins of each batch, for mapInArrow."""
+    """For mapInArrow: counts how many scores of each batch are in each bin."""
     for batch in batches:
         scores = batch.column(0).to_numpy(zero_copy_only=False).astype(np.float64)
         keys, counts = np.unique(bin_keys(scores), return_counts=True)

@@ -11,7 +11,7 @@ HISTOGRAM_BINS = 20
 
 
 def histogram_edges() -> list[float]:
-    """Edges of equal bins over [0, 1]; 1 is in the last bin."""
+    """The edges of bins of equal width over [0, 1]. The last bin includes 1."""
     return [bin_ / HISTOGRAM_BINS for bin_ in range(HISTOGRAM_BINS + 1)]
 
 
@@ -26,14 +26,15 @@ def summarize_lists(lists: DataFrame, k: int, users: int, items: int) -> dict[st
     """Facts of top-k lists.
 
     Args:
-        lists: (user_id, position, item_id, score), as of score_lists.
-        k: length of a whole list.
-        users: number of users, those without a candidate included.
+        lists: (user_id, position, item_id, score), as score_lists returns them.
+        k: length of a full list.
+        users: number of users, including users without candidates.
         items: number of items that could be recommended.
 
     Returns:
-        rows; k, users, items; users_with_fewer than k rows, 0 rows included; users_without a row;
-        items_recommended, and coverage, their share of the items; score_histogram {edges, counts}.
+        `rows`; `k`, `users` and `items`; `users_with_fewer`, the number of users with fewer than k rows (also
+        those with none); `users_without`, the number of users without a row; `items_recommended`, and
+        `coverage`, the share of all items that this is; `score_histogram` {edges, counts}.
     """
     bin_ = histogram_bin(F.col("score"))
     counts = [F.count(F.when(bin_ == number, 1)).alias(f"bin_{number}") for number in range(HISTOGRAM_BINS)]

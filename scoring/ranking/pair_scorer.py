@@ -1,7 +1,7 @@
 """Scores users against items: user and item parts run once each, and only interactions run per pair.
 
-A model without a factorization (training/models/factorization.py) runs as a whole on the joined row of each
-pair.
+If a model has no factorization (training/models/factorization.py), the complete model runs on the joined row
+of each pair.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from training.models.factorization import Factorizable, Factorization, FeatureSi
 
 log = logging.getLogger("nightrank.scoring")
 
-# Users that are scored against the same items in one step. The items are read from memory once for all of
-# them, and the step still fits a cache.
+# Number of users that are scored against the same items in one step. The items are read from memory only once
+# for all these users, and the data of the step still fit into a cache.
 _TILE_USERS = 16
 
-# Parts of all items are kept if they take at most this, or at most this share of a GPU's free memory.
+# The computed parts of all items are kept if they take at most this many bytes on a CPU, or at most
+# 1 / _GPU_KEPT_SHARE of a GPU's free memory.
 _CPU_KEPT_BYTES = 2**30
 _GPU_KEPT_SHARE = 2
 
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """The factorization of a model that has none: a part is the side's rows, and a pair is their sum."""
+    """Stands in for a missing factorization: a part is the input rows of one side; a pair is their sum."""
 
     predictor: Predictor
 
     def side_part(self, side: Side, dense: Tensor, categorical: Tensor) -> Part:
-        """(dense, categorical) as they are."""
+        """Returns (dense, categorical) unchanged."""
         return dense, categorical
 
     def pair_logits(self, users: Part, items: Part) -> Tensor:
-        """As `Factorization.pair_logits`."""
+        """See `Factorization.pair_logits`."""
         dense, categorical = (user.unsqueeze(1) + item for user, item in zip(users, items, strict=True))
         logits = self.predictor.logits(dense.flatten(0, 1), categorical.flatten(0, 1))
         return logits.view(dense.shape[:2])
@@ -55,13 +56,13 @@ def factorization_of(predictor: Predictor) -> Factorization:
 
 
 class ItemParts:
-    """The items' parts: kept for all items if they fit the memory, otherwise computed at each use.
+    """The items' parts: computed once and kept if they fit into memory, otherwise computed at each use.
 
     Args:
-        factorization: of the predictor's model.
-        inputs: of N items, on the device.
-        predictor: runs the model within the device's memory.
-        kept_bytes: the largest size at which the parts of all items are kept.
+        factorization: the factorization of the predictor's model.
+        inputs: the model inputs of N items, on the device.
+        predictor: has the model and its micro-batch, which keeps computations within the device's memory.
+        kept_bytes: the parts of all items are kept if they take at most this many bytes.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ItemParts:
             self._kept = self._compute_all(sample, predictor)
         else:
             log.info(
-                "%d items of %d bytes each are more than the %d bytes kept for them: "
+                "%d items with %d bytes each need more than the limit of %d bytes: their parts are "
                 "computed for each block of users",
                 self.count,
                 item_bytes,
@@ -84,7 +85,7 @@ class ItemParts:
             )
 
     def _compute_all(self, sample: Part, predictor: Predictor) -> Part:
-        """The parts of all items, with the widths and dtypes of a sample."""
+        """Computes the parts of all items. `sample` has the parts of a few items, for widths and dtypes."""
         parts = tuple(tensor.new_empty(self.count, *tensor.shape[1:]) for tensor in sample)
 
         def fill(rows: slice) -> None:
@@ -103,13 +104,13 @@ class ItemParts:
         return self._kept is not None
 
     def consecutive(self, items: slice) -> Part:
-        """Tensors (1, I, …) of consecutive items."""
+        """The parts of I consecutive items: tensors (1, I, …)."""
         if self._kept is None:
             return tuple(tensor.unsqueeze(0) for tensor in self._compute(self._inputs.part(items)))
         return tuple(tensor[items].unsqueeze(0) for tensor in self._kept)
 
     def gather(self, items: Tensor) -> Part:
-        """Tensors (T, I, …) of items (T, I) by index."""
+        """The parts of the items with these indices (T, I): tensors (T, I, …)."""
         flat = items.flatten()
         if self._kept is None:
             parts = self._compute(self._inputs.rows(flat))
@@ -119,12 +120,13 @@ class ItemParts:
 
 
 class PairScorer:
-    """Click probabilities of users x items.
+    """Computes the click probabilities of users × items.
 
     Args:
-        predictor: has the model and the device.
-        items: inputs of the items, on the device, with the context features filled in.
-        kept_bytes: the largest size at which the parts of all items are kept; None depends on the device.
+        predictor: the model and its device.
+        items: the model inputs of the items, on the device, with the context features filled in.
+        kept_bytes: the parts of all items are kept if they take at most this many bytes. None chooses a limit
+            that suits the device.
     """
 
     @torch.inference_mode()
@@ -136,7 +138,7 @@ class PairScorer:
 
     @property
     def keeps_items(self) -> bool:
-        """Whether the parts of all items are kept. Otherwise each use computes them."""
+        """Whether the parts of all items are kept. If not, they are computed at each use."""
         return self._items.kept
 
     @torch.inference_mode()
@@ -151,7 +153,7 @@ class PairScorer:
 
     @torch.inference_mode()
     def score_consecutive(self, users: Part, items: slice) -> Tensor:
-        """(U, I) probabilities, float32, of users with each of some consecutive items."""
+        """(U, I) float32 probabilities of U users with each of I consecutive items."""
         return self._predictor.micro_batch.within_memory(
             lambda rows: self._score_consecutive(users, items, rows)
         )
@@ -172,11 +174,11 @@ class PairScorer:
 
     @torch.inference_mode()
     def score_lists(self, users: Part, which: Tensor, items: Tensor) -> Tensor:
-        """(T, I) probabilities, float32, of lists of items.
+        """(T, I) float32 probabilities of T lists of I items each.
 
         Args:
-            users: parts of users.
-            which: (T,) index in `users` of the user of each list.
+            users: the parts of the users.
+            which: (T,) the index in `users` of each list's user.
             items: (T, I) indices of items.
         """
         return self._predictor.micro_batch.within_memory(

@@ -1,8 +1,8 @@
-"""Pairs of user and item: which pairs a batch of users asks for, and the model inputs of both sides.
+"""Pairs of user and item: which pairs to score for a batch of users, and the model inputs of both sides.
 
-The inputs of a side are matrices in the model's column order. They hold the features of this side, and zeros
-in the columns of the other. The sum of a user's row and an item's row is the input of the pair; adding zero
-is exact.
+A side is either the users or the items. The inputs of a side are matrices in the model's column order. They
+have the features of this side, and zeros in the columns of the other side. The sum of a user's row and an
+item's row is the input of the pair. Adding zero does not change a number, so the sum is exact.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ class Side:
     categorical: Tensor
 
     def part(self, rows: slice) -> Side:
-        """Consecutive rows."""
+        """The side with only these consecutive rows."""
         return Side(self.dense[rows], self.categorical[rows])
 
     def rows(self, index: Tensor) -> Side:
-        """Rows by index."""
+        """The side with only the rows that have these indices."""
         return Side(self.dense.index_select(0, index), self.categorical.index_select(0, index))
 
     def plus(self, other: Side) -> Side:
-        """The sum with another side of the same shape, or of one row."""
+        """The sum with another side, which has the same shape or one row."""
         return Side(self.dense + other.dense, self.categorical + other.categorical)
 
     def to(self, device: torch.device) -> Side:
-        """The same on a device."""
+        """A copy of this side on the device."""
         return Side(self.dense.to(device), self.categorical.to(device))
 
 
 def side_of(rows: pa.Table, spec: FeatureSpec, multi_hot: MultiHot, scope: Scope) -> Side:
-    """The features of one scope, from a table with a column for each of them and one row a user or item."""
+    """The features of one scope, from a table with one column per feature and one row per user or item."""
     columns = {feature.name: rows.column(feature.name) for feature in spec.scoped(scope)}
     return Side(*model_inputs(columns, spec, multi_hot, rows.num_rows))
 
 
 def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: MultiHot) -> Side:
-    """One row with the encoded values of the features of scope `context`.
+    """A side of one row, with the encoded values of the features of scope `context`.
 
     Raises:
         ConfigError: a context feature has no value, or a value belongs to no context feature.
@@ -71,8 +71,9 @@ def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: Mu
     return Side(*model_inputs(values, spec, multi_hot, 1))
 
 
-# Gathering the part of an item costs a CPU about half as much as scoring it. So a list with at least this
-# share of all items is scored against all items, and the scores of other items are dropped.
+# On a CPU, gathering the part of an item costs about half as much as scoring the item. So if a list has at
+# least this share of all items, all items are scored, and scores of items that are not in the list are
+# dropped.
 _NEARLY_ALL = 2 / 3
 
 
@@ -81,12 +82,13 @@ class Lists:
     """The candidates of some consecutive users of a batch.
 
     Attributes:
-        everyone: (A,) users who are scored against all items except the excluded ones, counted from the first
-            user.
-        excluded: (user, item), both (X,): an index into `everyone` and an item index.
-        listed: (L,) users who are scored against a list.
+        everyone: (A,) users who are scored against all items except the excluded ones, as indices that count
+            from the first of these consecutive users.
+        excluded: X excluded pairs as (user, item), both of shape (X,): an index into `everyone` and an item
+            index.
+        listed: (L,) users who are scored against a list of items, as indices like those in `everyone`.
         lengths: (L,) lengths of these lists.
-        items: (Σ lengths,) item indices, list after list.
+        items: (Σ lengths,) item indices of these lists, one list after the other.
     """
 
     everyone: Indices
@@ -100,10 +102,11 @@ class CandidateLists:
     """The candidates of the users of one batch.
 
     Args:
-        users: string, the user's key.
-        candidates: list<int32> a user: item indices without repeats; null means all items except `excluded`.
-        excluded: list<int32> a user, used if `candidates` is null; null excludes nothing.
-        num_items: N; indices are in [0, N).
+        users: the keys of the users, as strings.
+        candidates: one list<int32> per user: item indices without repeats; null means all items except
+            `excluded`.
+        excluded: one list<int32> per user, used only if `candidates` is null; null excludes nothing.
+        num_items: N, the number of items. Item indices are in [0, N).
     """
 
     def __init__(
@@ -114,18 +117,18 @@ class CandidateLists:
         self._position = np.zeros(num_items, dtype=np.int64)
 
     def most(self) -> Indices:
-        """(U,) an upper bound of each user's number of candidates, without reading the lists."""
+        """(U,) an upper bound for each user's number of candidates; does not read the lists."""
         lengths = pc.list_value_length(self._listed).fill_null(self._num_items)
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
     def of(self, users: slice) -> Lists:
         """The lists of some users.
 
-        A user with nearly all items is scored against all of them, which costs less; unwanted scores are
-        dropped.
+        If a user's list has a large share of all items, the user is scored against all items, because this
+        costs less. Scores of other items are dropped.
 
         Raises:
-            DataError: an index is outside [0, N), or a list holds an item twice; names the user.
+            DataError: an index is outside [0, N), or a list has an item twice. The message names the user.
         """
         everyone: list[int] = []
         excluded: list[Indices] = []
@@ -154,14 +157,14 @@ class CandidateLists:
         )
 
     def _read(self, user: int, listed: pa.ListScalar, *, distinct: bool) -> Indices:
-        """The indices of one list, checked."""
+        """Checks the item indices of one list and returns them."""
         if not listed.is_valid:
             return np.zeros(0, dtype=np.int64)
         indices = listed.values.to_numpy(zero_copy_only=False).astype(np.int64)
         if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):
             raise DataError(
-                f"candidate indices of user {self.users[user]} lie in [{indices.min()}, {indices.max()}], "
-                f"there are {self._num_items} candidate items",
+                f"candidate indices of user {self.users[user]} are in [{indices.min()}, {indices.max()}], "
+                f"but there are {self._num_items} candidate items",
                 "candidates and candidate_items belong to different runs: run build_candidates again",
             )
         if distinct:
@@ -169,7 +172,7 @@ class CandidateLists:
         return indices
 
     def _others(self, items: Indices) -> Indices:
-        """All other items, ascending."""
+        """The indices of all items that are not in `items`, ascending."""
         kept = np.ones(self._num_items, dtype=bool)
         kept[items] = False
         return np.flatnonzero(kept)
@@ -177,8 +180,8 @@ class CandidateLists:
     def _require_distinct(self, user: int, indices: Indices) -> None:
         """Raises DataError if a list holds an item twice.
 
-        Writes each item's position into an array by item index. If an item is repeated, its first position is
-        overwritten.
+        The check writes the position of each item into an array, at the item's index. If an item is repeated,
+        its second position overwrites the first.
         """
         positions = np.arange(len(indices))
         self._position[indices] = positions
@@ -194,16 +197,17 @@ def _joined(parts: list[Indices]) -> Indices:
 
 
 def blocks(most: Indices, max_places: int, least_users: int, most_users: int) -> Iterator[slice]:
-    """Divides a batch into blocks of consecutive users: number × longest list is at most `max_places`.
+    """Divides a batch of users into blocks of consecutive users.
 
-    A block has at least `least_users` users even if it exceeds that, except for the last block, and at most
-    `most_users`. Longer lists are divided when they are scored.
+    In a block, the number of users times the length of the longest list is at most `max_places`. But each
+    block except the last one has at least `least_users` users, even if this exceeds `max_places`. No block
+    has more than `most_users`. Long lists are divided later, when they are scored.
 
     Args:
-        most: (U,) largest number of candidates of each user.
-        max_places: (user, item) cells of a block.
-        least_users: fewest users of a block.
-        most_users: most users of a block.
+        most: (U,) upper bound for each user's number of candidates.
+        max_places: maximum number of (user, item) cells of a block.
+        least_users: minimum number of users of a block.
+        most_users: maximum number of users of a block.
     """
     first = 0
     while first < len(most):
@@ -216,11 +220,11 @@ def blocks(most: Indices, max_places: int, least_users: int, most_users: int) ->
 
 @dataclass(frozen=True)
 class Pieces:
-    """Parts of several lists, of equal width. Some cells of the last part of a list may be empty.
+    """Several lists, cut into pieces of equal width. The last piece of a list may have empty cells.
 
     Attributes:
-        list: (T,) the list of each part.
-        place: (T,) number of the part within its list.
+        list: (T,) for each piece, the number of its list.
+        place: (T,) for each piece, its number within its list.
         items: (T, width) item indices; 0 in empty cells.
         filled: (T, width) whether a cell holds an item.
     """
@@ -232,7 +236,7 @@ class Pieces:
 
     @classmethod
     def of(cls, lengths: Indices, starts: Indices, items: Indices) -> Pieces:
-        """The lists items[start : start + length], in pieces as wide as is possible with few empty places."""
+        """Cuts the lists items[start : start + length] into pieces of the width from piece_width()."""
         width = piece_width(lengths)
         counts = -(-lengths // width)
         of_list = np.repeat(np.arange(len(lengths)), counts)
@@ -248,12 +252,12 @@ class Pieces:
 
 
 _PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
-# Empty cells are scored without use: at most this share of the cells that hold an item.
+# Empty cells are scored in vain. Their number is at most this share of the number of filled cells.
 _EMPTY_SHARE = 0.125
 
 
 def piece_width(lengths: Indices) -> int:
-    """The largest power of two, up to 256, that adds at most an eighth of empty cells to the lists."""
+    """The largest width (a power of two, at most 256) with at most one empty cell per eight filled cells."""
     total = int(lengths.sum())
     for width in _PIECE_WIDTHS:
         if int((-(-lengths // width)).sum()) * width <= (1 + _EMPTY_SHARE) * total:

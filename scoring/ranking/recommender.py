@@ -32,14 +32,15 @@ RECOMMENDATIONS = pa.schema(
 )
 
 _FIND_NAN = "look for NaN or infinite features of this user and item, or a diverged model; train again"
-_LEAVE_FP16 = "; float16 ends at 65,504: try --set score.precision=bf16"
+_LEAVE_FP16 = "; float16 has no numbers above 65,504: try --set score.precision=bf16"
 
-# At least this many (user, item) cells are ranked together, even if fewer pairs go through the model at once.
+# At least this many (user, item) cells are ranked together, even if a micro-batch of the model has fewer
+# pairs.
 _MIN_PLACES = 131_072
-# Fewest users that share a pass over the items. The second number applies if a pass computes the items' parts
-# again.
+# Minimum number of users per pass over the items. The second number applies if each pass must compute the
+# items' parts again.
 _LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
-# Most users that share a pass. It bounds the memory for their rankings.
+# Maximum number of users per pass. It limits the memory for their rankings.
 _MOST_USERS = 1_024
 
 
@@ -48,11 +49,11 @@ class Recommender:
     """A predictor and the candidate items on its device.
 
     Attributes:
-        predictor: the model.
+        predictor: the loaded model.
         items: the candidate items.
-        k: length of the lists.
+        k: maximum length of a list.
         pair_scorer: scores users against the items.
-        rules: business rules; None for none.
+        rules: the business rules; None if there are none.
     """
 
     predictor: Predictor
@@ -63,22 +64,22 @@ class Recommender:
 
     @classmethod
     def of(cls, predictor: Predictor, items: Items, k: int, rules: ItemRules | None = None) -> Recommender:
-        """Of items on any device."""
+        """A recommender for these items, whose inputs may be on any device."""
         items = Items(items.keys, items.side.to(predictor.device))
         return cls(predictor, items, k, PairScorer(predictor, items.side), rules)
 
     def recommend(self, users: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The k best candidates of each user: batches of RECOMMENDATIONS by user, then by position.
+        """Yields the k best candidates of each user, as batches with the schema RECOMMENDATIONS.
 
-        Users keep their order. Order within a user: score descending, then item key ascending. A user without
-        candidates has no row.
+        Users keep their order. The items of a user are sorted by score descending, then by item key
+        ascending. A user without candidates has no row.
 
         Args:
-            users: user_key, candidates, excluded and the user features; one row a user.
+            users: user_key, candidates, excluded and the user features; one row per user.
 
         Raises:
-            DataError: a score is NaN, or candidates are out of range or repeated; names the user.
-            InfrastructureError: the device's memory does not suffice for one pair.
+            DataError: a score is NaN, or candidates are out of range or repeated. The message names the user.
+            InfrastructureError: the device has too little memory even for one pair.
         """
         predictor = self.predictor
         rows = pa.Table.from_batches([users])
@@ -104,12 +105,12 @@ class Recommender:
 
     @property
     def _pool(self) -> int:
-        """Number of a user's best candidates from which a list is chosen."""
+        """How many of a user's best candidates are kept before the list is chosen from them."""
         whole = self.rules is not None and self.rules.need_whole_rankings
         return len(self.items.keys) if whole else self.k
 
     def _best(self, keys: Tensor, users: pa.Array) -> pa.RecordBatch:
-        """The best `k` of the rankings (U, W) that `_ranked` returns."""
+        """The lists without rules: the first `k` cells of the rankings (U, W) that `_ranked` returns."""
         best = keys[:, : self.k].cpu()
         filled = best != NO_CANDIDATE
         score, index = split_keys(best[filled])
@@ -117,7 +118,7 @@ class Recommender:
 
     @torch.inference_mode()
     def _by_rules(self, rules: ItemRules, keys: Tensor, parts: Part, users: pa.Array) -> pa.RecordBatch:
-        """The lists that the rules choose from rankings (U, W)."""
+        """The lists that the business rules choose from the rankings (U, W)."""
         valid = keys != NO_CANDIDATE
         scores, index = split_keys(keys)
         items = torch.where(valid, index, 0)
@@ -125,7 +126,7 @@ class Recommender:
         filled, picked = chosen.filled, items.gather(1, chosen.positions)  # (U, K) each
         if rules.boost is None:
             shown = scores.gather(1, chosen.positions)
-        else:  # the keys hold ranking scores; a list has the model's probabilities
+        else:  # the keys contain ranking scores, but a list shows the model's probabilities
             shown = self.pair_scorer.score_lists(
                 parts, torch.arange(len(picked), device=picked.device), picked
             )
@@ -134,10 +135,9 @@ class Recommender:
 
     @torch.inference_mode()
     def _ranked(self, asked: Lists, parts: Part, names: pa.Array) -> Tensor:
-        """(U, W) keys of the best candidates of some users, best first; NO_CANDIDATE after the last one.
+        """(U, W) ranking keys of the best candidates of some users, best first, then NO_CANDIDATE as padding.
 
-        W is at most `_pool`. The keys are those of scoring/ranking/top_k.py: they hold ranking score and item
-        index.
+        W is at most `_pool`. A ranking key combines ranking score and item index (scoring/ranking/top_k.py).
         """
         best = torch.full(
             (len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=self.predictor.device
@@ -153,7 +153,7 @@ class Recommender:
         return best
 
     def _of_all(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
-        """Keys (A, W) of the users that are scored against all items, for some items at a time."""
+        """Yields keys (A, W) of the users who are scored against all items, for some items at a time."""
         if not len(asked.everyone):
             return
         device = self.predictor.device
@@ -169,7 +169,7 @@ class Recommender:
             )
 
     def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
-        """(A, W) bool: which of some consecutive items are candidates; None if all are."""
+        """(A, W) bool: which of these consecutive items are candidates of each user; None if all are."""
         user, item = asked.excluded
         in_range = (item >= items.start) & (item < items.stop)
         if not in_range.any():
@@ -179,7 +179,7 @@ class Recommender:
         return torch.from_numpy(kept).to(self.predictor.device)
 
     def _of_lists(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
-        """Keys (L, W) of the users that have a list, for some of its items at a time."""
+        """Yields keys (L, W) of the users who have a list, for some items of the lists at a time."""
         device, longest = self.predictor.device, int(asked.lengths.max(initial=0))
         starts = np.cumsum(asked.lengths) - asked.lengths
         width = max(self._places // max(len(asked.listed), 1), 1)
@@ -207,8 +207,8 @@ class Recommender:
             scores: probabilities.
             items: (W,) or (R, W) item indices.
             candidate: (R, W) bool; None if all are candidates.
-            users: (R,) user of each row, an index into `names`.
-            names: user keys.
+            users: (R,) the user of each row, as an index into `names`.
+            names: the keys of the users.
 
         Raises:
             DataError: the score of a candidate is NaN.
@@ -230,7 +230,10 @@ class Recommender:
     def _rows(
         self, filled: Tensor, score: Tensor, index: Tensor, reasons: pa.Array, users: pa.Array
     ) -> pa.RecordBatch:
-        """RECOMMENDATIONS of the filled cells of (U, K), row after row; other arrays: one value a cell."""
+        """A batch of RECOMMENDATIONS with one row per filled cell of (U, K), in row order.
+
+        The other arrays have one value per filled cell.
+        """
         row, position = filled.nonzero(as_tuple=True)
         return pa.RecordBatch.from_arrays(
             [
@@ -248,11 +251,11 @@ def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
     """Reads the items and the tables of the business rules, and puts them on the predictor's device.
 
     Args:
-        request: what to read.
-        predictor: of `request.model`.
+        request: names the items, the tables of the rules, and k.
+        predictor: the loaded model `request.model`.
 
     Raises:
-        ConfigError, DataError: as `read_items` and `load_rules` do.
+        ConfigError, DataError: see `read_items` and `load_rules`.
     """
     items = read_items(request.item_files, predictor, dict(request.context))
     rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None

@@ -16,11 +16,11 @@ from scoring.ranking.pairs import side_of
 def score_sample(
     predictor: Predictor, users: pa.Table, request: ListRequest, items: int
 ) -> NDArray[np.float32]:
-    """(U * min(items, N),) probabilities of each user with some items, whose indices are equally spaced.
+    """(U * min(items, N),) probabilities of each user with some items. The item indices are equally spaced.
 
     Args:
-        predictor: the model.
-        users: the features of scope `user`, one row a user.
+        predictor: the loaded model.
+        users: the features of scope `user`, one row per user.
         request: names the items and the context.
         items: number of items for each user.
     """

@@ -1,7 +1,7 @@
-"""The k best of each row, in a total order: score descending, then item index ascending.
+"""Finds the k best items of each row, in a total order: score descending, then item index ascending.
 
-`torch.topk` does not define the order of equal scores. Here score and index are combined into one int64 key,
-so all keys of a row are distinct. Devices and batch sizes do not change the result.
+`torch.topk` does not define the order of equal scores. So score and index are combined into one int64 key,
+and all keys of a row are distinct. The result does not depend on the device or the batch size.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Below the key of every score that is not NaN. It marks the cells of a matrix without a candidate.
+# This key is smaller than the key of every score that is not NaN. It marks cells without a candidate.
 NO_CANDIDATE = torch.iinfo(torch.int64).min
 
 _INDEX_BITS = 32
@@ -18,10 +18,11 @@ _MAGNITUDE = 0x7FFF_FFFF
 
 
 def ranking_keys(scores: Tensor, item_index: Tensor) -> Tensor:
-    """int64 keys: sorted descending, they are in the order (score descending, index ascending).
+    """int64 keys whose descending order is (score descending, index ascending).
 
-    The bits of an IEEE 754 float have the order of a signed integer after those of negative numbers are
-    flipped. They are the upper half of a key. The complement of the index is the lower half.
+    The upper half of a key comes from the bits of the score. Read as integers, the bits of IEEE 754 floats
+    have the order of the floats, if the bits of negative floats are flipped except for the sign. The lower
+    half of a key is the complement of the index.
 
     Args:
         scores: (P,) float32 without NaN; -0.0 equals 0.0.
@@ -40,5 +41,5 @@ def split_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def top_keys(keys: Tensor, k: int) -> Tensor:
-    """(U, min(k, W)) highest keys of each row of (U, W), highest first; NO_CANDIDATE after the last one."""
+    """The k highest keys of each row, highest first, then NO_CANDIDATE: (U, W) to (U, min(k, W))."""
     return torch.topk(keys, min(k, keys.shape[1]), dim=1, sorted=True).values

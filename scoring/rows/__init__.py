@@ -1,1 +1,1 @@
-"""Probabilities of feature rows: file splits of tasks, reading, scoring, writing."""
+"""Probabilities of feature rows: divides the rows among tasks; reads, scores and writes them."""

@@ -1,4 +1,4 @@
-"""Probabilities of the feature rows of one Arrow batch."""
+"""Computes the click probabilities of the feature rows of one Arrow batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def score_batch(predictor: Predictor, batch: pa.RecordBatch, keep: Sequence[str]
     """The columns `keep` of a batch, then the click probability of each row, in the order of the rows.
 
     Raises:
-        DataError: a probability is NaN; names the row by its kept columns.
+        DataError: a probability is NaN. The message names the row by the values of its columns `keep`.
     """
     table = pa.Table.from_batches([batch])
     columns = {feature.name: table.column(feature.name) for feature in predictor.spec.features}
@@ -47,10 +47,10 @@ def score_batch(predictor: Predictor, batch: pa.RecordBatch, keep: Sequence[str]
 def inputs_by_column(
     columns: Mapping[str, pa.ChunkedArray], spec: FeatureSpec, multi_hot: MultiHot, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """The model inputs of all columns in column-major order, for a GPU.
+    """Builds the model inputs in column-major order, for a GPU.
 
-    Columns are copied unchanged and ids stay int32; the GPU transposes them. This is faster than
-    `model_inputs`, in which a core of the host writes the inputs row by row.
+    Columns are copied unchanged, ids stay int32, and the GPU transposes the matrices. This is faster than
+    `model_inputs`, which uses a core of the CPU to write the inputs row by row.
 
     Returns:
         dense (rows, D) float32 and categorical (rows, W) int32 on the CPU: transposed views of contiguous

@@ -1,6 +1,6 @@
-"""The rows that each task of score_rows reads: whole row groups of a split, or parts of large ones.
+"""Which rows each task of score_rows reads: complete row groups of a split, or parts of large row groups.
 
-The driver sends paths and numbers to the workers, not rows. The division is pure arithmetic.
+The driver sends only paths and numbers to the workers, not rows. Dividing the rows reads no file.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from conf.types import Split
 from storage.dataset import Dataset, split_partitions
 from storage.paths import Lake
 
-# The end of a task is moved to the end of a row group within this share of a task's rows, because two tasks
-# would both decode a divided row group.
+# If the end of a row group is near the end of a task, the task ends there instead, because two tasks that
+# share a row group both decode it. "Near" is half of this share of a task's rows.
 _MOVED_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group as its manifest describes it.
+    """One row group of a Parquet file, as the manifest describes it.
 
     Attributes:
-        path: of the file.
-        index, count: number of the row group in the file, and of the file's row groups.
-        rows: of the row group.
-        dt: date of the partition.
+        path: path of the file.
+        index, count: index of the row group in its file, and the number of row groups in the file.
+        rows: number of rows in the row group.
+        dt: the date of the partition.
     """
 
     path: str
@@ -56,12 +56,13 @@ def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
     """The row groups of a split that are not empty, by date, in the order of the manifests.
 
     Raises:
-        DataError: a partition is missing, was replaced since, or the dataset has none for this split.
+        DataError: a partition is missing or was replaced after the dataset was published, or the dataset has
+        no partition for this split.
     """
     partitions = split_partitions(lake, dataset, split)
     if not partitions:
         raise DataError(
-            f"the dataset of {dataset.run_date} holds no partition for {split}, "
+            f"the dataset of {dataset.run_date} has no partition for the split {split}, "
             f"only for {sorted(dataset.splits)}",
             "run build_features for that date, or name another split in score.rows_split",
         )
@@ -75,15 +76,15 @@ def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
 
 
 def divide_rows(groups: Sequence[RowGroup], slots: int, max_rows: int) -> list[tuple[Piece, ...]]:
-    """The pieces of each task: every row is in one piece, in order. Tasks have about equal numbers of rows.
+    """Divides all rows, in order, into the pieces of each task. Tasks have about equal numbers of rows.
 
-    A task has at most `max_rows` rows, or an eighth more if its end was moved to the end of a row group.
-    Without rows there is one task without a piece.
+    Every row is in exactly one piece. A task has at most `max_rows` rows, or up to an eighth more if its end
+    was moved to the end of a row group. If there are no rows, the result is one task without pieces.
 
     Args:
-        groups: in order.
-        slots: smallest number of tasks, unless there are fewer rows.
-        max_rows: of a task.
+        groups: the row groups, in order.
+        slots: minimum number of tasks. If there are fewer rows, there are fewer tasks.
+        max_rows: maximum number of rows of a task.
     """
     ends = list(accumulate(group.rows for group in groups))
     total = ends[-1] if ends else 0
@@ -95,14 +96,14 @@ def divide_rows(groups: Sequence[RowGroup], slots: int, max_rows: int) -> list[t
 
 
 def _moved(cut: int, ends: Sequence[int], task_rows: float) -> int:
-    """The nearest end of a row group, if it is within _MOVED_SHARE; else the cut itself."""
+    """The nearest end of a row group if it is near enough (see _MOVED_SHARE); otherwise the cut itself."""
     at = bisect_left(ends, cut)
     nearest = min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(end - cut))
     return nearest if abs(nearest - cut) <= task_rows * _MOVED_SHARE / 2 else cut
 
 
 def _between(groups: Sequence[RowGroup], ends: Sequence[int], first: int, last: int) -> tuple[Piece, ...]:
-    """Rows [first, last), counted over all row groups."""
+    """The pieces with rows [first, last), where rows are counted over all row groups."""
     pieces = []
     at = bisect_left(ends, first + 1)
     while at < len(groups) and ends[at] - groups[at].rows < last:

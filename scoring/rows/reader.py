@@ -1,4 +1,4 @@
-"""Reads the feature rows of a task from Parquet in batches, and checks them against manifest and spec."""
+"""Reads a task's feature rows from Parquet in batches. Checks them against the manifest and the spec."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ def read_piece(
 ) -> Iterator[pa.RecordBatch]:
     """The columns `keep` and the features of a piece, in the order of its rows.
 
-    Memory holds the encoded columns of one row group, and one batch of `batch_rows` rows.
+    At any time, memory holds the encoded columns of one row group and one batch of `batch_rows` rows.
 
     Args:
-        piece: rows of a row group.
+        piece: the rows of one row group to read.
         spec: the features to read.
-        keep: further columns to read.
-        batch_rows: largest number of rows of a batch.
-        threads: CPU threads the caller may use; with one, columns are decoded in the caller's thread.
+        keep: the names of other columns to read.
+        batch_rows: maximum number of rows of a batch.
+        threads: number of CPU threads that the caller may use. With 1, columns are decoded in the caller's
+            thread.
 
     Raises:
         DataError: the file is missing or damaged, or its row groups differ from the manifest. Or a column is
-            missing, has another type, nulls, or ids outside its cardinality. A null list is an empty list.
+            missing, has the wrong type, or has nulls or ids outside its cardinality. (A null list counts as
+            an empty list.)
         InfrastructureError: the file could not be read.
     """
     group = piece.group
@@ -58,18 +60,18 @@ def read_piece(
     except FileNotFoundError as error:
         raise DataError(f"{group.path} does not exist although a manifest names it", _REBUILD) from error
     except pa.ArrowInvalid as error:
-        raise DataError(f"{group.path} is no whole Parquet file: {error}", _REBUILD) from error
+        raise DataError(f"{group.path} is not a complete Parquet file: {error}", _REBUILD) from error
     except OSError as error:
         raise InfrastructureError(
             f"{group.path} could not be read: {error}", "check the storage, then run the job again"
         ) from error
     raise DataError(
-        f"row group {group.index} of {group.path} gave {done} rows, its manifest says {group.rows}", _REBUILD
+        f"row group {group.index} of {group.path} has {done} rows, its manifest says {group.rows}", _REBUILD
     )
 
 
 def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches; a thread reads the next one while the caller works on the current one."""
+    """Yields the batches. A thread reads the next batch while the caller works on the current one."""
     with ThreadPoolExecutor(1) as reader:
         next_batch = reader.submit(next, batches, None)
         while (batch := next_batch.result()) is not None:
@@ -78,7 +80,7 @@ def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _check_footer(parquet: pq.ParquetFile, group: RowGroup, spec: FeatureSpec, keep: Sequence[str]) -> None:
-    """Checks row groups against the manifest, and columns against the spec."""
+    """Checks the file's row groups against the manifest, and its columns against the spec."""
     footer, schema = parquet.metadata, parquet.schema_arrow
     if footer.num_row_groups != group.count or footer.row_group(group.index).num_rows != group.rows:
         group_rows = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
@@ -99,10 +101,10 @@ def _check_footer(parquet: pq.ParquetFile, group: RowGroup, spec: FeatureSpec, k
 
 
 def _check_values(path: str, feature: Feature, column: pa.Array) -> None:
-    """Checks nulls and ids.
+    """Checks that a column has no nulls and no ids out of range.
 
-    Features share embedding tables, so a lookup of an id out of range would return the row of another
-    feature.
+    Several features share one embedding table. So the lookup of an id out of range would return a row of
+    another feature, without any error.
     """
     values = column.flatten() if feature.kind == "multi_hot" else column
     if values.null_count:
@@ -111,7 +113,7 @@ def _check_values(path: str, feature: Feature, column: pa.Array) -> None:
         return
     ids = values.to_numpy()
     cardinality = int(feature.cardinality or 0)
-    if int(ids.view(np.uint32).max()) >= cardinality:  # as uint32, a negative id is above every cardinality
+    if int(ids.view(np.uint32).max()) >= cardinality:  # as uint32, a negative id is too large
         raise DataError(
             f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
             "run build_features again: features and workflow version do not belong together",

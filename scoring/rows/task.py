@@ -19,15 +19,16 @@ from storage.feature_spec import ROW_ID
 
 SCORES = pa.schema([(ROW_ID, pa.int64()), (FEATURES_DT, pa.string()), (PROBABILITY, pa.float32())])
 
-# Bounds of the rows of a batch: a batch has a fixed cost, and two batches are in memory.
+# Minimum and maximum number of rows of a batch: each batch has a fixed cost, and memory must hold two
+# batches.
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 8_192, 131_072
 
 
 def score_pieces(predictor: Predictor, pieces: Sequence[Piece], threads: int) -> Iterator[pa.RecordBatch]:
-    """Batches of SCORES: a row for each row of the pieces, in their order.
+    """Yields batches with the schema SCORES: one row for each row of the pieces, in the same order.
 
     Raises:
-        DataError: as `read_piece` does, or a probability is NaN; names the row.
+        DataError: see `read_piece`; or a probability is NaN (the message names the row).
     """
     batch_rows = min(max(predictor.micro_batch.rows, _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
     read = (
@@ -42,17 +43,17 @@ def score_pieces(predictor: Predictor, pieces: Sequence[Piece], threads: int) ->
 def write_scores(predictor: Predictor, pieces: Sequence[Piece], folder: str, threads: int) -> str:
     """Writes the scores of the pieces to a new file with one row group, and returns its name.
 
-    Nothing is published. Each call writes another file, so a task that is repeated or runs twice overwrites
+    Nothing is published. Each call writes a new file, so a task that Spark repeats or runs twice overwrites
     nothing.
 
     Args:
         predictor: the model.
-        pieces: rows to score.
-        folder: of a partition of `scores`.
-        threads: CPU threads for reading.
+        pieces: the rows to score.
+        folder: the folder of a partition of the table `scores`.
+        threads: number of CPU threads for reading.
 
     Raises:
-        DataError: as `score_pieces`.
+        DataError: see `score_pieces`.
         InfrastructureError: the file could not be written.
     """
     name = f"part-{uuid.uuid4().hex[:16]}.parquet"
@@ -63,7 +64,8 @@ def write_scores(predictor: Predictor, pieces: Sequence[Piece], folder: str, thr
         if file_io.is_local(path):
             files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
         with files.open_output_stream(inner) as sink:
-            # Dictionary encoding of numbers that hardly repeat would take most of the writing time.
+            # No dictionary encoding: the numbers hardly repeat, and encoding them would take most of the
+            # writing time.
             pq.write_table(
                 scored,
                 sink,

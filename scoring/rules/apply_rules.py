@@ -1,4 +1,4 @@
-"""Applies all rules: chooses the positions of a ranking that form the list, with a reason for each."""
+"""Applies all rules: chooses which positions of a ranking form the list, and gives a reason for each."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from scoring.rules.request import BoostRequest, RulesRequest
 RANKED, EXPLORE = "ranked", "explore"
 _RANKED_CODE, _EXPLORE_CODE = 0, 1
 
-# Below and above every draw key.
+# The first number is below every draw key, the second is above every draw key.
 _FIRST, _LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Lists of some users.
+    """The lists chosen for some users.
 
     Attributes:
-        positions: (U, min(k, W)) int64 positions in the ranking, in list order; undefined if `filled` is
-            false.
-        filled: (U, min(k, W)) bool; a row is filled from the left.
+        positions: (U, min(k, W)) int64 positions in the ranking, in the order of the list; undefined in cells
+            that are not filled.
+        filled: (U, min(k, W)) bool: which cells have an item. Rows are filled from the left.
         reasons: (U, min(k, W)) int64 indices into ItemRules.reasons.
     """
 
@@ -40,17 +40,17 @@ class Chosen:
 
 @dataclass(frozen=True)
 class ItemRules:
-    """The rules with the attributes of the items, on the device.
+    """The rules and the items' attributes that they need, on the device.
 
     Attributes:
-        boost: None for no boost.
-        boost_reason: (N,) int64 code of the reason of an item that is ranked.
-        categories: (N,) int64 codes; None for no maximum per category.
-        most: largest number of items of a category in a list.
-        explore: number of the k positions that are drawn at random.
-        item_hashes: (N,) int64; empty if `explore` is 0.
-        salt: of the users' hashes.
-        reasons: text by reason code.
+        boost: the boost of the items; None if there is no boost.
+        boost_reason: (N,) int64 reason code that an item gets if it is ranked (not drawn at random).
+        categories: (N,) int64 category codes; None if there is no maximum per category.
+        most: maximum number of items of one category in a list.
+        explore: how many of the k positions get items drawn at random.
+        item_hashes: (N,) int64 hashes of the item keys; empty if `explore` is 0.
+        salt: the salt of the hashes of user keys.
+        reasons: reason texts, indexed by reason code.
     """
 
     boost: Boosted | None
@@ -64,23 +64,24 @@ class ItemRules:
 
     @property
     def need_whole_rankings(self) -> bool:
-        """Whether a list may hold an item below the k best ranking keys; with a boost alone it may not."""
+        """Whether a list may have items that are not among the k best ranking keys; not with only a boost."""
         return self.categories is not None or self.explore > 0
 
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:
-        """The ranking scores of items: float32 in the shape of `scores`, which are probabilities."""
+        """The ranking scores of items, float32, computed from `scores` (probabilities) of the same shape."""
         return scores if self.boost is None else self.boost.keys(scores, items)
 
     def choose(self, items: Tensor, valid: Tensor, users: Sequence[str], k: int) -> Chosen:
         """Chooses the list of each user.
 
-        The first k − explore positions get the best items that the maximum per category allows. The others
-        get the remaining items in a random order, as far as the maximum, counted over the whole list, allows.
+        The first k − explore positions get the best items that the maximum per category allows. The other
+        positions get remaining items in a random order. The maximum per category applies to the complete
+        list.
 
         Args:
             items: (U, W) int64 item indices, best first.
             valid: (U, W) bool, false in cells without a candidate.
-            users: U keys.
+            users: the keys of the U users.
             k: length of the lists.
         """
         allowed = self._allowed(items, valid)
@@ -90,8 +91,8 @@ class ItemRules:
         ranked = allowed & (allowed.cumsum(1) <= k - self.explore)  # (U, W)
         hashes = text_hashes(users, self.salt).to(items.device)
         drawn = draw_keys(hashes, self.item_hashes[items])
-        # Ranked items come first, in their order, so that they count towards the maximum. Then come drawn
-        # items, then empty cells.
+        # Sort ranked items first, in their order, so that they count towards the maximum per category. Then
+        # come drawn items, then empty cells.
         in_order = torch.arange(items.shape[1], device=items.device) + _FIRST  # (W,)
         order = torch.sort(
             torch.where(ranked, in_order, torch.where(valid, drawn, _LAST)), dim=1, stable=True
@@ -103,10 +104,10 @@ class ItemRules:
         return Chosen(positions, filled, torch.where(ranked.gather(1, positions), reasons, _EXPLORE_CODE))
 
     def _allowed(self, items: Tensor, valid: Tensor) -> Tensor:
-        """(U, W) candidates within the maximum of their category."""
+        """(U, W) bool: which cells are candidates within the maximum of their category."""
         if self.categories is None:
             return valid
-        # Cells without a candidate come last, so they do not count before a candidate.
+        # Cells without a candidate come last, so they cannot use up the maximum before a candidate.
         return valid & within_maximum(self.categories[items], self.most)
 
 
@@ -123,15 +124,15 @@ def _first(allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> ItemRules:
-    """Reads the tables of the rules.
+    """Reads the tables of the rules and returns the rules.
 
     Args:
-        request: the rules.
-        items: keys by item index.
-        device: of the result.
+        request: names the rules and their tables.
+        items: the item keys, ordered by item index.
+        device: the device for the tensors of the result.
 
     Raises:
-        ConfigError, DataError: as read_attribute and align do.
+        ConfigError, DataError: see read_attribute and align.
     """
     reasons, boost = [RANKED, EXPLORE], None
     boost_reason = torch.full((len(items),), _RANKED_CODE)
@@ -156,7 +157,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
 
 
 def _boost(request: BoostRequest, items: pa.Array) -> tuple[Boosted, Tensor, list[str]]:
-    """The boost, the (N,) code of the reason of each item, and the texts of further reason codes."""
+    """The boost, the (N,) reason code of each item, and the texts of the added reason codes."""
     attribute: ItemAttribute = align(request.table, read_attribute(request.table), items)
     neutral = 1.0 if request.by == "factor" else 0.0
     amounts, codes_of_values, texts = list[float](), list[int](), list[str]()
@@ -167,7 +168,7 @@ def _boost(request: BoostRequest, items: pa.Array) -> tuple[Boosted, Tensor, lis
         codes_of_values.append(_RANKED_CODE if amount == neutral else _EXPLORE_CODE + 1 + len(texts))
         if amount != neutral:
             texts.append(f"boost:{value}")
-    # NO_VALUE is -1, the index of the last entry: that of items without a value.
+    # NO_VALUE is -1, so items without a value get the last entry.
     codes = torch.from_numpy(attribute.codes)
     by_value = torch.tensor([*amounts, neutral], dtype=torch.float64)
     return Boosted(by_value[codes], request.by), torch.tensor([*codes_of_values, _RANKED_CODE])[codes], texts

@@ -1,4 +1,4 @@
-"""Attributes of items from a table of the configuration, as codes in the order of the candidate items."""
+"""Reads an item attribute from a configured table, as codes in the order of the candidate items."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_VALUE = -1
 
 @dataclass(frozen=True)
 class ItemAttribute:
-    """The values of an attribute.
+    """The values of one attribute of all items.
 
     Attributes:
         codes: (N,) int64 by item index, indices into `values`; NO_VALUE for an item without a value.
@@ -35,11 +35,11 @@ class ItemAttribute:
 
 
 def read_attribute(table: AttributeTable) -> pa.Table:
-    """(key string, value string) of every row that has both; other types are cast.
+    """(key string, value string) of every row that has both. Columns of other types are cast to strings.
 
     Raises:
         ConfigError: there is no such file, or it lacks a column.
-        DataError: a file cannot be read, or an item has several rows.
+        DataError: a file of the table cannot be read, or an item has several rows.
     """
     parts = [_columns(table, path) for path in files_of(table)]
     rows = pa.concat_tables(parts).drop_null().combine_chunks()
@@ -47,23 +47,24 @@ def read_attribute(table: AttributeTable) -> pa.Table:
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
         raise DataError(
-            f"{table.path}: {table.key} is not unique, {len(repeated)} items have several rows, "
+            f"{table.path}: {table.key} is not unique: {len(repeated)} items have several rows, "
             f"such as {repeated[0].as_py()!r}",
-            "keep one row an item",
+            "keep one row per item",
         )
     return rows
 
 
 def align(table: AttributeTable, rows: pa.Table, items: pa.Array) -> ItemAttribute:
-    """The attribute of the items.
+    """The attribute values of the candidate items, in the order of the items.
 
     Args:
-        table: for the message.
-        rows: of read_attribute.
-        items: (N,) keys.
+        table: the table, for error messages.
+        rows: the result of read_attribute.
+        items: (N,) item keys.
 
     Raises:
-        DataError: none of the items has a value, so the table has other keys.
+        DataError: none of the items has a value, so the table's keys are probably not the item ids of the
+        log.
     """
     row_of_item = pc.index_in(items, value_set=rows.column("key").combine_chunks())
     encoded = rows.column("value").combine_chunks().dictionary_encode()
@@ -74,23 +75,23 @@ def align(table: AttributeTable, rows: pa.Table, items: pa.Array) -> ItemAttribu
         example = rows.column("key")[0].as_py() if rows.num_rows else "none"
         raise DataError(
             f"{table.path}: none of the {len(items)} candidate items, such as {items[0].as_py()!r}, "
-            f"has a value of {table.column}; keys there are like {example!r}",
-            f"check that {table.key} holds the item ids of the log",
+            f"has a value of {table.column}; the keys of the table look like {example!r}",
+            f"check that {table.key} has the item ids of the log",
         )
     return ItemAttribute(codes, [str(value) for value in encoded.dictionary.to_pylist()])
 
 
 def digest_of_table(rows: pa.Table) -> str:
-    """Digest of the rows, independent of their order."""
+    """A digest of the rows. It does not depend on the order of the rows."""
     ordered = rows.sort_by("key")
     return digest_of([ordered.column("key").to_pylist(), ordered.column("value").to_pylist()])
 
 
 def files_of(table: AttributeTable) -> list[str]:
-    """The files of a table.
+    """The paths of a table's files.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no file.
     """
     source, inner = file_io.filesystem(table.path)
     info = source.get_file_info(inner)
@@ -104,12 +105,12 @@ def files_of(table: AttributeTable) -> list[str]:
 
 
 def _hidden(path: str) -> bool:
-    """Whether Spark ignores a file of this name."""
+    """Whether Spark ignores a file with this name."""
     return path.rsplit("/", 1)[1].startswith((".", "_"))
 
 
 def _columns(table: AttributeTable, path: str) -> pa.Table:
-    """(key string, value string) of one file, nulls included."""
+    """(key string, value string) of the rows of one file, including nulls."""
     source = file_io.filesystem(table.path)[0]
     names = [table.key, table.column]
     try:
@@ -118,7 +119,7 @@ def _columns(table: AttributeTable, path: str) -> pa.Table:
                 file = pq.ParquetFile(opened)
                 _require_columns(table, file.schema_arrow.names)
                 rows = file.read(columns=list(dict.fromkeys(names)))
-        else:  # as text, because an id such as 007 would become 7 as a number
+        else:  # read as text, because an id such as 007 would be read as the number 7
             strings = pa_csv.ConvertOptions(
                 column_types={name: pa.string() for name in names}, strings_can_be_null=True
             )

@@ -1,4 +1,4 @@
-"""Boost: changes the ranking score of items with some value of an attribute. Published scores stay."""
+"""Boost: changes the ranking score of items with certain attribute values, but not the published scores."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class Boosted:
     """The boost of each item.
 
     Attributes:
-        amounts: (N,) float64 by item index: factor or log-odds; 1 or 0 for items without a boost.
-        by: what `amounts` are.
+        amounts: (N,) float64 by item index: factors or log-odds. Items without a boost have factor 1 or
+            log-odds 0.
+        by: whether `amounts` are factors or log-odds.
     """
 
     amounts: Tensor
@@ -24,8 +25,9 @@ class Boosted:
     def keys(self, scores: Tensor, items: Tensor) -> Tensor:
         """Ranking scores: float32 in the shape of `scores` (probabilities) and `items` (indices).
 
-        With a factor f, the score is p × f. With log-odds x, it is the probability whose log-odds are x more:
-        p·eˣ / (1 − p + p·eˣ). Items with x = 0 keep their score. Computed in float64.
+        With a factor f, the ranking score of an item with probability p is p × f. With log-odds x, x is added
+        to the log-odds of p, so the ranking score is p·eˣ / (1 − p + p·eˣ). Items with x = 0 keep their
+        score. The computation uses float64.
         """
         amounts, probability = self.amounts[items], scores.double()
         if self.by == "factor":

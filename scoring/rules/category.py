@@ -1,4 +1,4 @@
-"""Maximum per category: goes down a ranking and skips an item if its category is full."""
+"""Maximum per category: goes through a ranking from the best item and skips items of full categories."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from scoring.rules.attributes import NO_VALUE
 
 
 def within_maximum(categories: Tensor, most: int) -> Tensor:
-    """(U, W) bool: whether an item is among the first `most` of its category in its row.
+    """(U, W) bool: whether an item is among the first `most` items of its category in its row.
 
-    This equals a greedy choice from the left, because an item depends only on earlier items of its category.
-    Items of category NO_VALUE are always true.
+    The result is that of a greedy choice from the left, because only earlier items of the same category
+    matter. Items of category NO_VALUE are always true.
 
     Args:
         categories: (U, W) int64 codes in the order of the ranking.
-        most: largest number of items of a category.
+        most: maximum number of items per category.
     """
     grouped, order = torch.sort(categories, dim=1, stable=True)  # both (U, W), stable within a category
     positions = torch.arange(categories.shape[1], device=categories.device).expand_as(grouped)

@@ -1,4 +1,4 @@
-"""Exploration: candidates in a random order, which is a hash of salt, user and item."""
+"""Exploration: puts candidates in a random order. The sort key is a hash of salt, user and item."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def draw_keys(users: Tensor, items: Tensor) -> Tensor:
 
 
 def _logical_shift(values: Tensor, by: int) -> Tensor:
-    """Shifts int64 to the right as unsigned numbers."""
+    """Shifts int64 values to the right as if they were unsigned."""
     return (values >> by) & ((1 << (64 - by)) - 1)

@@ -1,4 +1,4 @@
-"""The request for business rules: paths and numbers only, so that it can be pickled and hashed."""
+"""The request for business rules. It has only paths and numbers, so it can be pickled and hashed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from conf.types import ListRules
 
 @dataclass(frozen=True)
 class AttributeTable:
-    """A table with an attribute of items.
+    """Where to read an attribute of the items.
 
     Attributes:
-        path: of a file or a folder of files.
-        format: of the files.
-        key: column of the item id.
-        column: column of the attribute.
+        path: path of a file, or of a folder of files.
+        format: format of the files.
+        key: name of the column with the item id.
+        column: name of the column with the attribute.
     """
 
     path: str
@@ -29,12 +29,12 @@ class AttributeTable:
 
 @dataclass(frozen=True)
 class BoostRequest:
-    """A boost.
+    """The request for a boost.
 
     Attributes:
-        table: of the attribute.
-        by: what the numbers of `values` are.
-        values: pairs of attribute value and factor or log-odds.
+        table: the table with the attribute.
+        by: whether the numbers in `values` are factors or log-odds.
+        values: pairs of an attribute value and its factor or log-odds.
     """
 
     table: AttributeTable
@@ -55,10 +55,10 @@ class RulesRequest:
     """The rules of one run.
 
     Attributes:
-        boost: None for no boost.
-        cap: None for no maximum per category.
-        explore: number of the k positions that get items drawn at random.
-        salt: seed and date of the draw.
+        boost: the request for the boost; None if there is no boost.
+        cap: the request for the maximum per category; None if there is no maximum.
+        explore: how many of the k positions get items drawn at random.
+        salt: seed and date of the random draw.
     """
 
     boost: BoostRequest | None
@@ -70,13 +70,13 @@ class RulesRequest:
 def rules_request(
     rules: ListRules | None, k: int, run_date: str, folders: Mapping[str, str]
 ) -> RulesRequest | None:
-    """The request for the rules of a configuration; None without rules.
+    """The request for the rules of a configuration; None if no rule is configured.
 
     Args:
         rules: the section `score.rules`.
         k: length of the lists.
-        run_date: replaces `{date}` in a path.
-        folders: name → replacement of `{name}` in a path.
+        run_date: the date that replaces `{date}` in a path.
+        folders: name → the folder that replaces `{name}` in a path.
     """
     if rules is None:
         return None
@@ -98,5 +98,5 @@ def rules_request(
 
 
 def positions_to_explore(share: float, k: int) -> int:
-    """ceil(share × k) of the share as the decimal that was written: 0.1 of 30 is 3, and not 4."""
+    """ceil(share × k), corrected for floating-point error: a share of 0.1 of k = 30 gives 3, not 4."""
     return math.ceil(round(share * k, 9))

@@ -1,4 +1,4 @@
-"""The business rules of a run, checked against their tables before a worker starts."""
+"""Reads the business rules of a run, and checks their tables before a worker starts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ log = logging.getLogger("nightrank")
 
 
 def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]]:
-    """The request for the workers, and the digest of the tables that it names; (None, {}) without rules.
+    """The request for the workers and the digest of the tables that it names; (None, {}) without rules.
 
     Raises:
-        ConfigError, DataError: as read_attribute does.
+        ConfigError, DataError: see read_attribute.
     """
     config = context.config
     request = rules_request(
@@ -32,7 +32,7 @@ def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]
 
 
 def _digest(table: AttributeTable, request: RulesRequest) -> str:
-    """Digest of a table; logs a warning for boosted values that no item has."""
+    """The digest of a table. Logs a warning for boosted values that no item has."""
     rows = read_attribute(table)
     if request.boost is not None and request.boost.table == table:
         known = set(rows.column("value").to_pylist())

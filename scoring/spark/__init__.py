@@ -1,1 +1,1 @@
-"""Scoring as Spark jobs: frames of users or rows in, lists or probabilities out."""
+"""Scoring as Spark jobs: takes frames of users or rows, and returns lists or probabilities."""

@@ -1,7 +1,7 @@
-"""How far int8 embeddings change probabilities: a sample scored with the stored model and with int8 tables.
+"""Measures how much int8 embeddings change probabilities, by scoring a sample with and without them.
 
-Both are computed on the CPU of one task, one model after the other. So only the rounding differs, and the
-device does not have to hold the stored model.
+Both models run on the CPU of one task, one after the other. So the probabilities differ only by the rounding
+to int8, and the model without int8 does not have to fit on the device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMA = "compared long, largest double, mean double, stored_bytes long, int8_b
 
 
 def sample_of(groups: Sequence[RowGroup]) -> tuple[Piece, ...]:
-    """The first SAMPLE_ROWS rows of some row groups."""
+    """The pieces that contain the first SAMPLE_ROWS rows of the row groups."""
     pieces, left = [], SAMPLE_ROWS
     for group in groups:
         if left:
@@ -37,10 +37,10 @@ def sample_of(groups: Sequence[RowGroup]) -> tuple[Piece, ...]:
 
 
 def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelRequest) -> dict[str, Any]:
-    """The change for feature rows; see `_facts`."""
+    """The change of the probabilities of feature rows; see `_facts`."""
 
     def compare(_: int) -> Iterator[pa.RecordBatch]:
-        from scoring.rows.task import score_pieces  # torch: in the workers alone
+        from scoring.rows.task import score_pieces  # torch: only in the workers
 
         def score(predictor: Any) -> Iterable[Any]:
             return (batch.column(PROBABILITY) for batch in score_pieces(predictor, pieces, _threads()))
@@ -51,7 +51,7 @@ def change_of_rows(spark: SparkSession, pieces: Sequence[Piece], model: ModelReq
 
 
 def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> dict[str, Any]:
-    """The change for pairs of SAMPLE_USERS users with SAMPLE_ITEMS equally spaced items; see `_facts`.
+    """The change for the pairs of SAMPLE_USERS users and SAMPLE_ITEMS equally spaced items; see `_facts`.
 
     Args:
         users: user_key and the features of scope `user`.
@@ -75,11 +75,11 @@ def change_of_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -
 
 
 def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) -> pa.RecordBatch:
-    """One row: number of probabilities, their largest and mean absolute change, and bytes of both models.
+    """One row: number of probabilities, largest and mean absolute change, and bytes of both models.
 
     Args:
         model: the model to compare.
-        score: returns arrays of the sample's probabilities by a predictor.
+        score: takes a predictor, and returns arrays with its probabilities for the sample.
     """
     import numpy as np
 
@@ -88,7 +88,8 @@ def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) ->
     probabilities, model_bytes = {}, {}
     for form in ("stored", "int8"):
         request = replace(model, device="cpu", embeddings=form, kernels="auto")
-        # Loaded outside of the process's WorkerModels, so that no model of another task is dropped from them.
+        # Load the models outside of the process's WorkerModels, so that they do not replace models of other
+        # tasks there.
         predictor = load_predictor(request, None, _threads())
         parts = [np.asarray(part, dtype=np.float64) for part in score(predictor)]
         probabilities[form] = np.concatenate(parts) if parts else np.zeros(0)
@@ -107,7 +108,7 @@ def compare_forms(model: ModelRequest, score: Callable[[Any], Iterable[Any]]) ->
 
 
 def _facts(comparison: DataFrame) -> dict[str, Any]:
-    """compared, largest_change, mean_change, stored_bytes, int8_bytes; compared=0 alone for no sample."""
+    """compared, largest_change, mean_change, stored_bytes, int8_bytes; only compared=0 without a sample."""
     rows = comparison.collect()
     if not rows:
         return {"compared": 0}
@@ -122,6 +123,6 @@ def _facts(comparison: DataFrame) -> dict[str, Any]:
 
 
 def _threads() -> int:
-    """CPU threads of the running task."""
+    """Number of CPU threads of the running task."""
     task = TaskContext.get()
     return task.cpus() if task else 1

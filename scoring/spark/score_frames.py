@@ -1,8 +1,8 @@
 """Scoring in Spark: top-k lists of users, and probabilities of rows.
 
-Workers read and write the rows of published partitions themselves (`score_split`). The rows of a frame go
-through Spark as Arrow batches (`score_rows`). A Python worker process loads model and items once. Spark never
-holds a table of user × item.
+For published partitions, workers read and write the files themselves (`score_split`). The rows of a frame go
+through Spark as Arrow batches (`score_rows`). A Python worker process loads the model and the items only
+once. Spark never has a table of all (user, item) pairs.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ LISTS = T.StructType(
 def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> DataFrame:
     """The k best candidates of each user: (user_id, position from 1, item_id, score, reason).
 
-    Users keep their order. Score is the click probability. Within a user it descends, ties by item id, and
-    the reason is "ranked". Business rules in the request may change the order, and then the reason may be
-    "boost:<value>" or "explore". A user without candidates has no row.
+    Users keep their order. The score is the click probability. A user's items are sorted by descending score,
+    ties by item id, and the reason is "ranked". Business rules in the request may change this order; then the
+    reason may also be "boost:<value>" or "explore". A user without candidates has no row.
 
     Args:
         users: user_key, the features of scope `user`, candidates and excluded (array<int> of item indices;
@@ -47,7 +47,7 @@ def score_lists(users: DataFrame, spec: FeatureSpec, request: ListRequest) -> Da
         request: the model, the items, k and the rules.
 
     Raises (in the workers, when the frame is evaluated):
-        DataError: a score is NaN, or candidates are out of range or repeated; names the user.
+        DataError: a score is NaN, or candidates are out of range or repeated. The message names the user.
         ConfigError: the requested device does not exist, or a context value is missing.
     """
     columns = [USER_KEY, *(feature.name for feature in spec.scoped("user")), CANDIDATES, EXCLUDED]
@@ -58,7 +58,7 @@ def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Se
     """The columns `keep` of every row, then its click probability (float32).
 
     Raises (in the workers, when the frame is evaluated):
-        DataError: a probability is NaN; names the row by its kept columns.
+        DataError: a probability is NaN. The message names the row by the values of its columns `keep`.
         ConfigError: the requested device does not exist.
     """
     names = [feature.name for feature in spec.features]
@@ -70,10 +70,10 @@ def score_rows(rows: DataFrame, spec: FeatureSpec, model: ModelRequest, keep: Se
 def score_split(
     spark: SparkSession, tasks: Sequence[tuple[Piece, ...]], model: ModelRequest, folder: str
 ) -> list[str]:
-    """Writes the probabilities of the tasks' rows and returns the names of their Parquet files, one a task.
+    """Scores the rows of each task, and returns the names of the written Parquet files, one file per task.
 
-    The driver sends paths to the workers, not rows. Nothing is published. Files of failed attempts stay, but
-    no manifest names them.
+    The driver sends only paths to the workers, not rows. Nothing is published. Files of failed attempts are
+    not deleted here, but no manifest names them.
 
     Raises (in the workers):
         DataError: a file differs from its manifest, or a probability is NaN.
@@ -95,7 +95,7 @@ def score_split(
 
 
 def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """The function that computes the lists of batches of users, for mapInArrow."""
+    """Returns a function for mapInArrow that computes the lists for batches of users."""
 
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.model.worker_models import models_of_process  # torch: only in the workers
@@ -109,7 +109,7 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
 
 
 def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """The function that scores batches of rows, for mapInArrow."""
+    """Returns a function for mapInArrow that scores batches of rows."""
 
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.model.worker_models import models_of_process  # torch: only in the workers

@@ -1,4 +1,4 @@
-"""Modules that workers which score import before their fork, because torch takes seconds to import."""
+"""Modules that scoring workers import before they fork, because importing torch takes seconds."""
 
-# One constant for all scoring, so that Spark forks all these workers from one process.
+# All scoring uses this one constant, so that Spark forks all scoring workers from one process.
 SCORING_IMPORTS = ("scoring.candidates.vectors", "scoring.ranking.recommender", "scoring.rows.task")

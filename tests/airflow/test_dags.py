@@ -115,7 +115,7 @@ MISCONFIGURED = [
     ("no list", {"set": "lake=/x"}, "needs set="),
     ("no list of keys", {"param_keys": "gate."}, "needs param_keys="),
     ("no jobs", {"home": "/nowhere"}, "no folder jobs"),
-    ("no program", {"spark_submit": "/nowhere/spark-submit"}, "no program on this worker"),
+    ("no program", {"spark_submit": "/nowhere/spark-submit"}, "not a program on this worker"),
 ]
 
 
@@ -169,7 +169,7 @@ NOT_ALLOWED: dict[str, tuple[list[str], list[str] | None, str]] = {
     "no key": (["=1"], None, "not of the form a.b=value"),
     "an option": (["--config=/tmp/x.yaml"], None, "--config"),
     "what the deployer took away": (["score.k=3"], ["gate."], "score.k"),
-    "anything, where nothing is allowed": (["score.k=3"], [], "it may name nothing"),
+    "anything, where nothing is allowed": (["score.k=3"], [], "the allowed keys are none"),
 }
 ALLOWED: dict[str, tuple[list[str], list[str] | None]] = {
     "nothing": ([], None),

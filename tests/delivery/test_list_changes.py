@@ -86,7 +86,7 @@ def test_lists_past_a_limit_are_held_back_and_the_report_says_why(runs: Publishe
     facts = read_manifest(changes).facts
     assert f"churn={facts['churn']:.4g} is above score.stop.max_churn=0" in message
     assert f"coverage={facts['coverage']:.4g} is below score.stop.min_coverage=1" in message
-    assert f"the lists of {RUN_DATE} stay the last good ones" in message
+    assert f"the lists of {RUN_DATE} are still the last published ones" in message
     assert "--set score.stop.max_churn=null --set score.stop.min_coverage=null" in message
     assert not is_published(partition)
     assert facts["held_back"] is True

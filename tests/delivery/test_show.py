@@ -124,7 +124,9 @@ def test_lists_that_were_held_back_point_to_the_last_good_ones(runs: PublishedRu
     excesses = [{"figure": "churn", "setting": "max_churn", "value": 0.9, "limit": 0.5}]
     facts = {"held_back": True, "before": "2026-01-04", "excesses": excesses}
     publish_facts(lake.list_changes.partition(RUN_DATE), inputs={}, facts=facts)
-    with pytest.raises(DataError, match=r"held back: they are past \['max_churn'\][\s\S]*--date 2026-01-04"):
+    with pytest.raises(
+        DataError, match=r"held back: they exceed the limits \['max_churn'\][\s\S]*--date 2026-01-04"
+    ):
         find(lake, RUN_DATE, "u004")
 
 
@@ -142,7 +144,7 @@ def test_it_starts_no_spark(config: Path) -> None:
 def test_the_page_stands_without_history(runs: PublishedRuns) -> None:
     actual = find(runs.lake, RUN_DATE, "u004")
     without = type(actual)(**{**vars(actual), "history": None})
-    assert "the dataset of that date is not there" in page(without, {})
+    assert "the dataset of that date does not exist any more" in page(without, {})
 
 
 def copied(runs: PublishedRuns, folder: Path) -> Lake:

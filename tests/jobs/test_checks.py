@@ -191,7 +191,7 @@ def test_the_shipped_configurations_pass(path: Path) -> None:
         ({"scopes": {"item": []}}, r"top-k lists cannot be scored with features of scope pair: \['I6'"),
         (
             {"score": {"context": {"I1": 3}}},
-            r"score\.context must give a value .* of another scope or unknown \['I1'\]",
+            r"score\.context must have a value .* of another scope or unknown \['I1'\]",
         ),
         ({"scopes": {"context": [], "item": ["I{6..13}", "C2", "C{12..26}"]}}, r"unknown \['C21', 'C22'"),
     ],

@@ -1,4 +1,4 @@
-"""A small lake made by hand: what one run with retraining and the measure of its lists publish."""
+"""A small lake made by hand: the output of one run with training, and of the measure of its lists."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
 def test_changes_and_deliveries_stand_beside_each_other(full: str) -> None:
     text = Page(full).text.split("Changes", 1)[1].split("Concentration", 1)[0]
     for text_part in (
-        "against the lists of 2026-01-07",
+        "compared with the lists of 2026-01-07",
         "43.2%",
         "0.568",
         "50.0% before",
@@ -134,7 +134,10 @@ def test_lists_that_were_held_back_are_told_with_their_limits(tmp_path: Path) ->
     facts = {**CHANGES, "held_back": True, "excesses": [excess]}
     publish_facts(Lake(config.lake).list_changes.partition(RUN_DATE), facts)
     text = Page(build(config, RUN_DATE)[1]).text
-    assert "They were held back : past score.stop.max_churn=0.3; 2026-01-07 stays served." in text
+    assert (
+        "They were held back : they exceed score.stop.max_churn=0.3; the lists of 2026-01-07 are still"
+        in text
+    )
 
 
 def test_expected_calibration_error_weighs_bins_by_rows(full: str) -> None:
@@ -225,7 +228,7 @@ def test_report_stands_when_one_kind_of_facts_is_missing(tmp_path: Path, gone: s
     assert [attributes["id"] for name, attributes in page.tags if name == "section"] == _SECTIONS
 
 
-def test_measure_of_the_run_before_is_shown_with_its_date(tmp_path: Path) -> None:
+def test_measure_of_the_day_before_is_shown_with_its_date(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     page = Page(build(config, "2026-01-09")[1])
     assert "lists of 2026-01-08" in page.text
@@ -241,7 +244,7 @@ def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> Non
     run = read_run_facts(config, RUN_DATE)
     assert run.judged is not None
     assert run.judged["auc"] == 0.8011
-    assert "was not promoted : worse by 0.0027" in Page(build(config, RUN_DATE)[1]).text
+    assert ", was not promoted : worse by 0.0027" in Page(build(config, RUN_DATE)[1]).text
 
 
 def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -> None:
@@ -287,13 +290,13 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
     )
 
 
-def test_second_run_brings_the_table_of_runs(tmp_path: Path) -> None:
+def test_second_run_adds_the_table_of_runs(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     lake = Lake(config.lake)
     before = {**read_manifest(lake.evaluations.partition(RUN_DATE)).facts, "promoted": False}
     publish_facts(lake.evaluations.partition("2026-01-07"), before)
     page = Page(build(config, RUN_DATE)[1])
-    assert "The last 2 nights" in page.text
+    assert "The last 2 runs" in page.text
     assert f"2026-01-07 – kept 0.7984 0.8142 95.0% 0.7103 – – – 2026-01-08 {MODEL[:8]} promoted" in page.text
 
 

@@ -64,7 +64,7 @@ def test_attempts_that_failed_cost_and_are_told_and_a_retry_gives_the_seconds(la
     assert failed.core_s == pytest.approx(sum(failed.seconds.values()) * 16 + 480, rel=1e-3)
 
 
-def test_a_killed_stage_is_shown_by_the_record_of_its_run(lake: Config, tmp_path: Path) -> None:
+def test_a_killed_stage_is_reported_by_its_run(lake: Config, tmp_path: Path) -> None:
     history = read_history(lake, RUN_DATE)
     killed = next(day for day in history.days if day.dt == day_before(KILLED))
     assert [(item.job, item.exit_code) for item in killed.failures] == [("score_daily", 137)]
@@ -100,7 +100,7 @@ def test_the_page_draws_every_figure_and_tells_what_failed(lake: Config) -> None
     ]
     drawn = ["Rows", "Drops", "AUC", "Drift", "Throughput", "Duration", "Cost", "Failures"]
     assert titles[:8] == drawn
-    section = page.text.split("The last 30 days", 1)[1].split("Nights", 1)[0]
+    section = page.text.split("The last 30 days", 1)[1].split("Recent runs", 1)[0]
     for text in (
         f"Of the 30 run dates up to {RUN_DATE} 29 have run",
         "Failed attempts: 2.",

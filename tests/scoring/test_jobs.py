@@ -295,7 +295,9 @@ def test_a_split_without_partitions_is_named(spark: SparkSession, fresh: Config)
     dataset = read_dataset(Lake(fresh.lake), RUN_DATE)
     splits = {name: actual for name, actual in dataset.splits.items() if name != "validation"}
     publish_dataset(Lake(fresh.lake), replace(dataset, splits=splits, mode="apply"), "")
-    with pytest.raises(DataError, match=r"holds no partition for validation, only for \['test', 'train'\]"):
+    with pytest.raises(
+        DataError, match=r"has no partition for the split validation, only for \['test', 'train'\]"
+    ):
         score_rows(job_of(spark, with_score(fresh, rows_split="validation")))
 
 

@@ -1,1 +1,1 @@
-"""Charts as inline SVG: an axis chooses its ticks, a frame draws them, line, bars and scatter add marks."""
+"""Charts as inline SVG: axes with ticks, the frame around a chart, and line, bar and scatter charts."""

@@ -1,4 +1,4 @@
-"""An axis: the range of its values, round ticks, and the position of a value on paper."""
+"""A chart axis: the range of its values, ticks at round numbers, and the position of a value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Axis:
     written: Format
 
     def place(self, value: float, start: float, end: float) -> float:
-        """The position of a value between the paper positions `start` (for low) and `end` (for high)."""
+        """The position of a value in the chart: `start` is the position of low, `end` that of high."""
         return start + (value - self.low) / (self.high - self.low) * (end - start)
 
 
@@ -33,7 +33,7 @@ def axis(
     written: Format | None = None,
     most_ticks: int = 6,
 ) -> Axis:
-    """An axis around finite values. Its ends are ticks, or with `exact` the outermost values.
+    """An axis that covers finite values. It ends at ticks, or with `exact` at the smallest and largest value.
 
     Raises:
         ValueError: there is no finite value.
@@ -44,7 +44,7 @@ def axis(
     low, high = min(finite), max(finite)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:  # one value: give it room
+    if low == high:  # only one distinct value: add room around it
         room = abs(low) * 0.1 or 1.0
         low, high = (0.0, room) if from_zero and low == 0 else (low - room, high + room)
     step = tick_step(high - low, most_ticks)
@@ -58,14 +58,14 @@ def axis(
 
 
 def tick_step(span: float, most_ticks: int) -> float:
-    """The smallest of 1, 2, 2.5, 5 × 10ⁿ with at most `most_ticks` intervals in the span (> 0)."""
+    """The smallest step 1, 2, 2.5 or 5 × 10ⁿ with at most `most_ticks` steps in the span (> 0)."""
     raw = span / most_ticks
     magnitude = 10.0 ** math.floor(math.log10(raw))
     return next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * (1 - 1e-9))
 
 
 def plain(step: float) -> Format:
-    """Writes ticks with the decimals their step needs, thousands as k, millions as M."""
+    """A format for ticks: with the decimals that the step needs, thousands as k, millions as M."""
     if step >= 1e6:
         return lambda value: f"{value / 1e6:g}M"
     if step >= 1e3:
@@ -75,5 +75,5 @@ def plain(step: float) -> Format:
 
 
 def percent(value: float) -> str:
-    """Writes a share as a percentage."""
+    """A share as a percentage."""
     return f"{100 * value:.4g}%"

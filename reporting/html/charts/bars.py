@@ -1,4 +1,4 @@
-"""Bar charts: histograms over numeric edges, and bars of named things."""
+"""Bar charts: histograms with numeric bins, and bars with names."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def histogram(
     y_label: str,
     x_written: Format | None = None,
 ) -> Html:
-    """Counts (n) between edges (n + 1, ascending), on an axis with zero; a sentence if all counts are zero.
+    """A histogram of n counts between n + 1 ascending edges; a sentence instead if all counts are zero.
 
     Raises:
-        ValueError: the lengths do not fit.
+        ValueError: there is not one edge more than counts.
     """
     if len(edges) != len(counts) + 1:
         raise ValueError(f"{title}: {len(counts)} counts need {len(counts) + 1} edges, got {len(edges)}")
@@ -73,14 +73,14 @@ def columns(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Upright bars of named things in order; `groups` (same length) are the numbers of their colours."""
+    """Vertical bars with names, in the given order. `groups` has the number of each bar's colour."""
     bars = [bar for bar in zip(names, values, groups, strict=True) if math.isfinite(bar[1])]
     if not bars:
         return nothing_to_draw(title)
     y = axis([value for _, value, _ in bars], y_label, from_zero=True)
     x = axis([0, len(bars)], x_label, exact=True, written=lambda value: "")
     slot = (RIGHT - LEFT) / len(bars)
-    every = math.ceil(len(bars) / 8)  # names that fit side by side
+    every = math.ceil(len(bars) / 8)  # show at most about 8 names, which fit side by side
     marks = []
     for index, (name, value, group) in enumerate(bars):
         left, top = LEFT + index * slot + slot * 0.15, y_of(y, value)
@@ -100,9 +100,9 @@ def stacked(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Upright bars of named things in order, each stacked of parts, the first at the foot.
+    """Vertical bars with names, in the given order. Each is a stack of parts, with the first at the bottom.
 
-    `parts` are (name, one value a bar). A value that is not finite is not drawn.
+    Each of `parts` has a name and one value per bar. A value that is not finite is not drawn.
     """
     sums = [
         math.fsum(values[index] for _, values in parts if math.isfinite(values[index]))
@@ -124,7 +124,7 @@ def stacked(
             top, base = y_of(y, foot + value), y_of(y, foot)
             tooltip = tag("title", f"{name}, {part_name}: {value:,.4g}")
             box = {"x": round(left, 2), "y": top, "width": round(slot * 0.7, 2)}
-            # A gap separates the parts where colours look alike.
+            # A gap separates the parts, even if two colours look alike.
             marks.append(
                 tag(
                     "rect",
@@ -145,7 +145,7 @@ def stacked(
 
 
 def rows(title: str, names: Sequence[str], values: Sequence[float], *, unit: str) -> Html:
-    """Horizontal bars of named things, each followed by its value."""
+    """Horizontal bars with names, each followed by its value."""
     bars = [bar for bar in zip(names, values, strict=True) if math.isfinite(bar[1])]
     if not bars:
         return nothing_to_draw(title)

@@ -22,7 +22,7 @@ def y_of(axis: Axis, value: float) -> float:
 
 
 def frame(x: Axis, y: Axis, marks: Iterable[Html], title: str, description: str) -> Html:
-    """A whole chart as an SVG element; marks are in paper coordinates (x_of, y_of)."""
+    """A complete chart as an SVG element. The marks have chart coordinates (from x_of and y_of)."""
     horizontal = [_horizontal(y, tick) for tick in y.ticks]
     vertical = [
         tag("text", x.written(tick), x=x_of(x, tick), y=BOTTOM + 18, text_anchor=_anchor(x_of(x, tick)))
@@ -45,12 +45,12 @@ def frame(x: Axis, y: Axis, marks: Iterable[Html], title: str, description: str)
 
 
 def nothing_to_draw(title: str) -> Html:
-    """The sentence that replaces a chart without a finite value."""
+    """The sentence that replaces a chart if it has no finite value."""
     return tag("p", f"{title}: there are no values to draw.", class_="missing")
 
 
 def legend(names: list[str], kind: str = "series") -> Html | None:
-    """The key to several series (or parts of a stack), above the chart; None for one."""
+    """The legend above a chart with several series (or parts of a stack); None for a single series."""
     if len(names) < 2:
         return None
     keys = [tag("span", tag("i", class_=f"swatch {kind}-{index}"), name) for index, name in enumerate(names)]
@@ -65,5 +65,5 @@ def _horizontal(y: Axis, tick: float) -> Html:
 
 
 def _anchor(at: float) -> str:
-    """The alignment of a tick's number; the last one must not leave the picture."""
+    """The alignment of a tick's number. The last number must not extend beyond the picture."""
     return "end" if at > RIGHT - 12 else "middle"

@@ -1,4 +1,4 @@
-"""A chart of a difference with its interval and the limit of the decision."""
+"""A chart of a difference with its confidence interval and the gate's limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Span:
 
 
 def interval_chart(title: str, span: Span, limit: float, *, x_label: str, limit_name: str) -> Html:
-    """A dot on its interval, zero as a thin line, and the limit that the interval must not begin below."""
+    """Draws a value with its interval, a line at zero, and the lower limit for the interval."""
     x = axis([span.low, span.high, 0.0, limit], x_label, most_ticks=5)
     y = Axis("", 0.0, 1.0, (), str)
     marks = [

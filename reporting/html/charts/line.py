@@ -1,4 +1,4 @@
-"""Line charts: one or more series over a common x, with horizontal lines to compare with."""
+"""Line charts: one or more series over a common x axis, with horizontal reference lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MOST_DOTS = 40
 
 @dataclass(frozen=True)
 class Series:
-    """Named points; those with a coordinate that is not finite are not drawn."""
+    """A name and points. Points with a coordinate that is not finite are not drawn."""
 
     name: str
     points: Sequence[tuple[float, float]]
 
     def drawable(self) -> list[tuple[float, float]]:
-        """Finite points, at most 600 of them: every n-th and the last."""
+        """The finite points. If there are more than 600, every n-th point and the last one."""
         finite = [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
         stride = math.ceil(len(finite) / _MOST_POINTS) or 1
         kept = finite[::stride]
@@ -48,9 +48,9 @@ def line_chart(
     x_written: Format | None = None,
     y_written: Format | None = None,
 ) -> Html:
-    """Lines, with dots if there are few points; a sentence if there is nothing to draw.
+    """Lines, with dots if there are few points; a sentence instead if there is nothing to draw.
 
-    Eight parameters: two axes, each with a label and a format, and what is drawn.
+    It has eight parameters because each of the two axes needs a label and a format.
     """
     drawn = [(line.name, line.drawable()) for line in series]
     points = [point for _, line_points in drawn for point in line_points]

@@ -13,7 +13,7 @@ _SMALLEST, _LARGEST = 2.5, 9.0
 
 
 def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label: str, y_label: str) -> Html:
-    """Dots at (x, y), both shares, whose area grows with their weight; both axes have the same range."""
+    """Dots at (x, y), which are both shares. A dot's area grows with its weight. Both axes are equal."""
     drawn = [point for point in points if all(map(math.isfinite, point)) and point[2] > 0]
     if not drawn:
         return nothing_to_draw(title)
@@ -45,5 +45,5 @@ def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label
             )
         )
     furthest = max(abs(px - py) for px, py, _ in drawn)
-    description = f"{len(drawn)} points; the furthest from the diagonal lies {percent(furthest)} from it"
+    description = f"{len(drawn)} points; the largest distance from the diagonal is {percent(furthest)}"
     return frame(x, y, marks, title, description)

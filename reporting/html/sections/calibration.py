@@ -19,14 +19,14 @@ def render(run: RunFacts) -> Html:
     if run.judged is not None:
         bins = [bin_ for bin_ in run.judged["calibration"] if bin_["rows"]]
         sentence = _lead(bins)
-        caption = "a dot is a bin of test rows, its area their number; the diagonal is perfect."
+        caption = "a dot is a bin of test rows; its area shows how many. The diagonal is perfect."
         points = [(bin_["mean_probability"], bin_["click_rate"], bin_["rows"]) for bin_ in bins]
         drawn = scatter("Reliability", points, x_label="predicted click rate", y_label="observed click rate")
         shown += [figure(drawn, "Reliability", caption), _bins(bins)]
         caption = "predicted probability of every test row."
         shown.append(_histogram("Test rows", caption, run.judged["histogram"], "rows"))
     if run.recommendations is not None and "score_histogram" in run.recommendations.facts:
-        caption = "predicted probability of what stands in tonight's lists."
+        caption = "predicted probability of the entries of this run's lists."
         scores = run.recommendations.facts["score_histogram"]
         shown.append(_histogram("Recommended", caption, scores, "list entries"))
     return section("calibration", "Calibration and scores", sentence, grid(*shown))

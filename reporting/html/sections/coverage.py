@@ -13,7 +13,7 @@ _TOP = 10
 
 
 def render(run: RunFacts, counts: ItemCounts | None) -> Html:
-    """The concentration of the lists and the items that stand in most of them."""
+    """The concentration of the lists, and the items that are in most of them."""
     if run.recommendations is None or counts is None or not counts.rows:
         return section("coverage", "Coverage", missing("How often items are recommended", "score_daily"))
     items = int(run.recommendations.facts["items"])
@@ -21,7 +21,7 @@ def render(run: RunFacts, counts: ItemCounts | None) -> Html:
     curve = _concentration([times for _, times in ordered], items, counts.rows)
     drawn = line_chart(
         "Concentration",
-        [Series("tonight's lists", curve), Series("every item equally often", [(0.0, 0.0), (1.0, 1.0)])],
+        [Series("lists of this run", curve), Series("every item equally often", [(0.0, 0.0), (1.0, 1.0)])],
         x_label="share of items, most recommended first",
         y_label="share of list entries",
         from_zero=True,
@@ -35,7 +35,7 @@ def render(run: RunFacts, counts: ItemCounts | None) -> Html:
 
 
 def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float, float]]:
-    """(share of items, share of entries they take), most recommended first, ending at (1, 1)."""
+    """(share of items, their share of the list entries), most recommended items first, up to (1, 1)."""
     points, taken = [(0.0, 0.0)], 0
     for position, count in enumerate(times, start=1):
         taken += count
@@ -44,14 +44,14 @@ def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float,
 
 
 def _lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Html:
-    """Items that are recommended to someone, and the share of the top tenth."""
+    """How many items are recommended to someone, and the share of entries that the top tenth takes."""
     tenth = sum(times for _, times in ordered[: max(1, items // 10)]) / counts.rows
     part = ""
     if counts.rows < counts.of_rows:
         part = f" Counted in {numbers.count(counts.rows)} of {numbers.count(counts.of_rows)} entries."
     return lead(
         f"{numbers.count(len(ordered))} of {numbers.count(items)} items are recommended to someone; "
-        f"the tenth of items recommended most takes {numbers.percent(tenth)} of all list entries.{part}"
+        f"the most recommended tenth of the items takes {numbers.percent(tenth)} of all list entries.{part}"
     )
 
 

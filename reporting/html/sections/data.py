@@ -45,17 +45,17 @@ def _lead(run: RunFacts, days: list[Day]) -> Html:
     return lead(
         f"{numbers.count(sum(day.rows for day in days))} rows of {len(once)} days; "
         f"{numbers.count(dropped)} of {numbers.count(rows_in)} raw rows ({share}) did not parse "
-        f"and lie in quarantine. The workflow was {workflow}."
+        f"and are in quarantine. The workflow was {workflow}."
     )
 
 
 def _once(days: list[Day]) -> list[Day]:
-    """One entry a day, also if a day is cut into splits."""
+    """One entry per day, even if a day is divided into several splits."""
     return list({day.dt: day for day in days}.values())
 
 
 def _by_day(days: list[Day]) -> Html:
-    """A table with one row a day and split."""
+    """A table with one row per day and split."""
     rows: list[list[Child]] = [
         [
             day.dt,

@@ -18,9 +18,9 @@ _TOP = 3
 _SHOWN_CHARACTERS = 40
 
 _NOTE = (
-    "New values: share of the day's values that the train days do not have. PSI, the population stability "
-    "index: below 0.1 stable, above 0.25 shifted; by chance: what a day of this size may show "
-    "without any change."
+    "New values: share of the day's values that do not occur on the train days. PSI, the "
+    "population stability index: below 0.1 stable, above 0.25 shifted; by chance: what a day of "
+    "this size may show without any change."
 )
 
 Levels = Mapping[tuple[str | None, str], str]
@@ -89,7 +89,7 @@ def _findings(findings: Iterable[Finding]) -> Html | None:
 
 
 def _charts(compared: Comparison) -> list[Html]:
-    """Rows and click rates by day, or by split for a log that is cut inside one partition."""
+    """Rows and click rates by day, or by split if one partition of the log is divided into splits."""
     order: list[str] = list(SPLITS)
     pieces = compared.pieces
     by = "split" if compared.cut else "day"
@@ -112,7 +112,7 @@ def _charts(compared: Comparison) -> list[Html]:
 
 
 def _columns(ordered: list[ColumnReport], levels: Levels) -> Html:
-    """A table with one row a column."""
+    """A table with one row per column of the log."""
     headers = [
         "Column",
         "Mark",

@@ -45,12 +45,12 @@ def _lead(evaluation: Mapping[str, Any]) -> Html:
     by = evaluation.get("resampled")
     between = (evaluation.get("intervals") or {}).get("auc")
     if by is None or between is None:
-        return lead("There was no champion to compare with, or too little to compare by.")
+        return lead("There was no champion to compare with, or too few rows for a comparison.")
     return lead(
-        "Both models scored the same test rows. The interval holds the true difference with "
+        "Both models scored the same test rows. The interval contains the true difference with "
         f"{between['confidence']:.0%} confidence: it comes from {numbers.count(between['replicates'])} "
         f"resamples of {numbers.count(by['count'])} {by['by']}s. "
-        "The challenger serves where it does not begin below minus ",
+        "The challenger serves if the interval does not begin below minus ",
         tag("code", "gate.margin"),
         f", {evaluation['margin']:g}.",
     )
@@ -73,7 +73,7 @@ def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
 
 
 def _checks(checks: list[Mapping[str, Any]]) -> Html:
-    """A table with one row a check."""
+    """A table with one row per check."""
     rows: list[list[Child]] = [
         [
             _NAMES.get(check["name"], check["name"]),
@@ -86,13 +86,13 @@ def _checks(checks: list[Mapping[str, Any]]) -> Html:
         for check in checks
     ]
     shown = table(
-        ["Check", "Level", "What was found", "Set by"], rows, "What the gate looked at", text=(0, 1, 2, 3)
+        ["Check", "Level", "What was found", "Set by"], rows, "The checks of the gate", text=(0, 1, 2, 3)
     )
     return tag("div", shown, class_="compact")
 
 
 def _drift(drift: Mapping[str, Any]) -> list[Html]:
-    """The columns that drifted most, and the features with most unknown ids."""
+    """The columns that drifted most, and the features with the largest shares of unknown ids."""
     tables = (
         (
             "Drift of columns, PSI",

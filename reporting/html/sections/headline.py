@@ -12,7 +12,7 @@ def render(run: RunFacts) -> Html:
     return tag(
         "header",
         tag("p", f"Nightrank · {run.name}", class_="overline"),
-        tag("h1", f"Night of {run.run_date}"),
+        tag("h1", f"Run of {run.run_date}"),
         _decision(run),
         tag("div", *_tiles(run), class_="tiles"),
     )
@@ -29,9 +29,9 @@ def _decision(run: RunFacts) -> Html:
         version = run.evaluation["challenger"]["version"]
         return tag(
             "p",
-            "Tonight's model ",
+            "The model of this run, ",
             tag("code", version),
-            " was ",
+            ", was ",
             decision,
             f": {run.evaluation['reason']}",
             class_="lead",
@@ -39,7 +39,7 @@ def _decision(run: RunFacts) -> Html:
     if run.recommendations is not None:
         version = run.recommendations.facts.get("model_version")
         return tag(
-            "p", "No model was trained tonight; ", tag("code", version), " made the lists.", class_="lead"
+            "p", "No model was trained in this run; ", tag("code", version), " made the lists.", class_="lead"
         )
     return tag(
         "p",
@@ -60,14 +60,14 @@ def _tiles(run: RunFacts) -> list[Html]:
 def _quality(run: RunFacts) -> Html:
     """AUC of the model that serves."""
     if run.evaluation is None or run.judged is None:
-        return _tile("Model AUC", numbers.NONE, "evaluate_model has not run for this night")
+        return _tile("Model AUC", numbers.NONE, "evaluate_model has not run for this run date")
     auc, best = run.judged["auc"], run.evaluation.get("best_auc")
     reached = numbers.share_reached(auc, best)
     if reached is None:
         entropy = numbers.decimal(run.judged.get("normalized_entropy"))
         return _tile("Model AUC", numbers.decimal(auc), f"on the test day; normalised entropy {entropy}")
     note = (
-        f"{numbers.percent(reached)} of the way from guessing to the best the log allows, "
+        f"{numbers.percent(reached)} of the way from guessing to the best that the log allows, "
         f"{numbers.decimal(best)}"
     )
     return _tile("Model AUC", numbers.decimal(auc), note, meter=reached)
@@ -103,20 +103,20 @@ def _hit_rate(run: RunFacts) -> Html:
 def _served(run: RunFacts) -> Html:
     """Users with a list."""
     if run.recommendations is None:
-        return _tile("Users served", numbers.NONE, "score_daily has not run for this night")
+        return _tile("Users served", numbers.NONE, "score_daily has not run for this run date")
     facts = run.recommendations.facts
     fewer = facts.get("users_with_fewer", 0)
-    note = f"{facts['k']} items each" + (f", {numbers.count(fewer)} users fewer" if fewer else "")
+    note = f"{facts['k']} items each" + (f", but fewer for {numbers.count(fewer)} users" if fewer else "")
     return _tile("Users served", numbers.count(facts["users"]), note)
 
 
 def _coverage(run: RunFacts) -> Html:
     """Share of items that are in a list."""
     if run.recommendations is None:
-        return _tile("Item coverage", numbers.NONE, "score_daily has not run for this night")
+        return _tile("Item coverage", numbers.NONE, "score_daily has not run for this run date")
     facts = run.recommendations.facts
     recommended = numbers.count(facts["items_recommended"])
-    note = f"{recommended} of {numbers.count(facts['items'])} items stand in a list"
+    note = f"{recommended} of {numbers.count(facts['items'])} items are in a list"
     return _tile("Item coverage", numbers.percent(facts["coverage"]), note, meter=facts["coverage"])
 
 

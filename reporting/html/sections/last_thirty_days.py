@@ -21,12 +21,12 @@ _TIMED = ("build_features", "train_model", "score_daily")
 
 
 def render(history: History, run_date: str, psi_warn: float | None) -> Html | None:
-    """Charts from the second day on, a table, and failed attempts; None without any run.
+    """Charts (if there are at least two days), a table, and failed attempts; None if there is no run.
 
     Args:
         history: the facts by run date.
         run_date: the last run date.
-        psi_warn: quality.psi_warn, drawn in the chart of drift.
+        psi_warn: the value of quality.psi_warn, which the chart of drift shows as a line.
     """
     days = history.days
     if not any(day.core_s for day in days) and len(days) < 2:
@@ -44,7 +44,7 @@ def render(history: History, run_date: str, psi_warn: float | None) -> Html | No
 
 
 def _lead(days: Sequence[DayFacts], run_date: str, currency: str | None) -> Html:
-    """How many run dates have run, their core hours and cost, and failed attempts."""
+    """How many run dates have run, their core hours and cost, and the number of failed attempts."""
     failed = sum(len(day.failures) for day in days)
     hours = sum(day.core_s for day in days) / 3600
     costs = [day.cost for day in days if day.cost is not None]
@@ -79,16 +79,16 @@ def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | No
     )
     auc, drift, speed = _line_charts(days, psi_warn)
     charts = [
-        ("Rows", "of the run date's own log, before drops.", rows),
-        ("Drops", "share of these rows that were left out, by reason.", _drops(days, names)),
+        ("Rows", "of the run date's own log, before any rows were dropped.", rows),
+        ("Drops", "share of these rows that were dropped, by reason.", _drops(days, names)),
         ("AUC", "of the models that the gate compared.", auc),
-        ("Drift", "of the day against its train days, and of the lists against the last ones.", drift),
-        ("Throughput", "of the last attempt that ended well.", speed),
-        ("Duration", "of the jobs, by their own clocks.", seconds),
-        ("Cost", "of all attempts, those that failed too.", _cost(days, names, currency)),
+        ("Drift", "of the day from its train days, and of the lists from the last ones.", drift),
+        ("Throughput", "of the last successful attempt.", speed),
+        ("Duration", "of the jobs, without the start of Spark processes.", seconds),
+        ("Cost", "of all attempts, including failed ones.", _cost(days, names, currency)),
     ]
     if any(day.failures for day in days):
-        charts.append(("Failures", "attempts that failed.", _failed(days, names)))
+        charts.append(("Failures", "failed attempts.", _failed(days, names)))
     return charts
 
 
@@ -124,19 +124,19 @@ def _line_charts(days: Sequence[DayFacts], psi_warn: float | None) -> tuple[Html
     return (
         lines("AUC", "AUC on the test day", auc),
         lines("Drift", "population stability index", drift, limits),
-        lines("Throughput", "rows a second, 1 = median of the days", speeds),
+        lines("Throughput", "rows per second, 1 = median of the days", speeds),
     )
 
 
 def _month_and_day(last: date, x: float) -> str:
-    """The date of a whole number of days before the last one; empty between two days."""
+    """The month and day of a tick, `x` days after `last` (negative: before); empty between two days."""
     if abs(x - round(x)) > 1e-9 or x > 0:
         return ""
     return date.fromordinal(last.toordinal() + round(x)).isoformat()[5:]
 
 
 def _speed_of(job: str) -> Callable[[DayFacts], float | None]:
-    """Reads the rows a second of a job."""
+    """Returns a function that reads a job's rows per second."""
     return lambda day: day.rows_per_s.get(job)
 
 
@@ -225,7 +225,7 @@ def _short(text: str) -> str:
 
 
 def _by_day(days: Sequence[DayFacts], currency: str | None) -> Html:
-    """A table with one row a run date."""
+    """A table with one row per run date."""
     headers = ["Run date", "Rows", "Dropped", "AUC", "Worst PSI", "Churn", "Minutes", "Core hours"]
     headers += [str(currency)] if currency else []
     rows: list[list[Child]] = [

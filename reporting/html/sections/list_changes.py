@@ -11,7 +11,7 @@ from reporting.facts.run_facts import RunFacts
 
 
 def render(run: RunFacts) -> Html:
-    """From list_changes and deliveries. Lists that were held back have no delivery."""
+    """The section, from list_changes and deliveries. Lists that were held back have no delivery."""
     if run.changes is None:
         return section("changes", "Changes", missing("Changes of the lists", "score_daily"))
     return section("changes", "Changes", _lead(run.changes), _figures(run.changes), _delivered(run.delivery))
@@ -20,15 +20,15 @@ def render(run: RunFacts) -> Html:
 def _lead(changes: Mapping[str, Any]) -> Html:
     """What the lists are compared with, and whether they were held back."""
     before = changes["before"]
-    against = f"the lists of {before}" if before else "nothing: no lists were published before"
+    against = f"the lists of {before}" if before else "nothing, because no lists were published before"
     if not changes["held_back"]:
-        return lead(f"Tonight's lists against {against}.")
+        return lead(f"The lists of this run, compared with {against}.")
     past = ", ".join(f"score.stop.{excess['setting']}={excess['limit']:g}" for excess in changes["excesses"])
-    served = f"; {before} stays served." if before else "."
+    served = f"; the lists of {before} are still served." if before else "."
     return lead(
-        f"Tonight's lists against {against}. They were ",
+        f"The lists of this run, compared with {against}. They were ",
         tag("strong", "held back", class_="warn"),
-        f": past {past}{served}",
+        f": they exceed {past}{served}",
     )
 
 
@@ -52,7 +52,12 @@ def _figures(changes: Mapping[str, Any]) -> Html:
             "mean over users in both",
         ),
         ("coverage", "Items in some list", numbers.percent(changes["coverage"]), _coverage_before(changes)),
-        ("cold_share", "Entries nobody clicked in train", numbers.percent(changes["cold_share"]), ""),
+        (
+            "cold_share",
+            "Entries whose item nobody clicked in training",
+            numbers.percent(changes["cold_share"]),
+            "",
+        ),
         (
             "score_psi",
             "Drift of scores (PSI)",
@@ -80,7 +85,7 @@ def _coverage_before(changes: Mapping[str, Any]) -> str:
 
 
 def _delivered(delivery: Mapping[str, Any] | None) -> Html | None:
-    """A table with one row a sink; None without a delivery."""
+    """A table with one row per sink; None without a delivery."""
     if delivery is None:
         return None
     rows: list[list[Child]] = [

@@ -13,7 +13,7 @@ _AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks
 
 
 def render(run: RunFacts) -> Html:
-    """The lists of this run date, or of the day before if clicks of the day after are not there yet."""
+    """The lists of this run date, or of the day before if the next day's clicks are not available yet."""
     if run.measure is None:
         words = missing("Hits of the lists", "measure_recommendations")
         return section("measured", "Lists against clicks", words)
@@ -44,7 +44,9 @@ def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
     headers = ["Source", f"Recall @{recall['mean_candidates']:,.0f}"]
     return [
         table(
-            headers, rows, "Clicks that the candidates held; an item of several sources counts for the first"
+            headers,
+            rows,
+            "Clicked items that were candidates; an item of several sources counts for the first",
         )
     ]
 

@@ -11,13 +11,13 @@ from storage.paths import Lake
 
 
 def render(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Html | None:
-    """One row a run date, newest last; None before the second run. `recorder` receives what is read."""
+    """One row per run date, newest last; None before the second run. `recorder` records what is read."""
     dates = earlier_run_dates(config, run_date)
     if len(dates) < 2:
         return None
     lake = Lake(config.lake, recorder)
     headers = [
-        "Night",
+        "Run date",
         "Model serving",
         "Gate",
         "AUC",
@@ -28,12 +28,12 @@ def render(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORD
         "Lift",
         "Coverage",
     ]
-    shown = table(headers, [_row(lake, dt) for dt in dates], f"The last {len(dates)} nights", text=(0, 1, 2))
+    shown = table(headers, [_row(lake, dt) for dt in dates], f"The last {len(dates)} runs", text=(0, 1, 2))
     note = (
-        "AUC is that of the night's challenger on its test day; "
-        "hit rates follow when the next day's clicks are in."
+        "AUC is that of the run's challenger on its test day; "
+        "hit rates are added when the next day's clicks are available."
     )
-    return section("nights", "Nights", lead(note), shown)
+    return section("nights", "Recent runs", lead(note), shown)
 
 
 def _row(lake: Lake, dt: str) -> list[Child]:

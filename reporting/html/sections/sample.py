@@ -12,13 +12,13 @@ _CLICKED = 5
 
 
 def render(lists: Sequence[UserList]) -> Html:
-    """One card a user."""
+    """One card per user."""
     if not lists:
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
     sentence = lead(
-        "Users evenly spread over all users. “Before” counts how often the user clicked the item and how "
-        "often it was shown to the user in the days of the data above; “why” is ranked, or the business rule "
-        "that put the item there."
+        "A sample of users, evenly spread over all users. “Before” counts how often the user clicked the "
+        "item and how often the item was shown to the user on the days listed under Data; “why” is ranked, "
+        "or the business rule that put the item there."
     )
     return section("sample", "A few lists", sentence, grid(*(_card(user_list) for user_list in lists)))
 

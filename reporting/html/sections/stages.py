@@ -26,10 +26,10 @@ class StageTime:
 
 
 def read_stage_times(lake: Lake, run_date: str, config: str) -> list[StageTime]:
-    """The stages of a run that ended well, in the order in which they ended.
+    """The successful stages of a run, in the order in which they ended.
 
-    They come from the logs of `nightly`. If a scheduler keeps the logs, they come from the last run record of
-    each job of this configuration.
+    The times come from the logs of `nightly`. If a scheduler keeps the logs, the times come from the last run
+    record of each job of this configuration.
     """
     return _of_logs(lake, run_date) or [
         StageTime(record.job, record.seconds, record.phases)
@@ -47,7 +47,7 @@ def _of_logs(lake: Lake, run_date: str) -> list[StageTime]:
     for log in sorted(folder.glob("*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
         summary = JobSummary.in_log(log)
         seconds = dict(summary.seconds) if summary else {}
-        if seconds and log.stem != "report":  # the report's own line is from an earlier run, if there is one
+        if seconds and log.stem != "report":  # a line of the report itself can only be from an earlier run
             stage_times.append(StageTime(log.stem, float(seconds.pop("total")), seconds))
     return stage_times
 
@@ -58,8 +58,8 @@ def render(times: list[StageTime]) -> Html:
         return section("stages", "Stages", missing("The seconds of the stages", "nightly"))
     total = sum(stage.total_s for stage in times)
     sentence = lead(
-        f"{len(times)} stages took {numbers.seconds(total)} by their own clocks; "
-        "starting a Spark process comes on top."
+        f"{len(times)} stages took {numbers.seconds(total)}, measured by the jobs themselves; "
+        "the start of each Spark process is not included."
     )
     drawn = rows(
         "Seconds by stage", [stage.stage for stage in times], [stage.total_s for stage in times], unit="s"

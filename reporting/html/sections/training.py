@@ -1,4 +1,4 @@
-"""The training of the model: loss, learning rate and rows a second by step."""
+"""The training of the model: loss, learning rate and rows per second by step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WITHOUT_LISTS = {"architecture", "multi_hot"}
 
 
 def render(run: RunFacts) -> Html:
-    """From model.json of the run's challenger, or of the serving model for a run without training."""
+    """The section, from model.json of the challenger, or of the serving model if none was trained."""
     if run.model is None:
         return section("training", "Training", missing("The training curve", "train_model"))
     model = run.model
-    trained = "tonight" if model.get("run_date") == run.run_date else f"on {model.get('run_date')}"
+    trained = "in this run" if model.get("run_date") == run.run_date else f"on {model.get('run_date')}"
     sentence = lead(
         "Model ",
         tag("code", model["version"]),
@@ -47,16 +47,16 @@ def _charts(model: Mapping[str, Any]) -> list[Html]:
         from_zero=True,
     )
     speed = line_chart(
-        "Rows a second",
-        [Series("rows a second", _points(model, "rows_per_s"))],
+        "Rows per second",
+        [Series("rows per second", _points(model, "rows_per_s"))],
         x_label="step",
         y_label="rows/s, all ranks",
         from_zero=True,
     )
     return [
-        figure(loss, "Training loss", "mean log loss since the point before."),
+        figure(loss, "Training loss", "mean log loss since the previous point."),
         figure(rate, "Learning rate", "of the dense parameters."),
-        figure(speed, "Throughput", "rows a second over all ranks."),
+        figure(speed, "Throughput", "rows per second over all ranks."),
     ]
 
 
@@ -94,7 +94,7 @@ def _facts(model: Mapping[str, Any]) -> Html:
 
 
 def _architecture(model: Mapping[str, Any]) -> str:
-    """The architecture and its settings that are on. `multi_hot` is shown if the model has lists of ids."""
+    """The architecture and its active settings. `multi_hot` is shown only if the model has lists of ids."""
     features = model.get("feature_spec", {}).get("features", [])
     hidden = (
         {"architecture"} if any(feature["kind"] == "multi_hot" for feature in features) else _WITHOUT_LISTS

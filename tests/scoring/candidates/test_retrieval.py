@@ -82,7 +82,7 @@ def test_without_items_every_list_is_empty() -> None:
 
 def test_what_cannot_be_ranked_or_excluded_names_the_user() -> None:
     users, items = whole_numbers(3, 1), whole_numbers(4, 2)
-    with pytest.raises(DataError, match=r"excluded index of user u1 is 4, there are 4 candidate items"):
+    with pytest.raises(DataError, match=r"excluded index of user u1 is 4, but there are 4 candidate items"):
         retriever(users, items, 2, 100).retrieve(batch([[0], [4], None]))
     items[2] = float("nan")
     with pytest.raises(DataError, match=r"m1 gives user u0 and the item of index 2 a product that is NaN"):

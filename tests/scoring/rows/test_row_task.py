@@ -166,7 +166,7 @@ def test_files_that_are_not_what_the_manifest_says_are_refused(rows: pa.Table, t
     with pytest.raises(DataError, match=r"row groups of \[30\] rows"):
         read_all(groups)
     (tmp_path / "rows").write_bytes(b"PAR1 is how such a file begins, but this one never ends")
-    with pytest.raises(DataError, match="is no whole Parquet file"):
+    with pytest.raises(DataError, match="is not a complete Parquet file"):
         read_all(groups)
     (tmp_path / "rows").unlink()
     with pytest.raises(DataError, match=r"rows does not exist although a manifest names it"):
