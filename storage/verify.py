@@ -41,7 +41,7 @@ def verify(
     """Checks the written files against the expected rows, the schema and the rules.
 
     Raises:
-        DataError: naming the column, what is wrong with it and the remedy.
+        DataError: the files break a condition; the message names the column, the problem and the remedy.
     """
     written = sum(file.entry.rows for file in files)
     if expected_rows is not None and written != expected_rows:
@@ -74,7 +74,7 @@ def verify(
 
 
 def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
-    """The error for nulls in a column that must have none, in rows of `path` or in rows computed from it."""
+    """The error for nulls in a column that must have none, in the file `path` or in rows computed from it."""
     return DataError(
         f"{path}: {column} is null in {nulls} of {rows} rows",
         f"give {column} a fill (and clip before log1p) in features, or correct the raw log",
