@@ -1,4 +1,4 @@
-"""One `--set a.b=value`: the value is text where the key holds text, and YAML everywhere else."""
+"""Applies one `--set a.b=value`. If the type of the key is text, the value is text, otherwise YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The typed configuration of the data checks: how a day's log may differ from its train days."""
+"""The typed configuration of the data checks: how much a day's log may differ from its train days."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Limit = Annotated[float, Field(ge=0)] | None
 
 
 class Quality(Strict):
-    """How a day's log may differ from its train days.
+    """How much a day's log may differ from its train days.
 
-    All limits but `max_bad_share` compare the day of the run date with its train days. Above `_warn`, a
-    figure is logged and marked in the report. Above `_stop`, build_features ends with exit code 3 before it
-    publishes features.
+    All limits except `max_bad_share` compare the day of the run date with its train days. If a figure is
+    above its limit `_warn`, it is logged and marked in the report. If it is above its limit `_stop`,
+    build_features ends with exit code 3 before it publishes features.
     """
 
     max_bad_share: Share = Field(

@@ -1,1 +1,1 @@
-"""The lake: paths, manifests, publishing, file systems, format versions. Imports no other package than conf."""
+"""The lake: paths, manifests, publishing, file systems, format versions. It imports only conf."""

@@ -82,7 +82,7 @@ class Dataset:
 
 
 def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
-    """Publishes `datasets/dt=<run date>`, unless it is up to date. This is the last step of build_features."""
+    """Publishes `datasets/dt=<run date>`, unless it is up to date. The last step of build_features."""
     splits = {
         split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in members]
         for split, members in dataset.splits.items()
@@ -149,13 +149,13 @@ def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
         return
     named = ", ".join(f"{day}: {count} of {of} rows" for day, of, count in days[:_NAMED_DAYS])
     more = f", and {len(days) - _NAMED_DAYS} more days" if len(days) > _NAMED_DAYS else ""
-    content = "no click" if not clicks else "clicks alone"
+    content = "no click" if not clicks else "only clicks"
     raise DataError(
-        f"the training rows hold {content} ({named}{more}; {clicks} of {rows} rows in all), "
-        "and a model cannot learn from rows of one label",
-        "look into the quarantine of these days and at log.label, and deliver the days again"
+        f"the training rows contain {content} ({named}{more}; {clicks} of {rows} rows in all), "
+        "and a model cannot learn from rows that all have the same label",
+        "look at the quarantine of these days and at log.label, then deliver the days again"
         if not clicks
-        else "look at log.label; a log of choices alone needs the section negatives",
+        else "look at log.label; if the log records only what users chose, add the section negatives",
     )
 
 
@@ -184,8 +184,8 @@ def split_partitions(
         manifest = read_manifest(partition)
         if manifest.digest != member.digest:
             raise DataError(
-                f"{partition.path} holds other rows ({manifest.digest}) than dataset {dataset.run_date} "
-                f"was made of ({member.digest})",
+                f"the rows of {partition.path} (digest {manifest.digest}) differ from those of dataset "
+                f"{dataset.run_date} (digest {member.digest})",
                 f"run build_features for {dataset.run_date} again",
             )
         partitions.append((partition, manifest, member.label))

@@ -110,8 +110,8 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
 
     for attempt in range(_TRIES):
         with _infrastructure_errors(table, dt):
-            # Load the table before the manifest is read. If another job then replaces the manifest, its
-            # commit conflicts with this one, and this loop reads both again.
+            # Load the table before `now` reads the manifest. If another job replaces the manifest after
+            # that, the two commits conflict, and the job whose commit fails reads both again.
             known = _load(table)
             wanted = now()
             if _paths(known, dt) == wanted.paths:
@@ -122,8 +122,9 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
             except CommitFailedError:
                 time.sleep(random.uniform(0, _WAIT_S * (attempt + 1)))
     raise InfrastructureError(
-        f"the Delta log of {table}: others replaced dt={dt} in each of {_TRIES} tries",
-        "run one job a date at a time, then rerun",
+        f"the Delta log of {table} cannot be updated: other jobs replaced dt={dt} during each of {_TRIES} "
+        "tries",
+        "run only one job per date at a time, then rerun",
     )
 
 
@@ -201,9 +202,10 @@ def _merged(table: DeltaTable, columns: Sequence[tuple[str, str]]) -> Schema:
         field = _field(*column)
         if known.setdefault(field["name"], field["type"]) != field["type"]:
             raise DataError(
-                f"{table.table_uri}: {field['name']} is {field['type']}, "
-                f"in the Delta log's earlier dates {known[field['name']]}",
-                f"delete {table.table_uri}/_delta_log, then run the job again for each date that others read",
+                f"{table.table_uri}: the column {field['name']} has the type {field['type']}, "
+                f"but {known[field['name']]} in the earlier dates of the Delta log",
+                f"delete {table.table_uri}/_delta_log, then run the job again for each date that other tools "
+                "read",
             )
     added = [_field(name, kind) for name, kind in columns if name not in {field["name"] for field in fields}]
     return _schema([*fields, *added])

@@ -23,7 +23,7 @@ ITEM_KEY = "item_key"
 GROUP_KEY = "group_key"
 EVENT_TIME = "event_time"
 
-# The largest finite float32: dense features, and raw numbers, are within it on either side.
+# The largest finite float32. The magnitude of dense features and raw numbers must not exceed it.
 FLOAT32_MAX = 3.4028234663852886e38
 
 FILE_NAME = "feature_spec.json"
@@ -143,7 +143,8 @@ class FeatureSpec:
             )
         raise DataError(
             f"{mine} and {theirs} have different features: {difference}",
-            "use features and model of one workflow version: run build_features for the model's version",
+            "use features and a model of the same workflow version: run build_features with the version of "
+            "the model",
         )
 
 

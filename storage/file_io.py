@@ -189,8 +189,7 @@ def create_json(path: str, value: Any) -> bool:
     pyarrow's clients for object stores have no conditional write, and some local file systems have no hard
     links. In these cases the function writes the file if it sees none, and reads it back. If several callers
     write at the same time, the file of the last one remains. An earlier caller also gets True if it reads
-    the file back before it is overwritten. So a caller that gets True must not delete the data that its
-    `value` refers to, and neither may the others.
+    the file back before it is overwritten. So no caller may delete the data that its `value` refers to.
 
     Args:
         value: must differ from the values that all other callers write to this path.

@@ -1,4 +1,4 @@
-"""Versions of the formats on disk. Each JSON file holds its version, and readers refuse newer versions.
+"""Versions of the formats on disk. Each JSON file contains its version, and readers refuse newer versions.
 
 The version of a format is increased if readers of the previous version would misread the file. It is not
 increased for an additional key that they can ignore. Release 0.1.0 wrote no versions: a file without the key

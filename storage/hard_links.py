@@ -1,4 +1,4 @@
-"""Hard links in a local partition's folder, for tools that list the folder: one link per file of the manifest.
+"""Hard links in a local partition's folder, for tools that list it: one link for each file of the manifest.
 
 Several links cannot be replaced atomically. So while the links change, the folder also contains a file that
 no tool can read. A tool that lists the folder then either reads the files of one manifest or fails. This is
@@ -22,13 +22,14 @@ from storage import file_io
 log = logging.getLogger("nightrank.publish")
 
 LOCK_NAME = ".lock"
-# The name sorts first, because a tool that needs a few rows may read only the first file. The file claims to
-# be compressed: Spark would read a line that is not JSON as a row, but it fails on a broken archive.
+# The name sorts first, because a tool that needs a few rows may read only the first file. In a folder of JSON
+# lines there is also a .json.gz file: Spark reads a line that is not JSON as a row, but it fails on a .gz
+# file that is not compressed.
 STOP = "0-being-replaced"
 _STOPS = {".parquet": (".parquet",), ".jsonl": (".jsonl", ".json.gz"), ".json.gz": (".json.gz",)}
 _STOP_TEXT = (
-    "This partition is being replaced. Read it again; if it stays like this, "
-    "a job was killed: run it again.\n"
+    "This partition is being replaced. Read it again later. If this file remains, "
+    "a job was killed: run the job again.\n"
 )
 # Errors of a file system that has no hard links, cannot link between these folders, or allows no more links
 # to a file.

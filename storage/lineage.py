@@ -3,7 +3,7 @@
 `Lake`, `Table` and `Partition` hold a recorder. Functions that read or publish a partition report to the
 recorder of that partition. Functions that read other data, such as a raw log or a model, take a recorder as
 an argument. The recorder of a job is a `RunLineage`. Everywhere else (workers, notebooks, tests) it is
-`NOT_RECORDED`, which keeps nothing.
+`NOT_RECORDED`, which discards everything.
 
 Events follow OpenLineage. A dataset is one partition. Its namespace and name follow OpenLineage's rules for
 file paths, and its version is the digest of its manifest.
@@ -59,12 +59,12 @@ class LineageRecorder:
     def record_read(
         self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
     ) -> None:
-        """Notes an input of the run."""
+        """Records an input of the run."""
 
     def record_write(
         self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
     ) -> None:
-        """Notes an output that has no manifest, such as a model."""
+        """Records an output that has no manifest, such as a model."""
 
     def record_combined(self, digest: str, parts: Iterable[str]) -> None:
         """Records that a digest was computed from the digests of these parts.
@@ -89,8 +89,8 @@ NOT_RECORDED = LineageRecorder()
 class RunLineage(LineageRecorder):
     """One run of one job: its identity, and the datasets that it has read and published so far, by path.
 
-    A copy that is sent to another process records nothing. Workers read only data that the driver has
-    recorded already.
+    A copy that is sent to another process records nothing: workers read for the driver, and the driver itself
+    records these reads.
 
     Attributes:
         combined: combined digest → the digests that it was computed from.
@@ -105,13 +105,13 @@ class RunLineage(LineageRecorder):
     combined: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type[LineageRecorder], tuple[()]]:
-        """Pickles as a recorder that keeps nothing."""
+        """Pickles as a recorder that discards everything."""
         return LineageRecorder, ()
 
     def record_read(
         self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
     ) -> None:
-        """Notes an input of the run."""
+        """Records an input of the run."""
         self.inputs[path] = DatasetVersion(path, version, rows, size_bytes)
 
     def record_write(
@@ -140,7 +140,7 @@ class RunLineage(LineageRecorder):
         return self._event("OTHER", time, inputs or self.external_inputs(), [dataset])
 
     def external_inputs(self) -> list[DatasetVersion]:
-        """The inputs that this run did not publish itself (a job also reads what it published)."""
+        """The inputs that this run did not publish itself (a job may read what it replaces)."""
         return [dataset for path, dataset in self.inputs.items() if path not in self.outputs]
 
     def end_event(self, time: str, error: str | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ quarantine/dt=…                 rows that did not parse
 value_counts/dt=…               counts of the raw values of a day, by file split
 profiles/<config name>/dt=…     profile of the raw columns of a day, and the values of the categorical columns
                                 (profiles/<config name>/<split>/dt=… for a log that is one partition)
-quality/<config name>/dt=…      the data report of a run date: the log of the day compared with the train days
+quality/<config name>/dt=…      data report of a run date: the day's log compared with the train days
 workflow/<version>/             fitted operators, feature_spec.json, vocabularies
 features|users|items/<workflow version>/dt=…
 datasets/dt=…                   data manifest of a run of build_features: workflow version, days of each split
@@ -13,8 +13,8 @@ models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
 candidates|candidate_items/<workflow version>/dt=…
 recommendations|scores|evaluations|measures/dt=…
-list_changes/dt=…               comparison of the lists of a date with the last published lists; it also exists
-                                if the lists of the date exceed a limit and are not published
+list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
+                                written if the lists of the date exceed a limit and are not published
 deliveries/dt=…                 the sinks to which the lists of a date were delivered
 checkpoints/<version>/          checkpoints of trainings in progress
 runs/dt=…                       one run record for each attempt at a job (reporting/monitoring)
