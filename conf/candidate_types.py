@@ -44,9 +44,9 @@ class Popular(Strict):
 
 
 class Covisitation(Strict):
-    """Items that were clicked by users who clicked the same items as the user (formula: docs/candidates.md)."""
+    """Items that were clicked by users who clicked the same items (docs/candidates.md has the formula)."""
 
-    source: Literal["covisitation"] = Field(description="The items clicked by users with the same clicks.")
+    source: Literal["covisitation"] = Field(description="Items clicked by users with the same clicks.")
     n: PositiveInt = Field(default=100, description="Number of items.")
     window_days: Days | None = Field(
         default=None, description="Days up to the run date whose clicks count. Null: all days of the splits."
@@ -112,10 +112,10 @@ class NotAllowed(RawTable):
     value: str = Field(description="Column of the table with the value.")
     attribute: str = Field(description="Column of `user_attributes`.")
     rule: Literal["deny", "allow", "at_least"] = Field(
-        description="`deny`: a row (item, value) excludes the item for users with that value. `allow`: if the "
-        "table has rows of an item, only users with one of these values may get the item. `at_least`: the "
-        "user's number must be at least the item's number. For a user without a value, `allow` and "
-        "`at_least` exclude the items of the table, and `deny` excludes none."
+        description="`deny`: a row (item, value) excludes the item for users with that value. `allow`: if "
+        "the table has rows of an item, only users with one of these values may get the item. "
+        "`at_least`: the user's number must be at least the item's number. For a user without a value, "
+        "`allow` and `at_least` exclude the items of the table, and `deny` excludes none."
     )
 
     @property

@@ -77,14 +77,14 @@ class WorkflowConfig(Strict):
 
     engine: Literal["auto", "sql", "arrow"] = Field(
         default="auto",
-        description="`sql` parses lines and looks up ids by Spark expressions and joins, which RAPIDS runs "
-        "on a GPU. `arrow` does so in Python workers on Arrow batches, which is faster on CPUs. "
-        "`auto` chooses by profile and size. Both give the same rows.",
+        description="`sql` parses lines and looks up ids with Spark expressions and joins, which RAPIDS can "
+        "run on a GPU. `arrow` does both in Python workers on Arrow batches, which is faster on CPUs. "
+        "`auto` chooses by profile and size. Both engines give the same rows.",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
         default="auto",
-        description="`fit`: a new workflow from the train days of this run. `extend`: the champion's with "
-        "new values appended. `apply`: the champion's unchanged. `retrain`: extend, or fit if "
-        "there is no champion yet or `train.retrain` asks for a fresh start. `auto`: apply, or fit "
-        "in the same cases.",
+        description="`fit`: a new workflow from the train days of this run. `extend`: the champion's "
+        "workflow with new values appended. `apply`: the champion's workflow, unchanged. `retrain`: "
+        "`extend`, or `fit` if there is no champion yet or `train.retrain` asks for a fresh start. "
+        "`auto`: `apply`, or `fit` in the same two cases.",
     )

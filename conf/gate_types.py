@@ -21,35 +21,36 @@ class Drift(Strict):
 
     score_psi_warn: Limit = Field(
         default=0.25,
-        description="Population stability index of the challenger's probabilities against the champion's on "
-        "the same test rows that warns. Null: no limit.",
+        description="Warns above this population stability index of the challenger's probabilities against "
+        "the champion's, on the same test rows. Null: no limit.",
     )
     score_psi_hold: Limit = Field(
-        default=None, description="The same index that keeps the champion. Null: no limit."
+        default=None, description="The champion remains above this value of the same index. Null: no limit."
     )
     feature_psi_warn: Limit = Field(
         default=0.25,
-        description="Population stability index of a raw column, test day against train days, that warns. "
-        "The worst column counts, if it is more than chance. Null: no limit.",
+        description="Warns above this population stability index of a raw column, test day against train "
+        "days. The column with the largest index counts; indexes that can be due to chance are ignored. "
+        "Null: no limit.",
     )
     feature_psi_hold: Limit = Field(
-        default=None, description="The same index that keeps the champion. Null: no limit."
+        default=None, description="The champion remains above this value of the same index. Null: no limit."
     )
     click_rate_change_warn: Limit = Field(
         default=0.5,
-        description="Relative change of the share of clicks, test day against train days, that warns. Null: "
-        "no limit.",
+        description="Warns above this relative change of the share of clicks, test day against train days. "
+        "Null: no limit.",
     )
     click_rate_change_hold: Limit = Field(
-        default=None, description="The same change that keeps the champion. Null: no limit."
+        default=None, description="The champion remains above this value of the same change. Null: no limit."
     )
     oov_share_warn: Limit = Field(
         default=0.5,
-        description="Share of the test day's ids of a feature that the challenger's vocabulary does not "
-        "have and that warns. The worst feature counts. Null: no limit.",
+        description="Warns above this share of a feature's ids on the test day that are missing in the "
+        "challenger's vocabulary. The feature with the largest share counts. Null: no limit.",
     )
     oov_share_hold: Limit = Field(
-        default=None, description="The same share that keeps the champion. Null: no limit."
+        default=None, description="The champion remains above this value of the same share. Null: no limit."
     )
 
     @model_validator(mode="after")
@@ -92,8 +93,8 @@ class Gate(Strict):
     )
     calibration_low: Positive = Field(
         default=0.8,
-        description="Lower limit of predicted clicks divided by observed clicks. Outside of the two limits, a "
-        "challenger is promoted only if the champion's value is further away from 1.",
+        description="Lower limit of predicted clicks divided by observed clicks. Outside of the two limits, "
+        "a challenger is promoted only if the champion's value is further away from 1.",
     )
     calibration_high: Positive = Field(
         default=1.25, description="Upper limit of predicted clicks divided by observed clicks."

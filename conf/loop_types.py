@@ -55,11 +55,12 @@ class Reading(Strict):
 
     pool_rows: PositiveInt = Field(
         default=131_072,
-        description="Rows of a buffer pool, over all ranks together. A pool has at least 4 batches.",
+        description="Rows of the buffer pools of all ranks together. A pool has at least 4 batches.",
     )
     read_ahead_mib: PositiveInt = Field(
         default=1024,
-        description="MiB of decoded row groups that may wait for a pool, and one more row group.",
+        description="MiB of decoded row groups that may wait for a pool. One more row group is always "
+        "allowed.",
     )
     staging_folder: str | None = Field(
         default=None,

@@ -15,9 +15,9 @@ from conf.printable import is_printable
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_COLUMN = 128
 
-# Schemes of a lake: storage.file_io can replace a file of theirs in one step.
+# Schemes that a lake can have: storage.file_io can atomically replace a file on them.
 LAKE_SCHEMES = ("", "file", "s3", "s3a")
-# Schemes of raw data. HDFS is read and never written.
+# Schemes that raw data can have. Jobs only read from HDFS.
 RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs")
 
 
@@ -30,8 +30,8 @@ def folder_name(name: str) -> str:
     """Checks a name that is used for a folder of the lake."""
     if not _FOLDER.fullmatch(name):
         raise ValueError(
-            "it is the name of a folder of the lake: write 1 to 100 characters, only letters (A to Z), digits "
-            "and . _ -, and begin with a letter or digit"
+            "it is the name of a folder in the lake: write 1 to 100 letters (A to Z), digits and . _ - "
+            "and begin with a letter or digit"
         )
     return name
 

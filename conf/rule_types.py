@@ -60,7 +60,11 @@ class MaxPerCategory(Strict):
 
 
 class Exploration(Strict):
-    x
+    """The last ceil(share × k) positions of a list get items that are drawn from the user's other candidates.
+
+    The draw is a hash of seed, user, item and run date: a rerun draws the same items, and other days draw
+    other items.
+    """
 
     share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(description="Share of the positions.")
     seed: Seed = Field(default=0, description="Seed of the draws.")
