@@ -51,6 +51,7 @@ class Watch(Strict):
         address = values.get("push_gateway") if isinstance(values, dict) else None
         if address is not None and not _HTTP.fullmatch(str(address)):
             raise ValueError(
-                "push_gateway must be an address http(s)://host:port without user, password, query and fragment"
+                "push_gateway is an address http(s)://host:port and must not have a user, password, query or "
+                "fragment"
             )
         return values

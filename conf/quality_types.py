@@ -67,13 +67,13 @@ class Quality(Strict):
     )
     row_excess_warn: Limit = Field(
         default=1.0,
-        description="Warns above this number of additional rows, divided by the rows of the median train day. "
-        "Null: no limit.",
+        description="Warns above this number of additional rows, divided by the rows of the median train "
+        "day. Null: no limit.",
     )
     row_excess_stop: Limit = Field(
         default=None,
-        description="Stops above this number of additional rows, divided by the rows of the median train day. "
-        "Null: no limit.",
+        description="Stops above this number of additional rows, divided by the rows of the median train "
+        "day. Null: no limit.",
     )
     exempt: Names = Field(default=[], description="Feature columns without limits, such as session ids.")
 

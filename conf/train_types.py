@@ -56,8 +56,8 @@ class ModelConfig(Strict):
 class Elastic(Strict):
     """If ranks are lost during a training, the other ranks continue from the last checkpoint.
 
-    If Spark restarts ranks, or has resources for more of them later, the new ranks join at a checkpoint, up to
-    `train.num_ranks`.
+    If Spark restarts ranks, or has resources for more of them later, the new ranks join at a checkpoint, up
+    to `train.num_ranks`.
     """
 
     min_ranks: PositiveInt = Field(
@@ -73,15 +73,15 @@ class Embeddings(Strict):
     Placement does not change results, except for rounding.
 
     With `placement: auto`, every rank holds the tables of up to `replicated_max_bytes`. The rows of a larger
-    table are distributed over all ranks in two cases: its bytes are above `row_wise_share` of the average bytes
-    of a rank, or a rank would otherwise hold more than `rank_max_bytes`. Each other table is on one rank. The
-    bytes of a table include the state of its optimizer.
+    table are distributed over all ranks in two cases: its bytes are above `row_wise_share` of the average
+    bytes of a rank, or a rank would otherwise hold more than `rank_max_bytes`. Each other table is on one
+    rank. The bytes of a table include the state of its optimizer.
     """
 
     optimizer: Literal["row_wise_adagrad", "sgd", "lazy_adam"] = Field(
         default="row_wise_adagrad",
-        description="Optimizer of table rows, with the learning rate `train.embedding_learning_rate`. It does "
-        "not apply to weights that a model trains with FTRL.",
+        description="Optimizer of table rows, with the learning rate `train.embedding_learning_rate`. It "
+        "does not apply to weights that a model trains with FTRL.",
     )
     placement: Literal["auto", "replicated", "table_wise", "row_wise"] = Field(
         default="auto",

@@ -102,14 +102,15 @@ __all__ = [
 ]
 
 
-# Columns of prepared rows and of feature tables (storage.feature_spec). Raw columns must not have these names.
+# Columns of prepared rows and of feature tables (storage.feature_spec). Raw columns cannot have these names.
 RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
 
 
 class Config(Strict):
     """The configuration of all jobs of one log.
 
-    The filters in `prepare` run before its other operators, in any position, and read only columns of the log.
+    The filters in `prepare` run before its other operators, even if they follow them in the list, and read
+    only columns of the log.
     """
 
     name: FolderName = Field(description="Name of the configuration. It becomes a folder of the lake.")
@@ -203,7 +204,7 @@ class Config(Strict):
 
     @property
     def repeats(self) -> Repeats:
-        """Which items of a user's rows may be offered again: `candidates.repeats`, or the choice of `auto`."""
+        """The items of a user's rows that may be offered again: `candidates.repeats`, with `auto` resolved."""
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
         of_choices = self.negatives is not None or self.log.label.positive_at_least is not None

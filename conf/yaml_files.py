@@ -10,8 +10,8 @@ import yaml
 
 from conf.errors import ConfigError
 
-# Errors that PyYAML raises in addition to YAMLError: for a month 13, an integer `0x_`, a list as a key, and an
-# alias that contains itself.
+# Errors that PyYAML raises in addition to YAMLError: for a month 13, an integer `0x_`, a list as a key, and
+# an alias that contains itself.
 NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 
 

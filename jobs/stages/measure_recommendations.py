@@ -1,7 +1,7 @@
-"""Measures the lists of a date against later clicks: hit rate, NDCG, coverage, and recall of the candidates.
+"""Compares the lists of a date with later clicks: hit rate, NDCG, coverage, and recall of the candidates.
 
-The most popular items are measured in the same way. Users without a row in train are measured apart, because
-neither the popular items nor the model can use their history.
+The most popular items are measured in the same way. Users without a row in the train split are measured
+separately, because neither the popular items nor the model can use their history.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def relevance_facts(
     popular: Mapping[bool, Relevance],
     popular_coverage: float,
 ) -> dict[str, Any]:
-    """Figures of the lists and of the most popular items, both by whether the users are warm."""
+    """Figures of the lists and of the most popular items, each for users with and without train rows."""
     warm, popular_warm, cold = lists[True], popular[True], lists[False]
     return {
         "k": published.facts["k"],
@@ -115,7 +115,7 @@ def positives(context: RunContext, dataset: Dataset) -> DataFrame:
     """Distinct (user_key, item_key) that were clicked: on the day after the lists, or in the test split.
 
     Raises:
-        DataError: the day after has no raw log.
+        DataError: the day after the lists has no raw log.
     """
     if context.config.measure.against == "test_split":
         rows = read_split(context.spark, context.lake, dataset, ["test"], CLICK_COLUMNS)
@@ -164,9 +164,9 @@ def candidate_items(context: RunContext, version: str, numbered: Manifest) -> Da
 def candidate_recall(
     context: RunContext, clicked: DataFrame, warm: DataFrame, published: Manifest
 ) -> dict[str, Any] | None:
-    """Recall of the candidates by source, of warm users and, under `cold_users`, of others.
+    """Recall of the candidates by source, for users with train rows and, under `cold_users`, for others.
 
-    None if the candidates were built by a release that did not name their sources.
+    None if the candidates were built by a release that did not record their sources.
 
     Raises:
         DataError: candidate_items was replaced after the candidates were built, so item indices do not match.
