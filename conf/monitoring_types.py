@@ -51,7 +51,6 @@ class Watch(Strict):
         address = values.get("push_gateway") if isinstance(values, dict) else None
         if address is not None and not _HTTP.fullmatch(str(address)):
             raise ValueError(
-                "push_gateway is an address http(s)://host:port and must not have a user, password, query or "
-                "fragment"
+                "push_gateway must be http(s)://host:port, without user, password, query or fragment"
             )
         return values

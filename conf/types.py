@@ -204,7 +204,7 @@ class Config(Strict):
 
     @property
     def repeats(self) -> Repeats:
-        """The items of a user's rows that may be offered again: `candidates.repeats`, with `auto` resolved."""
+        """The items of a user's rows to offer again: `candidates.repeats`, with the value `auto` resolved."""
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
         of_choices = self.negatives is not None or self.log.label.positive_at_least is not None

@@ -55,7 +55,7 @@ class _Sessions:
         return session
 
     def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
-        """Saves the stack traces of the log and of this error; returns the path, or None if there are none."""
+        """Saves the stack traces of the log and of this error. Returns the path; None if there are none."""
         return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
 
 

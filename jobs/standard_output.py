@@ -50,7 +50,8 @@ def _separated(jvm: Any) -> Callable[[str], None]:
     Returns a function that writes a line to the real standard output.
     """
     # The copying thread keeps a reference to System.out, so System.setOut would have no effect on it. Replace
-    # the number in its file descriptor instead; Spark opens java.io for reflection in every JVM that it starts.
+    # the number in its file descriptor instead. Spark opens java.io for reflection in every JVM that it
+    # starts.
     descriptor = jvm.java.io.FileDescriptor
     number = jvm.java.lang.Class.forName("java.io.FileDescriptor").getDeclaredField("fd")
     number.setAccessible(True)

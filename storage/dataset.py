@@ -151,7 +151,7 @@ def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
     more = f", and {len(days) - _NAMED_DAYS} more days" if len(days) > _NAMED_DAYS else ""
     content = "no click" if not clicks else "only clicks"
     raise DataError(
-        f"the training rows contain {content} ({named}{more}; {clicks} of {rows} rows in all), "
+        f"the training rows hold {content} ({named}{more}; {clicks} of {rows} rows in all), "
         "and a model cannot learn from rows that all have the same label",
         "look at the quarantine of these days and at log.label, then deliver the days again"
         if not clicks

@@ -1,1 +1,1 @@
-"""The chain of stages for a run date; each stage is a separate process. nightly, demo and plan_night use it."""
+"""The stages of a run date, each run as a separate process. nightly, demo and plan_night use this package."""

@@ -183,7 +183,7 @@ def run_stage(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Asks a process group to end. When its leader has ended, or after ten seconds, kills the other processes."""
+    """Asks a process group to end. When its leader has ended, or after ten seconds, kills the rest."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):

@@ -17,7 +17,7 @@ def run(context: RunContext) -> JobSummary:
     """Checks the raw days of the window that ends on the run date."""
     raw_days(
         context.config, context.run_date, context.recorder
-    )  # refuses a bad window before a session starts
+    )  # reject a bad window before a session starts
     inspection = check_days(context.spark, context.config, context.lake, context.run_date, context.phase)
     inspection.rows_of.release()
     dropped: Counter[str] = Counter()

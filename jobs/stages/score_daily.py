@@ -92,7 +92,7 @@ def run(context: RunContext) -> JobSummary:
 def list_request(
     context: RunContext, model: ModelInfo, items: Manifest
 ) -> tuple[ListRequest, dict[str, str]]:
-    """The request that workers need to score lists, and the digests of the tables that business rules read."""
+    """The request to score lists, for the workers, and the digests of the tables that business rules read."""
     values = encoded_context(context, model)
     table = context.lake.candidate_items(model.spec.workflow_version)
     item_files = data_files(table.partition(context.run_date), items)
