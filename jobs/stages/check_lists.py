@@ -39,8 +39,8 @@ def run(context: RunContext) -> JobSummary:
     champion = champion_as_of(context.lake, context.config.name, context.run_date)
     if facts["model_version"] != champion:
         raise DataError(
-            f"the lists of {context.run_date} are of model {facts['model_version']}, "
-            f"the champion is {champion}",
+            f"the lists of {context.run_date} were computed with model {facts['model_version']}, "
+            f"but the champion is {champion}",
             f"start the run of {context.run_date} again",
         )
     check_origins(context, manifest)
@@ -88,7 +88,7 @@ def check_origins(context: RunContext, lists: Manifest) -> None:
         digest = read_manifest(table.partition(context.run_date)).digest
         if lists.inputs[name] != digest:
             raise DataError(
-                f"the lists of {context.run_date} were made of {name} {lists.inputs[name]}, "
-                f"now they are {digest}",
+                f"the lists of {context.run_date} were computed from {name} with the digest "
+                f"{lists.inputs[name]}, but their digest is now {digest}",
                 f"run score_daily for {context.run_date} again",
             )

@@ -56,8 +56,8 @@ def run(context: RunContext) -> JobSummary:
         num_clicked = clicked.count()
     if not num_clicked:
         raise DataError(
-            f"nobody clicked anything in what the lists of {run_date} are measured against ({against})",
-            "measure another date, or set measure.against",
+            f"there are no clicks to compare the lists of {run_date} with ({against})",
+            "measure another date, or change measure.against",
         )
     with context.phase("lists"):
         lists = recommended(context, published)
@@ -180,8 +180,8 @@ def candidate_recall(
     numbered = numbered_items(context, version)
     if candidates.inputs["candidate_items"] != numbered.digest:
         raise DataError(
-            f"{candidates.table} dt={context.run_date} was built from candidate_items "
-            f"{candidates.inputs['candidate_items']}, now they are {numbered.digest}",
+            f"{candidates.table} dt={context.run_date} was built from candidate_items with the digest "
+            f"{candidates.inputs['candidate_items']}, but their digest is now {numbered.digest}",
             f"run build_candidates for {context.run_date} again",
         )
     items = candidate_items(context, version, numbered)

@@ -116,8 +116,8 @@ def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manife
     for name, manifest in (("users", users), ("candidate_items", items)):
         if candidates.inputs[name] != manifest.digest:
             raise DataError(
-                f"{candidates.table} dt={context.run_date} was built from {name} {candidates.inputs[name]}, "
-                f"now they are {manifest.digest}",
+                f"{candidates.table} dt={context.run_date} was built from {name} with the digest "
+                f"{candidates.inputs[name]}, but their digest is now {manifest.digest}",
                 f"run build_candidates for {context.run_date} again",
             )
     return users, items, candidates
