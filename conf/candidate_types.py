@@ -18,7 +18,7 @@ class AllItems(Strict):
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return self.source
 
 
@@ -39,7 +39,7 @@ class Popular(Strict):
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return f"{self.source} by {self.segment}" if self.segment else self.source
 
 
@@ -62,7 +62,7 @@ class Covisitation(Strict):
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return self.source
 
 
@@ -80,7 +80,7 @@ class Retrieval(Strict):
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return self.source
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ class NotAllowed(RawTable):
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return f"{self.filter} by {self.attribute}"
 
     @model_validator(mode="after")
@@ -140,7 +140,7 @@ class OutOfStock(RawTable):
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return self.filter
 
     @model_validator(mode="after")

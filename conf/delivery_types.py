@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from conf.names import LakeRoot, PlainText
 from conf.raw_types import PositiveInt, Share, Strict
 
-# PostgreSQL silently cuts names at 63 bytes. The limit leaves room for what further tables add to the name.
+# PostgreSQL silently truncates names to 63 bytes. The limit leaves room for suffixes of additional tables.
 _TABLE = re.compile(r"([a-z_][a-z0-9_]{0,39}\.)?[a-z_][a-z0-9_]{0,29}")
 _PASSWORD_IN_URL = re.compile(r"[?&]\w*(user|password|pwd)=|//[^/]*@", re.IGNORECASE)
 Limit = Annotated[float, Field(ge=0)] | None

@@ -155,7 +155,7 @@ class Log(RawTable):
     Without `event_time`, rows are assumed to be in order of time, by file name and then by position.
     """
 
-    label: Label = Field(description="What a click is.")
+    label: Label = Field(description="How a click is defined.")
     event_time: EventTime | None = Field(
         default=None, description="When an event happened. Null: the log has no such column."
     )

@@ -108,8 +108,8 @@ class Train(Strict):
     """The training loop. Batch sizes and learning rates are global: they do not depend on `num_ranks`.
 
     Both learning rates rise linearly over the first `warmup_share` of all steps. They stay constant until
-    `decay_start_share` of all steps. Then they fall to `decay_end_factor` times their value: the decrease is
-    proportional to the share of remaining steps to the power of `decay_power`.
+    `decay_start_share` of all steps. Then they fall to `decay_end_factor` times their value. Their distance
+    from this final value is proportional to the share of remaining steps to the power of `decay_power`.
     """
 
     num_ranks: PositiveInt = Field(default=2, description="Number of training processes.")

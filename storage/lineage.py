@@ -140,7 +140,7 @@ class RunLineage(LineageRecorder):
         return self._event("OTHER", time, inputs or self.external_inputs(), [dataset])
 
     def external_inputs(self) -> list[DatasetVersion]:
-        """The inputs that this run did not publish itself (a job may read what it replaces)."""
+        """The inputs that this run did not publish itself (a job reads the partition that it replaces)."""
         return [dataset for path, dataset in self.inputs.items() if path not in self.outputs]
 
     def end_event(self, time: str, error: str | None) -> dict[str, Any]:

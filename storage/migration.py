@@ -130,7 +130,7 @@ def migrate(lake: Lake, file: FoundFile) -> int:
     except OSError as error:
         raise InfrastructureError(
             f"cannot move the data files of {partition.path}: {error}",
-            "check disk space and permissions, then run migrate again: it goes on where it stopped",
+            "check disk space and permissions, then run migrate again: it continues where it stopped",
         ) from error
     return len(new)
 

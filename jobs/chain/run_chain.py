@@ -127,7 +127,7 @@ def log_path(lake: Lake, run_date: str, stage: str) -> Path:
     """
     if not file_io.is_local(lake.logs):
         raise ConfigError(
-            f"lake={lake.root} is not a local folder, where nightly keeps the logs of its stages",
+            f"lake={lake.root} is not a local folder, but nightly writes the logs of its stages to it",
             "run the jobs from a scheduler that keeps logs, or set lake to a local or mounted folder",
         )
     return Path(lake.logs.removeprefix("file://")) / f"dt={run_date}" / f"{stage}.log"

@@ -1,4 +1,4 @@
-"""Checks of what a configuration refers to: tables other than the log, credentials and drivers of sinks."""
+"""Checks of things outside of the configuration: tables other than the log, credentials, and drivers."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def run(context: RunContext) -> JobSummary:
     dataset, changed = with_present_rows(lake, read_dataset(lake, run_date))
     if changed:
         log.warning(
-            "days %s were made again after the lists of %s: measured on their present rows", changed, run_date
+            "days %s were built again after the lists of %s: their new rows are used", changed, run_date
         )
     k, items = published.facts["k"], published.facts["items"]
     train = read_split(context.spark, lake, dataset, ["train"], CLICK_COLUMNS)
