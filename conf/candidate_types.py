@@ -12,18 +12,18 @@ from conf.train_types import ModelConfig
 
 
 class AllItems(Strict):
-    """Every item but those excluded for a user. No other source can be combined with it."""
+    """Every item except those excluded for a user. It cannot be combined with another source."""
 
     source: Literal["all_items"] = Field(description="Every item.")
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return self.source
 
 
 class Popular(Strict):
-    """The items with most clicks. Ties are decided by item."""
+    """The items with most clicks. Items with equally many clicks are ordered by their key."""
 
     source: Literal["popular"] = Field(description="The items with most clicks.")
     n: PositiveInt = Field(default=500, description="Number of items.")
@@ -39,30 +39,30 @@ class Popular(Strict):
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return f"{self.source} by {self.segment}" if self.segment else self.source
 
 
 class Covisitation(Strict):
-    """The items that users with the same clicks clicked as well (docs/candidates.md has the formula)."""
+    """Items that were clicked by users who clicked the same items (docs/candidates.md has the formula)."""
 
-    source: Literal["covisitation"] = Field(description="The items clicked by users with the same clicks.")
+    source: Literal["covisitation"] = Field(description="Items clicked by users with the same clicks.")
     n: PositiveInt = Field(default=100, description="Number of items.")
     window_days: Days | None = Field(
         default=None, description="Days up to the run date whose clicks count. Null: all days of the splits."
     )
     clicks_per_user: PositiveInt = Field(
         default=50,
-        description="Number of a user's latest distinct items that count. It bounds the pairs of an active "
-        "user.",
+        description="Number of a user's latest distinct items that are used. It limits the number of item "
+        "pairs of very active users.",
     )
     neighbours: PositiveInt = Field(
-        default=100, description="Number of the most similar items that are kept for an item."
+        default=100, description="Number of most similar items that are kept for each item."
     )
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return self.source
 
 
@@ -80,7 +80,7 @@ class Retrieval(Strict):
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return self.source
 
     @model_validator(mode="after")
@@ -94,7 +94,7 @@ Source = Annotated[AllItems | Popular | Covisitation | Retrieval, Field(discrimi
 
 
 class UserAttributes(RawTable):
-    """Raw values of users, one row a user, for segments and filters."""
+    """Raw values of users, one row per user, for segments and filters."""
 
     key: str = Field(description="Column with the key of the user.")
 
@@ -105,22 +105,22 @@ class UserAttributes(RawTable):
 
 
 class NotAllowed(RawTable):
-    """Items that some users may not be shown, by an attribute of the user."""
+    """Items that must not be shown to some users, depending on an attribute of the user."""
 
     filter: Literal["not_allowed"] = Field(description="Excludes items by an attribute of the user.")
     item: str = Field(description="Column of the table with the item.")
     value: str = Field(description="Column of the table with the value.")
     attribute: str = Field(description="Column of `user_attributes`.")
     rule: Literal["deny", "allow", "at_least"] = Field(
-        description="`deny`: a row (item, value) excludes the item for users with that value. `allow`: an "
-        "item that has rows is only for users with one of its values. `at_least`: the user's "
-        "number must be at least the item's. A user without a value is excluded by `allow` and "
-        "`at_least`, not by `deny`."
+        description="`deny`: a row (item, value) excludes the item for users with that value. `allow`: if "
+        "the table has rows of an item, only users with one of these values may get the item. "
+        "`at_least`: the user's number must be at least the item's number. For a user without a value, "
+        "`allow` and `at_least` exclude the items of the table, and `deny` excludes none."
     )
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return f"{self.filter} by {self.attribute}"
 
     @model_validator(mode="after")
@@ -133,14 +133,14 @@ class NotAllowed(RawTable):
 
 
 class OutOfStock(RawTable):
-    """Items that nobody is shown."""
+    """Items that must not be shown to any user."""
 
     filter: Literal["out_of_stock"] = Field(description="Excludes the items of a table for all users.")
     item: str = Field(description="Column of the table with the item.")
 
     @property
     def name(self) -> str:
-        """What messages and tables call it."""
+        """The name of this object in messages and tables."""
         return self.filter
 
     @model_validator(mode="after")
@@ -152,19 +152,19 @@ class OutOfStock(RawTable):
 Filter = Annotated[NotAllowed | OutOfStock, Field(discriminator="filter")]
 
 
-# Which items that a user has a row of may be offered again: none, those without a click, or all.
+# Which items in the user's own rows may be offered to the user again: none, those without a click, or all.
 Repeats = Literal["none", "unclicked", "all"]
 
 
 class Candidates(Strict):
-    """The items that each user is scored against: those of the sources in order.
+    """The items that are scored for each user: those of the sources, in order.
 
-    An item that several sources give counts for the first of them.
+    If several sources give the same item, it counts for the first of them.
     """
 
     sources: Annotated[list[Source], Field(min_length=1)] = Field(
         default=[AllItems(source="all_items")],
-        description="Where candidates come from, in order. Each gives at most its `n` items after the "
+        description="The sources of candidates, in order. Each gives at most its `n` items after the "
         "exclusions.",
     )
     max: PositiveInt | None = Field(
@@ -187,8 +187,8 @@ class Candidates(Strict):
         default="auto",
         description="Which items of a user's rows in the splits of `exclude_clicked` may be offered again. "
         "`none`: no item. `unclicked`: items without a click, such as impressions. `all`: every "
-        "item, for logs in which users choose the same items again. `auto`: none for a log of "
-        "choices (with `negatives` or `label.positive_at_least`), unclicked for others.",
+        "item, for logs in which users choose the same items again. `auto`: `none` if the log records "
+        "choices (with `negatives` or `label.positive_at_least`), otherwise `unclicked`.",
     )
     user_attributes: UserAttributes | None = Field(
         default=None, description="Table of user attributes for segments and filters. Null: none."
@@ -202,7 +202,7 @@ class Candidates(Strict):
 
     @property
     def counts_days(self) -> list[str]:
-        """The keys of the configuration that count days. Rows must have a date for them."""
+        """The keys of the configuration that limit days. They need rows with a date."""
         windows = [f"sources.{source.name}.window_days" for source in self.sources if _window_days(source)]
         return [*windows, *(["active_days"] if self.active_days else [])]
 
@@ -213,7 +213,7 @@ class Candidates(Strict):
         if repeated:
             raise ValueError(f"sources names {repeated} twice")
         if "all_items" in names and (len(names) > 1 or self.max is not None):
-            raise ValueError("sources: all_items gives every item: name no other source and no max")
+            raise ValueError("sources: all_items gives every item, so remove the other sources and max")
         filters = [rule.name for rule in self.filters]
         again = sorted({name for name in filters if filters.count(name) > 1})
         if again:
@@ -227,8 +227,8 @@ class Candidates(Strict):
         known = self.user_attributes
         if known is None or rule.attribute not in known.names:
             raise ValueError(
-                f"filters: attribute={rule.attribute!r} is no column of user_attributes "
-                f"{known.names if known else 'which is missing'}"
+                f"filters: attribute={rule.attribute!r} is not a column of user_attributes "
+                f"({known.names if known else 'which is missing'})"
             )
         kinds = {column.name: column.type for column in known.columns}
         if rule.rule == "at_least" and kinds[rule.attribute] == "string":
@@ -244,4 +244,4 @@ def _window_days(source: AllItems | Popular | Covisitation | Retrieval) -> int |
 def _require_columns(table: RawTable, names: list[str]) -> None:
     missing = [name for name in names if name not in table.names]
     if missing:
-        raise ValueError(f"columns must hold {missing}; it has {table.names}")
+        raise ValueError(f"columns must contain {missing}; it has {table.names}")

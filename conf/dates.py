@@ -1,4 +1,4 @@
-"""Dates in arguments and configurations: ISO dates of years in which every date arithmetic has a result."""
+"""Dates in arguments and configurations: ISO dates, limited to years in which date arithmetic cannot fail."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def iso_date(value: Any) -> str:
     """Returns the date as YYYY-MM-DD; YAML reads an unquoted date as a `date`.
 
     Raises:
-        ValueError: the value is no date of this form, or its year is out of range.
+        ValueError: the value is not a date of this form, or its year is out of range.
     """
     text = value.isoformat() if type(value) is date else str(value)
     parsed = date.fromisoformat(text)
     if parsed.isoformat() != text:
         raise ValueError(f"it is not of the form YYYY-MM-DD: write {parsed.isoformat()}")
     if not _FIRST_YEAR <= parsed.year <= _LAST_YEAR:
-        raise ValueError(f"its year is not one from {_FIRST_YEAR} to {_LAST_YEAR}")
+        raise ValueError(f"its year must be from {_FIRST_YEAR} to {_LAST_YEAR}")
     return text
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from conf.names import LakeRoot, PlainText
 from conf.raw_types import PositiveInt, Share, Strict
 
-# PostgreSQL silently cuts names at 63 bytes. The limit leaves room for what further tables add to the name.
+# PostgreSQL silently truncates names to 63 bytes. The limit leaves room for suffixes of additional tables.
 _TABLE = re.compile(r"([a-z_][a-z0-9_]{0,39}\.)?[a-z_][a-z0-9_]{0,29}")
 _PASSWORD_IN_URL = re.compile(r"[?&]\w*(user|password|pwd)=|//[^/]*@", re.IGNORECASE)
 Limit = Annotated[float, Field(ge=0)] | None
@@ -19,7 +19,7 @@ Limit = Annotated[float, Field(ge=0)] | None
 class Stop(Strict):
     """How far the lists of a day may differ from the last published lists.
 
-    Lists beyond a limit are not published.
+    If the lists exceed a limit, they are not published.
     """
 
     max_churn: Share | None = Field(
@@ -36,8 +36,8 @@ class Stop(Strict):
     )
     max_score_psi: Limit = Field(
         default=None,
-        description="Largest population stability index of the scores, if it is more than chance gives. "
-        "Null: no limit.",
+        description="Largest population stability index of the scores. An index that can be due to chance "
+        "is ignored. Null: no limit.",
     )
     max_users_lost_share: Share | None = Field(
         default=None, description="Largest share of the former users that have no list now. Null: no limit."
@@ -45,18 +45,18 @@ class Stop(Strict):
 
 
 class Secret(Strict):
-    """Where a name or a password is: in an environment variable of the driver, or in a file.
+    """A user name or a password, read from an environment variable of the driver or from a file.
 
-    Exactly one of both is named.
+    Exactly one of `env` and `file` must be given.
     """
 
     env: str | None = Field(default=None, description="Name of the environment variable. Null: see `file`.")
-    file: str | None = Field(default=None, description="Path of the file whose text it is. Null: see `env`.")
+    file: str | None = Field(default=None, description="Path of the file that contains it. Null: see `env`.")
 
     @model_validator(mode="after")
     def _one_place(self) -> Secret:
         if (self.env is None) == (self.file is None):
-            raise ValueError("name one of env and file")
+            raise ValueError("give either env or file, not both")
         return self
 
 
@@ -67,14 +67,14 @@ class JdbcSink(Strict):
     name: PlainText = Field(description="Name of the sink in logs and manifests.")
     url: str = Field(description="jdbc:postgresql://host:port/database, without user and password.")
     table: str = Field(
-        description="[schema.]table. The table is created if it is missing, its schema is not."
+        description="[schema.]table. If the table is missing, it is created; the schema must exist."
     )
-    user: Secret = Field(description="Where the name of the database user is.")
-    password: Secret = Field(description="Where the password is.")
+    user: Secret = Field(description="Where to read the name of the database user.")
+    password: Secret = Field(description="Where to read the password.")
     keep_dates: PositiveInt = Field(
         default=2, description="Number of dates in the table. Older ones are deleted."
     )
-    connections: PositiveInt = Field(default=8, description="Number of tasks that write at once.")
+    connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
     driver_jar: str | None = Field(
         default=None, description="Path of the driver's jar. Null: it is on Spark's class path (--packages)."
     )
@@ -83,7 +83,7 @@ class JdbcSink(Strict):
     @classmethod
     def _postgresql(cls, value: str) -> str:
         if not value.startswith("jdbc:postgresql:"):
-            raise ValueError("only jdbc:postgresql: URLs are known")
+            raise ValueError("it must begin with jdbc:postgresql:")
         return value
 
     @field_validator("table")
@@ -91,15 +91,16 @@ class JdbcSink(Strict):
     def _identifier(cls, value: str) -> str:
         if not _TABLE.fullmatch(value):
             raise ValueError(
-                "a table is [schema.]name of lower-case letters, digits and _, the name of 30 at most"
+                "a table must be [schema.]name of lower-case letters, digits and _; "
+                "the name may have at most 30 characters"
             )
         return value
 
 
 class JsonLinesSink(Strict):
-    """Files of one JSON object a user, with a manifest at `path`/dt=… like the tables of the lake.
+    """Files with one JSON object per user, and a manifest at `path`/dt=… as for the tables of the lake.
 
-    The files are in `_data` beside the last folder of `path`.
+    The files are in the folder `_data` next to the last folder of `path`.
     """
 
     kind: Literal["json_lines"] = Field(description="Files of JSON lines.")
@@ -116,8 +117,8 @@ class JsonLinesSink(Strict):
         bucket = scheme not in ("", "file")
         if parts[-1] in ("", ".", "..") or ".." in parts or (bucket and len(parts) < 2):
             raise ValueError(
-                f"{path!r} must end in a folder's name, without `..` and below the bucket: "
-                "data files are stored beside it, in _data"
+                f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: "
+                "data files are stored next to that folder, in _data"
             )
         return path
 
@@ -133,13 +134,13 @@ class Deliver(Strict):
     @model_validator(mode="before")
     @classmethod
     def _no_password_in_a_url(cls, values: object) -> object:
-        """Runs before all other checks, whose messages would print the URL with its password."""
+        """Runs before all other checks, because their messages would print the URL with its password."""
         sinks = values.get("sinks") if isinstance(values, dict) else None
         for sink in sinks if isinstance(sinks, list) else []:
             if isinstance(sink, dict) and _PASSWORD_IN_URL.search(str(sink.get("url", ""))):
                 raise ValueError(
-                    "the url of a sink holds a user or a password: name the environment variable or the file "
-                    "that has them under `user` and `password`"
+                    "the url of a sink must not contain a user or a password: under `user` and `password`, "
+                    "name the environment variable or the file that contains them"
                 )
         return values
 
@@ -148,5 +149,5 @@ class Deliver(Strict):
         names = [sink.name for sink in self.sinks]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"sinks share the names {repeated}")
+            raise ValueError(f"several sinks have the same name: {repeated}")
         return self

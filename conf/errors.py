@@ -12,13 +12,13 @@ EXIT_INFRASTRUCTURE = 4
 
 
 class NightrankError(Exception):
-    """Base of all errors of this project. Its text has the problem and, on a second line, the remedy.
+    """Base of all errors of this project. Its text states the problem and, on a second line, the remedy.
 
-    The text is safe for a terminal.
+    Control characters in the text are escaped, so it is safe to print it on a terminal.
 
     Args:
-        problem: what is wrong, with the file, column and value.
-        remedy: what the reader of the message should do.
+        problem: describes the error, with the file, the column and the value.
+        remedy: says what the reader of the message should do.
     """
 
     exit_code = EXIT_INFRASTRUCTURE
@@ -57,9 +57,10 @@ _RAISED = re.compile(
 
 
 def raised_in(traceback: str) -> NightrankError | None:
-    """The error of this project that ended another process, parsed from its traceback; None if there is none.
+    """The error of this project that ended another process, parsed from its traceback.
 
-    Spark returns only the text of the traceback.
+    Returns None if the traceback contains no such error. Spark returns only the text of the traceback, not
+    the exception.
     """
     match = _RAISED.search(traceback)
     if match is None:

@@ -1,4 +1,4 @@
-"""The typed configuration of features: groups of columns, scopes, the split in time, the workflow."""
+"""The typed configuration of features: groups of columns, scopes, the split by time, and the workflow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FeatureGroup(Strict):
         description="`dense`: a number. `categorical`: one id. `multi_hot`: a list of ids."
     )
     ops: list[OperatorEntry] = Field(
-        description="Operators in order: `name` or `{name: {parameter: value}}` each. docs/operators "
+        description="Operators in order. Each is `name` or `{name: {parameter: value}}`; docs/operators "
         "describes them."
     )
 
@@ -30,12 +30,12 @@ class FeatureGroup(Strict):
 class Scopes(Strict):
     """The side of a (user, item) pair that a feature depends on. All other features have the scope `pair`."""
 
-    user: Names = Field(default=[], description="Features that depend on the user alone.")
-    item: Names = Field(default=[], description="Features that depend on the item alone.")
+    user: Names = Field(default=[], description="Features that depend only on the user.")
+    item: Names = Field(default=[], description="Features that depend only on the item.")
     context: Names = Field(
         default=[],
-        description="Features that depend on the moment alone, such as the time of day. `score.context` "
-        "gives their values.",
+        description="Features that depend only on the time of the event, such as the hour of the day. For "
+        "scoring, `score.context` gives their values.",
     )
 
 
@@ -44,10 +44,10 @@ class SplitConfig(Strict):
 
     by: Literal["day", "fraction", "leave_last_out"] = Field(
         description="`day`: for run date D the test days end on D, the validation days precede them, and "
-        "the train days precede those. `fraction`: one partition is cut by event time, or by "
-        "the order of its good rows if the log has no time. `leave_last_out`: for each user, "
-        "rows from the latest positive on are test, and those from the one before it on are "
-        "validation."
+        "the train days precede those. `fraction`: one partition is divided by event time, or by "
+        "the order of its valid rows if the log has no time. `leave_last_out`: for each user, the "
+        "test rows begin with the latest positive row, and the validation rows begin with the "
+        "positive row before it."
     )
     train_days: Days = Field(default=7, description="Number of train days (by=day).")
     validation_days: Days = Field(default=1, description="Number of validation days (by=day).")
@@ -77,14 +77,14 @@ class WorkflowConfig(Strict):
 
     engine: Literal["auto", "sql", "arrow"] = Field(
         default="auto",
-        description="`sql` parses lines and looks up ids by Spark expressions and joins, which RAPIDS runs "
-        "on a GPU. `arrow` does so in Python workers on Arrow batches, which is faster on CPUs. "
-        "`auto` chooses by profile and size. Both give the same rows.",
+        description="`sql` parses lines and looks up ids with Spark expressions and joins, which RAPIDS can "
+        "run on a GPU. `arrow` does both in Python workers on Arrow batches, which is faster on CPUs. "
+        "`auto` chooses by profile and size. Both engines give the same rows.",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
         default="auto",
-        description="`fit`: a new workflow from the train days of this run. `extend`: the champion's with "
-        "new values appended. `apply`: the champion's unchanged. `retrain`: extend, or fit if "
-        "there is no champion yet or `train.retrain` asks for a fresh start. `auto`: apply, or fit "
-        "in the same cases.",
+        description="`fit`: a new workflow from the train days of this run. `extend`: the champion's "
+        "workflow with new values appended. `apply`: the champion's workflow, unchanged. `retrain`: "
+        "`extend`, or `fit` if there is no champion yet or `train.retrain` asks for a fresh start. "
+        "`auto`: `apply`, or `fit` in the same two cases.",
     )

@@ -13,43 +13,44 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Drift(Strict):
-    """How a challenger's data and scores may differ.
+    """Limits on how much a challenger's data and scores may differ from what is expected.
 
-    Above `_warn`, a figure is logged and marked in the report. Above `_hold`, the champion stays. Columns in
-    `quality.exempt` are ignored.
+    If a figure is above its limit `_warn`, it is logged and marked in the report. If it is above its limit
+    `_hold`, the champion remains. Columns in `quality.exempt` are ignored.
     """
 
     score_psi_warn: Limit = Field(
         default=0.25,
-        description="Population stability index of the challenger's probabilities against the champion's on "
-        "the same test rows that warns. Null: no limit.",
+        description="Warns above this population stability index of the challenger's probabilities against "
+        "the champion's, on the same test rows. Null: no limit.",
     )
     score_psi_hold: Limit = Field(
-        default=None, description="The same index that keeps the champion. Null: no limit."
+        default=None, description="The champion remains above this value of the same index. Null: no limit."
     )
     feature_psi_warn: Limit = Field(
         default=0.25,
-        description="Population stability index of a raw column, test day against train days, that warns. "
-        "The worst column counts, if it is more than chance. Null: no limit.",
+        description="Warns above this population stability index of a raw column, test day against train "
+        "days. The column with the largest index counts; indexes that can be due to chance are ignored. "
+        "Null: no limit.",
     )
     feature_psi_hold: Limit = Field(
-        default=None, description="The same index that keeps the champion. Null: no limit."
+        default=None, description="The champion remains above this value of the same index. Null: no limit."
     )
     click_rate_change_warn: Limit = Field(
         default=0.5,
-        description="Relative change of the share of clicks, test day against train days, that warns. Null: "
-        "no limit.",
+        description="Warns above this relative change of the share of clicks, test day against train days. "
+        "Null: no limit.",
     )
     click_rate_change_hold: Limit = Field(
-        default=None, description="The same change that keeps the champion. Null: no limit."
+        default=None, description="The champion remains above this value of the same change. Null: no limit."
     )
     oov_share_warn: Limit = Field(
         default=0.5,
-        description="Share of the test day's ids of a feature that the challenger's vocabulary does not "
-        "have and that warns. The worst feature counts. Null: no limit.",
+        description="Warns above this share of a feature's ids on the test day that are missing in the "
+        "challenger's vocabulary. The feature with the largest share counts. Null: no limit.",
     )
     oov_share_hold: Limit = Field(
-        default=None, description="The same share that keeps the champion. Null: no limit."
+        default=None, description="The champion remains above this value of the same share. Null: no limit."
     )
 
     @model_validator(mode="after")
@@ -65,9 +66,9 @@ class Drift(Strict):
 class Gate(Strict):
     """When a challenger replaces the champion; docs/retraining.md explains how to choose these values.
 
-    It does so if it is not worse by more than `margin`: the confidence interval of its AUC minus the
-    champion's, on the same test rows, must begin above -`margin`. The interval comes from resamples of the
-    users, or of rows for a log without keys. A first model is always promoted.
+    The challenger must not be worse by more than `margin`: the confidence interval of its AUC minus the
+    champion's AUC, on the same test rows, must begin above -`margin`. The interval is computed by resampling
+    users, or rows if the log has no keys. The first model is always promoted.
     """
 
     margin: Annotated[float, Field(ge=0)] = Field(
@@ -75,7 +76,7 @@ class Gate(Strict):
     )
     log_loss_margin: Limit = Field(
         default=None,
-        description="Largest rise of the log loss that is accepted. Null: the AUC decides alone.",
+        description="Largest increase of the log loss that is accepted. Null: the log loss is ignored.",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.95, description="Confidence of the interval."
@@ -92,11 +93,11 @@ class Gate(Strict):
     )
     calibration_low: Positive = Field(
         default=0.8,
-        description="Lower limit of predicted over observed clicks. Outside of the band, a challenger is "
-        "promoted only if the champion is further off.",
+        description="Lower limit of predicted clicks divided by observed clicks. Outside of the two limits, "
+        "a challenger is promoted only if the champion's value is further away from 1.",
     )
     calibration_high: Positive = Field(
-        default=1.25, description="Upper limit of predicted over observed clicks."
+        default=1.25, description="Upper limit of predicted clicks divided by observed clicks."
     )
     drift: Drift = Field(default=Drift(), description="Limits on the drift of data and scores.")
 
@@ -104,7 +105,7 @@ class Gate(Strict):
     def _a_band_around_one(self) -> Gate:
         if not self.calibration_low <= 1 <= self.calibration_high:
             raise ValueError(
-                f"calibration_low={self.calibration_low} and calibration_high={self.calibration_high} "
-                "must hold 1 between them"
+                f"1 must be between calibration_low={self.calibration_low} and "
+                f"calibration_high={self.calibration_high}"
             )
         return self

@@ -21,13 +21,14 @@ Section = TypeVar("Section", bound=Strict)
 def load_config(path: str, overrides: list[str] | None = None) -> Config:
     """The Config of a YAML file.
 
-    A file that the key `extends` names (relative to this file) is read first, and both are merged key by key.
-    A `model` that names a file (also relative, also in a source of `candidates`) is replaced by the mapping
-    of that file. Then each override `a.b=value` is set; conf/overrides.py describes how its value is read. An
-    override of `model` is set before that file is read, and an override of `model.a` after it.
+    If the file has the key `extends`, the file that it names is read first, and both are merged key by key.
+    If `model` names a file, it is replaced by the mapping in that file, also in the sources of `candidates`.
+    Paths are relative to the file that names them. Then each override `a.b=value` is set; conf/overrides.py
+    describes how its value is read. An override of `model` is set before the model's file is read, and an
+    override of `model.a` after that.
 
     Raises:
-        ConfigError: a file is missing or not YAML, a key is unknown, a value breaks its rule.
+        ConfigError: a file is missing or is not YAML, a key is unknown, or a value breaks its rule.
     """
     values = read_config_file(Path(path))
     for override in overrides or []:
@@ -49,14 +50,14 @@ def parse_date(text: str) -> str:
 def read_section(
     kind: type[Section], values: dict[str, Any], intro: str, fix: str, path: tuple[str, ...] = ()
 ) -> Section:
-    """The section of these values.
+    """Checks the values of a section and returns them as an object of its type.
 
     Args:
-        intro, fix: how the error begins, and what it advises.
-        path: keys above the section, so that the error names a key as the file does.
+        intro, fix: beginning of the error message, and its remedy.
+        path: keys above the section, so that the error names the full key, as in the file.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value breaks its rule; names all of them.
+        ConfigError: a key is unknown or missing, or a value breaks its rule. The error names all such keys.
     """
     try:
         return kind.model_validate(values)
@@ -79,7 +80,7 @@ def _describe(error: Any) -> str:
 
 
 def config_digest(config: Config, *sections: str) -> str:
-    """Hex digest of the named sections, or of all if none is named. Equal values give equal digests."""
+    """Hex digest of the named sections, or of all sections if none is named. Equal values, equal digest."""
     values = config.model_dump(mode="json")
     chosen = {name: values[name] for name in sections} if sections else values
     return sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

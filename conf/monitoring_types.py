@@ -20,8 +20,8 @@ class Watch(Strict):
 
     textfile_folder: str | None = Field(
         default=None,
-        description="Local folder of node_exporter's textfile collector. Each job replaces its file there "
-        "in one step. Null: no file.",
+        description="Local folder of node_exporter's textfile collector. Each job atomically replaces its "
+        "file in this folder. Null: no file.",
     )
     push_gateway: str | None = Field(
         default=None,
@@ -30,8 +30,8 @@ class Watch(Strict):
     )
     core_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Price of one hour of one core, in `currency`. Null: costs are given in core seconds "
-        "alone.",
+        description="Price of one hour of one core, in `currency`. Null: costs are given only in core "
+        "seconds.",
     )
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = Field(
         default="EUR", description="Currency of the price, three letters."
@@ -41,16 +41,16 @@ class Watch(Strict):
     @classmethod
     def _local(cls, value: str | None) -> str | None:
         if value is not None and "://" in value:
-            raise ValueError("node_exporter reads a local folder: give its path")
+            raise ValueError("it must be the path of a local folder, because node_exporter reads it")
         return value
 
     @model_validator(mode="before")
     @classmethod
     def _gateway_is_an_address(cls, values: object) -> object:
-        """Runs before all other checks, whose messages would print an address with a password."""
+        """Runs before all other checks, because their messages would print an address with its password."""
         address = values.get("push_gateway") if isinstance(values, dict) else None
         if address is not None and not _HTTP.fullmatch(str(address)):
             raise ValueError(
-                "push_gateway is an address http(s)://host:port, without user, password, query or fragment"
+                "push_gateway must be http(s)://host:port, without user, password, query or fragment"
             )
         return values

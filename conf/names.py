@@ -15,9 +15,9 @@ from conf.printable import is_printable
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_COLUMN = 128
 
-# Schemes of a lake: storage.file_io can replace a file of theirs in one step.
+# Schemes that a lake can have: storage.file_io can atomically replace a file on them.
 LAKE_SCHEMES = ("", "file", "s3", "s3a")
-# Schemes of raw data. HDFS is read and never written.
+# Schemes that raw data can have. Jobs only read from HDFS.
 RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs")
 
 
@@ -27,46 +27,46 @@ def scheme_of(path: str) -> str:
 
 
 def folder_name(name: str) -> str:
-    """A name that becomes one folder of the lake."""
+    """Checks a name that is used for a folder of the lake."""
     if not _FOLDER.fullmatch(name):
         raise ValueError(
-            "it becomes a folder of the lake: write 1 to 100 letters (A to Z), digits and . _ - "
+            "it is the name of a folder in the lake: write 1 to 100 letters (A to Z), digits and . _ - "
             "and begin with a letter or digit"
         )
     return name
 
 
 def column_name(name: str) -> str:
-    """A name of a column or feature, which may enter the name of a file."""
+    """Checks the name of a column or feature, which may become part of a file name."""
     if not 1 <= len(name) <= _LONGEST_COLUMN or "/" in name or "\\" in name or not is_printable(name):
         raise ValueError(
-            f"a column name has 1 to {_LONGEST_COLUMN} characters, "
-            "none of them / or \\ or a control character; "
-            "give the name in the file as `source`"
+            f"a column name must have 1 to {_LONGEST_COLUMN} characters, "
+            "without /, \\ and control characters; "
+            "choose another name, and give the name in the file as `source`"
         )
     return name
 
 
 def plain_text(text: str) -> str:
-    """A text without control characters, which is not empty."""
+    """Checks that a text is not empty and has no control characters."""
     if not text or not is_printable(text):
-        raise ValueError("it must not be empty and must hold no control characters")
+        raise ValueError("it must not be empty and must not contain control characters")
     return text
 
 
 def lake_root(root: str) -> str:
-    """The root of a lake: a local path or a URI of a scheme that a lake can have."""
+    """Checks the root of a lake: a local path, or a URI with a scheme that a lake can have."""
     scheme = scheme_of(plain_text(root))
     if scheme == "hdfs":
         raise ValueError(
-            "a lake cannot lie on HDFS, where its manifests would not be replaced in one step; "
-            "keep it on s3a:// or a path that every node mounts, and name hdfs:// in log.path or data"
+            "a lake cannot be on HDFS, because its manifests could not be replaced atomically there; "
+            "use s3a:// or a path that every node mounts, and use hdfs:// only in log.path or data"
         )
     return _require_scheme(root, LAKE_SCHEMES)
 
 
 def raw_location(path: str) -> str:
-    """A path or URI that is read."""
+    """Checks the path or URI of raw data, which is only read."""
     return _require_scheme(plain_text(path), RAW_SCHEMES)
 
 
@@ -74,7 +74,7 @@ def _require_scheme(path: str, known: tuple[str, ...]) -> str:
     if scheme_of(path) not in known:
         schemes = ", ".join(f"{scheme}://" for scheme in known if scheme)
         raise ValueError(
-            f"{scheme_of(path)}:// is not supported: give a path or a URI that begins with {schemes}"
+            f"{scheme_of(path)}:// is not supported: write a path or a URI that begins with {schemes}"
         )
     return path
 

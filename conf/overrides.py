@@ -1,4 +1,4 @@
-"""One `--set a.b=value`: the value is text where the key holds text, and YAML everywhere else."""
+"""Applies one `--set a.b=value`. If the type of the key is text, the value is text, otherwise YAML."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ _QUOTES = ("'", '"')
 
 
 def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> None:
-    """Sets one key of the values of a section, and makes the sections above it where they are missing.
+    """Sets one key in the values of a section. Creates the sections above the key if they are missing.
 
-    A key of type text takes the value unchanged: `log.path={data}/*.gz` needs no quotes for YAML. It may
-        have YAML's quotes
-    all the same, and `null` is no text where the key may be null.
+    If the type of the key is text, the value is used unchanged: `log.path={data}/*.gz` needs no quotes. YAML
+    quotes around it are removed. If the key may be null, the value `null` means null and not the text.
 
     Args:
         kind: the type of the section.
 
     Raises:
-        ConfigError: the override is not of the form a.b=value, the value is not YAML, or a key above is no
+        ConfigError: the override is not of the form a.b=value, the value is not YAML, or a key above is not a
             section.
     """
     key, separator, text = override.partition("=")
@@ -58,7 +57,7 @@ def _value(override: str, text: str, types: tuple[Any, ...]) -> Any:
 
 
 def types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
-    """The types that the value of a key may have; none where the key is unknown."""
+    """The types that the value of a key may have; empty if the key is unknown."""
     types = _members(kind)
     for key in keys:
         below: list[Any] = []
@@ -72,7 +71,7 @@ def types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type; without what Annotated adds."""
+    """The types of a union, or a single type, without the metadata of Annotated."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

@@ -1,7 +1,7 @@
 """Makes text from data safe for a terminal: control characters become visible escapes.
 
-A terminal acts on control characters. An id that holds them could clear the screen, change the text above
-it, set the window's title, or (bidirectional overrides) show another order of characters than the text has.
+A terminal executes control characters. An id that contains them could clear the screen, change the text above
+it, set the title of the window, or (with bidirectional overrides) show its characters in a different order.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def json_line(value: Any) -> str:
     """Returns JSON on one line of printable ASCII; raises ValueError for NaN and infinity."""
     return json.dumps(value, allow_nan=False).replace(
         "\x7f", "\\u007f"
-    )  # the one control that json.dumps leaves
+    )  # the only control character that json.dumps does not escape
 
 
 def _escaped(match: re.Match[str]) -> str:
-    return repr(match[0])[1:-1]  # Python's own notation; none of these characters is printable for it
+    return repr(match[0])[1:-1]  # Python's notation; repr escapes all of these characters
 
 
 class PrintableFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""The typed configuration of raw data: where it is, how it is laid out, what its columns mean."""
+"""The typed configuration of raw data: its paths, its format, and the meaning of its columns."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
 
 
 def expand_range(name: str) -> list[str]:
-    """`C{1..3}` → `[C1, C2, C3]`; a name without a range is returned alone."""
+    """`C{1..3}` → `[C1, C2, C3]`; a name without a range → a list of only this name."""
     match = _RANGE.search(name)
     if match is None:
         return [name]
     first, last = int(match[1]), int(match[2])
     if not 0 <= last - first < _MOST_NAMES:
-        raise ValueError(f"{name!r}: a range ascends, as in {{1..13}}, and has at most {_MOST_NAMES} numbers")
+        raise ValueError(
+            f"{name!r}: a range must ascend, as in {{1..13}}, and have at most {_MOST_NAMES} numbers"
+        )
     return [f"{name[: match.start()]}{i}{name[match.end() :]}" for i in range(first, last + 1)]
 
 
@@ -38,7 +40,7 @@ def _expand_names(names: list[str]) -> list[str]:
 Names = Annotated[list[str], AfterValidator(_expand_names)]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 PositiveLong = Annotated[int, Field(gt=0, lt=2**63)]
-Days = Annotated[int, Field(gt=0, le=36_500)]  # 100 years: every date that is computed with it exists
+Days = Annotated[int, Field(gt=0, le=36_500)]  # 100 years: dates computed with it cannot overflow
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -78,8 +80,8 @@ class RawTable(Strict):
     )
     format: Literal["tsv", "csv", "parquet"] = Field(
         description="`tsv`: no header, and a double quote is an ordinary character. `csv`: a header line "
-        "and quotes by RFC 4180. A value never spans lines, and a line that breaks this is "
-        "quarantined as `quote`. `parquet`: columns are matched by name."
+        "and quotes by RFC 4180. A value must not contain a line break; a line that breaks this rule "
+        "is quarantined with the reason `quote`. `parquet`: columns are matched by name."
     )
     separator: str = Field(
         default="\t", description="Character between two fields of a line. The default is a tab."
@@ -109,8 +111,9 @@ class RawTable(Strict):
         if unfit:
             proposal = unfit[0].strip("_*").replace(".", "_").replace("`", "")
             raise ValueError(
-                f"columns names {unfit}: a name is not empty or '*', holds no dot and no backtick, "
-                "and begins with no underscore; give another name, and the file's own as source: "
+                f"columns names {unfit}: a name must not be empty or '*', must not contain a dot or a "
+                "backtick, and must not begin with an underscore; choose another name, and give the name in "
+                "the file as source: "
                 f"{{name: {proposal or 'other'}, source: '{unfit[0]}'}}"
             )
         return self
@@ -119,7 +122,7 @@ class RawTable(Strict):
     @classmethod
     def _is_known(cls, separator: str) -> str:
         if separator not in SEPARATORS:
-            raise ValueError(f"a separator is one of {list(SEPARATORS)}")
+            raise ValueError(f"a separator must be one of {list(SEPARATORS)}")
         return separator
 
     @property
@@ -149,10 +152,10 @@ class EventTime(Strict):
 class Log(RawTable):
     """The click log.
 
-    Without `event_time`, the order of rows (by file name, then position) is their order in time.
+    Without `event_time`, rows are assumed to be in order of time, by file name and then by position.
     """
 
-    label: Label = Field(description="What a click is.")
+    label: Label = Field(description="How a click is defined.")
     event_time: EventTime | None = Field(
         default=None, description="When an event happened. Null: the log has no such column."
     )
@@ -164,22 +167,22 @@ class Log(RawTable):
 
 
 class Keys(Strict):
-    """The raw columns that identify a user, an item and, where a log has them, a group of rows."""
+    """The raw columns that identify a user, an item and, if the log has such a column, a group of rows."""
 
     user: str = Field(description="Column with the key of the user.")
     item: str = Field(description="Column with the key of the item.")
     group: str | None = Field(
         default=None,
-        description="Column whose equal values mark rows that competed for one click, such as the ads of "
-        "one display. evaluate_model then measures the ranking of each group. Null: there are "
-        "no groups.",
+        description="Column that identifies a group. The rows of a group competed for one click, such as "
+        "the ads of one display. If it is given, evaluate_model measures the ranking in each group. "
+        "Null: there are no groups.",
     )
 
     @model_validator(mode="after")
     def _differ(self) -> Keys:
         if self.item == self.user:
             raise ValueError(
-                f"item={self.item!r} is the column of user too: users and items need columns of their own"
+                f"item={self.item!r} is also the column of user: users and items need different columns"
             )
         return self
 
@@ -190,16 +193,16 @@ class Keys(Strict):
 
 
 class JoinedTable(RawTable):
-    """Attributes of users or of items, joined onto the log by the key column of that side."""
+    """Attributes of users or of items, joined with the log by the key column of users or items."""
 
 
 class Negatives(Strict):
     """Unobserved items, added as negatives to logs that record only what users chose.
 
-    Items of a positive row are drawn by a hash of (row, draw, seed) from the items of its split and of
-    earlier splits. A draw is skipped if the user has a row with the item in these splits. In a log with files
-    by day (split.by=day) only the rows of the same day count. The added rows have the user, the time and the
-    split of their positive row.
+    For each positive row, items are drawn by a hash of (row, draw, seed) from the items of its split and of
+    earlier splits. If the user has a row with the drawn item in these splits, the draw is skipped. If the log
+    has files by day (split.by=day), only the rows of the same day are used. An added row has the user, the
+    time and the split of its positive row.
     """
 
     per_positive: PositiveInt = Field(description="Number of items that are drawn for each positive row.")

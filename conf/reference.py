@@ -13,14 +13,14 @@ Schema = dict[str, Any]
 _WORDS = {"string": "text", "boolean": "true or false", "object": "mapping", "array": "list", "null": "null"}
 _HUGE = (
     2**31 - 1_000
-)  # an upper bound of this size comes from the size of an integer, not from the field's meaning
+)  # an upper bound of this size is only the largest value of an integer type, so it is not shown
 
 
 def field_table(kind: type[BaseModel], links: Mapping[str, str] | None = None) -> str:
     """The table of a model's fields.
 
     Args:
-        links: name of a model -> what a cell says in place of the type `section`.
+        links: name of a model → text that a cell shows instead of the type `section`.
     """
     schema = kind.model_json_schema()
     rows = ["| key | type | default | description |", "|---|---|---|---|"]
@@ -33,7 +33,7 @@ def field_table(kind: type[BaseModel], links: Mapping[str, str] | None = None) -
 
 
 def default_text(field: Schema) -> str:
-    """The default of a field in YAML's notation. The keys of a section have their defaults in its table."""
+    """The default of a field in YAML notation. The defaults of a section are in the section's own table."""
     default = field.get("default")
     if isinstance(default, dict):
         return "its defaults" if default else "`{}`"
@@ -47,7 +47,7 @@ def type_text(schema: Schema, definitions: Mapping[str, Schema], links: Mapping[
 
 
 def alternatives(schema: Schema) -> Iterator[Schema]:
-    """The members of a union; the schema alone where it is none."""
+    """The members of a union; only the schema itself if it is not a union."""
     members = schema.get("anyOf") or schema.get("oneOf")
     if members is None:
         yield schema

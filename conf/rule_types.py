@@ -13,10 +13,9 @@ _MOST_LOG_ODDS = 50  # moves any float32 probability past any other
 
 
 class Attribute(Strict):
-    """An attribute of items from a table with one row an item.
+    """An attribute of items, from a table with one row per item.
 
-    An item that is not in the table, or whose value is null, has no value. No rule on the attribute applies
-    to it.
+    If an item is not in the table, or if its value is null, no rule on the attribute applies to the item.
     """
 
     path: RawLocation = Field(
@@ -30,7 +29,7 @@ class Attribute(Strict):
 class Boost(Strict):
     """Moves items up or down by the value of an attribute.
 
-    Published scores stay the probabilities of the model.
+    The published scores are still the probabilities of the model.
     """
 
     attribute: str = Field(description="Name of an attribute in `attributes`.")
@@ -39,7 +38,7 @@ class Boost(Strict):
         description="`factor` multiplies the probability for the ranking. `log_odds` adds to its log-odds.",
     )
     values: Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)] = Field(
-        description="Value of the attribute → factor or log-odds. Items with other values stay."
+        description="Value of the attribute → factor or log-odds. Items with other values are not moved."
     )
 
     @model_validator(mode="after")
@@ -61,10 +60,10 @@ class MaxPerCategory(Strict):
 
 
 class Exploration(Strict):
-    """The last ceil(share × k) positions go to items drawn from the user's other candidates.
+    """The last ceil(share × k) positions of a list get items that are drawn from the user's other candidates.
 
-    The draw is a hash of seed, user, item and run date: a rerun draws the same items, another day draws
-        others.
+    The draw is a hash of seed, user, item and run date: a rerun draws the same items, and other days draw
+    other items.
     """
 
     share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(description="Share of the positions.")
@@ -91,9 +90,9 @@ class ListRules(Strict):
         if unknown := sorted(used - set(self.attributes)):
             raise ValueError(f"attributes {unknown} are not defined; known: {sorted(self.attributes)}")
         if idle := sorted(set(self.attributes) - used):
-            raise ValueError(f"attributes {idle} are used by no rule")
+            raise ValueError(f"no rule uses the attributes {idle}: remove them, or name them in a rule")
         if not used and self.exploration is None:
             raise ValueError(
-                "no rule is given: name boost, max_per_category or exploration, or leave rules out"
+                "the section contains no rule: add boost, max_per_category or exploration, or remove rules"
             )
         return self

@@ -15,10 +15,10 @@ from conf.train_types import Kernels
 
 
 class Output(Strict):
-    """The shape of written tables."""
+    """The size of files in written tables, and related limits."""
 
     row_group_rows: PositiveInt = Field(
-        default=1_000_000, description="Rows of a Parquet file, which are one row group."
+        default=1_000_000, description="Largest number of rows of a Parquet file. A file is one row group."
     )
     grace_hours: Annotated[float, Field(ge=0)] = Field(
         default=24.0, description="Hours after which files that no manifest names are deleted."
@@ -38,23 +38,23 @@ class Score(Strict):
     )
     rows_per_step: PositiveInt | None = Field(
         default=None,
-        description="(user, item) pairs or feature rows that go through the model at once. It is halved if "
-        "the memory of the device does not suffice. Null: as many as fit the caches of a CPU, "
+        description="Number of (user, item) pairs or feature rows that go through the model at once. It is "
+        "halved if the memory of the device is too small. Null: as many as fit into the caches of a CPU "
         "or the free memory of a GPU.",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32",
-        description="Precision of matrix products over pairs or rows. Probabilities are float32 "
-        "(docs/scoring.md has the errors).",
+        description="Precision of matrix products over pairs or rows. Probabilities are always float32. "
+        "docs/scoring.md lists the resulting errors.",
     )
     rows_split: Split = Field(
         default="test", description="Split whose feature rows get a probability from score_rows."
     )
     embeddings: Literal["stored", "int8"] = Field(
         default="stored",
-        description="`int8` scores with one byte a number and one scale a row, a quarter of the memory of "
-        "float32. The manifest says how far that moves the probabilities of a sample. `stored` "
-        "uses the tables as the model file has them.",
+        description="Format of embedding tables while scoring. `int8`: one byte per number and one scale per "
+        "row, which needs a quarter of the memory of float32. The manifest says how much this changes "
+        "the probabilities of a sample. `stored`: the format of the model file.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Device that computes the scores. `auto`: a GPU if there is one."
@@ -65,18 +65,18 @@ class Score(Strict):
     )
     stop: Stop = Field(
         default=Stop(),
-        description="Limits on the change of the lists. Lists beyond a limit are not published.",
+        description="Limits on the change of the lists. If the lists exceed a limit, they are not published.",
     )
 
     @model_validator(mode="after")
     def _kernels_on_gpus(self) -> Score:
         if self.kernels == "triton" and self.device == "cpu":
-            raise ValueError("kernels=triton needs a GPU, device=cpu has none")
+            raise ValueError("kernels=triton needs a GPU, but device=cpu is set")
         return self
 
 
 class Measure(Strict):
-    """What recommendations and groups are measured against."""
+    """The clicks that recommendations and groups are compared with."""
 
     against: Literal["next_day", "test_split"] = Field(
         default="next_day",
@@ -85,25 +85,26 @@ class Measure(Strict):
     )
     group_k: PositiveInt = Field(
         default=12,
-        description="Positions that count in MAP@k and NDCG@k of the groups of keys.group (evaluate_model).",
+        description="The k of MAP@k and NDCG@k for the groups of keys.group (evaluate_model).",
     )
 
 
 class Generate(Strict):
-    """The generator of click logs: sizes, rates and the seed. etl/synthetic describes its world.
+    """The generator of click logs: sizes, rates and the seed. etl/synthetic describes how clicks arise.
 
-    The rows of a day depend on all of these but `days`, `first_date`, `layout` and `compression`. The layout
-    `outbrain` is a log of its own (etl/synthetic/outbrain): displays of several ads, which are its items.
+    The rows of a day depend on all of these keys except `days`, `first_date`, `layout` and `compression`. The
+    layout `outbrain` is a different log (etl/synthetic/outbrain): each display has several ads, which are the
+    items.
     """
 
     days: Days = Field(default=11, description="Number of days that are written.")
     first_date: IsoDate = Field(
         default="2026-01-01",
-        description="First day of a chain of runs over the log. generate_clicks itself begins with its run "
-        "date.",
+        description="First generated day, for jobs that run the chain over the whole log. generate_clicks "
+        "itself begins with its run date.",
     )
     rows_per_day: PositiveInt = Field(
-        default=60_000, description="Rows of a day. Days of the layout `outbrain` have about so many rows."
+        default=60_000, description="Rows of a day. With the layout `outbrain` the number is approximate."
     )
     users: PositiveInt = Field(default=4_000, description="Number of users.")
     items: PositiveInt = Field(
@@ -122,7 +123,7 @@ class Generate(Strict):
     )
     malformed_share: Share = Field(default=0.002, description="Share of the rows that are malformed.")
     cold_share: Share = Field(
-        default=0.02, description="Share of users and of items that are new each day. As many leave."
+        default=0.02, description="Share of users and of items that are replaced by new ones each day."
     )
 
     @model_validator(mode="after")
@@ -132,5 +133,5 @@ class Generate(Strict):
                 f"files_per_day={self.files_per_day} is more than rows_per_day={self.rows_per_day}"
             )
         if self.layout == "outbrain" and self.items < 100:
-            raise ValueError(f"items={self.items}: a display shows up to 12 different ads; have at least 100")
+            raise ValueError(f"items={self.items} is too few: layout=outbrain needs at least 100")
         return self

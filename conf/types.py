@@ -1,6 +1,6 @@
 """The typed configuration: every key of a YAML file, with its default, its unit and its rule.
 
-Unknown keys are an error. One file configures all jobs of one log; a job reads the sections it needs.
+An unknown key is an error. One file configures all jobs of one log; a job reads the sections that it needs.
 """
 
 from __future__ import annotations
@@ -102,14 +102,15 @@ __all__ = [
 ]
 
 
-# Columns of prepared rows and of feature tables (storage.feature_spec). No raw column has such a name.
+# Columns of prepared rows and of feature tables (storage.feature_spec). Raw columns cannot have these names.
 RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
 
 
 class Config(Strict):
-    """Everything that configures the jobs of one log.
+    """The configuration of all jobs of one log.
 
-    Filters of `prepare` run first, whatever their position, and read columns of the log alone.
+    The filters in `prepare` run before its other operators, even if they follow them in the list, and read
+    only columns of the log.
     """
 
     name: FolderName = Field(description="Name of the configuration. It becomes a folder of the lake.")
@@ -118,7 +119,7 @@ class Config(Strict):
         description="Root of the lake: a path that every node mounts, or a URI such as s3a://bucket/folder.",
     )
     data: RawLocation = Field(
-        default="data", description="Folder of raw data, which `{data}` stands for in paths."
+        default="data", description="Folder of raw data. `{data}` in paths is replaced by it."
     )
     log: Log = Field(description="The click log.")
     users: JoinedTable | None = Field(
@@ -143,23 +144,23 @@ class Config(Strict):
         description="Groups of features, in order."
     )
     scopes: Scopes = Field(
-        default=Scopes(), description="Which features depend on the user, the item or the moment alone."
+        default=Scopes(), description="Features that depend only on the user, on the item or on the time."
     )
     split: SplitConfig = Field(description="How rows are divided into train, validation and test.")
     workflow: WorkflowConfig = Field(
         default=WorkflowConfig(), description="How build_features gets the fitted workflow."
     )
     quality: Quality = Field(default=Quality(), description="Limits on the log of a day.")
-    output: Output = Field(default=Output(), description="Shape of written tables.")
+    output: Output = Field(default=Output(), description="Size of files in written tables.")
     model: ModelConfig = Field(description="The model: a section, or the name of a file with its keys.")
     train: Train = Field(default=Train(), description="The training loop.")
     gate: Gate = Field(default=Gate(), description="When a challenger replaces the champion.")
     candidates: Candidates = Field(
-        default=Candidates(), description="The items that each user is scored against."
+        default=Candidates(), description="The items that are scored for each user."
     )
     score: Score = Field(default=Score(), description="The daily lists and the probabilities of rows.")
     deliver: Deliver = Field(default=Deliver(), description="Where lists are delivered.")
-    measure: Measure = Field(default=Measure(), description="What recommendations are measured against.")
+    measure: Measure = Field(default=Measure(), description="Clicks that recommendations are compared with.")
     watch: Watch = Field(default=Watch(), description="Metrics and the price of a run.")
     generate: Generate | None = Field(
         default=None, description="The generator of click logs. Null: the log is not generated."
@@ -203,14 +204,14 @@ class Config(Strict):
 
     @property
     def repeats(self) -> Repeats:
-        """Which items of a user's rows may be offered again: `candidates.repeats`, with `auto` resolved."""
+        """The items of a user's rows to offer again: `candidates.repeats`, with the value `auto` resolved."""
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
         of_choices = self.negatives is not None or self.log.label.positive_at_least is not None
         return "none" if of_choices else "unclicked"
 
     def _check_reserved(self) -> None:
-        """Refuses raw columns with the names of internal columns of feature tables."""
+        """Refuses raw columns that have the name of an internal column of feature tables."""
         event_time = self.log.event_time.column if self.log.event_time else None
         for section, table in (("log", self.log), ("users", self.users), ("items", self.items)):
             allowed = (
@@ -221,28 +222,28 @@ class Config(Strict):
             )
             if taken:
                 raise ValueError(
-                    f"{section}.columns names {taken}, "
-                    "which feature tables have columns of their own for: give another name, "
-                    f"and the file's own as source: {{name: raw_{taken[0]}, source: {taken[0]}}}"
+                    f"{section}.columns names {taken}, but feature tables have internal columns with these "
+                    "names: choose another name, and give the name in the file as source: "
+                    f"{{name: raw_{taken[0]}, source: {taken[0]}}}"
                 )
 
     def _check_candidates(self) -> None:
         dated = self.split.by == "day" or self.log.event_time is not None
         if self.candidates.counts_days and not dated:
             raise ValueError(
-                f"candidates: {self.candidates.counts_days} count days, and rows have no date: "
-                "give split.by=day or log.event_time"
+                f"candidates: {self.candidates.counts_days} limit days, but rows have no date: "
+                "set split.by=day or log.event_time"
             )
         if self.measure.against == "test_split" and "test" in self.candidates.splits:
             raise ValueError(
-                f"candidates.splits={self.candidates.splits} with measure.against=test_split: "
-                "lists would be measured on clicks that made them"
+                f"candidates.splits={self.candidates.splits} must not contain test with "
+                "measure.against=test_split: lists would be measured on clicks that they were computed from"
             )
 
     def _check_attributes(self, side: str, table: JoinedTable, key: str) -> None:
         """Refuses a table of attributes without the key, or with a column of the log."""
         if key not in table.names:
-            raise ValueError(f"{side}s.columns must hold the key {key!r}; it has {table.names}")
+            raise ValueError(f"{side}s.columns must contain the key {key!r}; it has {table.names}")
         again = sorted((set(table.names) & set(self.log.names)) - {key})
         if again:
             raise ValueError(f"{side}s.columns and log.columns both name {again}: rename one with `source`")

@@ -10,7 +10,8 @@ import yaml
 
 from conf.errors import ConfigError
 
-# What PyYAML raises besides YAMLError: for a month 13, an integer `0x_`, a list as a key, an alias in itself.
+# Errors that PyYAML raises in addition to YAMLError: for a month 13, an integer `0x_`, a list as a key, and
+# an alias that contains itself.
 NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 
 
@@ -18,15 +19,15 @@ def read_config_file(path: Path) -> dict[str, Any]:
     """The mapping of a file, merged key by key over that of the file it `extends`.
 
     Raises:
-        ConfigError: as `read_yaml`, or a file extends itself, directly or through others.
+        ConfigError: see `read_yaml`; or a file extends itself, directly or through other files.
     """
     return _read(path, ())
 
 
 def read_models(values: dict[str, Any], path: Path) -> None:
-    """Replaces a `model` that names a file, relative to `path`, by the mapping of that file.
+    """If a `model` names a file (relative to `path`), replaces it by the mapping in that file.
 
-    It does so in the values and in the sources of candidates.
+    This applies to the key `model` itself and to the sources of candidates.
     """
     for section in _with_models(values):
         if isinstance(section.get("model"), str):
@@ -37,11 +38,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping of one file.
 
     Raises:
-        ConfigError: the file cannot be read, is not UTF-8 or not YAML, has a key twice, or holds no mapping.
+        ConfigError: the file cannot be read, is not UTF-8 or YAML, has a key twice, or contains no mapping.
     """
     try:
         content = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"cannot read {path}: {reason}", "give the path of a YAML file that exists"
@@ -60,12 +61,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path} is not YAML: {yaml_problem(error)}", "correct the file's syntax"
         ) from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds {type(values).__name__}, not a mapping", "start it with `name: …`")
+        raise ConfigError(
+            f"{path} contains a {type(values).__name__}, not a mapping", "start the file with `name: …`"
+        )
     return values
 
 
 def yaml_problem(error: BaseException) -> str:
-    """What PyYAML refused, in words."""
+    """A description of the problem that PyYAML found."""
     return (
         "an alias contains itself, or values are nested too deeply"
         if isinstance(error, RecursionError)
@@ -85,13 +88,13 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     base_path = _beside(path, parent, "extends")
     base = _read(base_path, (*children, absolute))
     for section in _with_models(base):
-        if isinstance(section.get("model"), str):  # relative to the file that says it
+        if isinstance(section.get("model"), str):  # a path relative to the file that contains it
             section["model"] = str((base_path.parent / section["model"]).resolve())
     return _merge(base, values)
 
 
 def _beside(path: Path, named: Any, key: str) -> Path:
-    """The path of a file that a key of another file names, relative to the other file."""
+    """The path of a file that the key of another file names, relative to that other file."""
     if not isinstance(named, str) or not named or "\0" in named:
         raise ConfigError(f"{path}: {key}={named!r} does not name a file", f"write {key}: other.yaml")
     return path.parent / named
@@ -122,7 +125,7 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise yaml.YAMLError(f"the key {key!r} is no text{key_node.start_mark}")
+                raise yaml.YAMLError(f"the key {key!r} is not text{key_node.start_mark}")
             if key in seen:
                 raise yaml.YAMLError(f"the key {key!r} occurs twice{key_node.start_mark}")
             seen.add(key)

@@ -1,1 +1,1 @@
-"""One job a file, each a page: parse, build the session, call the library, publish, report."""
+"""The jobs, one per file. Each parses its options, calls the library, publishes and writes a summary."""

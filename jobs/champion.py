@@ -24,7 +24,7 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Applies the override, if there is one, prints history and job summary, and returns the exit code."""
+    """Applies the override if one is given, prints the history and the job summary; returns the exit code."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.to and not arguments.rollback:
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _action(arguments: argparse.Namespace) -> Action | None:
-    """The override that is asked for; None if the history is only shown."""
+    """The override that the options ask for; None if only the history is shown."""
     if arguments.rollback:
         return "rollback"
     if arguments.pin is not None:
@@ -48,7 +48,7 @@ def _action(arguments: argparse.Namespace) -> Action | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The options of every job, the overrides, and who asks for one and why."""
+    """The options of every job, the overrides, and the options for who decided and why."""
     parser = job_parser("champion", DESCRIPTION)
     override = parser.add_mutually_exclusive_group()
     override.add_argument(

@@ -1,4 +1,4 @@
-"""What jobs share on the command line: their options, their errors, and jobs without a Spark session."""
+"""Command-line functions that jobs share: options, error output, and running jobs without a Spark session."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def job_parser(name: str, description: str, date_option: str = "--run-date") -> 
 def run_without_session(
     name: str, arguments: argparse.Namespace, stage: Callable[[RunContext], tuple[str, JobSummary]]
 ) -> int:
-    """Runs a job that shows something and needs no Spark session; it leaves no run record.
+    """Runs a job that only shows information and needs no Spark session. It writes no run record.
 
     Args:
-        name: the job.
-        arguments: those of `job_parser`.
-        stage: returns the text to print, and the summary.
+        name: the name of the job.
+        arguments: the parsed arguments of `job_parser`.
+        stage: returns the text to print, and the job summary.
 
     Returns:
         The exit code.
@@ -75,7 +75,7 @@ def run_without_session(
 
 
 def report_failure(what: str, error: NightrankError | OSError, remedy: str = "") -> int:
-    """Writes to standard error why a job ends. `remedy` is for an OSError, which has none.
+    """Writes the error that ends a job to standard error. Pass `remedy` for an OSError, which has none.
 
     Returns:
         The exit code.

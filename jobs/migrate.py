@@ -1,4 +1,4 @@
-"""Brings a lake that an earlier release wrote to the formats of this one. Needs no Spark session."""
+"""Converts a lake that an earlier release wrote to the formats of this release. Needs no Spark session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Surveys the lake, migrates it if asked to, prints the job summary, and returns the exit code."""
+    """Lists the files of the lake, migrates them with --apply, prints the summary; returns the exit code."""
     arguments = _parser().parse_args(argv)
     lake = Lake(arguments.lake)
     start = time.monotonic()

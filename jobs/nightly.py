@@ -1,4 +1,4 @@
-"""The command line of the whole chain for one run date."""
+"""The command line of the job that runs all stages of one run date."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         plan = RunPlan(config, parse_date(arguments.run_date), arguments.retrain)
         log_path(
             plan.lake, plan.run_date, "nightly"
-        )  # refuses a lake that cannot hold logs before it is read
+        )  # before the lake is read, reject a lake that cannot store logs
         submission = Submission(arguments.profile, arguments.config, tuple(arguments.overrides))
         check_tables(config, plan.run_date)
         check_sinks(config, arguments.profile)

@@ -41,7 +41,7 @@ _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 @dataclass
 class _Sessions:
-    """Builds the Spark session of a run, and saves Java stacks that Spark logs to a file of the lake."""
+    """Builds the Spark session of a run, and saves the Java stack traces that Spark logs to the lake."""
 
     error_log: SparkLog = field(default_factory=SparkLog)
 
@@ -55,7 +55,7 @@ class _Sessions:
         return session
 
     def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
-        """The path of the file with Java stacks, of the log and of this error; None if there are none."""
+        """Saves the stack traces of the log and of this error. Returns the path; None if there are none."""
         return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
 
 
@@ -85,7 +85,7 @@ def _run(
     try:
         config = load_config(arguments.config, arguments.overrides)
         context = RunContext(name, config, parse_date(arguments.run_date), open_session=sessions.open)
-    except NightrankError as error:  # no lake is known yet, so the run is not recorded
+    except NightrankError as error:  # the lake is not known yet, so the run is not recorded
         log.error("%s failed: %s", name, error)
         return error.exit_code
     observer = Observer.begin(name, config, context.run_date)
@@ -97,13 +97,13 @@ def _run(
         file_io.read_hdfs_through(lambda: hdfs(context.spark))
         total = time.monotonic() - start
         summary = stage(context).completed(name, context.run_date, context.phases, total)
-        summary.line()  # a value that is not JSON fails before the run counts as done
+        summary.line()  # raises an error for a value that is not JSON, before the run counts as successful
         exit_code = EXIT_OK
         if stacks := sessions.keep_stacks(context):
             log.info("Spark logged errors that did not end the job; their stacks are in %s", stacks)
     except (NightrankError, PySparkException, Py4JError, OSError, MemoryError) as error:
         failure, exit_code = _log_failure(context, error, sessions)
-    except BaseException as error:  # a defect of ours, or an interruption: raised again
+    except BaseException as error:  # a bug or an interruption: it is raised again
         failure = error
         if stacks := sessions.keep_stacks(context):
             log.error("%s failed; what Spark logged is in %s", name, stacks)
@@ -119,9 +119,9 @@ def _run(
 
 
 def _log_failure(context: RunContext, error: Exception, sessions: _Sessions) -> tuple[Exception, int]:
-    """Logs what ended the job. Returns the error at the root, and its exit code."""
+    """Logs the error that ended the job. Returns the original error and its exit code."""
     raised = raised_in(str(error)) if isinstance(error, PySparkException | Py4JError) else None
-    # Where the configuration or the data are wrong, the message is complete, whatever stacks Spark logged.
+    # If the configuration or the data is wrong, the message needs no stack trace of this error.
     is_complete = isinstance(error, NightrankError) and (
         error.exit_code in (EXIT_CONFIG, EXIT_DATA) or not error.__cause__
     )

@@ -1,9 +1,9 @@
-"""Standard output of a job, which holds its summary and nothing else.
+"""Keeps standard output of a job free of everything except its summary.
 
-spark-submit joins standard error of the driver's Python to its standard output, and copies both to its own
-standard output. Programs that read the summary would find logs, warnings and tracebacks there. Under
-spark-submit the JVM therefore copies everything to standard error, and writes the summary to standard output
-itself. This holds for all output of the process, of any library, to its last line.
+spark-submit merges standard error of the driver's Python into its standard output, and copies both to its own
+standard output. So programs that read the summary would also get logs, warnings and tracebacks. Therefore,
+under spark-submit, this module makes the JVM copy everything to standard error and write the summary to
+standard output itself. This applies to all output of the process, including that of libraries.
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ def _print(line: str) -> None:
 
 
 def _separated(jvm: Any) -> Callable[[str], None]:
-    """Turns standard output of the JVM to standard error; the function writes to the real standard output."""
-    # The copying thread holds System.out, so System.setOut would not change its target. Replace the number in
-    # its file descriptor instead; Spark opens java.io for reflection in every JVM that it starts.
+    """Redirects the JVM's standard output to standard error.
+
+    Returns a function that writes a line to the real standard output.
+    """
+    # The copying thread keeps a reference to System.out, so System.setOut would have no effect on it. Replace
+    # the number in its file descriptor instead. Spark opens java.io for reflection in every JVM that it
+    # starts.
     descriptor = jvm.java.io.FileDescriptor
     number = jvm.java.lang.Class.forName("java.io.FileDescriptor").getDeclaredField("fd")
     number.setAccessible(True)
@@ -58,14 +62,14 @@ def _separated(jvm: Any) -> Callable[[str], None]:
     joined = _are_one_file(jvm.java.lang.ProcessHandle.current().pid())
 
     def write(line: str) -> None:
-        # Where both streams are one file, the copying thread may have written a part of a log line.
+        # If both streams are the same file, the copying thread may have written part of a log line.
         stream.write(bytearray(f"\n{line}\n" if joined else f"{line}\n", "utf-8"))
 
     return write
 
 
 def _are_one_file(pid: int) -> bool:
-    """Whether standard output and standard error of a process are the same; true if that cannot be seen."""
+    """Whether standard output and standard error of a process are the same file; true if this is unknown."""
     try:
         streams = [os.stat(f"/proc/{pid}/fd/{number}") for number in (_STDOUT, _STDERR)]
     except OSError:

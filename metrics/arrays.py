@@ -16,7 +16,7 @@ def vectors(
     """Labels, scores and weights (N,) as float64; the weights default to 1.
 
     Raises:
-        DataError: the arguments are not vectors of one length, or a score is not finite.
+        DataError: the arguments are not vectors of the same length, or a score is not finite.
     """
     label = np.asarray(labels, dtype=np.float64)
     score = np.asarray(scores, dtype=np.float64)
@@ -24,12 +24,12 @@ def vectors(
     if not label.shape == score.shape == weight.shape or label.ndim != 1:
         raise DataError(
             f"labels {label.shape}, scores {score.shape} and weights {weight.shape} "
-            "are not vectors of one length",
-            "pass one value a row",
+            "are not vectors of the same length",
+            "pass one value per row",
         )
     if not np.isfinite(score).all():
         raise DataError(
             f"{int((~np.isfinite(score)).sum())} of {len(score)} scores are not finite",
-            "look for infinite features or a diverged model",
+            "look for infinite feature values, or for a model whose training diverged",
         )
     return label, score, weight

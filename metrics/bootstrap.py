@@ -1,4 +1,4 @@
-"""Confidence interval of a difference between two models: a bootstrap by user over distributed rows.
+"""Confidence interval of the difference between two models: a bootstrap over users of distributed rows.
 
 Each replicate draws a weight from Poisson(1) for every user. This approximates drawing users with replacement
 (N. Chamandy et al., Estimating Uncertainty for Massive Data Streams, Google 2012). All rows of a user share a
@@ -7,9 +7,11 @@ weight, because the clicks of one user are not independent.
 A weight is computed from the seed, the replicate and the user's hash. So both models use the same resamples,
 although their rows are in different frames and ranges. No rows are joined and no weights are stored.
 
-A replicate is exact: sums are integers, and the order of the ranges decides a pair of rows in different
-ranges (scoring.evaluation.prediction_quality). A task computes one replicate after the other with a few
-vectors of its range's length, and returns four integers for each. Time grows with rows × replicates.
+A range contains the rows whose scores are in an interval (scoring.evaluation.prediction_quality). A task
+reduces one range. The AUC of a replicate is exact: sums are integers, and for two rows in different ranges
+the order of the ranges says which score is higher. A task computes one replicate after the other. It needs a
+few vectors of the length of its range, and returns four integers per replicate. Time grows with rows ×
+replicates.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 
 SUMS = ("positives", "negatives", "doubled_wins", "loss_units")
 
-_DRAWS_A_HASH = 4  # 16 bits each: a Poisson weight to within 1/65,536 of its probability
+_DRAWS_A_HASH = 4  # 16 bits each: the probability of a Poisson weight is accurate to 1/65,536
 _USABLE_SHARE = 0.9
 
 Ints = NDArray[np.int64]
@@ -44,10 +46,11 @@ class Interval:
     """A confidence interval of a difference, challenger minus champion.
 
     Attributes:
-        difference: on the rows themselves.
+        difference: the difference on the original rows, without resampling.
         low, high: bounds of the interval.
         confidence: such as 0.95.
-        replicates: number of replicates in which the difference is defined: both classes had weight.
+        replicates: number of replicates in which the difference is defined: both classes have a positive
+            weight.
     """
 
     difference: float
@@ -90,17 +93,18 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def reduce_replicates(
     units: Ints, click: NDArray[np.bool_], score: Floats, loss_units: Ints, resample: Resample
 ) -> dict[str, list[int]]:
-    """The sums of one range of n rows in each replicate: name of SUMS → one integer a replicate.
+    """The sums of one range of n rows in each replicate: name in SUMS → one integer per replicate.
 
     Args:
-        units: (n,) hash of what the row is resampled with: its user.
+        units: (n,) hash of the row's user. Rows with equal hashes are resampled together.
         click, score, loss_units: (n,) label, probability, and loss as a multiple of a small unit.
         resample: replicates and seed.
     """
     distinct, unit_of_row = np.unique(units, return_inverse=True)  # (m,), (n,)
     by_score = np.argsort(score, kind="stable")
     positive, negative = by_score[click[by_score]], by_score[~click[by_score]]
-    # A click scores above the negatives before `low`, and equals those from `low` to `high`.
+    # A click has a higher score than the negatives before `low`, and the same score as those from `low` to
+    # `high`.
     low = np.searchsorted(score[negative], score[positive], "left")
     high = np.searchsorted(score[negative], score[positive], "right")
     unit_of_positive, unit_of_negative = unit_of_row[positive], unit_of_row[negative]
@@ -118,22 +122,22 @@ def reduce_replicates(
 
 
 def _sums_by_unit(values: Ints, unit_of_row: Ints, units: int) -> Ints:
-    """(units,) sums of (n,) values."""
+    """(units,) sums of the (n,) values by unit."""
     order = np.argsort(unit_of_row, kind="stable")
     first = np.searchsorted(unit_of_row[order], np.arange(units))
     return np.add.reduceat(values[order], first)
 
 
 def combine_replicates(ranges: Iterable[Mapping[str, Any]], units_of_loss: int) -> dict[str, Floats]:
-    """(B,) AUC and log loss of the replicates, NaN if a replicate lacks a class or has no rows.
+    """(B,) AUC and log loss of B replicates. A value is NaN if its replicate lacks a class or has no rows.
 
     Args:
         ranges: sums of the ranges (reduce_replicates), in ascending order of their scores.
-        units_of_loss: number of units in a loss of one.
+        units_of_loss: number of units in a loss of 1.0 (losses are summed as integer multiples of a unit).
     """
     total: dict[str, Any] = dict.fromkeys(SUMS, 0)
     for range_sums in ranges:
-        # Python's integers, because 2 × clicks × non-clicks is above 2⁶³ at four billion rows.
+        # Python integers, because 2 × clicks × non-clicks exceeds 2⁶³ for four billion rows.
         sums = {name: np.array(range_sums[name], dtype=object) for name in SUMS}
         sums["doubled_wins"] = sums["doubled_wins"] + 2 * sums["positives"] * total["negatives"]
         total = {name: total[name] + sums[name] for name in SUMS}
@@ -145,7 +149,7 @@ def combine_replicates(ranges: Iterable[Mapping[str, Any]], units_of_loss: int) 
 
 
 def _ratios(numerators: Any, denominators: Any) -> Floats:
-    """(B,) quotients; NaN where the denominator is 0."""
+    """(B,) quotients; NaN if the denominator is 0."""
     pairs = zip(numerators, denominators, strict=True)
     return np.array([above / below if below else math.nan for above, below in pairs], np.float64)
 
@@ -156,12 +160,13 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
     The method is that of B. Efron and R. Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
 
     Args:
-        difference: on the rows themselves.
-        ours, theirs: (B,) the measure of both models in each replicate, NaN if it is undefined.
+        difference: the difference on the original rows.
+        ours, theirs: (B,) the measure of each model in the replicates, NaN if it is undefined.
         confidence: share of the replicates between the bounds.
 
     Returns:
-        None if the difference is undefined in more than a tenth of the replicates: too few rows of a class.
+        None if the difference is undefined in more than a tenth of the replicates, because a class has too
+        few rows.
     """
     differences = ours - theirs
     differences = differences[np.isfinite(differences)]

@@ -13,12 +13,12 @@ from metrics.partial_sums import EPSILON, combine, count_scores, sum_deciles, su
 
 
 def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Area under the ROC curve: the share of (positive, negative) pairs in the right order, a tie being half.
+    """Area under the ROC curve: share of (positive, negative) pairs in the right order; a tie counts half.
 
     Args:
         labels: (N,) 0 or 1.
-        scores: (N,) any finite number that grows with the chance of a click.
-        weights: (N,) non-negative; None is 1 for each row.
+        scores: (N,) finite numbers; a higher score means that a click is more likely.
+        weights: (N,) non-negative; None means 1 for each row.
 
     Raises:
         DataError: one class has no weight, so the area is undefined, or a score is not finite.
@@ -29,7 +29,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
         raise DataError(
             f"the AUC of {len(label)} rows with {int(label.sum())} positives is undefined: "
             "it needs both classes",
-            "measure on a split that holds clicks and non-clicks: take more days into it",
+            "measure on a split with clicks and non-clicks: add more days to it",
         )
     order = np.argsort(score, kind="stable")
     first = np.flatnonzero(np.diff(score[order], prepend=-np.inf))  # first row of each distinct score
@@ -47,7 +47,7 @@ def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | N
     """
     label, probability, weight = vectors(labels, probabilities, weights)
     if not weight.sum():
-        raise DataError("the log loss of no rows is undefined", "measure on a split that holds rows")
+        raise DataError("there are no rows, so the log loss is undefined", "measure on a split with rows")
     clipped = np.clip(probability, EPSILON, 1 - EPSILON)
     losses = -(label * np.log(clipped) + (1 - label) * np.log1p(-clipped))
     return float(np.average(losses, weights=weight))
@@ -56,7 +56,9 @@ def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | N
 def normalized_entropy(
     labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None
 ) -> float:
-    """Log loss divided by that of always predicting the click rate; below 1 is better than that constant.
+    """Log loss divided by the log loss of always predicting the click rate.
+
+    A value below 1 is better than this constant prediction.
 
     The measure is defined by X. He et al., ADKDD 2014, section 3.
 
@@ -69,7 +71,7 @@ def normalized_entropy(
         raise DataError(
             f"the normalised entropy of {len(label)} rows with click rate {rate} is undefined: "
             "it needs both classes",
-            "measure on a split that holds clicks and non-clicks: take more days into it",
+            "measure on a split with clicks and non-clicks: add more days to it",
         )
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
     return log_loss(labels, probabilities, weights) / float(entropy)

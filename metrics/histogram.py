@@ -2,7 +2,7 @@
 
 The bins are log-linear, as in HdrHistogram (G. Tene): each power of two is divided into 16 equal parts, on
 both sides of zero, and zero has its own bin. A bin is at most 1/16 as wide as the number it starts at;
-integers of magnitude below 32 have a bin each. Keys are computed from the bits of the number and not by a
+each integer between -31 and 31 has its own bin. Keys are computed from the bits of the number and not by a
 logarithm, so they are equal on every machine.
 """
 
@@ -29,9 +29,9 @@ def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def bin_bounds(key: int) -> tuple[float, float]:
-    """The numbers with this key: [low, high) above zero, (low, high] below it, zero alone for key 0.
+    """The bounds of the numbers with this key: [low, high) if it is positive, (low, high] if it is negative.
 
-    The highest bin ends at infinity, and the lowest begins at minus infinity.
+    Key 0 contains only zero. The highest bin ends at infinity, and the lowest begins at minus infinity.
     """
     if key == 0:
         return 0.0, 0.0

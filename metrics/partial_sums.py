@@ -1,8 +1,8 @@
-"""Measures of predictions from partial sums over ranges of scores, which several processes compute.
+"""Computes measures of predictions from partial sums. Each process sums the rows of one range of scores.
 
-Rows with equal scores are one entry with counts. Each range is reduced to a few sums. The AUC is exact: the
-order of the ranges decides a pair of rows in different ranges, and the process that has a range decides the
-pairs within it.
+Rows with equal scores are combined into one entry with counts. Each range is reduced to a few sums. The AUC
+is exact. For two rows in different ranges, the order of the ranges says which score is higher. The pairs
+within a range are counted by the process that has all rows of the range.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Counts = NDArray[np.int64]
 
 
 class ScoreCounts(NamedTuple):
-    """(M,) distinct scores of some rows, ascending float64, and the clicks and non-clicks with each score."""
+    """The M distinct scores of some rows (ascending float64), and the clicks and non-clicks of each."""
 
     scores: Vector
     positives: Counts
@@ -32,7 +32,7 @@ class ScoreCounts(NamedTuple):
 
     @property
     def rows(self) -> Counts:
-        """(M,) rows with each score."""
+        """(M,) number of rows with each score."""
         return self.positives + self.negatives
 
 
@@ -41,10 +41,10 @@ class RangeSums(NamedTuple):
 
     Attributes:
         positives, negatives: clicks and non-clicks.
-        doubled_wins: twice the (click, non-click) pairs within the range in the right order; a tie counts one
-            half.
-        loss: sum of the rows' cross entropy, in nats.
-        predicted: sum of their probabilities.
+        doubled_wins: twice the number of (click, non-click) pairs within the range in the right order; a tie
+            counts half a pair.
+        loss: sum of the cross entropy of the rows, in nats.
+        predicted: sum of the probabilities of the rows.
     """
 
     positives: int
@@ -55,7 +55,7 @@ class RangeSums(NamedTuple):
 
 
 def count_scores(labels: ArrayLike, probabilities: ArrayLike) -> ScoreCounts:
-    """Counts of rows (N,) with labels 0 or 1 by their probability.
+    """Counts N rows, with labels 0 or 1, by their probability.
 
     Raises:
         DataError: lengths differ, or a probability is not finite.
@@ -70,7 +70,7 @@ def count_scores(labels: ArrayLike, probabilities: ArrayLike) -> ScoreCounts:
 
 
 def merge_counts(parts: Sequence[ScoreCounts]) -> ScoreCounts:
-    """The counts of several parts together; a score may occur in more than one of them."""
+    """The sum of the counts of several parts; a score may occur in more than one part."""
     scores, positives, negatives = (np.concatenate(column) for column in zip(*parts, strict=True))
     distinct, index = np.unique(scores, return_inverse=True)
     merged = np.zeros((2, len(distinct)), np.int64)
@@ -94,14 +94,14 @@ def sum_range(counts: ScoreCounts) -> RangeSums:
 
 
 def sum_deciles(counts: ScoreCounts, rows_below: int, rows: int) -> NDArray[np.float64]:
-    """(10, 3) rows, clicks and sum of probabilities in each decile of all rows by score, from one range.
+    """The share of one range in the deciles of all rows by score: (10, 3) rows, clicks, sum of probabilities.
 
-    Rows with equal scores are in one decile: that of the middle one of them.
+    Rows with equal scores are in the same decile: the decile of the middle row among them.
 
     Args:
-        counts: of the range.
-        rows_below: number of rows in lower ranges.
-        rows: number of all rows.
+        counts: the counts of the range.
+        rows_below: number of rows in ranges with lower scores.
+        rows: number of rows in all ranges.
     """
     middles = rows_below + np.cumsum(counts.rows) - (counts.rows + 1) // 2
     decile = middles * DECILES // max(rows, 1)
@@ -113,14 +113,17 @@ def combine(ranges: Sequence[RangeSums], deciles: NDArray[np.float64]) -> dict[s
     """The measures of all rows.
 
     Args:
-        ranges: ascending by score.
-        deciles: (10, 3) of `sum_deciles`, summed over the ranges.
+        ranges: the sums of all ranges, ascending by score.
+        deciles: (10, 3) the results of `sum_deciles`, summed over the ranges.
 
     Returns:
-        auc; log_loss in nats; normalized_entropy; rows; positives; calibration {ratio: predicted over
-        observed clicks, expected_error: |mean probability − click rate| of the deciles, weighted by rows
-        (Naeini et al. 2015, section 2, with bins of equal size), deciles [{rows, mean_probability,
-        click_rate}]}. An undefined measure is None.
+        A mapping with the keys `auc`, `log_loss` (in nats), `normalized_entropy`, `rows`, `positives` and
+        `calibration`. An undefined measure is None. The value of `calibration` has these keys:
+
+        * `ratio`: predicted clicks divided by observed clicks.
+        * `expected_error`: mean over the deciles, weighted by rows, of |mean probability − click rate|
+          (Naeini et al. 2015, section 2, with bins of equal size).
+        * `deciles`: a list of {rows, mean_probability, click_rate}.
     """
     positives, negatives = sum(sums.positives for sums in ranges), sum(sums.negatives for sums in ranges)
     rows = positives + negatives
@@ -141,14 +144,14 @@ def combine(ranges: Sequence[RangeSums], deciles: NDArray[np.float64]) -> dict[s
 
 
 def _entropy(rate: float) -> float:
-    """Log loss of predicting the click rate, in nats."""
+    """Log loss, in nats, of always predicting the click rate."""
     return float(-(rate * np.log(rate) + (1 - rate) * np.log1p(-rate)))
 
 
 def _calibration(
     predicted: float, positives: int, rows: int, deciles: NDArray[np.float64]
 ) -> dict[str, Any] | None:
-    """The entry `calibration` of `combine`; None without rows."""
+    """The value of the key `calibration` in the result of `combine`; None if there are no rows."""
     if not rows:
         return None
     filled = deciles[deciles[:, 0] > 0]

@@ -1,12 +1,13 @@
 """Population stability index (PSI): the distance of a day's distribution from that of the training window.
 
-With shares e of the training window and a of the day in each of B bins, PSI = Σ (a - e) ln(a / e). It is
-symmetric, zero for equal shares, and the sum of both Kullback-Leibler divergences. Below 0.1 counts as
-stable, above 0.25 as a shift to act on (N. Siddiqi, Credit Risk Scorecards, 2006, ch. 11).
+A cell is one value of a column. For each of B bins, e is the bin's share of the cells in the training window,
+and a is its share of the cells on the day: PSI = Σ (a - e) ln(a / e). PSI is symmetric, zero for equal
+shares, and the sum of both Kullback-Leibler divergences. A PSI below 0.1 counts as stable; a PSI above 0.25
+counts as a shift that needs action (N. Siddiqi, Credit Risk Scorecards, 2006, ch. 11).
 
-For samples of M and N cells from one distribution, PSI is about (1/M + 1/N) χ² with B - 1 degrees of freedom
-(B. Yurdakul, Statistical Properties of Population Stability Index, 2018). So a small day has some PSI by
-chance.
+For samples of M and N cells from the same distribution, PSI is about (1/M + 1/N) χ² with B - 1 degrees of
+freedom (B. Yurdakul, Statistical Properties of Population Stability Index, 2018). So a day with few rows has
+some PSI by chance.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Z_999 = 3.0902  # the normal distribution's 99.9% quantile
 
 @dataclass(frozen=True)
 class Binned:
-    """Counts of cells by bin: labels (B,), training window (B,) and day (B,). Nulls have their own bin."""
+    """Cells per bin: labels (B,), counts of the training window (B,) and of the day (B,). Null has a bin."""
 
     labels: tuple[str, ...]
     train: tuple[int, ...]
@@ -42,8 +43,8 @@ class Drift:
 
     Attributes:
         psi: the index.
-        noise: the value that chance alone exceeds on one day in a thousand.
-        moved: label of the bin with the largest term.
+        noise: the value that the index exceeds by chance on one day in a thousand.
+        moved: label of the bin that contributes most to the index.
         moved_train_share, moved_day_share: share of the cells in that bin.
     """
 
@@ -55,17 +56,18 @@ class Drift:
 
     @property
     def psi_above_noise(self) -> float:
-        """The PSI where it is more than chance may cause, otherwise 0."""
+        """The PSI if it is above `noise`, otherwise 0."""
         return above_noise(self.psi, self.noise)
 
 
 def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
-    """(B,) counts of both → (B,) terms of the PSI, at least 0; 0 for bins that are empty in both.
+    """The (B,) terms of the PSI from the (B,) counts of the training window and of the day.
 
-    Shares are (count + 1/2) / (cells + B/2), over the bins that are not empty in both.
+    A term is at least 0, and it is 0 if the bin is empty in both. Shares are (count + 1/2) / (cells + B/2);
+    B counts only bins that are not empty in both.
 
     Raises:
-        ValueError: the lengths differ, or one of both has no cell.
+        ValueError: the lengths differ, or the training window or the day has no cell.
     """
     e, a = np.asarray(train, np.float64), np.asarray(day, np.float64)  # (B,), (B,)
     if e.shape != a.shape or e.sum() <= 0 or a.sum() <= 0:
@@ -79,14 +81,14 @@ def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
 
 
 def above_noise(psi: float, noise: float) -> float:
-    """A PSI if it is above its noise, otherwise 0. Chance alone causes a large PSI on a day of few rows."""
+    """The PSI if it is above its noise, otherwise 0. A day with few rows has a large PSI by chance."""
     return psi if psi > noise else 0.0
 
 
 def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
-    """The 99.9% quantile of the PSI of two samples of one distribution over this many bins.
+    """The 99.9% quantile of the PSI of two samples from the same distribution, over `bins` bins.
 
-    The quantile of χ² is that of E. B. Wilson and M. M. Hilferty (1931): k (1 - 2/9k + z √(2/9k))³.
+    The quantile of χ² is approximated by k (1 - 2/9k + z √(2/9k))³ (E. B. Wilson and M. M. Hilferty, 1931).
     """
     k = bins - 1
     if k < 1:
@@ -135,11 +137,12 @@ def bin_names(
 def bin_numbers(
     train_bins: Mapping[int, int], day_bins: Mapping[int, int], train_nulls: int, day_nulls: int
 ) -> Binned:
-    """Bins of numbers: about ten of equal shares of the training window, below its range, above it, and null.
+    """Bins of a number column: about ten with equal shares of the training window, and three more.
 
-    A bin is a run of consecutive histogram keys (metrics.histogram). A key belongs to the tenth in which the
-    cells before it end, so a number that makes up several tenths has its own bin. The bins depend on the
-    training window only.
+    The three are numbers below the training window's range, numbers above it, and null. A bin consists of
+    consecutive histogram keys (metrics.histogram). A key is assigned to the tenth that contains its first
+    cell, so a number that makes up several tenths has its own bin. The bins depend only on the training
+    window.
 
     Args:
         train_bins, day_bins: histogram key → number of cells.

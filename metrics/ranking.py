@@ -1,9 +1,9 @@
 """MAP@k and NDCG@k of ranked groups of rows, such as the ads of one display.
 
-In each group rows are ranked by falling score. Ties are broken against the model: among equal scores, rows
-without a click come first. So a constant score has the lowest value, and neither the order of rows nor the
-number of processes changes a measure. Groups without a click are left out of the mean, because every ranking
-of them is equally good.
+In each group, rows are ranked by descending score. Ties are broken to the disadvantage of the model: among
+rows with equal scores, rows without a click come first. So a model with a constant score gets the lowest
+possible value, and neither the order of rows nor the number of processes changes a measure. Groups without a
+click are left out of the mean, because every ranking of them is equally good.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _Clicked(NamedTuple):
     Attributes:
         group: (M,) number of the group, from 0 over the groups with a click.
         position: (M,) 1 for the best score of its group.
-        nth: (M,) clicks of its group up to this row, itself included.
-        clicks: (G,) clicks of each group, those below position k included.
+        nth: (M,) number of clicks in its group up to this row, including the row itself.
+        clicks: (G,) clicks of each group, including clicks below position k.
     """
 
     group: NDArray[np.int64]
@@ -37,11 +37,11 @@ def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
     """Mean over groups of the average precision of their first k rows.
 
     AP@k = Σ_{i ≤ k} label_i · precision(i) / min(clicks of the group, k), as in Kaggle's Outbrain
-    competition. With one click a group it is 1 / position of that click, and 0 beyond position k.
+    competition. For a group with one click it is 1 / position of that click, or 0 beyond position k.
 
     Args:
         labels: (N,) 0 or 1.
-        scores: (N,) any finite number that grows with the chance of a click.
+        scores: (N,) finite numbers; a higher score means that a click is more likely.
         groups: (N,) the group of each row, of any type that can be sorted.
         k: number of positions that count.
 
@@ -92,13 +92,13 @@ def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
     group = np.asarray(groups)
     if group.shape != label.shape:
         raise DataError(
-            f"groups {group.shape} and labels {label.shape} differ in length", "pass one group a row"
+            f"groups {group.shape} and labels {label.shape} differ in length", "pass one group per row"
         )
     if not np.isin(label, (0, 1)).all():
-        raise DataError("a ranking needs labels that are 0 or 1", "binarise the label first")
+        raise DataError("the labels of a ranking must be 0 or 1", "convert the label to 0 or 1 first")
     if not label.any():
         raise DataError(
             f"no group among {len(label)} rows has a click, so there is no ranking to measure",
-            "measure on a split that holds clicks: take more days into it",
+            "measure on a split with clicks: add more days to it",
         )
     return np.unique(group, return_inverse=True)[1].astype(np.int64)

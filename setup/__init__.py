@@ -1,4 +1,4 @@
-"""Makes and checks the environment that everything else runs in.
+"""Creates and checks the environment that everything else runs in.
 
-What `make setup` runs uses only the standard library, because no package is installed yet.
+The modules that `make setup` runs use only the standard library, because no package is installed yet.
 """

@@ -1,17 +1,17 @@
-"""Builds Horovod from its PyPI sdist against the torch in .venv, and keeps the wheel in the cache.
+"""Builds Horovod from its PyPI source archive for the torch in .venv, and keeps the wheel in the cache.
 
-Horovod's last release is older than torch 2.1, which needs C++17. Its rendezvous server runs code for anybody
-who reaches its port (CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod correct both; each begins
-with what it changes and why:
+The last release of Horovod is older than torch 2.1, which needs C++17. Its rendezvous server executes code
+from anybody who can reach its port (CVE-2024-10190, CVE-2026-31234). The patches in setup/horovod correct
+both. The text at the beginning of each patch explains it:
 
-    torch.patch             builds against a current torch, into a wheel that works in any environment
-    interface.patch         process sets use the network interface that the launcher gives
+    torch.patch             builds with a current torch; the wheel works in any environment
+    interface.patch         process sets use the network interface that the launcher chooses
     signed-requests.patch   servers accept only requests signed with the job's key, and listen on one address
-    command-lifetime.patch  horovod.spark.run does not sleep for 3 s at its end
+    command-lifetime.patch  horovod.spark.run no longer sleeps for 3 s at its end
 
-With a CUDA build of torch, Horovod's CMake needs a whole CUDA toolkit. The Python packages of torch and of
-requirements/build.in have its files; they are arranged as the compiler expects. Neither building nor
-importing Horovod needs a GPU or an installed CUDA.
+With a CUDA build of torch, Horovod's CMake needs a complete CUDA toolkit. The Python packages of torch and of
+requirements/build.in contain its files; this module arranges them as the compiler expects. Neither building
+nor importing Horovod needs a GPU or an installed CUDA.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def digest_of(value: object) -> str:
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """Everything that the wheel depends on. Its digest is the name of the wheel's folder in the cache."""
+    """All inputs of the wheel. Their digest is the name of the wheel's folder in the cache."""
 
     requirement: str  # Horovod's version and the hashes of its sdist
     torch: str  # with the local version part, such as 2.13.0+cu130
@@ -112,10 +112,10 @@ def compiler() -> str:
 
 
 def cached_wheel(venv: Path, bootstrap: Path, requirement_file: Path) -> Path:
-    """The wheel for this environment, from the cache or built now (2 to 4 minutes on 2 cores).
+    """The wheel for this environment. If the cache does not have it, builds it (2 to 4 minutes on 2 cores).
 
     Raises:
-        SetupError: the build failed; the message has the cause, if it is a known one, and the end of the log.
+        SetupError: the build failed; the message names the cause if it is known, and has the end of the log.
     """
     inputs = inputs_of(venv, requirement_file)
     kept = cache_folder() / "horovod" / inputs.digest()
@@ -151,9 +151,9 @@ def pip_of(bootstrap: Path) -> list[str]:
 
 
 def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path:
-    """Downloads the sdist, checks its hash and unpacks it. Returns its folder."""
-    # pip builds the metadata of an sdist even if it only downloads it; the bootstrap environment has the
-    # packages for that.
+    """Downloads the source archive, checks its hash and unpacks it. Returns its folder."""
+    # pip builds the metadata of a source archive even if it only downloads it. The bootstrap environment has
+    # the packages that this needs.
     options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
     run([*pip_of(bootstrap), "--quiet", "download", *options, "--dest", scratch, "-r", requirement_file])
     (archive,) = scratch.glob("horovod-*.tar.gz")
@@ -162,7 +162,7 @@ def fetch_source(scratch: Path, bootstrap: Path, requirement_file: Path) -> Path
 
 
 def build_environment(scratch: Path, venv: Path, inputs: BuildInputs) -> dict[str, str]:
-    """The environment of Horovod's build, without the user's own variables of Horovod, CUDA and NCCL."""
+    """The environment variables of Horovod's build, without the user's own for Horovod, CUDA and NCCL."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "CUDA", "NCCL"))
     }
@@ -181,7 +181,7 @@ def build_environment(scratch: Path, venv: Path, inputs: BuildInputs) -> dict[st
 
 
 def cuda_environment(scratch: Path, venv: Path, path: str) -> dict[str, str]:
-    """Variables of a build with CUDA and NCCL. Arranges their files in `scratch`."""
+    """Environment variables for a build with CUDA and NCCL. Arranges the files of both in `scratch`."""
     nvidia = nvidia_packages(venv)
     toolkit = lay_out_toolkit(nvidia, scratch / "cuda")
     nccl = scratch / "nccl"
@@ -206,10 +206,10 @@ def nvidia_packages(venv: Path) -> Path:
 
 
 def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
-    """Makes a CUDA toolkit from the files of the Python packages.
+    """Arranges the files of NVIDIA's Python packages as a CUDA toolkit.
 
-    The folders are real and the files are links. nvcc looks for its libraries in ../lib64 of the real path of
-    its folder, so `bin` itself must not be a link.
+    The folders are new and the files are symbolic links. nvcc looks for its libraries in ../lib64, relative
+    to the real path of its folder, so the folder `bin` itself must not be a link.
     """
     shutil.copytree(nvidia / "cu13", toolkit, copy_function=os.symlink)
     (toolkit / "lib64").symlink_to("lib")
@@ -220,19 +220,19 @@ def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
 
 
 def parallel_jobs() -> int:
-    """How many compilers run at once: one per core, if each has 2 GB of memory for torch's large headers."""
+    """The number of parallel compilers: one per core, but at most one per 2 GB of memory."""
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1000**3
     return max(1, min(len(os.sched_getaffinity(0)), memory_gb // 2))
 
 
 def _keep(wheel: Path, kept: Path, inputs: BuildInputs) -> Path:
-    """Moves the wheel into the cache in one step, with a file that says what it was built against."""
+    """Atomically moves the wheel into the cache, together with a file that lists the inputs of its build."""
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix="new-") as folder:
         staged = Path(folder) / "wheel"
         staged.mkdir()
         shutil.copy(wheel, staged)
         (staged / "built-against.json").write_text(json.dumps(asdict(inputs), indent=2) + "\n")
-        if not kept.exists():  # another set-up may have built the same wheel meanwhile
+        if not kept.exists():  # another set-up may have built the same wheel in the meantime
             staged.rename(kept)
     return kept / wheel.name
 
@@ -242,7 +242,7 @@ def verify(venv: Path) -> None:
 
     Raises SetupError with the error output if that fails.
     """
-    # On the loopback interface: otherwise Gloo resolves the host's name, which fails in some containers.
+    # Use the loopback interface. Otherwise Gloo resolves the host's name, which fails in some containers.
     environment = {**os.environ, "HOROVOD_GLOO_IFACE": "lo"}
     command = [str(venv / "bin/python"), "-W", "ignore", "-c", VERIFY]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
 """Compiles the folders named `native` into the environment: loops that are too slow in Python.
 
-It takes a few seconds, with the g++ that builds Horovod. The cache keeps each library under a digest of its
-sources and flags. The libraries use only instructions that every 64-bit x86 processor has, so they run
-wherever a packed environment is installed.
+It takes a few seconds and uses the same g++ as the build of Horovod. The cache has each library under a
+digest of its sources and flags. The libraries use only instructions that every 64-bit x86 processor has, so
+they run on every machine on which a packed environment can be installed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def all_sources(root: Path) -> list[Path]:
 
 
 def build(root: Path, venv: Path) -> list[Path]:
-    """Puts all libraries into an environment and returns their paths.
+    """Compiles all libraries, copies them into an environment and returns their paths.
 
     Raises:
         SetupError: a library does not compile; the message has the compiler's output.
@@ -56,7 +56,7 @@ def _build(root: Path, venv: Path, folder: str, library: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_suffix(".new")
     shutil.copyfile(kept, scratch)
-    scratch.replace(target)  # a worker that has loaded the old file keeps it
+    scratch.replace(target)  # a worker that has loaded the old file can still use it
     return target
 
 

@@ -1,8 +1,8 @@
 """Archives the JVM classes that Spark's drivers load, so that jobs start sooner (see JEP 350).
 
-The archive is valid for one Java and for jars at one path, so it is part of the environment. setup/env.sh
-names it in SPARK_SUBMIT_OPTS. A JVM that cannot use it, or does not find it, silently loads the classes from
-the jars.
+The archive is valid only for one Java and for the paths of the jars, so it is part of the environment.
+setup/env.sh names it in SPARK_SUBMIT_OPTS. If a JVM cannot find or use the archive, it silently loads the
+classes from the jars.
 
 spark-submit runs this file as a job. The classes that this job loads are archived.
 """
@@ -21,9 +21,9 @@ _PATIENCE_S = 300
 
 
 def make(root: Path, venv: Path, java_home: Path) -> str | None:
-    """Writes venv/spark.jsa.
+    """Writes the class archive venv/spark.jsa.
 
-    Returns None, or what went wrong: some Java runtimes cannot write such archives.
+    Returns None, or a description of the error: some Java runtimes cannot write such archives.
     """
     archive = venv / NAME
     archive.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def make(root: Path, venv: Path, java_home: Path) -> str | None:
 
 
 def typical_work(folder: Path) -> None:
-    """Uses Spark as the jobs do: text, Parquet, joins, windows, sums, Python workers with Arrow rows."""
+    """Uses Spark as the jobs do: text, Parquet, joins, windows, sums, and Python workers on Arrow batches."""
     import pyarrow as pa
     from pyspark.sql import SparkSession, Window
     from pyspark.sql import functions as F

@@ -1,8 +1,8 @@
 """Adds compiled modules to pyspark.zip, the archive that Spark puts on the path of every Python process.
 
-The driver's Python and those of the executors import <pyspark>/python/lib/pyspark.zip before the installed
-package. Python does not cache what it compiles from a zip, so each process would compile pyspark again. If
-the zip has name.pyc beside name.py, zipimport loads that file instead.
+The Python processes of the driver and of the executors import <pyspark>/python/lib/pyspark.zip instead of the
+installed package. Python does not cache modules that it compiles from a zip, so each process would compile
+pyspark again. If the zip contains name.pyc next to name.py, Python loads name.pyc instead.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from setup.console import SetupError
 
 
 def add_compiled(site_packages: Path) -> None:
-    """Adds name.pyc for every name.py of pyspark.zip in these packages. Does nothing if all are there.
+    """Adds name.pyc for every name.py in the pyspark.zip of these packages. Does nothing if it has all.
 
     Raises:
-        SetupError: there is no pyspark.zip, or it does not compile.
+        SetupError: pyspark.zip is missing, or a file in it does not compile.
     """
     archive = site_packages / "pyspark/python/lib/pyspark.zip"
     if not archive.is_file():
-        raise SetupError(f"{archive} is missing: is this environment's pyspark whole?")
+        raise SetupError(f"{archive} is missing: pyspark is not installed completely, install it again")
     with zipfile.ZipFile(archive) as sources:
         names = set(sources.namelist())
         if all(f"{name}c" in names for name in names if name.endswith(".py")):
@@ -36,9 +36,9 @@ def add_compiled(site_packages: Path) -> None:
 
 
 def _compile(folder: Path, shown: str) -> None:
-    """Compiles with unchecked hashes.
+    """Compiles the sources of a folder into .pyc files that Python uses without comparing times.
 
-    Times cannot be compared: those of zip entries are local, and nodes may be in another time zone.
+    Times cannot be compared, because a zip stores local times, and nodes may be in different time zones.
     """
     done = compileall.compile_dir(
         folder,
@@ -51,7 +51,7 @@ def _compile(folder: Path, shown: str) -> None:
         workers=0,
     )
     if not done:
-        raise SetupError(f"{shown} does not compile: is it of this Python's version?")
+        raise SetupError(f"{shown} does not compile: was it written for this version of Python?")
 
 
 def _pack(folder: Path, archive: Path) -> None:

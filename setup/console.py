@@ -1,4 +1,4 @@
-"""Output of the set-up (timed steps, errors with a remedy), its commands and its locks."""
+"""Functions for the set-up: printing timed steps, errors with a remedy, running commands, and locks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 class SetupError(Exception):
-    """Set-up cannot continue; the message says what is wrong and what the user can do."""
+    """The set-up cannot continue. The message describes the problem and what the user can do."""
 
 
 def say(text: str) -> None:
-    """Prints a line at once."""
+    """Prints a line without delay (flushes the output)."""
     print(text, flush=True)
 
 
@@ -57,9 +57,9 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(path: Path, patience_s: float = 3600) -> Iterator[None]:
-    """Holds the lock on a file, so that two calls do not do the same work at once.
+    """Holds the lock on a file, so that two processes do not do the same work at the same time.
 
-    Makes the file if it is missing.
+    Creates the file if it is missing.
 
     Raises:
         SetupError: another process still holds the lock after `patience_s` seconds, or the file is a symbolic

@@ -1,8 +1,8 @@
-"""`make dist`: makes build/nightrank-<version>.tar, which has all that a cluster needs except Python itself.
+"""`make dist`: makes build/nightrank-<version>.tar, with everything a cluster needs except Python itself.
 
 nightrank-<version>/
     nightrank-<version>-py3-none-any.whl   our packages
-    environment.tar.gz                     all that these import, with Java; for --archives, or for each node
+    environment.tar.gz                     all packages that these need, and Java; for --archives or each node
     jobs/ conf/ airflow_dags/              the jobs, their settings and the DAGs
     requirements/jars.lock                 the jars for GPUs, object stores and PostgreSQL, with their SHA-256
     setup/env.sh docs/clusters.md …        the environment variables; documents
@@ -46,7 +46,7 @@ def version(root: Path = ROOT) -> str:
 
 
 def make_dist(build: Path = BUILD) -> Path:
-    """Makes the archive in a folder and returns its path. Other files of the folder are not touched.
+    """Makes the archive in a folder and returns its path. Does not change other files in the folder.
 
     Raises:
         SetupError: a package or a file of the archive is missing.
@@ -66,7 +66,7 @@ def make_dist(build: Path = BUILD) -> Path:
         with tarfile.open(archive.with_suffix(".new"), "w") as packed:
             packed.add(staged, name, filter=without_owner)
             environment = tarfile.TarInfo(f"{name}/environment.tar.gz")
-            joined = Joined(*parts)  # these are gigabytes, so they are not joined on disk first
+            joined = Joined(*parts)  # these are gigabytes, so do not copy them into one file first
             environment.size = joined.size_bytes
             packed.addfile(environment, cast(IO[bytes], joined))
         archive.with_suffix(".new").replace(archive)

@@ -1,8 +1,8 @@
 """Builds the documentation site from the repository's Markdown: `python -m setup.docs_site`.
 
-`make docs` runs it. MkDocs reads one folder, so the documents are staged below build/ with the paths that
-they have in the repository. Their relative links stay valid that way. A linked file that is no document, such
-as a configuration, is staged as it is. A link to a folder becomes plain text.
+`make docs` runs it. MkDocs reads one folder, so the documents are copied to a folder below build/. They keep
+their paths, so that their relative links remain valid. If a link leads to a file that is not a document, such
+as a configuration, that file is copied too. A link to a folder is replaced by its text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def stage(root: Path, folder: Path) -> None:
     """Copies the documents, and the files that they link to, into an empty folder.
 
     Raises:
-        SetupError: a document links to a file that does not exist, or that lies outside the repository.
+        SetupError: a document links to a file that does not exist or is outside of the repository.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for document in documents(root):
@@ -74,8 +74,8 @@ def build_site(build: Path = BUILD) -> Path:
     """Builds the site of this repository below a folder and returns the site's folder.
 
     Raises:
-        SetupError: the environment cannot be installed, a link is broken, or MkDocs reports a warning.
-            A page outside the navigation is one, or an anchor that does not exist.
+        SetupError: the environment cannot be installed, a link is broken, or MkDocs reports a warning. A
+            warning is, for example, a page outside of the navigation or an anchor that does not exist.
     """
     mkdocs = locked_environment("docs", LOCK, "import mkdocs, material") / "bin/mkdocs"
     stage(ROOT, build / "docs")
@@ -97,7 +97,7 @@ def build_site(build: Path = BUILD) -> Path:
 
 
 def main() -> None:
-    """Builds the site and prints where it lies."""
+    """Builds the site and prints its path."""
     say(f"the documentation site is ready: {build_site() / 'index.html'}")
 
 

@@ -1,6 +1,6 @@
 # Source this (bash or zsh) to work in the project's environment:  . setup/env.sh
-# Puts the bin folder of .venv, or of the unpacked environment beside an archive's files, first on PATH (python, spark-submit,
-# mlflow), and says which Java and which Python Spark runs on.
+# Puts the bin folder of .venv first on PATH (python, spark-submit, mlflow), and sets the Java and the Python that Spark uses.
+# In an unpacked archive it uses the folder `environment` instead of .venv.
 
 _nightrank_root="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd)"
 
@@ -18,13 +18,13 @@ _nightrank_java="$("$_nightrank_home/bin/python" "$_nightrank_root/setup/java_ho
 export JAVA_HOME="$_nightrank_java"
 export PATH="$_nightrank_home/bin:$JAVA_HOME/bin:$PATH"
 
-# Without these, Spark's Python workers run whatever `python3` the executor finds, which has none of our packages.
+# Without these variables, Spark's Python workers run any `python3` that the executor finds, without our packages.
 export PYSPARK_PYTHON="$_nightrank_home/bin/python"
 export PYSPARK_DRIVER_PYTHON="$PYSPARK_PYTHON"
-# Another Spark's home would mix its jars with this pyspark's.
+# With the home of a different Spark, the jars of both would be mixed.
 unset SPARK_HOME
 
-# Classes from an archive: a driver starts sooner (setup/class_archive.py).
+# A driver starts sooner if it loads its classes from this archive (setup/class_archive.py).
 if [ -f "$_nightrank_home/spark.jsa" ]; then
     case "${SPARK_SUBMIT_OPTS:-}" in
         *SharedArchiveFile*) ;;
@@ -32,15 +32,15 @@ if [ -f "$_nightrank_home/spark.jsa" ]; then
     esac
 fi
 
-# spark-class asks a JVM of its own for the command line that it runs.
+# spark-class starts a separate, short JVM to build the command line. These options make it start faster.
 export SPARK_LAUNCHER_OPTS="${SPARK_LAUNCHER_OPTS:--XX:+UseSerialGC -XX:TieredStopAtLevel=1}"
 
-# Spark asks for the address of the host's own name, and does not start where that does not resolve (a bare container).
+# Spark needs the address of the host's name. If the name cannot be resolved (as in a bare container), Spark does not start.
 if ! getent hosts "$(uname -n)" >/dev/null; then
     export SPARK_LOCAL_IP="${SPARK_LOCAL_IP:-127.0.0.1}"
 fi
 
-# Nothing calls home. MLflow imports GitPython, which complains where there is no git.
+# Disables telemetry. GIT_PYTHON_REFRESH prevents a warning of GitPython, which MLflow imports, if git is not installed.
 export MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=true GIT_PYTHON_REFRESH=quiet
 
 unset _nightrank_root _nightrank_home _nightrank_java

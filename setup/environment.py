@@ -1,8 +1,8 @@
 """Makes an environment that can be moved: locked packages, Horovod, our wheel and its compiled libraries.
 
-Its interpreter is a link to the Python that made it, so a node must have that Python at the same path. No
-other file depends on the path of the environment. The part that depends on the lock files alone is made once
-and kept in the cache; environments share its files by hard links.
+The interpreter in the environment is a symbolic link to the Python that created it, so every node must have
+that Python at the same path. No other file depends on the path of the environment. The part that depends only
+on the lock files is made once and kept in the cache; environments share its files by hard links.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from setup import build_horovod, build_native, compiled_archive
 from setup.console import SetupError, cache_folder, capture, fail, run, say, step
 from setup.install import BOOTSTRAP, ROOT, VENV, site_packages
 
-# The lock files of this environment; the rest of requirements/ is for others.
+# The lock files of this environment. The other files in requirements/ are for other environments.
 LOCKS = ("runtime.txt", "horovod.txt")
 _OFFLINE = ("--quiet", "--no-deps", "--no-index", "--offline", "--compile-bytecode")
 # Packages that only tests, benchmarks and builds use are left out, so it is smaller than .venv.
@@ -29,7 +29,7 @@ CHECK_IMPORTS = (
 
 
 def build_wheel(root: Path, out: Path) -> Path:
-    """Builds a wheel of our packages with their data files in this folder. Equal sources give equal bytes."""
+    """Builds a wheel of our packages and their data files in the folder `out`. Equal sources, equal bytes."""
     scratch = out / "wheel-build"
     shutil.rmtree(scratch, ignore_errors=True)
     for name in ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting", "jobs"):
@@ -55,7 +55,7 @@ def build_wheel(root: Path, out: Path) -> Path:
 
 
 def make_environment(folder: Path, wheel: Path) -> None:
-    """Makes the environment in this folder, and replaces what was there.
+    """Makes the environment in this folder. Replaces an existing folder.
 
     Raises:
         SetupError: a package is missing or cannot be imported.
@@ -70,12 +70,12 @@ def make_environment(folder: Path, wheel: Path) -> None:
         shutil.copytree(base, folder, symlinks=True)
     _uv_pip(folder, "install", *_OFFLINE, wheel)
     build_native.build(ROOT, folder)
-    # From the root folder, so that nothing of the checkout can be imported.
+    # Run this in the root folder, so that no module of the checkout can be imported.
     capture([folder / "bin/python", "-W", "ignore", "-c", CHECK_IMPORTS], cwd=Path("/"))
 
 
 def kept_packages() -> Path:
-    """The folder of the environment without our wheel, from the cache or made now."""
+    """The folder of the environment without our wheel. If the cache does not have it, it is made now."""
     digest = hashlib.sha256(sys.version.encode() + str(_python()).encode())
     for part in (*(f"requirements/{name}" for name in LOCKS), "setup/compiled_archive.py"):
         digest.update((ROOT / part).read_bytes())
@@ -96,8 +96,8 @@ def _make_packages(kept: Path) -> None:
     _uv_pip(scratch, "sync", *options, *constraints, ROOT / "requirements/runtime.txt")
     wheel = build_horovod.cached_wheel(VENV, BOOTSTRAP, ROOT / "requirements/horovod.txt")
     _uv_pip(scratch, "install", *_OFFLINE, wheel)
-    # Compiled once here. Python workers on nodes often cannot write beside the sources, so each would compile
-    # them again.
+    # Compile the sources once here. On nodes, Python workers often cannot write to the folders of the
+    # sources, so each worker would compile them again.
     _link_compiled(site_packages(VENV), site_packages(scratch))
     compileall.compile_dir(site_packages(scratch), quiet=2)  # the rest; files that fail are left out
     compiled_archive.add_compiled(site_packages(scratch))
@@ -106,7 +106,7 @@ def _make_packages(kept: Path) -> None:
 
 
 def _link_compiled(have: Path, want: Path) -> None:
-    """Hard-links the compiled files of all sources that two folders of packages share as hard links."""
+    """If two folders of packages share a source by a hard link, hard-links its compiled file as well."""
     for compiled in have.rglob("__pycache__/*.pyc"):
         source = compiled.parents[1] / f"{compiled.name.split('.')[0]}.py"
         twin, target = want / source.relative_to(have), want / compiled.relative_to(have)

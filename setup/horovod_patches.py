@@ -1,7 +1,7 @@
 """Reads and applies the patches of Horovod's sources, the files of setup/horovod.
 
-Each begins with what it changes and why. They are unified diffs. They are applied without the program
-`patch`, which small containers lack, and strictly: the lines of each hunk must be in the file exactly once.
+The patches are unified diffs; each begins with an explanation. They are applied without the program `patch`,
+because small containers do not have it. The lines of each hunk must occur in the file exactly once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 @dataclass(frozen=True)
 class Change:
-    """One hunk of a diff: in this file `old` is replaced by `new`. An empty `old` creates the file."""
+    """One hunk of a diff: it replaces `old` by `new` in a file. If `old` is empty, it creates the file."""
 
     file: str
     old: str
@@ -77,7 +77,7 @@ def _hunk(lines: list[str], at: int, counts: list[int]) -> tuple[str, str, int]:
 def apply(source: Path, changes: list[Change]) -> None:
     """Changes the sources in this folder.
 
-    Raises SetupError if a file is not the one that the patches were written for.
+    Raises SetupError if the patches were written for a different version of a file.
     """
     for change in changes:
         path = source / change.file

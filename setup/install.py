@@ -1,7 +1,7 @@
-"""Makes .venv: the locked packages, our own folders on its path, and a Horovod built against its torch.
+"""Makes .venv: the locked packages, our own folders on its path, and a Horovod built for its torch.
 
-Run it as `python -m setup.install` from the checkout. If the lock files and these scripts have not changed
-since .venv was made, it does nothing, in well under a second.
+Run it as `python -m setup.install` in the folder of the checkout. If the lock files and these scripts have
+not changed since .venv was made, it does nothing and ends in less than a second.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / ".bootstrap"
 VENV = ROOT / ".venv"
 STAMP = VENV / "setup.stamp"
-LOCK = ROOT / ".setup.lock"  # two calls of make must not install at the same time
+LOCK = ROOT / ".setup.lock"  # two processes must not install at the same time
 LOCKS = ("runtime.txt", "tools.txt", "benchmark.txt")
 
-# The packages take 6.5 GB, and Horovod's build needs 1 GB for a short time. The package cache shares its
-# files with the environment by hard links if both are on one file system.
+# The packages need 6.5 GB, and Horovod's build needs 1 GB for a short time. The package cache shares its
+# files with the environment by hard links if both are on the same file system.
 ENVIRONMENT_BYTES = 9 * 1024**3
 
 # `setup` is this package. If it can be imported from another folder, so can our other packages.
@@ -33,10 +33,10 @@ CHECK_IMPORTS = (
 
 
 def fingerprint(root: Path) -> str:
-    """Digest of everything that the environment depends on.
+    """Digest of all inputs of the environment.
 
-    The path of the checkout is part of it: installed scripts name their interpreter by absolute path, so a
-    moved checkout needs a new environment.
+    The path of the checkout is one of them: installed scripts contain the absolute path of their interpreter,
+    so a checkout that was moved needs a new environment.
     """
     digest = hashlib.sha256(f"{root}\n{sys.version}\n".encode())
     scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
@@ -48,7 +48,7 @@ def fingerprint(root: Path) -> str:
 
 
 def make_venv(folder: Path, *options: str) -> None:
-    """Makes a virtual environment in this folder, unless a working one is there."""
+    """Makes a virtual environment in this folder, unless the folder already has a working one."""
     python = folder / "bin" / "python"
     if python.exists() and _lives_at(python, folder):
         return
@@ -57,7 +57,7 @@ def make_venv(folder: Path, *options: str) -> None:
 
 
 def _lives_at(python: Path, folder: Path) -> bool:
-    """Whether the environment works, is of this Python, and was made in this folder and not moved here."""
+    """Whether the environment works, has this version of Python, and was made in this folder (not moved)."""
     try:
         version = capture([python, "-c", "import sys; print(sys.version)"]).strip()
     except (SetupError, OSError):
@@ -81,19 +81,19 @@ def uv_pip(command: str, *words: str | Path) -> None:
 def install_packages() -> None:
     """Makes .venv with the locked packages."""
     make_venv(VENV, "--without-pip")
-    # pyspark is published as source only, so the packages that build it are locked too.
+    # pyspark is published only as source code, so the packages that build it are locked too.
     constraints = ["--build-constraints", str(ROOT / "requirements/tools.txt")]
     locks = [ROOT / "requirements" / name for name in LOCKS]
-    # Compiled once here. If PYTHONDONTWRITEBYTECODE is set, every process would otherwise compile torch
-    # again, for half a minute.
+    # Compile all packages once here. Otherwise, if PYTHONDONTWRITEBYTECODE is set, every process would
+    # compile torch again, which takes half a minute.
     uv_pip("sync", "--require-hashes", "--compile-bytecode", *constraints, *locks)
 
 
 def install_own_packages() -> None:
     """Puts the checkout on the environment's path, so that Spark's Python workers import our packages too.
 
-    It writes a .pth file. An editable install would list the packages of today and miss one that is added
-    later.
+    It writes a .pth file. An editable install would list only the present packages, and would not find a
+    package that is added later.
     """
     (site_packages(VENV) / "nightrank.pth").write_text(f"{ROOT}\n")
 
@@ -104,14 +104,14 @@ def site_packages(venv: Path) -> Path:
 
 
 def install_horovod() -> None:
-    """Installs Horovod, from the cache or built now, and verifies it."""
+    """Installs Horovod from the cache, builds it if necessary, and verifies it."""
     wheel = build_horovod.cached_wheel(VENV, BOOTSTRAP, ROOT / "requirements/horovod.txt")
     uv_pip("install", "--quiet", "--no-deps", "--no-index", "--reinstall-package", "horovod", wheel)
     build_horovod.verify(VENV)
 
 
 def install(root: Path) -> None:
-    """Makes .venv from nothing."""
+    """Makes .venv from the beginning."""
     with step("checking this machine"):
         preflight.check_machine(root, needed_bytes=0 if VENV.exists() else ENVIRONMENT_BYTES)
         preflight.python_headers()
@@ -132,7 +132,7 @@ def install(root: Path) -> None:
 
 
 def archive_classes(root: Path) -> None:
-    """Makes the class archive. Jobs start faster with it, and work without it."""
+    """Makes the class archive. Jobs start faster with it, but they also work without it."""
     java_home = capture([VENV / "bin/python", root / "setup/java_home.py"]).strip()
     if trouble := class_archive.make(root, VENV, Path(java_home)):
         say(f"    left out, so jobs start 2 s later: {trouble}")

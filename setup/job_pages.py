@@ -32,7 +32,7 @@ def job_files(root: Path = ROOT) -> list[Path]:
 
 
 def help_text(job: Path) -> str:
-    """What `--help` of a job prints on a terminal of 100 columns.
+    """The output of `--help` of a job on a terminal with 100 columns.
 
     Raises:
         SetupError: the job cannot be started.
@@ -50,7 +50,7 @@ def page(helps: Mapping[str, str]) -> str:
     """The page: a section for each job, with its help text.
 
     Args:
-        helps: name of the job, without `.py`, to its help text.
+        helps: name of the job, without `.py` → its help text.
     """
     sections = [f"## {name}\n\n```text\n{text.strip()}\n```\n" for name, text in sorted(helps.items())]
     return "\n".join([_HEAD, *sections])

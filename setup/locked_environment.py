@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def locked_environment(name: str, lock: Path, check: str) -> Path:
-    """The folder of an environment. It is installed when it is missing or when its lock file has changed.
+    """The folder of an environment. Installs it if it is missing or if its lock file has changed.
 
     Args:
-        name: name of its folder below the cache folder.
+        name: name of the environment's folder below the cache folder.
         lock: requirements file with exact versions and hashes.
-        check: Python statement that must succeed in it, such as `import mkdocs`.
+        check: Python statement that must succeed in the environment, such as `import mkdocs`.
 
     Raises:
         SetupError: a package cannot be installed, or the check fails.

@@ -1,7 +1,8 @@
-"""Packs an environment as .tar.gz quickly: compressed on all cores, and the locked packages only once.
+"""Packs an environment as .tar.gz quickly: all cores compress, and the locked packages are packed only once.
 
-A gzip file may consist of several gzip files in a row. So may a tar file, up to its end mark. So the packages
-are packed without that mark and kept in the cache, and our few files are appended.
+Several gzip files in a row are a valid gzip file. Several tar files in a row are a valid tar file if only the
+last one has an end mark. So the packages are packed without an end mark and kept in the cache. Our few files
+are packed each time and appended.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _BLOCK_BYTES = 16 * 1024 * 1024
 
 
 def packed_parts(folder: Path, base: Path, extra: Path) -> tuple[Path, Path]:
-    """Two files that, one after the other, are `folder` as .tar.gz.
+    """Packs `folder` into two files. One after the other, they are a .tar.gz of the folder.
 
     Args:
-        folder: has all that `base` has, and more.
-        base: the packed form of it is the first file, which is kept beside it for the next time.
-        extra: the second file, which is written: what `folder` has beyond `base`.
+        folder: contains all files of `base`, and other files.
+        base: the folder that is packed into the first file. That file is kept next to it for the next time.
+        extra: path of the second file. It contains the files of `folder` that are not in `base`.
     """
     kept = base.with_name(f"{base.name}.tar.gz")
     if not kept.is_file():
@@ -68,7 +69,7 @@ def entries(folder: Path) -> Iterator[str]:
 def pack(folder: Path, names: Iterable[str], out: IO[bytes], *, ended: bool = True) -> None:
     """Writes these entries of a folder as a compressed tar.
 
-    With `ended=False` it has no end mark, so that more can follow.
+    With `ended=False` the tar has no end mark, so that another tar can follow.
     """
     with _Compressor(out) as compressed:
         packed = tarfile.TarFile(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT)  # type: ignore[arg-type]
@@ -86,7 +87,7 @@ def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 class _Compressor:
-    """A writable file. Its blocks are compressed on all cores and become gzip files in a row."""
+    """A writable file. All cores compress its blocks; each block becomes a gzip file in the output."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -119,7 +120,7 @@ class _Compressor:
         if self._block:
             self._waiting.append(self._pool.submit(_gzip, bytes(self._block)))
             self._block.clear()
-        while len(self._waiting) > 2 * self._cores:  # limits the memory that waiting blocks take
+        while len(self._waiting) > 2 * self._cores:  # limits the memory of waiting blocks
             self._out.write(self._waiting.popleft().result())
 
 

@@ -1,4 +1,4 @@
-"""Checks what the machine must have, before anything large is downloaded."""
+"""Checks that the machine meets the requirements, before anything large is downloaded."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ def _folder_problems(root: Path, needed_bytes: int) -> list[str]:
     problems = []
     if any(character.isspace() for character in str(root)):
         problems.append(
-            f"the checkout's path has white space in it, and Spark's scripts fail with that: {str(root)!r}"
+            f"the path of the checkout contains white space, with which Spark's scripts fail: {str(root)!r}"
         )
     free_bytes = shutil.disk_usage(root).free
     if free_bytes < needed_bytes:
         free, needed = (f"{size / 1024**3:.1f} GiB" for size in (free_bytes, needed_bytes))
-        problems.append(f"the disk with {root} has {free} free, {needed} are needed")
+        problems.append(f"the disk of {root} has only {free} free, but {needed} are needed")
     return problems
 
 
 def python_headers() -> Path | None:
     """A folder to add to the compiler's include path, or None if Python's headers are installed.
 
-    Debian has Python's headers in a separate package. If it is missing, its files are unpacked into the
-    cache. That needs no root rights and changes nothing else on the machine.
+    In Debian, Python's headers are in a separate package. If it is missing, its files are unpacked into the
+    cache. This needs no root rights and changes nothing else on the machine.
     """
     if (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return None
@@ -89,5 +89,5 @@ def _unpack_debian_headers(target: Path) -> None:
             package.unlink()
     except SetupError as error:
         raise SetupError(
-            f"{advice}\n(downloading them without an installation failed too: {error})"
+            f"{advice}\n(downloading the headers without installing them failed too: {error})"
         ) from error

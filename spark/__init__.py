@@ -1,1 +1,1 @@
-"""How Nightrank runs on Spark: session, Python workers, accelerator settings, error and event logs."""
+"""Runs jobs on Spark: the session, Python workers, accelerator settings, error logs and event logs."""

@@ -1,10 +1,10 @@
-"""Settings of the RAPIDS Accelerator that depend on its release and on Spark's, looked up in its jar.
+"""Settings of the RAPIDS Accelerator that depend on the releases of the accelerator and of Spark.
 
 A release of the accelerator contains one *shim* for each patch release of Spark that it supports:
 `spark355` for Spark 3.5.5. Spark needs the class of the shim as `spark.shuffle.manager`, before any code of
 the accelerator runs. If a jar has no shim for the running Spark, the accelerator refuses to start, unless
 `spark.rapids.shims-provider-override` names a shim. No profile contains either setting:
-`accelerator_settings` derives both, for every session (spark/session.py).
+`accelerator_settings` derives both from the jar for every session (spark/session.py).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class Shim:
 
 
 def accelerator_settings(configured: Callable[[str], str | None], spark_version: str) -> dict[str, str]:
-    """The settings that a session with the accelerator lacks; empty for a session without it.
+    """The settings to add to a session that uses the accelerator; empty if the session does not use it.
 
     Args:
-        configured: the value of a setting by its name; None if profile and command line lack it.
-        spark_version: of the Spark that runs: `3.5.8`.
+        configured: returns the value of a setting, or None if neither profile nor command line sets it.
+        spark_version: the version of the running Spark, such as `3.5.8`.
 
     Raises:
-        ConfigError: no jar of the accelerator is on the driver's class path, it has no shim for this Spark,
-            or a configured class is not the one of the jar for this Spark.
+        ConfigError: no jar of the accelerator is on the driver's class path, the jar has no shim for this
+            Spark, or a configured class is not the one that the jar has for this Spark.
     """
     if PLUGIN not in [plugin.strip() for plugin in (configured("spark.plugins") or "").split(",")]:
         return {}
@@ -75,9 +75,10 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
         )
     settings = {} if manager is not None else {SHUFFLE_MANAGER: shim.shuffle_manager}
     if override is None and shim != _native(spark_version):
-        # No warning, which would raise an alert for every run. The accelerator itself warns in Spark's log.
+        # Do not log a warning: it would cause an alert for every run. The accelerator itself writes a warning
+        # to Spark's log.
         log.info(
-            "%s has no shim for Spark %s; %s, of an earlier patch release, is used",
+            "%s has no shim for Spark %s; the shim of an earlier patch release is used: %s",
             jar,
             spark_version,
             shim.name,
@@ -106,16 +107,19 @@ def shims_of(jar: Path) -> frozenset[Shim]:
 
 
 def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    """The shim of this Spark, or of the newest earlier patch release; patch releases do not change plans.
+    """The shim of this Spark, or else of the newest earlier patch release.
+
+    This is safe because patch releases do not change plans.
 
     Raises:
-        ConfigError: the jar has neither.
+        ConfigError: the jar has no shim for this Spark and none for an earlier patch release.
     """
     native = _native(spark_version)
     if native in shims:
         return native
     major, minor, patch = _numbers(spark_version)
-    # Shims of vendors' releases end in letters (`spark350db143`) and fit no other Spark.
+    # Shims whose names contain letters after the version (`spark350db143`) are for Spark releases of vendors.
+    # They do not work with any other Spark.
     of_line = {
         int(match[1]): shim
         for shim in shims
@@ -133,7 +137,7 @@ def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
 
 
 def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    """The shim that a setting names; ConfigError if the jar lacks it."""
+    """The shim that a setting names. Raises ConfigError if the jar does not contain it."""
     matching = [shim for shim in shims if shim.provider == provider]
     if not matching:
         raise ConfigError(
@@ -163,7 +167,7 @@ def _has_plugin(path: Path) -> bool:
     try:
         with ZipFile(path) as packed:
             return _entry(PLUGIN) in packed.namelist()
-    except (OSError, BadZipFile):  # the JVM passes over such entries too
+    except (OSError, BadZipFile):  # the JVM also skips such entries
         return False
 
 
@@ -173,7 +177,7 @@ def _entry(class_name: str) -> str:
 
 
 def _native(spark_version: str) -> Shim:
-    """The shim of exactly this Spark."""
+    """The shim for exactly this version of Spark, whether or not the jar has it."""
     major, minor, patch = _numbers(spark_version)
     return Shim(f"spark{major}{minor}{patch}")
 
@@ -183,8 +187,8 @@ def _numbers(spark_version: str) -> tuple[int, int, int]:
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", spark_version)
     if match is None:
         raise ConfigError(
-            f"Spark {spark_version!r} has no version of three numbers, by which the accelerator's shim "
-            "is chosen",
+            f"the Spark version {spark_version!r} does not consist of three numbers, so the accelerator's "
+            "shim for it cannot be chosen",
             f"name the shim of your Spark in {SHIM_OVERRIDE}",
         )
     return int(match[1]), int(match[2]), int(match[3])

@@ -1,10 +1,10 @@
-"""The Java stacks of a job, saved to a file that the job's error names, and not printed before that error.
+"""Saves the Java stack traces of a job to a file, instead of printing them. The job's error names the file.
 
-Spark logs the stack of a failed task several times, in hundreds of lines. While a job runs, its JVM prints
-the first line of each message to standard error, and writes all lines to a temporary file. When the job
-ends, a file with stacks is moved below the lake's logs, together with the traceback of the error that ended
-the job. If the lake cannot be written, the file stays in the folder of temporary files. A log4j2
-configuration of the user is not changed.
+Spark logs the stack trace of a failed task several times, in hundreds of lines. While a job runs, its JVM
+prints the first line of each message to standard error, and writes all lines to a temporary file. If that
+file contains stack traces when the job ends, it is moved to the lake's logs. The traceback of the error that
+ended the job is added to it. If the lake cannot be written, the file remains in the folder of temporary
+files. If the user has configured log4j2, that configuration is not changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class SparkLog:
         self._detach = lambda: None
 
     def attach(self) -> None:
-        """Sends the log of the JVM to the file from now on. Does nothing without a JVM, or a second time."""
+        """Sends the log of the JVM to the file from now on.
+
+        Does nothing if there is no JVM, or if the log is sent to the file already.
+        """
         if self._file is not None or SparkContext._jvm is None:
             return
         try:
@@ -60,19 +63,19 @@ class SparkLog:
             self._file = Path(path)
             self._detach = _divert(SparkContext._jvm, path)
         except (OSError, Py4JError) as error:
-            log.warning("Spark's stacks are printed, and not kept in a file: %s", error)
+            log.warning("Spark's stack traces are printed and not saved to a file: %s", error)
 
     def end(self, logs: str, run_date: str, job: str, error: BaseException | None = None) -> str | None:
-        """Ends the file. Call this before the JVM ends.
+        """Closes the file and saves it. Call this before the JVM ends.
 
         Args:
             logs: the folder of the lake's logs.
-            run_date: of the job.
-            job: its name.
-            error: what ended the job; its traceback is added to the file.
+            run_date: the run date of the job.
+            job: the name of the job.
+            error: the error that ended the job; its traceback is added to the file.
 
         Returns:
-            The path of the file; None if there is no stack.
+            The path of the file; None if there is no stack trace.
         """
         text = self._ended()
         if error is not None:
@@ -90,8 +93,8 @@ class SparkLog:
         return path
 
     def _ended(self) -> str:
-        """All that was logged."""
-        with suppress(Py4JError, OSError):  # the JVM may be the one that has died
+        """Stops logging to the file and returns its text."""
+        with suppress(Py4JError, OSError):  # the JVM itself may have died
             self._detach()
         self._detach = lambda: None
         if self._file is None:
@@ -125,10 +128,10 @@ class SparkLog:
 def _divert(jvm: Any, path: str) -> Any:
     """Makes log4j write all lines to a file.
 
-    With Spark's default configuration, standard error gets first lines only.
+    If log4j has Spark's default configuration, standard error then gets only the first line of each message.
 
     Returns:
-        A function that ends the file.
+        A function that ends the logging to the file.
     """
     core = jvm.org.apache.logging.log4j.core
     context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
@@ -167,12 +170,12 @@ def _divert(jvm: Any, path: str) -> Any:
 
 
 def without_frames(text: str) -> str:
-    """A message without the lines of Java stacks."""
+    """A message without the lines of Java stack traces."""
     return _FRAMES.sub("", text).rstrip()
 
 
 def root_cause(error: BaseException) -> str:
-    """The line of the first error, of a text that may contain stacks of Python and of Java."""
+    """The line of the original error, from a message that may contain Python and Java stack traces."""
     text = _CALLED.sub("", str(error).strip())
     raised = [line for line in _RAISED.findall(text) if _TRACEBACK not in line]
     if _TRACEBACK in text and raised:

@@ -1,4 +1,4 @@
-"""The settings of Spark's event log, written to the lake for every job unless the profile differs."""
+"""The settings of Spark's event log. Unless the profile says otherwise, every job logs to the lake."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from storage import file_io
 log = logging.getLogger("nightrank.watch")
 
 _ENABLED, _FOLDER = "spark.eventLog.enabled", "spark.eventLog.dir"
-# Rolled: a long training must not write one file of gigabytes, and object stores get parts before its end.
+# The log is written as several files. So a long training does not write one file of gigabytes, and an object
+# store gets the first files before the job ends.
 _SETTINGS = {
     "spark.eventLog.rolling.enabled": "true",
     "spark.eventLog.rolling.maxFileSize": "64m",
@@ -23,9 +24,10 @@ def event_log_settings(configured: Callable[[str], str | None], folder: str) -> 
     """The settings that the session needs to log its events. Settings of the profile are not changed.
 
     Args:
-        configured: the value of a setting in the profile (spark-submit's properties); None if it has none.
-        folder: where event logs go unless the profile names a folder. It is created, because Spark does not
-            start without it.
+        configured: returns the value of a setting in the profile (spark-submit's properties), or None if the
+            profile does not set it.
+        folder: the folder for event logs unless the profile names one. It is created, because Spark does not
+            start if the folder is missing.
     """
     if (configured(_ENABLED) or "true").strip().lower() != "true":
         return {}
@@ -35,7 +37,7 @@ def event_log_settings(configured: Callable[[str], str | None], folder: str) -> 
             files, inner = file_io.filesystem(folder)
             files.create_dir(inner, recursive=True)
         except Exception as error:  # the job runs without event logs
-            log.warning("Spark's events are not logged: %s cannot be made: %s", folder, error)
+            log.warning("Spark's events are not logged: the folder %s cannot be created: %s", folder, error)
             return {_ENABLED: "false"}
     settings = {**_SETTINGS, _ENABLED: "true"} | ({_FOLDER: _uri(folder)} if in_lake else {})
     return {key: value for key, value in settings.items() if configured(key) is None or key == _ENABLED}

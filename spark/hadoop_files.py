@@ -1,8 +1,8 @@
 """HDFS for the driver: lists and reads raw files through the Hadoop client of the Spark session.
 
 So the configuration of the cluster applies (name services, Kerberos, encryption), and pyarrow needs no
-native Hadoop library. Spark itself reads the rows; this module serves listings, headers and Parquet
-footers.
+native Hadoop library. Spark itself reads the rows. This module is for folder listings, header lines and
+Parquet footers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def hdfs(spark: SparkSession) -> fs.FileSystem:
-    """hdfs:// as a read-only pyarrow file system. Paths have no scheme: `name:8020/raw`, or `/raw`."""
+    """A read-only pyarrow file system for hdfs://. Its paths have no scheme: `name:8020/raw`, or `/raw`."""
     return fs.PyFileSystem(_Hdfs(spark))
 
 
 class _Hdfs(fs.FileSystemHandler):
-    """pyarrow's interface to Hadoop's file system; all calls that write raise OSError."""
+    """Gives pyarrow access to Hadoop's file system. All methods that write raise OSError."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark._jvm
@@ -82,14 +82,14 @@ class _Hdfs(fs.FileSystemHandler):
             return fs.FileInfo(path, fs.FileType.NotFound)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise OSError("hdfs:// is read, not written")
+        raise OSError("paths on hdfs:// can only be read, not written")
 
     create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refuse
     move = copy_file = open_output_stream = open_append_stream = _refuse
 
 
 class _Stream(io.RawIOBase):
-    """A Hadoop input stream as a Python file; bytes are copied in arrays."""
+    """A Hadoop input stream as a Python file. Each call copies an array of bytes from the JVM."""
 
     def __init__(self, jvm: Any, stream: Any, size: int) -> None:
         self._read, self._stream, self._size, self._at = jvm.org.apache.commons.io.IOUtils, stream, size, 0
@@ -107,12 +107,12 @@ class _Stream(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves the position; reads nothing."""
+        """Changes the position without reading."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Reads bytes from the position on; 0 at the end."""
+        """Reads bytes from the position into a buffer. Returns their number, which is 0 at the end."""
         length = max(0, min(len(buffer), self._size - self._at))
         if length:
             _called(lambda: self._stream.seek(self._at))
@@ -128,7 +128,7 @@ class _Stream(io.RawIOBase):
 
 
 def _name(status: Any) -> str:
-    """The path without the scheme, with the name node, as in the names of files that Spark reads."""
+    """The path with the name node but without the scheme, as in the names of files that Spark reads."""
     return str(status.getPath().toString()).split("://", 1)[1]
 
 
@@ -140,7 +140,7 @@ def _file_info(path: str, status: Any) -> fs.FileInfo:
 
 
 def _called(call: Callable[[], T]) -> T:
-    """The result of a call into the JVM. Java's exceptions become Python's exceptions for files."""
+    """The result of a call into the JVM. Java exceptions are raised as FileNotFoundError or OSError."""
     try:
         return call()
     except Py4JJavaError as error:

@@ -1,4 +1,4 @@
-"""Builds the SparkSession of a job. Profiles (conf/spark/*.conf) decide where it runs and how large it is."""
+"""Builds the SparkSession of a job. The profile (conf/spark/*.conf) sets where it runs and its resources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark.event_logs import event_log_settings
 # Correct results need these settings, so no profile can change them.
 _REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.ansi.enabled": "false",  # casts of malformed text must give null, which quarantine counts
+    "spark.sql.ansi.enabled": "false",  # casts of malformed text must return null, to quarantine the row
     "spark.sql.caseSensitive": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
@@ -35,8 +35,9 @@ def build_session(
 
     Args:
         app_name: shown by Spark's pages.
-        settings: the settings of a profile, for callers that spark-submit has not started.
-        event_logs: the folder of Spark's event logs unless the profile names one; None uses the profile.
+        settings: the settings of a profile, if the process was not started by spark-submit.
+        event_logs: the folder of Spark's event logs unless the profile names one; if it is None, only the
+            profile decides.
 
     Raises:
         ConfigError: the accelerator is enabled, and its jar is missing or does not fit this Spark; or
@@ -51,8 +52,8 @@ def build_session(
     for key, value in {**(settings or {}), **accelerated, **logged, **_REQUIRED}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    # PySpark looks this class up at every call of a function. Without the import the JVM searches five
-    # packages first.
+    # PySpark looks up this class at every call of a function. Without this import the JVM first searches five
+    # other packages.
     java_import(session._jvm, "org.apache.spark.sql.functions")
     return session
 
@@ -68,7 +69,7 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
     """Reads a setting of the caller or of spark-submit, whose properties the JVM has."""
-    # A JVM that this process starts must have its settings before it starts.
+    # If this process starts the JVM, the settings must be known before that.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     if SparkContext._jvm is None:

@@ -24,17 +24,17 @@ _RESULTS = "task int, result string"
 def map_batches(
     rows: DataFrame, function: Callable[[Batches], Batches], schema: Schema, imports: Sequence[str] = ()
 ) -> DataFrame:
-    """The batches that `function` returns for the batches of each partition of `rows`.
+    """Applies `function` to the batches of each partition of `rows`; returns its batches as a frame.
 
     Args:
         function: called once per task. Spark pickles it, so it must not refer to the session or to a frame.
-        schema: of the returned batches.
-        imports: modules to import before the workers are forked. A daemon other than ours ignores them.
+        schema: the schema of the returned batches.
+        imports: modules to import before the workers are forked. Only spark.worker_daemon imports them.
     """
     if not imports:
         return rows.mapInArrow(function, schema)
-    # Spark has no argument for this. It copies the environment of the context when it wraps a function, in
-    # mapInArrow.
+    # Spark has no argument for this. But it copies the environment of the context when mapInArrow wraps the
+    # function.
     environment = rows.sparkSession.sparkContext.environment
     previous = environment.get(VARIABLE)
     environment[VARIABLE] = ",".join(imports)
@@ -54,16 +54,16 @@ def run_tasks(
     schema: Schema,
     imports: Sequence[str] = (),
 ) -> DataFrame:
-    """The batches that `run(index)` returns for each index below `tasks`, with one Spark task per index.
+    """Runs `run(index)` for each index below `tasks`, one Spark task each; returns the batches as a frame.
 
     The frame is lazy, and each evaluation runs all tasks again. Spark may also run several attempts of one
-    task, and takes the batches of one of them. A `run` that writes files must therefore give the files of
-    each attempt names of their own, and return these names.
+    task, and uses the batches of only one of them. If `run` writes files, it must therefore use new file
+    names in each attempt, and return these names.
 
     Args:
-        tasks: number of tasks. The frame of 0 tasks is empty.
+        tasks: number of tasks. With 0 tasks the frame is empty.
         run: called with the index of its task. Spark pickles it, as in `map_batches`.
-        schema: of the returned batches.
+        schema: the schema of the returned batches.
         imports: as in `map_batches`.
     """
 

@@ -1,16 +1,17 @@
 """The process that Spark forks Python workers from (spark.python.daemon.module), with their modules imported.
 
-With Spark's daemon each worker imports numpy, pyarrow and our packages after its fork. It imports pyspark
-from an archive of sources, which Python compiles anew each time. pyarrow imports pandas at its first array
-of Python values, and pyspark imports distutils (setuptools in its place) at its first type. After every
-task a worker collects garbage through all those modules. Before every task it reads the contents of the
-archive again, and of the jar next to it (benchmarks/python_tasks.py).
+With Spark's own daemon, each worker imports numpy, pyarrow and our packages after its fork. It imports
+pyspark from an archive of source files, which Python compiles again each time. pyarrow imports pandas when it
+first converts Python values to an array. pyspark imports distutils (or setuptools instead of it) when it
+first creates a type. After every task, the garbage collector examines the objects of all these modules.
+Before every task, the worker reads the table of contents of the archive again, and that of the jar next to it
+(benchmarks/python_tasks.py).
 
-Here modules are imported once, from compiled files. They are frozen, so that no garbage collection visits
-them again, and archives are removed from the path.
+This daemon imports the modules once, from compiled files, before the fork. It freezes their objects, so that
+the garbage collector no longer examines them, and removes the archives from sys.path.
 
-Executors must have our packages on their path before a job starts. This is true of one machine and of packed
-environments, but not of `--py-files`. A profile names this module only where it is true.
+Executors must have our packages on their path before a job starts. This is the case on one machine and with
+packed environments, but not with `--py-files`. Only profiles for the first two may name this module.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ IMPORTED = (
 def without_archives(path: list[str]) -> list[str]:
     """sys.path without the archives of an installed pyspark: its sources, those of py4j, and a jar.
 
-    The packages that pyspark is installed with have the same modules, unpacked and compiled. Spark names
-    its home by the real path, which differs from the path of an environment behind a symbolic link.
+    The installed packages contain the same modules, unpacked and compiled. Spark uses the real path of its
+    home. If the environment is reached by a symbolic link, its path differs from that.
     """
     folders = {Path(entry).resolve() for entry in path}
 
@@ -55,7 +56,7 @@ def without_archives(path: list[str]) -> list[str]:
 
 
 def forget_archives() -> None:
-    """Removes archives from sys.path, because their importers read all contents before every task."""
+    """Removes archives from sys.path, because importers read their tables of contents before every task."""
     remaining = without_archives(sys.path)
     for entry in set(sys.path) - set(remaining):
         sys.path_importer_cache.pop(entry, None)

@@ -1,8 +1,8 @@
-"""Modules that one kind of Python worker imports before its fork, beside those of spark.worker_daemon.
+"""Modules to import before Python workers are forked, in addition to those of spark.worker_daemon.
 
-spark.tasks writes the variable on the driver, and the daemon reads it. Spark starts one daemon for each
-different environment of the functions that it runs. This module must not import pyspark: the daemon first
-decides from where.
+On the driver, spark.tasks puts the names of the modules into an environment variable. The daemon reads it.
+Spark starts one daemon for each different set of environment variables. This module must not import pyspark,
+because the daemon first removes the archive of pyspark from sys.path.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ VARIABLE = "NIGHTRANK_WORKER_IMPORTS"
 
 
 def requested_imports() -> list[str]:
-    """The modules that the environment of this process names."""
+    """The modules that the environment variable of this process names."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]

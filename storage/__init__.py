@@ -1,1 +1,1 @@
-"""The lake: paths, manifests, publishing, file systems, format versions. Imports conf at most."""
+"""The lake: paths, manifests, publishing, file systems, format versions. It imports only conf."""

@@ -33,8 +33,8 @@ class Member:
 
     Attributes:
         label: selects the files of the split; None selects all files.
-        clicks: rows with label 1; None if an earlier release, which did not count them, published the
-            dataset.
+        clicks: number of rows with label 1; None if an earlier release published the dataset, because it
+            did not count clicks.
     """
 
     dt: str
@@ -48,14 +48,14 @@ class Dataset:
     """The result of one run of build_features.
 
     Attributes:
-        run_date: the logical day.
-        workflow_version: the workflow version of its features.
-        splits: split → feature partitions, in date order; their rows are disjoint.
+        run_date: the day for which build_features ran.
+        workflow_version: the version of the workflow that computed the features.
+        splits: split → feature partitions, in date order; no row is in two of them.
         mode: whether that run fitted a workflow, extended one or applied one: `fit`, `extend` or `apply`.
         parent_workflow: the version that `workflow_version` extends. Only an extension keeps the meaning of
             ids. So a model may be warm-started only from a model of one of these two versions.
-        changed_days: days whose raw log changed after the workflow, or a parent of it, counted them. Their
-            features come from the new log, their counts from the old one.
+        changed_days: days whose raw log changed after the workflow, or one of its parents, had counted their
+            values. The features of these days come from the new log, the counts from the old one.
     """
 
     run_date: str
@@ -67,7 +67,7 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """Identifies the data; names of files do not count. It is part of the model's version."""
+        """The digest of the data, independent of file names. It is part of the model's version."""
         members = [
             [split, member.dt, member.digest, member.label or ""]
             for split, split_members in self.splits.items()
@@ -82,7 +82,7 @@ class Dataset:
 
 
 def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
-    """Publishes `datasets/dt=<run date>`, unless it is up to date: the last step of build_features."""
+    """Publishes `datasets/dt=<run date>`, unless it is up to date. The last step of build_features."""
     splits = {
         split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in members]
         for split, members in dataset.splits.items()
@@ -136,26 +136,26 @@ def read_dataset(lake: Lake, run_date: str) -> Dataset:
 
 
 def require_both_labels(days: Sequence[tuple[str, int, int]]) -> None:
-    """Refuses training rows that all have the same label, because a model of them would be a constant.
+    """Refuses training rows that all have the same label: a model could only learn a constant from them.
 
     Args:
         days: (day, rows, clicks) of the training rows.
 
     Raises:
-        DataError: there are rows, and none of them or all of them are clicks.
+        DataError: there are rows, but either all of them or none of them are clicks.
     """
     rows, clicks = sum(day[1] for day in days), sum(day[2] for day in days)
     if not rows or 0 < clicks < rows:
         return
     named = ", ".join(f"{day}: {count} of {of} rows" for day, of, count in days[:_NAMED_DAYS])
     more = f", and {len(days) - _NAMED_DAYS} more days" if len(days) > _NAMED_DAYS else ""
-    content = "no click" if not clicks else "clicks alone"
+    content = "no click" if not clicks else "only clicks"
     raise DataError(
         f"the training rows hold {content} ({named}{more}; {clicks} of {rows} rows in all), "
-        "and a model cannot learn from rows of one label",
-        "look into the quarantine of these days and at log.label, and deliver the days again"
+        "and a model cannot learn from rows that all have the same label",
+        "look at the quarantine of these days and at log.label, then deliver the days again"
         if not clicks
-        else "look at log.label; a log of choices alone needs the section negatives",
+        else "look at log.label; if the log records only what users chose, add the section negatives",
     )
 
 
@@ -173,10 +173,10 @@ def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
 def split_partitions(
     lake: Lake, dataset: Dataset, split: Split
 ) -> list[tuple[Partition, Manifest, str | None]]:
-    """(feature partition, its manifest, file label) for each member of a split, in date order.
+    """Returns (feature partition, its manifest, file label) for each member of a split, in date order.
 
     Raises:
-        DataError: a partition was replaced by other rows since the dataset was published.
+        DataError: a partition was replaced by different rows after the dataset was published.
     """
     partitions = []
     for member in dataset.splits.get(split, ()):
@@ -184,8 +184,8 @@ def split_partitions(
         manifest = read_manifest(partition)
         if manifest.digest != member.digest:
             raise DataError(
-                f"{partition.path} holds other rows ({manifest.digest}) than dataset {dataset.run_date} "
-                f"was made of ({member.digest})",
+                f"the rows of {partition.path} (digest {manifest.digest}) differ from those of dataset "
+                f"{dataset.run_date} (digest {member.digest})",
                 f"run build_features for {dataset.run_date} again",
             )
         partitions.append((partition, manifest, member.label))
@@ -193,9 +193,9 @@ def split_partitions(
 
 
 def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]:
-    """The dataset with the present digests of its partitions, and the days that were replaced since then.
+    """The dataset with the current digests of its partitions, and the days replaced since its publication.
 
-    This is for readers that need the days and not exactly the published rows. A training must not use it.
+    Use this to read the days in their current state, even if rows were replaced. A training must not use it.
 
     Raises:
         DataError: a partition is missing.

@@ -1,9 +1,9 @@
 """Delta logs of tables on an object store, through which other tools read the published files.
 
-An object store has no links, and a listing shows every attempt. `<lake>/_data/<table>` is a Delta table with
-the partition column `dt`; replacing a date is one transaction that takes away the date's files and adds the
-new. The manifest is replaced first: a job killed before its transaction leaves readers the older files, which
-the next run mends.
+An object store has no hard links, and a listing shows the files of every attempt. So `<lake>/_data/<table>`
+is a Delta table with the partition column `dt`. Replacing a date is one transaction, which removes the old
+files of the date and adds the new ones. The manifest is replaced before that. If a job is killed between the
+two steps, other tools still see the old files until the next run of the job repairs the log.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("nightrank.publish")
 
 DATE = "dt"
-# A commit of another date is merged by delta-rs itself; what fails is one of the same date, or the creation
-# of the table.
+# delta-rs itself resolves a conflict with a commit of another date. A concurrent commit of the same date, or
+# a concurrent creation of the table, fails and is tried again.
 _TRIES = 20
 _WAIT_S = 0.2
 _UNNAMEABLE = set(" ,;{}()\n\t=")
@@ -51,13 +51,13 @@ _TYPES: dict[str, Any] = {
     },
 }
 
-# The state of each table when this process read it last; None for a table without a log.
+# The state of each table when this process last read it; None for a table without a log.
 _loaded: dict[str, DeltaTable | None] = {}
 
 
 @dataclass(frozen=True)
 class Content:
-    """One date of a table: (path below the table, rows, bytes) of its files, and its (column, Arrow type)."""
+    """One date of a table: (path below the table, rows, bytes) per file, and (column, Arrow type) pairs."""
 
     files: Sequence[tuple[str, int, int]]
     schema: Sequence[tuple[str, str]]
@@ -77,12 +77,14 @@ def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
         name for name in names if name == DATE or names.count(name) > 1 or _UNNAMEABLE.intersection(name)
     ]
     if wrong:
-        log.warning("no Delta log is kept of a table with the columns %s: others cannot read it", wrong)
+        log.warning(
+            "no Delta log is written for a table with the columns %s: other tools cannot read it", wrong
+        )
     return not wrong
 
 
 def says(table: str, dt: str, wanted: Content) -> bool:
-    """Whether the table's log, as this process read it last, has exactly these files of a date.
+    """Whether the table's log has exactly these files of a date, as far as this process last read the log.
 
     Raises:
         InfrastructureError: the log cannot be read.
@@ -94,22 +96,22 @@ def says(table: str, dt: str, wanted: Content) -> bool:
 
 
 def show(table: str, dt: str, now: Callable[[], Content]) -> None:
-    """Replaces the files of a date in the table's log, unless they are the wanted ones already.
+    """Replaces the files of a date in the table's log, unless the log already has the right ones.
 
     Args:
         table: URI of the table's folder.
         now: reads the manifest and returns its content.
 
     Raises:
-        DataError: a column has another type than in the table.
+        DataError: the type of a column differs from its type in the table.
         InfrastructureError: the log cannot be read or written.
     """
     from deltalake.exceptions import CommitFailedError
 
     for attempt in range(_TRIES):
         with _infrastructure_errors(table, dt):
-            # The order matters: a job that replaces the manifest after `now` commits after the state of
-            # `_load`.
+            # Load the table before `now` reads the manifest. If another job replaces the manifest after
+            # that, the two commits conflict, and the job whose commit fails reads both again.
             known = _load(table)
             wanted = now()
             if _paths(known, dt) == wanted.paths:
@@ -120,8 +122,9 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
             except CommitFailedError:
                 time.sleep(random.uniform(0, _WAIT_S * (attempt + 1)))
     raise InfrastructureError(
-        f"the Delta log of {table}: others replaced dt={dt} in each of {_TRIES} tries",
-        "run one job a date at a time, then rerun",
+        f"the Delta log of {table} cannot be updated: other jobs replaced dt={dt} during each of {_TRIES} "
+        "tries",
+        "run only one job per date at a time, then rerun",
     )
 
 
@@ -135,7 +138,8 @@ def _infrastructure_errors(table: str, dt: str) -> Iterator[None]:
     except (DeltaError, OSError) as error:
         raise InfrastructureError(
             f"the Delta log of {table} cannot be brought up to date for dt={dt}: {error}",
-            "the partition is published, but others see the one before: check the object store, then rerun",
+            "the partition is published, but other tools still see the previous one: check the object store, "
+            "then rerun",
         ) from error
 
 
@@ -171,7 +175,8 @@ def _create(table: str, columns: Sequence[tuple[str, str]]) -> DeltaTable:
 def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
     from deltalake.transaction import AddAction, CommitProperties, Transaction
 
-    # Two transactions of one application conflict. Otherwise delta-rs would keep both replacements of a date.
+    # The application id makes two transactions of a date conflict. Otherwise delta-rs would keep the files
+    # of both.
     application = f"{DATE}={dt}"
     number = (table.transaction_version(application) or 0) + 1
     modified = int(time.time() * 1000)
@@ -190,16 +195,17 @@ def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
 
 
 def _merged(table: DeltaTable, columns: Sequence[tuple[str, str]]) -> Schema:
-    """The table's columns, and after them those that it does not have yet."""
+    """The columns of the table, followed by the new columns."""
     fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
     known = {field["name"]: field["type"] for field in fields}
     for column in columns:
         field = _field(*column)
         if known.setdefault(field["name"], field["type"]) != field["type"]:
             raise DataError(
-                f"{table.table_uri}: {field['name']} is {field['type']}, "
-                f"in the Delta log's earlier dates {known[field['name']]}",
-                f"delete {table.table_uri}/_delta_log, then run the job again for each date that others read",
+                f"{table.table_uri}: the column {field['name']} has the type {field['type']}, "
+                f"but {known[field['name']]} in the earlier dates of the Delta log",
+                f"delete {table.table_uri}/_delta_log, then run the job again for each date that other tools "
+                "read",
             )
     added = [_field(name, kind) for name, kind in columns if name not in {field["name"] for field in fields}]
     return _schema([*fields, *added])
@@ -216,7 +222,7 @@ def _schema(fields: Sequence[dict[str, Any]]) -> Schema:
 
 
 def _options(table: str) -> dict[str, str]:
-    """Where the store is; credentials are found by AWS's own rules."""
+    """The endpoint and region of the object store. delta-rs finds the credentials by AWS's own rules."""
     if scheme_of(table) not in ("s3", "s3a"):
         return {}
     endpoint, region = file_io.s3_place()

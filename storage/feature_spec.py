@@ -23,14 +23,14 @@ ITEM_KEY = "item_key"
 GROUP_KEY = "group_key"
 EVENT_TIME = "event_time"
 
-# The largest finite float32: dense features, and raw numbers, are within it on either side.
+# The largest finite float32. The magnitude of dense features and raw numbers must not exceed it.
 FLOAT32_MAX = 3.4028234663852886e38
 
 FILE_NAME = "feature_spec.json"
 
 
 def raw_keys(keys: Keys | None) -> dict[str, str]:
-    """Key column of a feature table → the raw column it holds, as a string; in the table's order."""
+    """Key column of a feature table → the raw column whose values it holds as strings, in table order."""
     return dict(zip((USER_KEY, ITEM_KEY, GROUP_KEY), keys.columns, strict=False)) if keys else {}
 
 
@@ -52,11 +52,15 @@ class Feature:
 class FeatureSpec:
     """Ordered features, keys and the version of their workflow.
 
-    A feature table holds `row_id` (int64, position of the row in its day's raw log, unique in its partition;
-    with the section `negatives` that position times (per_positive + 1), plus the number of the draw, 0 for a
-    row of the log), `user_key`, `item_key` and `group_key` (strings, the raw ids; only where the config names
-    them), `event_time` (int64, µs UTC; only where the config names it), `label` (float32, 0 or 1) and one
-    column a feature, non-null but for lists of ids: a null list is an empty one.
+    A feature table has these columns:
+
+    * `row_id`: int64, the position of the row in its day's raw log, unique in its partition. With the section
+      `negatives` it is that position times (per_positive + 1), plus the number of the draw (0 for a row of
+      the log).
+    * `user_key`, `item_key` and `group_key`: strings, the raw ids; only if the configuration names them.
+    * `event_time`: int64, µs UTC; only if the configuration names it.
+    * `label`: float32, 0 or 1.
+    * one column per feature. Only lists of ids may be null; a null list is an empty list.
     """
 
     features: tuple[Feature, ...]
@@ -74,7 +78,7 @@ class FeatureSpec:
 
     @cached_property
     def categorical(self) -> tuple[Feature, ...]:
-        """Features that are one id a row."""
+        """Features with one id per row."""
         return tuple(feature for feature in self.features if feature.kind == "categorical")
 
     @cached_property
@@ -84,16 +88,16 @@ class FeatureSpec:
 
     @property
     def embedded(self) -> tuple[Feature, ...]:
-        """The features of ids in the order of embedding tables: one id a row first, then lists."""
+        """The features with embedding tables, in their order: first those with one id per row, then lists."""
         return (*self.categorical, *self.multi_hot)
 
     @property
     def cardinalities(self) -> list[int]:
-        """Embedding rows of each feature of `embedded`, in order."""
+        """Number of embedding rows of each feature in `embedded`, in order."""
         return [int(feature.cardinality or 0) for feature in self.embedded]
 
     def list_lengths(self, multi_hot: MultiHot) -> list[int]:
-        """How many ids of each list a model uses, in the order of `multi_hot`.
+        """The number of ids of each list that a model uses, in the order of `multi_hot`.
 
         Raises:
             ConfigError: `lengths` names a feature that is not a list of ids.
@@ -139,7 +143,8 @@ class FeatureSpec:
             )
         raise DataError(
             f"{mine} and {theirs} have different features: {difference}",
-            "use features and model of one workflow version: run build_features for the model's version",
+            "use features and a model of the same workflow version: run build_features with the version of "
+            "the model",
         )
 
 
@@ -149,16 +154,16 @@ def dumps(spec: FeatureSpec) -> str:
 
 
 def loads(text: str, path: str) -> FeatureSpec:
-    """The spec in the text of a `feature_spec.json`; `path` is named in errors.
+    """The spec in the text of a `feature_spec.json`. Errors name `path`.
 
     Raises:
-        DataError: a newer release wrote it.
+        DataError: a newer release wrote the file.
     """
     return FeatureSpec.from_json(format_versions.FEATURE_SPEC.check(json.loads(text), path))
 
 
 def require_lists(multi_hot: MultiHot, names: Sequence[str]) -> None:
-    """Raises ConfigError where `lengths` names a feature that is not a list of ids.
+    """Raises ConfigError if `lengths` names a feature that is not a list of ids.
 
     Args:
         names: the features that are lists of ids.

@@ -1,8 +1,9 @@
 """File systems of paths, and small files on them: read, list, and replace atomically.
 
-A replacement is a rename on a local file system and one upload on an object store, which appears when it is
-complete: a reader sees the old bytes or the new ones. `create_json` writes a file only where there is none.
-HDFS is read through the Hadoop client of a Spark session, which a job hands in.
+On a local file system a file is replaced by a rename, and on an object store by one upload, which becomes
+visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a
+file only if there is none at its path. HDFS is read through the Hadoop client of a Spark session, which the
+job passes to `read_hdfs_through`.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ _hdfs: Callable[[], fs.FileSystem] | None = None
 
 
 def read_hdfs_through(hdfs: Callable[[], fs.FileSystem] | None) -> None:
-    """Sets what reads hdfs:// in this process from now on. It is called at the first path on HDFS."""
+    """Sets the function that opens hdfs:// in this process. It is called when the first HDFS path is read."""
     global _hdfs
     _hdfs = hdfs
 
 
 def filesystem(path: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path within it. A plain path is local, relative to the cwd.
+    """The file system of a path or URI, and the path within it.
 
-    For s3:// and s3a://, AWS's environment variables count (docs/lakes.md). A path has no escapes.
+    A plain path is local; if it is relative, it starts at the current directory. For s3:// and s3a://, AWS's
+    environment variables are used (docs/lakes.md). Percent escapes such as %20 are not decoded.
 
     Raises:
-        ConfigError: no reader supports the scheme.
+        ConfigError: the scheme of the URI is not supported.
     """
     scheme, inner = scheme_of(path), path.split("://", 1)[-1]
     if scheme in ("", "file"):
@@ -69,7 +71,7 @@ def s3_place() -> tuple[str, str]:
 
 @lru_cache(maxsize=16)
 def _s3(bucket: str, endpoint: str, region: str) -> fs.FileSystem:
-    """A client, whose connections are reused. It finds credentials by AWS's rules."""
+    """A client for S3, which reuses its connections. It finds credentials by AWS's rules."""
     if endpoint:
         scheme, _, host = endpoint.rpartition("://")
         return fs.S3FileSystem(endpoint_override=host, scheme=scheme or "https", region=region or "us-east-1")
@@ -117,7 +119,7 @@ def make_durable(paths: Iterable[str], root: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flushes a file's bytes, or a folder's names, to disk. Raises OSError."""
+    """Flushes the bytes of a file, or the entries of a folder, to disk. Raises OSError if that fails."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -137,7 +139,7 @@ def read_text(path: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """The parsed JSON of a file. Raises DataError with the path if it does not parse."""
+    """The parsed JSON of a file. Raises DataError, naming the path, if the file is not JSON."""
     text = read_text(path)
     try:
         return json.loads(text)
@@ -161,7 +163,7 @@ def delete_file(path: str) -> None:
 
 
 def replace_text(path: str, text: str) -> None:
-    """Replaces a small file in one step: readers see the whole old content or the whole new content.
+    """Replaces a small file atomically: readers see either the old text or the new one, never a part.
 
     Raises:
         InfrastructureError: the file could not be written.
@@ -181,16 +183,16 @@ def replace_json(path: str, value: Any) -> None:
 def create_json(path: str, value: Any) -> bool:
     """Writes a small file unless it exists already. Returns whether the file holds `value` afterwards.
 
-    Readers see a whole file or none. On a local file system exactly one of several concurrent callers gets
-    True.
+    Readers see the complete file or no file. On a local file system exactly one of several concurrent callers
+    gets True.
 
-    pyarrow's clients of object stores have no conditional write, and some local file systems have no hard
-    links. There the file is written if none is seen, and read back. Of concurrent callers the last one wins;
-    an earlier one gets True too if it reads back before it is overwritten. So callers must keep whatever
-    their `value` refers to.
+    pyarrow's clients for object stores have no conditional write, and some local file systems have no hard
+    links. In these cases the function writes the file if it sees none, and reads it back. If several callers
+    write at the same time, the file of the last one remains. An earlier caller also gets True if it reads
+    the file back before it is overwritten. So no caller may delete the data that its `value` refers to.
 
     Args:
-        value: must differ from what any other caller writes there.
+        value: must differ from the values that all other callers write to this path.
 
     Raises:
         InfrastructureError: the file could not be written.
@@ -239,7 +241,8 @@ def _create_local(path: Path, text: str) -> bool:
     try:
         os.link(scratch, path)
     except FileExistsError:
-        # NFS repeats a request whose answer was lost. Then it reports that our own link exists.
+        # NFS repeats a request if the answer was lost. The repeated request then fails because our own link
+        # exists already.
         return os.stat(scratch).st_nlink > 1
     finally:
         scratch.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Versions of the formats on disk. Each JSON file holds its version, and readers refuse newer versions.
+"""Versions of the formats on disk. Each JSON file contains its version, and readers refuse newer versions.
 
-A format's version grows when a reader of the version before would misread the file, not when a key is added
-that it may ignore. Release 0.1.0 wrote no versions: a file without the key is version 1. Readers accept every
-version up to the current one; `jobs/migrate.py` rewrites older files.
+The version of a format is increased if readers of the previous version would misread the file. It is not
+increased for an additional key that they can ignore. Release 0.1.0 wrote no versions: a file without the key
+has version 1. Readers accept every version up to the current one; `jobs/migrate.py` rewrites older files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST = 1
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of file. `version` is what this release writes, and the newest that it reads."""
+    """One kind of file. `version` is the version that this release writes, and the newest that it reads."""
 
     name: str
     version: int = FIRST
@@ -58,12 +58,13 @@ class Format:
             raise DataError(
                 f"{path} is a {self.name} of format version {version}; "
                 f"this release reads up to version {self.version}",
-                "run the release that wrote it, or a newer one: an older release must not work on this lake",
+                "use the release that wrote the file, or a newer one: do not use an older release with this "
+                "lake",
             )
         return {key: value for key, value in values.items() if key != KEY}
 
 
-# 2: data files lie outside the partition's folder, which readers list.
+# Since version 2, data files are outside of the partition's folder, because other tools list that folder.
 MANIFEST = Format("manifest", 2)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")

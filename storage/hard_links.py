@@ -1,8 +1,8 @@
-"""Hard links in a local partition's folder, for readers that list it: one link for each file of the manifest.
+"""Hard links in a local partition's folder, for tools that list it: one link for each file of the manifest.
 
-Links cannot be exchanged in one step. So a file that no reader can read lies in the folder while they change:
-whoever lists the folder sees the files of one manifest or fails, also where the process was killed in
-between. The next run then finds the links wrong.
+Several links cannot be replaced atomically. So while the links change, the folder also contains a file that
+no tool can read. A tool that lists the folder then either reads the files of one manifest or fails. This is
+also true if the process is killed in between; the next run repairs the links.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from storage import file_io
 log = logging.getLogger("nightrank.publish")
 
 LOCK_NAME = ".lock"
-# First in the order of names, since a reader that wants a few rows may look at the first file alone. Spark
-# takes a line that is no JSON for a row, and fails where an archive is none.
+# The name sorts first, because a tool that needs a few rows may read only the first file. In a folder of JSON
+# lines there is also a .json.gz file: Spark reads a line that is not JSON as a row, but it fails on a .gz
+# file that is not compressed.
 STOP = "0-being-replaced"
 _STOPS = {".parquet": (".parquet",), ".jsonl": (".jsonl", ".json.gz"), ".json.gz": (".json.gz",)}
 _STOP_TEXT = (
-    "This partition is being replaced. Read it again; if it stays like this, "
-    "a job was killed: run it again.\n"
+    "This partition is being replaced. Read it again later. If this file remains, "
+    "a job was killed: run the job again.\n"
 )
-# What a file system answers that has no hard links, none between these folders, or no more of one file.
+# Errors of a file system that has no hard links, cannot link between these folders, or allows no more links
+# to a file.
 _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def show(folder: str, data: str, wanted: Set[str], targets: Callable[[], Mapping[str, str]]) -> None:
-    """Makes the links in a partition's folder exactly the wanted ones. Names that begin with `_` or `.` stay.
+    """Replaces the links in a partition's folder by the wanted ones. Names that begin with `_` or `.` stay.
 
     Args:
-        folder: of the partition, where its manifest is.
-        data: the folder of its data files, which has the lock for changes of the links.
+        folder: the folder of the partition, with its manifest.
+        data: the folder of its data files. A process locks it while it changes the links.
         wanted: names of the links. If exactly these exist, nothing changes.
         targets: reads the manifest and returns name of a link → path of its file.
 
@@ -64,7 +66,7 @@ def _listed(folder: str) -> set[str]:
 
 @contextmanager
 def _exclusive(data: Path) -> Iterator[None]:
-    """Lets one process at a time change the links, so that a late one does not link replaced files."""
+    """Lets one process at a time change the links, so that a slow process does not link replaced files."""
     data.mkdir(parents=True, exist_ok=True)
     with (data / LOCK_NAME).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -91,7 +93,7 @@ def _exchange(folder: Path, wanted: Mapping[str, str]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Deletes a link, or a folder of data files, which earlier releases kept in the partition's folder."""
+    """Deletes a link, or a folder of data files (earlier releases kept these in the partition's folder)."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -99,7 +101,7 @@ def _remove(path: Path) -> None:
 
 
 def _link(folder: Path, targets: Mapping[str, str]) -> None:
-    """Links all targets, or none if the file system has no hard links. Then the folder shows no files."""
+    """Links all targets. If the file system has no hard links, it links none, and the folder has no files."""
     for name, target in targets.items():
         try:
             os.link(target, folder / name)
@@ -110,8 +112,8 @@ def _link(folder: Path, targets: Mapping[str, str]) -> None:
                 if not link.startswith(STOP):
                     (folder / link).unlink()
             log.warning(
-                "%s cannot be linked into %s (%s): readers that list the folder find no file, "
-                "those of the manifest all",
+                "%s cannot be linked into %s (%s): tools that list the folder find no files, "
+                "but readers of the manifest find all",
                 target,
                 folder,
                 error.strerror,

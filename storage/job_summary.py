@@ -12,19 +12,19 @@ from typing import Any
 
 from conf.printable import json_line
 
-_TAIL_BYTES = 256 * 1024  # more than the Java stack trace that may stand behind the summary
+_TAIL_BYTES = 256 * 1024  # more than a Java stack trace that may follow the summary
 _KEYS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output")
 
 
 @dataclass(frozen=True)
 class JobSummary:
-    """What one run of one job reports. A value that is None is left out of the line.
+    """The summary of one run of one job. A value that is None is left out of the line.
 
     Attributes:
         output: path of the table, model or file that the job published.
         rows_in, rows_out: rows read and published.
         dropped: reason → rows left out.
-        facts: further JSON values, particular to the job; they stand beside the other keys in the line.
+        facts: further JSON values of this job; they have the same level in the line as the other keys.
         job, run_date: filled in by the runner.
         seconds: phase → seconds, `total` for the whole run; filled in by the runner.
     """

@@ -3,7 +3,7 @@
 `Lake`, `Table` and `Partition` hold a recorder. Functions that read or publish a partition report to the
 recorder of that partition. Functions that read other data, such as a raw log or a model, take a recorder as
 an argument. The recorder of a job is a `RunLineage`. Everywhere else (workers, notebooks, tests) it is
-`NOT_RECORDED`, which keeps nothing.
+`NOT_RECORDED`, which discards everything.
 
 Events follow OpenLineage. A dataset is one partition. Its namespace and name follow OpenLineage's rules for
 file paths, and its version is the digest of its manifest.
@@ -20,7 +20,7 @@ from typing import Any
 PRODUCER = "urn:nightrank"
 _SPEC = "https://openlineage.io/spec"
 SCHEMA_URL = f"{_SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
-# Facet → URL of the definition of the version that is written here.
+# Facet → URL of the schema version that this module writes.
 FACETS: Mapping[str, str] = {
     "version": f"{_SPEC}/facets/1-0-0/DatasetVersionDatasetFacet.json#/$defs/DatasetVersionDatasetFacet",
     "schema": f"{_SPEC}/facets/1-0-0/SchemaDatasetFacet.json#/$defs/SchemaDatasetFacet",
@@ -35,7 +35,7 @@ FACETS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class DatasetVersion:
-    """One partition, model or raw day as it was read or published; None where a figure is not known.
+    """One partition, model or raw day as it was read or published. Numbers that are not known are None.
 
     Attributes:
         path: its folder, or the pattern of its files.
@@ -51,20 +51,23 @@ class DatasetVersion:
 
 
 class LineageRecorder:
-    """Receives what is read and published. This class keeps nothing; `RunLineage` keeps everything."""
+    """Receives records of the data that a run reads and publishes. This class discards them.
+
+    The subclass `RunLineage` keeps them.
+    """
 
     def record_read(
         self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
     ) -> None:
-        """Notes an input of the run."""
+        """Records an input of the run."""
 
     def record_write(
         self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
     ) -> None:
-        """Notes an output that has no manifest, such as a model."""
+        """Records an output that has no manifest, such as a model."""
 
     def record_combined(self, digest: str, parts: Iterable[str]) -> None:
-        """Notes of which digests another digest consists.
+        """Records that a digest was computed from the digests of these parts.
 
         The digest of a part such as `train 0123…` is its last word.
         """
@@ -72,7 +75,7 @@ class LineageRecorder:
     def record_publication(
         self, dataset: DatasetVersion, input_digests: Iterable[str], time: str
     ) -> Mapping[str, Any]:
-        """Notes an output that has a manifest.
+        """Records an output that has a manifest.
 
         Returns the event of its publication; empty if no run is recorded.
         """
@@ -86,11 +89,11 @@ NOT_RECORDED = LineageRecorder()
 class RunLineage(LineageRecorder):
     """One run of one job: its identity, and the datasets that it has read and published so far, by path.
 
-    A copy that is sent to another process keeps nothing: workers read for the driver, and the driver records
-    it.
+    A copy that is sent to another process records nothing: workers read for the driver, and the driver itself
+    records these reads.
 
     Attributes:
-        combined: combined digest → the digests that it consists of.
+        combined: combined digest → the digests that it was computed from.
     """
 
     job: str
@@ -102,32 +105,32 @@ class RunLineage(LineageRecorder):
     combined: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type[LineageRecorder], tuple[()]]:
-        """Pickles as a recorder that keeps nothing."""
+        """Pickles as a recorder that discards everything."""
         return LineageRecorder, ()
 
     def record_read(
         self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
     ) -> None:
-        """Notes an input of the run."""
+        """Records an input of the run."""
         self.inputs[path] = DatasetVersion(path, version, rows, size_bytes)
 
     def record_write(
         self, path: str, version: str, rows: int | None = None, size_bytes: int | None = None
     ) -> None:
-        """Notes an output that has no manifest."""
+        """Records an output that has no manifest."""
         self.outputs[path] = DatasetVersion(path, version, rows, size_bytes)
 
     def record_combined(self, digest: str, parts: Iterable[str]) -> None:
-        """Notes of which digests another digest consists."""
+        """Records that a digest was computed from the digests of these parts."""
         self.combined[digest] = frozenset(part.rsplit(" ", 1)[-1] for part in parts)
 
     def record_publication(
         self, dataset: DatasetVersion, input_digests: Iterable[str], time: str
     ) -> Mapping[str, Any]:
-        """Notes an output and returns the event of its publication.
+        """Records an output and returns the event of its publication.
 
-        The inputs of the event are the datasets of this run whose version is in `input_digests`, which are
-        the inputs of the manifest. If there is none, they are all datasets that the run has read.
+        `input_digests` are the inputs of the manifest. The inputs of the event are the datasets of this run
+        whose version is among them. If there are none, all datasets that the run has read are the inputs.
         """
         digests = set(input_digests)
         digests |= {part for digest in digests for part in self.combined.get(digest, ())}
@@ -137,7 +140,7 @@ class RunLineage(LineageRecorder):
         return self._event("OTHER", time, inputs or self.external_inputs(), [dataset])
 
     def external_inputs(self) -> list[DatasetVersion]:
-        """The inputs that this run did not publish itself: a job reads the partition that it replaces."""
+        """The inputs that this run did not publish itself (a job reads the partition that it replaces)."""
         return [dataset for path, dataset in self.inputs.items() if path not in self.outputs]
 
     def end_event(self, time: str, error: str | None) -> dict[str, Any]:

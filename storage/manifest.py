@@ -2,8 +2,8 @@
 
 Readers take the list of files from it, never from a listing.
 
-Publishing has one atomic step. Files are written under names that no manifest has yet. Then the replacement
-of `_MANIFEST.json` makes them the partition.
+Publishing has one atomic step. The data files are written under new names, which no manifest contains yet.
+Then `_MANIFEST.json` is replaced: from that moment on, readers use the new files.
 
 Other tools do not read manifests. For them the partition's folder has hard links (storage.hard_links), or the
 table has a Delta log (storage.delta_log). Both are updated after the manifest. If a job is killed in between,
@@ -31,10 +31,10 @@ class FileEntry:
     """One data file.
 
     Attributes:
-        path: relative to the partition's folder. It leaves that folder (`../../_data/…`), except in a raw log
-            and in tables of early releases.
+        path: relative to the partition's folder. It points outside of that folder (`../../_data/…`), except
+            in a raw log and in tables of early releases.
         row_groups: rows of each row group, in file order.
-        split: the split of the file's rows, in partitions that are cut into splits; otherwise None.
+        split: the split of the file's rows if the partition is divided into splits, otherwise None.
     """
 
     path: str
@@ -52,13 +52,13 @@ class Manifest:
         table, partition: the table's path below the lake's root, and the ISO date.
         files: the data files, sorted by path.
         schema: (column, Arrow type) in order.
-        inputs: name → digest of everything the rows were computed from.
-        rows_in: rows read. If each input row gives one row, rows_in = rows + sum(dropped).
+        inputs: name → digest of each input from which the rows were computed.
+        rows_in: number of rows read. If each input row gives one row, rows_in = rows + sum(dropped).
         dropped: reason → rows that were left out.
         facts: further JSON values for readers; not part of the digest.
         created_at: time of publication in UTC; not part of the digest.
-        lineage: the OpenLineage event of the publication (storage.lineage), with job, run and datasets read;
-            empty if no job published the partition. Not part of the digest.
+        lineage: the OpenLineage event of the publication (storage.lineage), with the job, the run and the
+            datasets that it read; empty if no job published the partition. Not part of the digest.
     """
 
     table: str
@@ -83,12 +83,12 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
     def split_files(self, split: str | None) -> tuple[FileEntry, ...]:
-        """The files of one split; all of them for None."""
+        """The files of one split, or all files if `split` is None."""
         return tuple(file for file in self.files if split is None or file.split == split)
 
     @property
     def digest(self) -> str:
-        """Digest of the content. It is equal after a rerun over equal inputs; names of files do not count."""
+        """Digest of the content, independent of file names. A rerun over equal inputs has the same digest."""
         rows_of_split: dict[str, int] = {}
         for file in self.files:
             name = file.split or ""
@@ -130,7 +130,7 @@ def is_published(partition: Partition) -> bool:
 
 
 def read_manifest(partition: Partition) -> Manifest:
-    """The manifest of a published partition, which becomes an input of the recorded run.
+    """The manifest of a published partition. The partition is recorded as an input of the run.
 
     Raises:
         DataError: the partition is not published, or its manifest is damaged.
@@ -160,7 +160,7 @@ def data_files(partition: Partition, manifest: Manifest, split: str | None = Non
 
 
 def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
-    """The manifest of a partition that is whole and has exactly these inputs; None if it must be built.
+    """The manifest of a partition that is complete and has exactly these inputs; None if it must be built.
 
     Also repairs the hard links or the Delta log of the partition, if a job was killed before it had updated
     them.
@@ -199,10 +199,10 @@ def replace_manifest(partition: Partition, manifest: Manifest) -> None:
 def _update_views(partition: Partition, manifest: Manifest) -> None:
     """Updates the hard links or the Delta log of a partition for other tools.
 
-    If another job has replaced the manifest in the meantime, they get the files of the newer one.
+    If another job has replaced the manifest in the meantime, other tools get the files of the newer manifest.
     """
     if any(not entry.path.startswith(f"{partition.data}/") for entry in manifest.files):
-        return  # The files are in the partition's folder: a raw log, or a table of an early release.
+        return  # A raw log or a table of an early release: the files are already in the partition's folder.
 
     def newest_manifest() -> Manifest:
         path = partition.file(MANIFEST_NAME)
@@ -239,9 +239,8 @@ def _content(partition: Partition, manifest: Manifest) -> delta_log.Content:
 def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
     """Name of the hard link in the partition's folder → path of the file.
 
-    No two attempts have a name in common.
-
-    Files of JSON lines get the ending .jsonl, because the pattern `*.json` would match the manifest too.
+    The names of different attempts differ. Files of JSON lines get the ending .jsonl, because the pattern
+    `*.json` would also match the manifest.
     """
     names = [entry.path.removeprefix(f"{partition.data}/").replace("/", "-") for entry in manifest.files]
     links = [f"{name}l" if name.endswith(".json") else name for name in names]
@@ -250,7 +249,7 @@ def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
 
 
 def combined_digest(digests: Iterable[str], recorder: LineageRecorder = NOT_RECORDED) -> str:
-    """One digest of several, independent of their order. `recorder` notes of which digests it consists."""
+    """Combines digests into one, independent of their order. `recorder` records the combined digests."""
     parts = sorted(digests)
     digest = digest_of(parts)
     recorder.record_combined(digest, parts)

@@ -1,12 +1,12 @@
 """Brings the files of a lake to the format versions of this release.
 
-One thing needs work. Manifests of version 1 name data files in the partition's own folder, where readers that
-list it also see the files of replaced attempts. Migration links or copies these files to the folder of data
-files, replaces the manifest by one that names them there, and then removes the old ones. All other older
-files are read as they are.
+Only manifests of version 1 must be migrated. They name data files in the partition's own folder, so tools
+that list the folder also see the files of replaced attempts. Migration links or copies these files to the
+folder of data files. Then it writes a manifest with the new paths and deletes the old files. This release
+reads all other older files unchanged.
 
-No job may work on the lake meanwhile. Killed at any instant, migration leaves each partition as it was or
-migrated; run again, it goes on.
+No job may use the lake during a migration. If migration is killed, each partition is either unchanged or
+migrated. Run it again to continue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from storage.format_versions import Format
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole, replace_manifest
 from storage.paths import DATA, Lake, Partition
 
-# Pattern of a path below the lake → format of the file. The first pattern that matches counts.
+# Pattern of a path below the lake → format of the file. The first pattern that matches is used.
 _KINDS: tuple[tuple[re.Pattern[str], Format], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
@@ -104,7 +104,7 @@ def migrate(lake: Lake, file: FoundFile) -> int:
     """Moves the data files of one partition out of its folder. Returns how many.
 
     Raises:
-        DataError: a file that the manifest names is not there, or has another length.
+        DataError: a file that the manifest names is missing or has a different length.
         InfrastructureError: a file could not be linked, copied or deleted.
     """
     partition = _partition(lake, file.path)
@@ -112,9 +112,9 @@ def migrate(lake: Lake, file: FoundFile) -> int:
     if not is_whole(partition, manifest):
         raise DataError(
             f"{partition.file(MANIFEST_NAME)} names files that are missing or cut short",
-            "rerun the job that writes this partition; it makes it anew",
+            "rerun the job that writes this partition: it builds the partition again",
         )
-    # A run that was killed may have replaced the manifest already.
+    # A migration that was killed may have replaced the manifest already.
     moved = tuple(
         entry if entry.path.startswith("../") else replace(entry, path=f"{partition.data}/{entry.path}")
         for entry in manifest.files
@@ -130,7 +130,7 @@ def migrate(lake: Lake, file: FoundFile) -> int:
     except OSError as error:
         raise InfrastructureError(
             f"cannot move the data files of {partition.path}: {error}",
-            "check disk space and permissions, then run migrate again: it goes on where it stopped",
+            "check disk space and permissions, then run migrate again: it continues where it stopped",
         ) from error
     return len(new)
 
@@ -145,9 +145,9 @@ def _paths(root: str) -> Iterator[str]:
 
 
 def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
-    """Folders with files below a folder of theirs: partitions in which attempts of version 1 lie.
+    """Folders that have files in a subfolder: partitions that contain attempts in the layout of version 1.
 
-    Raw logs have none.
+    Raw logs have no subfolders.
     """
     return frozenset(
         path[: match.start()]
@@ -172,7 +172,7 @@ def _read(partition: Partition) -> Manifest:
 
 
 def _copy(source: str, target: str) -> None:
-    """Links a local file or copies an object. Replaces what a killed migration left at the target."""
+    """Links a local file or copies an object. Replaces a target that a killed migration has left."""
     files, inner = file_io.filesystem(target)
     if not file_io.is_local(target):
         files.copy_file(file_io.filesystem(source)[1], inner)
@@ -184,7 +184,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _remove(partition: Partition) -> None:
-    """Deletes the folders in the partition's folder, in which earlier releases kept data files."""
+    """Deletes the subfolders of the partition's folder, in which earlier releases kept data files."""
     for info in file_io.list_files(partition.path):
         if info.type == fs.FileType.Directory:
             file_io.filesystem(partition.path)[0].delete_dir(info.path)

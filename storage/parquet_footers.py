@@ -29,19 +29,26 @@ Description = tuple[tuple[tuple[str, str], ...], int, int, tuple[int, ...], dict
 
 
 def written_files(folder: str) -> list[str]:
-    """Full paths of the Parquet files Spark left in a folder, by name: the order of its partitions."""
+    """Full paths of the Parquet files that Spark wrote to a folder, sorted by name.
+
+    This is the order of Spark's partitions.
+    """
     scheme = folder.split("://", 1)[0] + "://" if "://" in folder else ""
     return [scheme + info.path for info in file_io.list_files(folder) if info.path.endswith(".parquet")]
 
 
 def describe(path: str) -> Description:
-    """(columns and Arrow types, rows, bytes, row group rows, column → (nulls, least, highest)) of a file."""
+    """Returns (columns and Arrow types, rows, bytes, rows per row group, statistics) of a file.
+
+    The statistics are column → (nulls, lowest, highest).
+    """
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
         size = source.size()
         parquet = pq.ParquetFile(source)
         footer = parquet.metadata
-        # Whether a list's elements may be null depends on the plan that wrote them, not on the table.
+        # Remove " not null": whether elements of a list may be null depends on Spark's plan, not on the
+        # table.
         columns = tuple(
             (field.name, str(field.type).replace(" not null", "")) for field in parquet.schema_arrow
         )
@@ -74,7 +81,7 @@ def spark_schema(columns: Sequence[tuple[str, str]]) -> T.StructType:
     """The Spark schema of a manifest's columns.
 
     Raises:
-        DataError: a type none of our tables has.
+        DataError: a column has a type that no table of this project has.
     """
     unknown = [(name, kind) for name, kind in columns if kind not in _SPARK_TYPES]
     if unknown:

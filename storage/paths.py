@@ -5,7 +5,7 @@ quarantine/dt=…                 rows that did not parse
 value_counts/dt=…               counts of the raw values of a day, by file split
 profiles/<config name>/dt=…     profile of the raw columns of a day, and the values of the categorical columns
                                 (profiles/<config name>/<split>/dt=… for a log that is one partition)
-quality/<config name>/dt=…      the data report of a run date: its day compared with the train days
+quality/<config name>/dt=…      data report of a run date: the day's log compared with the train days
 workflow/<version>/             fitted operators, feature_spec.json, vocabularies
 features|users|items/<workflow version>/dt=…
 datasets/dt=…                   data manifest of a run of build_features: workflow version, days of each split
@@ -13,8 +13,8 @@ models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
 candidates|candidate_items/<workflow version>/dt=…
 recommendations|scores|evaluations|measures/dt=…
-list_changes/dt=…               comparison of the lists of a date with the last published lists, also if they
-                                are held back
+list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
+                                written if the lists of the date exceed a limit and are not published
 deliveries/dt=…                 the sinks to which the lists of a date were delivered
 checkpoints/<version>/          checkpoints of trainings in progress
 runs/dt=…                       one run record for each attempt at a job (reporting/monitoring)
@@ -22,9 +22,9 @@ spark-events/                   Spark's event logs, for Spark's history server
 reports/, logs/
 mlflow.db                       MLflow's store; only in a local lake
 
-The folder of a partition (`<table>/dt=…`) holds the manifest. On a local file system it also has one hard
-link for each published file, for readers that list folders. The files themselves are in a separate folder,
-which no reader lists:
+The folder of a partition (`<table>/dt=…`) contains the manifest. On a local file system it also contains one
+hard link for each published file, for tools that list folders. The files themselves are in a separate folder,
+which tools must not list:
 
 _data/<table>/dt=…/<attempt>/   data files of one attempt to write them; the manifest names them
 _data/<table>/_delta_log/       only on an object store: the Delta log for other tools
@@ -43,11 +43,12 @@ _UP = "../"
 
 @dataclass(frozen=True)
 class Partition:
-    """One date of one table. A job replaces a partition as a whole. `path` is its folder, `dt` an ISO date.
+    """One date of one table. A job always replaces all files of it. `path` is its folder, `dt` an ISO date.
 
     Attributes:
-        depth: how many folders `path` lies below the one that holds `_data`: two for `<lake>/<table>/dt=…`.
-        recorder: receives what is read and published here. It does not count for equality and hash.
+        depth: number of levels from the folder that contains `_data` down to `path`: two for
+            `<lake>/<table>/dt=…`.
+        recorder: records which data is read and published here. Equality and hash ignore it.
     """
 
     table: str
@@ -58,12 +59,12 @@ class Partition:
 
     @property
     def root(self) -> str:
-        """The folder that holds the table's folder, and `_data`."""
+        """The folder that contains both the table's folder and `_data`."""
         return self.file(f"{_UP * self.depth}.")
 
     @property
     def data(self) -> str:
-        """The folder of its data files, relative to the partition's folder, as in manifests."""
+        """The folder of the partition's data files, relative to the partition's folder, as in manifests."""
         below = "/".join(self.path.split("/")[-self.depth :])
         return f"{_UP * self.depth}{DATA}/{below}"
 
@@ -93,7 +94,7 @@ class Table:
 class Lake:
     """The tables below one root (a local path or a URI).
 
-    `recorder` receives what is read and published in these tables. It does not count for equality and hash.
+    `recorder` records which data is read and published in these tables. Equality and hash ignore it.
     """
 
     root: str
@@ -114,7 +115,7 @@ class Lake:
         return self._table("quarantine")
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
-        """Profiles of days; of one split, for a log that is one partition."""
+        """Profiles of days. If a log is one partition, each split has a profile: pass `split`."""
         return self._table("profiles", config_name, *([split] if split else []))
 
     def quality(self, config_name: str) -> Table:
@@ -162,15 +163,15 @@ class Lake:
         return self._table("measures")
 
     def features(self, workflow_version: str) -> Table:
-        """Feature rows of days, of one workflow version."""
+        """Feature rows of days, computed with one workflow version."""
         return self._table("features", workflow_version)
 
     def users(self, workflow_version: str) -> Table:
-        """Features of users, one row a user."""
+        """Features of users, one row per user."""
         return self._table("users", workflow_version)
 
     def items(self, workflow_version: str) -> Table:
-        """Features of items, one row an item."""
+        """Features of items, one row per item."""
         return self._table("items", workflow_version)
 
     def candidates(self, workflow_version: str) -> Table:
@@ -178,7 +179,7 @@ class Lake:
         return self._table("candidates", workflow_version)
 
     def candidate_items(self, workflow_version: str) -> Table:
-        """Numbered items to which candidates refer."""
+        """The items with their numbers. Candidates refer to an item by its number."""
         return self._table("candidate_items", workflow_version)
 
     def workflow(self, version: str) -> str:

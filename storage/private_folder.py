@@ -1,7 +1,7 @@
-"""A folder for temporary files that no other user of the machine can prepare, read or lock.
+"""A folder for temporary files that no other user of the machine can create in advance, read or lock.
 
-/tmp is writable by everybody, and our names in it can be guessed. So the folder is of mode 0700 and checked
-each time, and files in it are opened without following links.
+Everybody can write to /tmp, and our names in it can be guessed. So the folder has mode 0700, which is checked
+each time, and files in it are opened without following symbolic links.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def private_folder(below: str | None, setting: str) -> Path:
 
     Args:
         below: None means the folder of temporary files ($TMPDIR, or /tmp).
-        setting: the key of the configuration that has the value of `below`, for error messages.
+        setting: the configuration key that sets `below`, for error messages.
 
     Raises:
         ConfigError: the path is not a folder, or other users may write to it.
@@ -86,7 +86,7 @@ def locked(path: Path, patience_s: float) -> Iterator[None]:
     """Holds the lock on a file until the block or the process ends.
 
     Raises:
-        InfrastructureError: another process still holds it after so many seconds.
+        InfrastructureError: another process still holds the lock after `patience_s` seconds.
         ConfigError: see open_file.
     """
     file = open_file(path)

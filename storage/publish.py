@@ -1,6 +1,6 @@
 """Replaces a date partition: writes files under new names, verifies them, and replaces the manifest.
 
-A job that is killed leaves the previous partition, or the new one if it had replaced the manifest already.
+If a job is killed, readers see the previous partition, or the new one if the manifest was already replaced.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = [
     "write_files",
 ]
 
-# Larger than any file of ours. Otherwise Parquet would cut a file into row groups by its own estimate of
-# bytes.
+# Larger than any file that jobs write. With a smaller value Parquet would divide a file into row groups by
+# its own estimate of bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
 
 
@@ -55,21 +55,21 @@ def publish(
 ) -> Manifest:
     """Replaces one partition by `rows`.
 
-    With `sort_by`, rows are sorted over all files. With `expected_rows`, they are dealt evenly over as few
-    files as `row_group_rows` allows. Otherwise they keep their order and Spark partitions. Each file is one
-    row group of at most `row_group_rows` rows, or a few more if rows are dealt evenly.
+    With `sort_by`, rows are sorted over all files. With `expected_rows`, rows are distributed evenly over as
+    few files as `row_group_rows` allows. Otherwise they keep their order and their Spark partitions. Each
+    file is one row group of at most `row_group_rows` rows, or a few more if rows are distributed evenly.
 
     Args:
-        inputs: name → digest of everything that the rows were computed from.
-        expected_rows: how many rows there must be; None if the caller does not know.
+        inputs: name → digest of each input from which the rows were computed.
+        expected_rows: the required number of rows; None if the caller does not know it.
         rows_in, dropped: rows read, and reason → rows left out, for the manifest.
         facts: JSON values for readers of the manifest.
         rules: conditions on the statistics of the written files.
         split_column: column with the split of each row. It becomes the label of the files and is not written.
-        grace_hours: age from which files that no manifest names are deleted.
+        grace_hours: files that no manifest names are deleted if they are older than this.
 
     Raises:
-        DataError: the written rows break a rule; the previous partition stays.
+        DataError: the written rows break a rule; the previous partition remains published.
     """
     labelled = write_files(
         rows, partition, new_attempt(partition), row_group_rows, expected_rows, sort_by, split_column
@@ -88,18 +88,15 @@ def publish(
 
 
 def new_attempt(partition: Partition) -> str:
-    """The name of a new folder for data files, relative to the partition's folder.
-
-    No other attempt has this name.
-    """
+    """The name of a new folder for data files, relative to the partition's folder, unique to this attempt."""
     return f"{partition.data}/a{uuid.uuid4().hex[:12]}"
 
 
 def own_path(path: str) -> str:
     """A unique path: `…/part-00000.parquet` → `…/part-00000.<16 hex digits>.parquet`.
 
-    Spark may run a task again, or twice at once. Each attempt writes to a unique path and returns it. So a
-    second attempt never replaces the file that the first one reported.
+    Spark may repeat a task, or run two attempts of it at the same time. Each attempt writes to a unique path
+    and returns it. So a second attempt never replaces the file that the first one returned.
     """
     stem, _, suffix = path.rpartition(".")
     return f"{stem}.{uuid.uuid4().hex[:16]}.{suffix}"
@@ -120,11 +117,11 @@ def publish_files(
     """Verifies Parquet files of a partition, makes them durable, and replaces the partition by them.
 
     Args:
-        files: path relative to the partition's folder → label, in the order of the rows. There must be at
-            least one, because it defines the columns; it may have no rows.
+        files: path relative to the partition's folder → label, in the order of the rows. Pass at least one
+            file, because it defines the columns; it may have no rows.
 
     Raises:
-        DataError: the written rows break a rule; the previous partition stays.
+        DataError: the written rows break a rule; the previous partition remains published.
     """
     entries, schema = _described(partition, files)
     verify(partition, entries, schema, expected_rows, rules or Rules())
@@ -173,7 +170,7 @@ def write_files(
 ) -> dict[str, str | None]:
     """Writes Parquet files into the folder of an attempt.
 
-    Returns path as in a manifest → label. Publishes nothing.
+    Returns the path of each file, as in a manifest, → its label. Publishes nothing.
     """
     if split_column is None:
         _write(
@@ -219,7 +216,7 @@ def _laid_out(
     if sort_by and files == 1:
         return rows.repartition(1).sortWithinPartitions(
             *sort_by
-        )  # coalesce would run the steps before it in one task
+        )  # not coalesce, which would also run the preceding steps in one task
     if sort_by:
         ranged = rows.repartitionByRange(files, *sort_by) if files else rows.repartitionByRange(*sort_by)
         return ranged.sortWithinPartitions(*sort_by)
@@ -230,16 +227,17 @@ def _laid_out(
 
 def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
     writer = rows.write.option("parquet.block.size", _ONE_ROW_GROUP_BYTES)
-    # Each source task deals its rows evenly to within one row. The margin avoids tiny extra files.
+    # Spark distributes the rows of each task evenly, except for one row per file. The margin avoids tiny
+    # extra files.
     writer.option(
         "maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64
     ).parquet(folder)
 
 
 def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
-    """Deletes data files that are older than the grace and that none of the manifests names.
+    """Deletes data files that none of the manifests names and that are older than `grace_hours`.
 
-    Returns how many.
+    Returns the number of deleted files.
     """
     named = {partition.file(entry.path) for manifest in manifests if manifest for entry in manifest.files}
     kept = {file_io.filesystem(path)[1] for path in named}
@@ -262,9 +260,7 @@ def sweep(partition: Partition, manifests: Sequence[Manifest | None], grace_hour
 def read_published(
     spark: SparkSession, partition: Partition, split: str | None = None, columns: Sequence[str] | None = None
 ) -> DataFrame:
-    """The rows of a published partition; only those of `split` if it is not None.
-
-    The manifest says which files to read.
+    """The rows of the files that the manifest of a published partition names; of one split unless it is None.
 
     Raises:
         DataError: the partition is not published.

@@ -14,7 +14,7 @@ from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.paths import Lake
 
-if TYPE_CHECKING:  # jobs without Spark never import it
+if TYPE_CHECKING:  # jobs without Spark never import pyspark
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("nightrank")
@@ -26,16 +26,16 @@ def _no_session(context: RunContext) -> SparkSession:
 
 @dataclass
 class RunContext:
-    """What a stage function receives.
+    """The argument of every stage function.
 
     Attributes:
         name: the job, such as `build_features`.
-        run_date: the logical day, ISO.
-        phases: phase → seconds, of those that have ended.
-        open_session: builds the Spark session when it is first needed, so that bad input fails before
-            executors start.
-        recorder: receives what the run reads and publishes. A job's runner passes the lineage of its run; a
-            notebook or a test keeps nothing.
+        run_date: the ISO date for which the job runs.
+        phases: phase → seconds, of the phases that have ended.
+        open_session: builds the Spark session. It is called when the session is first needed, so that a job
+            with bad input fails before executors start.
+        recorder: records which data the run reads and publishes. A job's runner passes the lineage of its
+            run. In notebooks and tests nothing is recorded.
     """
 
     name: str
@@ -48,7 +48,7 @@ class RunContext:
 
     @property
     def lake(self) -> Lake:
-        """The lake of the configuration. What is read and published there is recorded."""
+        """The lake of the configuration. Reads and publications in it are recorded."""
         return Lake(self.config.lake, self.recorder)
 
     @property
@@ -83,7 +83,7 @@ class RunContext:
 
 
 def require(config: Config, *sections: str) -> None:
-    """Raises ConfigError if the configuration lacks optional sections that a job needs."""
+    """Raises ConfigError if optional sections that a job needs are missing in the configuration."""
     missing = [name for name in sections if getattr(config, name) is None]
     if missing:
         raise ConfigError(

@@ -41,13 +41,13 @@ def verify(
     """Checks the written files against the expected rows, the schema and the rules.
 
     Raises:
-        DataError: naming the column, what is wrong with it and the remedy.
+        DataError: the files break a condition; the message names the column, the problem and the remedy.
     """
     written = sum(file.entry.rows for file in files)
     if expected_rows is not None and written != expected_rows:
         raise DataError(
             f"{partition.path}: {written} rows were written, {expected_rows} expected",
-            "the input changed while the job ran, or it is our defect: rerun the job",
+            "rerun the job: its input probably changed while it ran; if that fails too, please report it",
         )
     names = {name for name, _ in schema}
     for column in [*rules.not_null, *rules.ranges]:
@@ -63,19 +63,19 @@ def verify(
         highest = max((most for _, most in bounds if most is not None), default=low)
         if math.isinf(lowest) or math.isinf(highest):
             raise DataError(
-                f"{partition.path}: {column} is infinite in some rows: it lies in [{lowest}, {highest}]",
+                f"{partition.path}: {column} is infinite in some rows (values in [{lowest}, {highest}])",
                 f"put clip at the end of {column}'s operators in features, or correct the raw log",
             )
         if lowest < low or highest >= high:
             raise DataError(
-                f"{partition.path}: {column} lies in [{lowest}, {highest}], allowed is [{low}, {high})",
-                "the workflow and the data do not belong together: run build_features again",
+                f"{partition.path}: {column} has values in [{lowest}, {highest}], allowed is [{low}, {high})",
+                "the data was not written with this workflow: run build_features again",
             )
 
 
 def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
-    """The error for nulls in a column that must have none, in rows of `path` or in rows computed from it."""
+    """The error for nulls in a column that must have none, in the file `path` or in rows computed from it."""
     return DataError(
         f"{path}: {column} is null in {nulls} of {rows} rows",
-        f"give {column} a fill (and clip before log1p) in features, or correct the raw log",
+        f"add the operator fill for {column} (and clip before log1p) in features, or correct the raw log",
     )

@@ -1,1 +1,1 @@
-"""The chain of stages for a run date, each a process of its own: shared by nightly, demo and plan_night."""
+"""The stages of a run date, each run as a separate process. nightly, demo and plan_night use this package."""

@@ -34,8 +34,8 @@ class Calendar:
 
     Attributes:
         first: the first generated day.
-        run_dates: one a run.
-        held_out: the day after the last run date, which no stage of a run reads.
+        run_dates: the date of each run.
+        held_out: the day after the last run date. No stage of a run reads its log.
     """
 
     first: str
@@ -46,14 +46,15 @@ class Calendar:
 def run_demo(
     submission: Submission, out: Path, num_runs: int, interruptions: Interruptions, progress: StageProgress
 ) -> bool:
-    """Runs everything and prints the result.
+    """Generates the log, runs all stages, and prints the result.
 
     Args:
-        submission: its configuration has a section `generate`, and its overrides put the lake into `out`.
-        out: this folder is emptied first.
-        num_runs: how many run dates.
+        submission: the configuration must have a section `generate`, and the overrides must put the lake
+            into `out`.
+        out: the folder of the demo, which is emptied first.
+        num_runs: number of run dates.
         interruptions: the signals that this process has received.
-        progress: where the result is printed.
+        progress: prints the result.
 
     Returns:
         Whether a target was missed.
@@ -92,7 +93,10 @@ def run_demo(
 
 
 def _print_quality(config: Config, run_date: str, progress: StageProgress) -> bool:
-    """Prints a few lists of a run date and the figures against their targets; true if a target was missed."""
+    """Prints a few lists of a run date, and the figures with their targets.
+
+    Returns True if a target was missed.
+    """
     lake, facts = Lake(config.lake), read_run_facts(config, run_date)
     if facts.recommendations is not None:
         partition = lake.recommendations.partition(run_date)
@@ -132,15 +136,15 @@ def calendar(config: Config, num_runs: int) -> Calendar:
 
 
 def _days_after(day: str, days: int) -> str:
-    """The ISO date that is so many days later."""
+    """The ISO date that is `days` days later."""
     return (date.fromisoformat(day) + timedelta(days=days)).isoformat()
 
 
 def make_fresh(folder: Path) -> None:
-    """Empties the demo's folder. A folder that no demo has written is left alone.
+    """Empties the demo's folder. Never deletes a folder that no demo has written.
 
     Raises:
-        ConfigError: the folder holds files, and the demo's mark is missing.
+        ConfigError: the folder contains files, but not the marker file of the demo.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
         raise ConfigError(f"{folder}/ was not made by the demo", "move it away, or give --out another folder")
@@ -162,7 +166,7 @@ def _lists_table(lists: Sequence[UserList]) -> str:
 def seconds_table(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     """Seconds of each stage (rows) in each run (columns), and the sums of the runs.
 
-    The cell of a stage that a run did not have is blank.
+    If a run did not have a stage, the cell is empty.
     """
     seconds = {run: {outcome.stage.name: outcome.seconds for outcome in of} for run, of in outcomes.items()}
     longest_first = sorted(seconds.values(), key=len, reverse=True)

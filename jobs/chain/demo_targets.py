@@ -1,4 +1,4 @@
-"""The demo's verdict: the figures it promises, their targets, and whether each target was met."""
+"""The result of the demo: its figures, their targets, and whether each target was met."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL_SHARE, BASELINE_SHARE, LIFT = 0.9, 0.8, 1.5
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the verdict. `met` is None for a figure that only explains the next one."""
+    """One line of the result. `met` is None if the figure has no target and only explains the next one."""
 
     name: str
     value: str
@@ -24,7 +24,7 @@ class Figure:
 
 
 def verdict(run: RunFacts) -> list[Figure]:
-    """The figures of a measured run on a log whose best AUC is known.
+    """The figures of a measured run on a generated log, whose best possible AUC is known.
 
     Raises:
         DataError: the run was not evaluated, or its lists were not measured.
@@ -55,7 +55,7 @@ def verdict(run: RunFacts) -> list[Figure]:
 def _auc_figures(
     name: str, auc: float | None, best: float | None, target: str, meets: Callable[[float], bool]
 ) -> list[Figure]:
-    """The AUC of a model, and its share of the way from guessing to the best AUC against a target."""
+    """The AUC of a model, and (AUC - 0.5) / (best AUC - 0.5) with its target."""
     share = numbers.share_reached(auc, best)
     return [
         Figure(f"{name}: AUC", numbers.decimal(auc)),
@@ -69,7 +69,7 @@ def _auc_figures(
 
 
 def _hit_rates(measure: Measure) -> list[Figure]:
-    """Hit rates of the lists and of the most popular items, and their ratio against its target."""
+    """Hit rates of the lists and of the most popular items, and their ratio with its target."""
     values = measure.values
     k, lift = values["k"], values["lift"]
     return [

@@ -1,4 +1,4 @@
-"""Runs the stages of one run date, each a spark-submit process, in order, until one fails."""
+"""Runs the stages of one run date in order, each as a spark-submit process, until one fails."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from storage.paths import Lake
 
 @dataclass
 class StageRunner:
-    """Runs stages in order, one progress line each.
+    """Runs stages in order, and writes one progress line per stage.
 
     Attributes:
-        outcomes: how the stages ended that this runner has run, also the one that failed.
+        outcomes: the outcomes of the stages that this runner has run, including a stage that failed.
     """
 
     submission: Submission
@@ -33,10 +33,10 @@ class StageRunner:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def run(self, stages: Sequence[Stage]) -> None:
-        """Runs stages.
+        """Runs stages in order.
 
         Raises:
-            StageError: a stage ended with another code than 0; later ones were not started.
+            StageError: a stage ended with an exit code other than 0; later stages were not started.
             StoppedError: a signal arrived.
         """
         for stage in stages:
@@ -53,13 +53,13 @@ class StageRunner:
 def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
     """Announces a run, runs its stages with a fresh runner, and records the run.
 
-    If a stage fails, the report is still made: its page shows which stages have run.
+    If a stage fails, the report is still written: it shows which stages have run.
 
     Returns:
-        How each stage ended.
+        The outcome of each stage.
 
     Raises:
-        StageError: a stage ended with another code than 0.
+        StageError: a stage ended with an exit code other than 0.
         StoppedError: a signal arrived.
     """
     retraining = ", retraining" if plan.retrain else ""
@@ -74,7 +74,7 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
             runner.run(stages_of(plan, plan.steps_after_gate()))
         except StageError as error:
             if error.outcome.stage.job != "report":
-                with suppress(StageError):  # the original error is reported; the report's own has its line
+                with suppress(StageError):  # the error of the stage is raised, not that of the report
                     runner.run(stages_of(plan, [plan.report_step()]))
             raise
         exit_code = EXIT_OK
@@ -90,7 +90,7 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[Outcome]:
 
 
 def summarize(plan: RunPlan, outcomes: Sequence[Outcome]) -> JobSummary:
-    """The job summary of a run, from those of the stages that ran; `seconds` has one entry a stage."""
+    """The job summary of a run, from the summaries of its stages; `seconds` has one entry per stage."""
     nothing = JobSummary(None)
     summaries = {outcome.stage.name: outcome.summary or nothing for outcome in outcomes}
     features = summaries.get("build_features", nothing)
@@ -112,7 +112,7 @@ def summarize(plan: RunPlan, outcomes: Sequence[Outcome]) -> JobSummary:
 
 
 def stages_of(plan: RunPlan, steps: Sequence[Step]) -> list[Stage]:
-    """The steps as stages, each with the log that it writes."""
+    """The steps as stages, each with the path of its log."""
     return [
         Stage(step.job, step.run_date, log_path(plan.lake, plan.run_date, step.name), step.overrides)
         for step in steps
@@ -127,7 +127,7 @@ def log_path(lake: Lake, run_date: str, stage: str) -> Path:
     """
     if not file_io.is_local(lake.logs):
         raise ConfigError(
-            f"lake={lake.root} is not a local folder, where nightly keeps the logs of its stages",
+            f"lake={lake.root} is not a local folder, but nightly writes the logs of its stages to it",
             "run the jobs from a scheduler that keeps logs, or set lake to a local or mounted folder",
         )
     return Path(lake.logs.removeprefix("file://")) / f"dt={run_date}" / f"{stage}.log"

@@ -1,4 +1,4 @@
-"""The few facts of a job summary that a person who watches the run wants to read."""
+"""Short remarks on a stage for its progress line: the most useful facts of its job summary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from storage.job_summary import JobSummary
 
 
 def remark(summary: JobSummary | None) -> str:
-    """What a stage did, in about 50 characters, so that its line fits into 100.
+    """The result of a stage in about 50 characters, so that its progress line fits into 100 characters.
 
-    Facts that the summary lacks are left out. Empty without a summary.
+    Facts that are missing in the summary are left out. The remark is empty if there is no summary.
     """
     if summary is None:
         return ""
@@ -101,12 +101,12 @@ def _number(name: str, value: Any, digits: int = 4) -> str:
 
 
 def _short(version: str | None) -> str | None:
-    """The first half of a version, which is enough to tell the versions of a run apart."""
+    """The first half of a version, which is enough to distinguish the versions of a run."""
     return version and version[:8]
 
 
 def _phrase(noun: str, *words: Any) -> str:
-    """The noun and those words that are there; empty without one."""
+    """The noun followed by the words that are not empty; empty if there are none."""
     present = [str(word) for word in words if word]
     return " ".join([noun, *present]) if present else ""
 

@@ -26,8 +26,8 @@ class Step:
 class RunPlan:
     """The stages of one configuration for one run date.
 
-    `retrain` adds the training of a challenger, and the gate. `recorder` receives what is read to choose the
-    stages.
+    If `retrain` is true, the run also trains a challenger and runs the gate. `recorder` records which data is
+    read to choose the stages.
     """
 
     config: Config
@@ -41,7 +41,7 @@ class RunPlan:
         return Lake(self.config.lake, self.recorder)
 
     def steps_before_gate(self) -> list[Step]:
-        """The steps up to the gate, and the gate."""
+        """The steps up to and including the gate."""
         if not self.retrain:
             mode = ("workflow.mode=retrain",) if self._promoted_on_run_date() else ()
             return [self._step("build_features", overrides=mode)]
@@ -50,9 +50,9 @@ class RunPlan:
         return [features, *(self._step(job) for job in (*models, "evaluate_model"))]
 
     def steps_after_gate(self) -> list[Step]:
-        """The steps after the gate; call this when the gate has decided.
+        """The steps after the gate. Call this after the gate has decided.
 
-        If there are lists of the day before, they are measured now, because their clicks have arrived.
+        If the previous day has lists, they are measured now, because the clicks on them have arrived.
         """
         again = [
             self._step("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
@@ -67,7 +67,7 @@ class RunPlan:
         ]
 
     def report_step(self) -> Step:
-        """The last step, which a run that failed has too."""
+        """The last step. It also runs if an earlier step has failed."""
         return self._step("report")
 
     def _step(
@@ -77,17 +77,17 @@ class RunPlan:
         return Step(job, day or self.run_date, name or job, overrides)
 
     def _promoted_on_run_date(self) -> bool:
-        """Whether the champion was promoted on this very run date.
+        """Whether the champion was promoted on the run date itself.
 
-        Then the day's features must be made as the champion's training made them. The workflow of the
-        champion before it does not fit.
+        If so, the features of the day must be built with the champion's workflow, as for its training. The
+        workflow of the previous champion would be wrong.
         """
         lake, name = self.lake, self.config.name
         champion = champion_as_of(lake, name, self.run_date)
         return champion is not None and champion != champion_as_of(lake, name, self.run_date, before=True)
 
     def _champion_lacks_features(self) -> bool:
-        """Whether the gate kept a champion of another workflow version than the challenger's."""
+        """Whether the gate kept a champion whose workflow version differs from the challenger's."""
         partition = self.lake.evaluations.partition(self.run_date)
         if not self.retrain or not is_published(partition):
             return False

@@ -1,4 +1,4 @@
-"""Runs one job as a spark-submit process: its command, its log, its exit code, and how a signal ends it."""
+"""Runs one job as a spark-submit process: the command line, the log, the exit code, and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_PROFILE = "conf/spark/local.conf"
 _POLL_S = 0.2
 _GRACE_S = 10.0
 _FAILED = re.compile(r"^\S+ nightrank: \w+ failed")
-# Spark's own lines, which may follow an error of ours.
+# Lines that Spark itself logs; they may follow an error of our jobs.
 _SPARK_LINE = re.compile(r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) ")
 _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")
 
@@ -39,13 +39,13 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """The name of its log, unique in a run: the job's name, unless the run has the job twice."""
+        """The name of the stage and of its log: the job's name, unless the run has the job twice."""
         return self.log.stem
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What all stages of a run share: Spark's properties file, the configuration, the `--set` values."""
+    """The settings that all stages of a run share: Spark's properties file, configuration, `--set` values."""
 
     profile: str
     config: str
@@ -70,7 +70,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage ended. `summary` is the last one in its log, None if there is none."""
+    """How a stage ended. `summary` is the last job summary in its log; None if there is none."""
 
     stage: Stage
     exit_code: int
@@ -79,7 +79,7 @@ class Outcome:
 
 
 class StageError(NightrankError):
-    """A stage ended with another exit code than 0; the error has that code."""
+    """A stage ended with an exit code other than 0; the error has the same exit code."""
 
     def __init__(self, outcome: Outcome) -> None:
         excerpt = "\n".join(f"  {line}" for line in error_excerpt(outcome.stage.log))
@@ -92,7 +92,7 @@ class StageError(NightrankError):
 
 
 class StoppedError(NightrankError):
-    """A signal stopped the running stage and this process; `exit_code` is the shell's for the signal."""
+    """A signal stopped the running stage and this process. `exit_code` is 128 plus the signal's number."""
 
     def __init__(self, number: int, stage: str) -> None:
         name = signal.Signals(number).name
@@ -104,7 +104,7 @@ class StoppedError(NightrankError):
 
 
 class Interruptions:
-    """Context that remembers the first SIGTERM, SIGINT or SIGHUP, to be handled between two steps."""
+    """A context manager that stores the first SIGTERM, SIGINT or SIGHUP, so that it can be handled later."""
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -126,7 +126,7 @@ class Interruptions:
 
 
 def spark_submit() -> Path:
-    """The spark-submit of the environment this interpreter belongs to."""
+    """The spark-submit of the environment that this interpreter belongs to."""
     program = Path(sys.executable).parent / "spark-submit"
     if not program.exists():
         raise ConfigError(f"{program} does not exist", "run `make setup` and use .venv/bin/python")
@@ -134,7 +134,7 @@ def spark_submit() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with the Python and the Spark of this interpreter."""
+    """The environment variables for a stage: those of this process, with this interpreter and its Spark."""
     stray = ("SPARK_HOME", "PYSPARK_DRIVER_PYTHON")  # another Spark's jars, another interpreter's packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
@@ -143,11 +143,11 @@ def environment() -> dict[str, str]:
 def run_stage(
     stage: Stage, submission: Submission, interruptions: Interruptions, tick: Callable[[float], None]
 ) -> Outcome:
-    """Runs a stage to its end, with standard output and standard error in its log.
+    """Runs a stage and waits for its end. Its standard output and standard error go to its log.
 
     Args:
         stage: the job, the day and the log.
-        submission: what all stages have in common.
+        submission: the settings that all stages share.
         interruptions: the signals that this process has received.
         tick: called several times a second with the seconds since the stage began.
 
@@ -165,7 +165,7 @@ def run_stage(
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment(),
-            start_new_session=True,  # a process group, so that all of it can be ended
+            start_new_session=True,  # a new process group, so that all its processes can be ended
         )
         exit_code = None
         try:
@@ -183,7 +183,7 @@ def run_stage(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Asks the process group to end. Kills what is left when its leader ends, or after ten seconds."""
+    """Asks a process group to end. When its leader has ended, or after ten seconds, kills the rest."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -194,7 +194,10 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def error_excerpt(log: Path) -> list[str]:
-    """The lines of a failed stage's log that say why: the typed error and its remedy, else the last lines."""
+    """The lines of a failed stage's log that explain the failure.
+
+    These are the error of our job with its remedy, or the last lines of the log if there is no such error.
+    """
     lines = [line for line in log_tail(log) if line.strip() and not _SPARK_LINE.match(line)]
     starts = [index for index, line in enumerate(lines) if _FAILED.match(line)]
     if not starts:
@@ -208,7 +211,7 @@ def error_excerpt(log: Path) -> list[str]:
 
 
 def _meaning(exit_code: int) -> str:
-    """What an exit code says about the failure, in a few words."""
+    """The meaning of an exit code, in a few words."""
     known = {2: "configuration", 3: "data", 4: "infrastructure: worth a retry"}
     if exit_code in known:
         return known[exit_code]

@@ -1,7 +1,7 @@
-"""Checks that refuse a configuration before any job has worked.
+"""Checks that reject a wrong configuration before a job does any work.
 
-Every job calls `check_config`. Jobs that train, or make features for a training, call `check_training`. A job
-that starts a whole run calls `check_tables` and `check_sinks`, and also `check_lists` if the run trains.
+Every job calls `check_config`. Jobs that train, or build features for a training, call `check_training`. Jobs
+that start all stages of a run call `check_tables` and `check_sinks`, and `check_lists` if the run trains.
 """
 
 from jobs.checks.config_checks import check_config, check_lists, check_training

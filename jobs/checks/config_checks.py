@@ -1,4 +1,4 @@
-"""Checks that need the configuration alone: operators, settings of models, segments, features of lists."""
+"""Checks that need only the configuration: operators, model settings, segments, and features for lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.settings import Features, check_model, read_settings
 
 
 def check_config(config: Config) -> None:
-    """Checks operators, settings of models, and segments. Every job does so before it works.
+    """Checks operators, model settings and segments. Every job calls this first.
 
     Raises:
         ConfigError: a key breaks its rule; the error names the key.
@@ -30,7 +30,7 @@ def check_training(config: Config) -> None:
     """Checks that every model can be trained on the features of the configuration.
 
     Raises:
-        ConfigError: a model cannot; the error names the key.
+        ConfigError: a model cannot be trained; the error names the key.
     """
     features = _features(config, plan(config))
     for location, model in _models(config):
@@ -41,10 +41,10 @@ def check_training(config: Config) -> None:
 def check_lists(config: Config) -> None:
     """Checks that a model that is trained on these features can make top-k lists.
 
-    A feature that a fit may leave out (drop_low_cardinality) may have a value in score.context or not.
+    If a fit may leave out a feature (drop_low_cardinality), its value in score.context is optional.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the model cannot make top-k lists.
     """
     if not config.keys:
         return
@@ -76,7 +76,7 @@ def _models(config: Config) -> list[tuple[str, ModelConfig]]:
 
 @contextmanager
 def _located(location: str) -> Iterator[None]:
-    """Puts the location of a model in front of a ConfigError about it."""
+    """Adds the location of a model to the beginning of a ConfigError about it."""
     try:
         yield
     except ConfigError as error:
@@ -84,7 +84,7 @@ def _located(location: str) -> Iterator[None]:
 
 
 def _features(config: Config, feature_plan: Plan) -> Features:
-    """The planned features by kind, and those that belong to no scope (pairs)."""
+    """The planned features by kind, and the features of scope `pair`."""
     kinds = {name: chain.kind for chain in feature_plan.chains for name in chain.outputs}
     scopes = config.scopes
     scoped = {*scopes.user, *scopes.item, *scopes.context}

@@ -1,4 +1,4 @@
-"""Checks outside of the configuration: tables beside the log, credentials and drivers of sinks."""
+"""Checks of things outside of the configuration: tables other than the log, credentials, and drivers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from storage.lineage import NOT_RECORDED, LineageRecorder
 
 
 def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> None:
-    """Checks that the tables beside the log are there; a missing one would stop a later stage of the run.
+    """Checks that all tables other than the log exist; a missing table would stop a later stage of the run.
 
-    Two kinds of tables are left to the stages that read them. A table that is delivered by day (`{date}` in
-    its path) may arrive during the run. A table on HDFS cannot be seen without a session.
-    `recorder` notes the tables as inputs of the run.
+    Two kinds of tables are checked only by the stages that read them. A table that is delivered by day
+    (`{date}` in its path) may arrive during the run. A table on HDFS cannot be checked without a Spark
+    session. `recorder` records the tables as inputs of the run.
 
     Raises:
-        ConfigError, DataError: there is no file at a path that the configuration names.
+        ConfigError, DataError: there is no file at a path in the configuration.
     """
     for key, table in _tables(config).items():
         if _is_static(config, table.path):
@@ -39,15 +39,15 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
 
 
 def check_sinks(config: Config, profile: str) -> None:
-    """Checks that each sink's user, password and driver are where the configuration says.
+    """Checks that the user, password and driver of each sink can be read as the configuration says.
 
     Args:
-        config: the sinks are those of its section `deliver`.
-        profile: Spark's properties file. In deploy mode cluster nothing is checked, because the driver has
-            another environment.
+        config: the configuration, with the sinks in its section `deliver`.
+        profile: Spark's properties file. In deploy mode `cluster` nothing is checked, because the driver runs
+            in a different environment.
 
     Raises:
-        ConfigError: one of them is not there.
+        ConfigError: a user, a password or a driver is missing.
     """
     settings = read_profile(Path(profile)) if Path(profile).is_file() else {}
     if settings.get("spark.submit.deployMode") == "cluster":
@@ -58,7 +58,7 @@ def check_sinks(config: Config, profile: str) -> None:
 
 
 def _tables(config: Config) -> dict[str, RawTable]:
-    """Key of the configuration → the table beside the log that it names."""
+    """Key of the configuration → the table that it names, for all tables other than the log."""
     candidates = config.candidates
     tables: dict[str, RawTable | None] = {
         "users.path": config.users,
@@ -74,12 +74,12 @@ def _tables(config: Config) -> dict[str, RawTable]:
 
 
 def _is_static(config: Config, path: str) -> bool:
-    """Whether the table is there before the run and can be seen without a Spark session."""
+    """Whether the table must exist before the run and can be checked without a Spark session."""
     return "{date}" not in path and scheme_of(_resolved(config, path)) != "hdfs"
 
 
 def _resolved(config: Config, path: str) -> str:
-    """The path with the folders of lake and data in it."""
+    """The path with `{lake}` and `{data}` replaced by their folders."""
     return path.replace("{lake}", config.lake).replace("{data}", config.data)
 
 

@@ -1,4 +1,4 @@
-"""The generated files by their path in the checkout."""
+"""The generated reference files, by their path in the checkout."""
 
 from __future__ import annotations
 

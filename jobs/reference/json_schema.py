@@ -1,7 +1,7 @@
 """JSON schemas of a configuration file and of a model file, for editors that complete and check YAML.
 
-A file that `extends` another one may leave out what the other one holds, so that keys are required only
-without `extends`.
+If a file `extends` another file, it may leave out keys that the other file has. So keys are required only in
+files without `extends`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _NEEDS_ARCHITECTURE: Schema = {"anyOf": [{"type": "string"}, {"required": ["arch
 
 
 def config_schema() -> Schema:
-    """The schema of a configuration file: with `extends`, `model` as a section or a file, short operators."""
+    """The schema of a configuration file.
+
+    It allows `extends`, `model` as a section or the path of a file, and operators without parameters.
+    """
     schema = _without_titles(Config.model_json_schema())
     definitions = schema.pop("$defs") | _model_definitions() | _operator_definitions()
     definitions["ModelConfig"] = {
@@ -69,7 +72,7 @@ def model_schema() -> Schema:
 
 
 def _model_definitions() -> dict[str, Schema]:
-    """`Model` and its parts. Its members do not require `architecture`, which a parent file may hold."""
+    """`Model` and its parts. They do not require `architecture`, because a parent file may contain it."""
     schema = _without_titles(MODELS.json_schema())
     definitions: dict[str, Schema] = schema.pop("$defs")
     members = [member["$ref"].removeprefix(_PREFIX) for member in schema["oneOf"]]
@@ -117,9 +120,9 @@ def _definition_name(operator: type[Parameters]) -> str:
 
 
 def _required(schema: Schema, definitions: dict[str, Schema], sections: set[str]) -> Schema:
-    """A schema with the required keys of a section and of the sections in it. Adds their names to `sections`.
+    """A schema with the required keys of a section and of its subsections. Adds their names to `sections`.
 
-    Sections in lists are left out: a file that extends another replaces a list as a whole.
+    Sections in lists are left out, because a file that extends another file replaces complete lists.
     """
     required: Schema = {"required": schema["required"]} if schema.get("required") else {}
     properties: dict[str, Schema] = {}
@@ -145,7 +148,7 @@ def _section_name(value: Schema) -> str | None:
 
 
 def _without_titles(schema: Any) -> Any:
-    """A copy without the titles that pydantic makes of names."""
+    """A copy of a schema without the titles that pydantic derives from names."""
     if isinstance(schema, list):
         return [_without_titles(member) for member in schema]
     if not isinstance(schema, dict):

@@ -111,5 +111,5 @@ def _tag(kind: type[BaseModel]) -> str:
 
 
 def _anchor(path: str) -> str:
-    """The anchor of a heading that consists of this path."""
+    """The link anchor of the heading of a section, given its path."""
     return path.replace(".", "").replace(" ", "-").lower()

@@ -1,1 +1,1 @@
-"""The stages of a run: one function `run(context) -> JobSummary` a file, for jobs, tests and notebooks."""
+"""The stages of a run. Each file has a function `run(context) -> JobSummary`, for jobs and notebooks."""

@@ -24,7 +24,7 @@ from storage.run_context import RunContext, require
 
 
 def run(context: RunContext) -> JobSummary:
-    """Numbers the items of the run date and publishes one candidate list a user."""
+    """Numbers the items of the run date and publishes one list of candidates per user."""
     require(context.config, "keys")
     dataset = read_dataset(context.lake, context.run_date)
     with context.phase("tables"):
@@ -75,7 +75,7 @@ def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables
 def publish_candidates(
     context: RunContext, dataset: Dataset, numbered: Manifest, tables: CandidateTables
 ) -> Manifest:
-    """`candidates`: one row a user. Facts: names of the sources, and pairs that each filter excluded."""
+    """`candidates`: one row per user. Facts: names of the sources, and pairs that each filter excluded."""
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     published = lake.candidate_items(version).partition(context.run_date)
     items = rows_of(context.spark, published, numbered, columns=[ITEM_INDEX, ITEM_KEY])

@@ -20,12 +20,12 @@ log = logging.getLogger("nightrank.build_features")
 
 
 def run(context: RunContext) -> JobSummary:
-    """Reads the window of raw days that ends on the run date and publishes what training and scoring read."""
-    if context.config.workflow.mode == "retrain":  # the features are made for a training
+    """Reads the raw days up to the run date, and publishes the tables that training and scoring read."""
+    if context.config.workflow.mode == "retrain":  # the features are for a training
         check_training(context.config)
     raw_days(
         context.config, context.run_date, context.recorder
-    )  # refuses a bad window before a session starts
+    )  # reject a bad window before a session starts
     champion = champion_as_of(context.lake, context.config.name, context.run_date, before=True)
     parent = None
     reason = (

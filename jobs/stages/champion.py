@@ -1,4 +1,4 @@
-"""Shows which model serves on a run date and why, after an override that a person asked for."""
+"""Applies an override if a person asked for one, then shows which model serves on a run date and why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(context: RunContext, action: Action | None, request: OverrideRequest) ->
 
 
 def _apply(context: RunContext, action: Action | None, request: OverrideRequest) -> Override | None:
-    """The override that was recorded; None if there was none, or it changes nothing."""
+    """The override that was recorded; None if none was asked for, or if it changes nothing."""
     if action is None:
         return None
     record = {"rollback": roll_back, "pin": pin, "release": release}[action]

@@ -1,7 +1,7 @@
 """Checks the published lists of a run date as a reader would.
 
-Every file must be whole. The lists must be the champion's, and made of the users and candidates that are
-there now. The job changes nothing and needs no Spark session.
+Every file must be complete. The lists must come from the champion, and from the users and candidates that are
+published now. The job changes nothing and needs no Spark session.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def run(context: RunContext) -> JobSummary:
     champion = champion_as_of(context.lake, context.config.name, context.run_date)
     if facts["model_version"] != champion:
         raise DataError(
-            f"the lists of {context.run_date} are of model {facts['model_version']}, "
-            f"the champion is {champion}",
+            f"the lists of {context.run_date} were computed with model {facts['model_version']}, "
+            f"but the champion is {champion}",
             f"start the run of {context.run_date} again",
         )
     check_origins(context, manifest)
@@ -58,7 +58,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def check_files(partition: Partition, manifest: Manifest) -> None:
-    """Raises DataError unless each file of the manifest is there, with its rows and bytes."""
+    """Raises DataError unless each file of the manifest exists and has the right number of rows and bytes."""
     for entry in manifest.files:
         path = partition.file(entry.path)
         files, inner = file_io.filesystem(path)
@@ -79,7 +79,7 @@ def check_files(partition: Partition, manifest: Manifest) -> None:
 
 
 def check_origins(context: RunContext, lists: Manifest) -> None:
-    """Raises DataError if users or candidates were replaced after the lists were made."""
+    """Raises DataError if users or candidates were replaced after the lists were computed."""
     version = read_dataset(context.lake, context.run_date).workflow_version
     for name, table in (
         ("users", context.lake.users(version)),
@@ -88,7 +88,7 @@ def check_origins(context: RunContext, lists: Manifest) -> None:
         digest = read_manifest(table.partition(context.run_date)).digest
         if lists.inputs[name] != digest:
             raise DataError(
-                f"the lists of {context.run_date} were made of {name} {lists.inputs[name]}, "
-                f"now they are {digest}",
+                f"the lists of {context.run_date} were computed from {name} with the digest "
+                f"{lists.inputs[name]}, but their digest is now {digest}",
                 f"run score_daily for {context.run_date} again",
             )

@@ -1,6 +1,6 @@
-"""Checks whether a day's log may be used, as build_features does first.
+"""Checks whether a day's log is good enough to use; build_features begins with the same checks.
 
-Publishes the quarantine and the data report, which build_features then leaves as they are. A figure above a
+Publishes the quarantine and the data report, which build_features then does not change. A figure above a
 limit of the section `quality` raises DataError.
 """
 
@@ -14,10 +14,10 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Inspects the window of raw days that ends on the run date."""
+    """Checks the raw days of the window that ends on the run date."""
     raw_days(
         context.config, context.run_date, context.recorder
-    )  # refuses a bad window before a session starts
+    )  # reject a bad window before a session starts
     inspection = check_days(context.spark, context.config, context.lake, context.run_date, context.phase)
     inspection.rows_of.release()
     dropped: Counter[str] = Counter()

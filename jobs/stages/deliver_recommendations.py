@@ -21,8 +21,8 @@ def run(context: RunContext) -> JobSummary:
     """Delivers to each sink in order, then publishes `deliveries/dt=…`.
 
     Raises:
-        DataError: there are no lists; they may have been held back.
-        ConfigError: there are no sinks, or the lists are of an earlier release.
+        DataError: there are no lists; perhaps they exceeded a limit of `score.stop` and were not published.
+        ConfigError: there are no sinks, or an earlier release wrote the lists.
     """
     sinks = context.config.deliver.sinks
     if not sinks:

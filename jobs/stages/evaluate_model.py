@@ -23,7 +23,7 @@ log = logging.getLogger("nightrank.evaluate_model")
 
 
 def run(context: RunContext) -> JobSummary:
-    """Measures both models, publishes the comparison, and last of all records the decision."""
+    """Measures both models, publishes the comparison, and finally records the decision."""
     lake, name, run_date = context.lake, context.config.name, context.run_date
     challenger = read_model_info(model_path(lake, name, challenger_of(lake, name, run_date)), lake.recorder)
     mlflow_mirror.prepare(lake)
@@ -66,7 +66,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def _log_verdict(verdict: Verdict) -> None:
-    """Logs the verdict and each check that is not ok."""
+    """Logs the decision of the gate and each check that is not ok."""
     log.info("%s: %s", "promoted" if verdict.promoted else "not promoted", verdict.reason)
     for check in verdict.checks:
         if check.level != "ok":

@@ -1,7 +1,7 @@
-"""Measures the lists of a date against later clicks: hit rate, NDCG, coverage, and recall of the candidates.
+"""Compares the lists of a date with later clicks: hit rate, NDCG, coverage, and recall of the candidates.
 
-The most popular items are measured in the same way. Users without a row in train are measured apart, because
-neither the popular items nor the model can use their history.
+The most popular items are measured in the same way. Users without a row in the train split are measured
+separately, because neither the popular items nor the model can use their history.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(context: RunContext) -> JobSummary:
     dataset, changed = with_present_rows(lake, read_dataset(lake, run_date))
     if changed:
         log.warning(
-            "days %s were made again after the lists of %s: measured on their present rows", changed, run_date
+            "days %s were built again after the lists of %s: their new rows are used", changed, run_date
         )
     k, items = published.facts["k"], published.facts["items"]
     train = read_split(context.spark, lake, dataset, ["train"], CLICK_COLUMNS)
@@ -56,8 +56,8 @@ def run(context: RunContext) -> JobSummary:
         num_clicked = clicked.count()
     if not num_clicked:
         raise DataError(
-            f"nobody clicked anything in what the lists of {run_date} are measured against ({against})",
-            "measure another date, or set measure.against",
+            f"there are no clicks to compare the lists of {run_date} with ({against})",
+            "measure another date, or change measure.against",
         )
     with context.phase("lists"):
         lists = recommended(context, published)
@@ -89,7 +89,7 @@ def relevance_facts(
     popular: Mapping[bool, Relevance],
     popular_coverage: float,
 ) -> dict[str, Any]:
-    """Figures of the lists and of the most popular items, both by whether the users are warm."""
+    """Figures of the lists and of the most popular items, each for users with and without train rows."""
     warm, popular_warm, cold = lists[True], popular[True], lists[False]
     return {
         "k": published.facts["k"],
@@ -115,7 +115,7 @@ def positives(context: RunContext, dataset: Dataset) -> DataFrame:
     """Distinct (user_key, item_key) that were clicked: on the day after the lists, or in the test split.
 
     Raises:
-        DataError: the day after has no raw log.
+        DataError: the day after the lists has no raw log.
     """
     if context.config.measure.against == "test_split":
         rows = read_split(context.spark, context.lake, dataset, ["test"], CLICK_COLUMNS)
@@ -164,9 +164,9 @@ def candidate_items(context: RunContext, version: str, numbered: Manifest) -> Da
 def candidate_recall(
     context: RunContext, clicked: DataFrame, warm: DataFrame, published: Manifest
 ) -> dict[str, Any] | None:
-    """Recall of the candidates by source, of warm users and, under `cold_users`, of others.
+    """Recall of the candidates by source, for users with train rows and, under `cold_users`, for others.
 
-    None if the candidates were built by a release that did not name their sources.
+    None if the candidates were built by a release that did not record their sources.
 
     Raises:
         DataError: candidate_items was replaced after the candidates were built, so item indices do not match.
@@ -180,8 +180,8 @@ def candidate_recall(
     numbered = numbered_items(context, version)
     if candidates.inputs["candidate_items"] != numbered.digest:
         raise DataError(
-            f"{candidates.table} dt={context.run_date} was built from candidate_items "
-            f"{candidates.inputs['candidate_items']}, now they are {numbered.digest}",
+            f"{candidates.table} dt={context.run_date} was built from candidate_items with the digest "
+            f"{candidates.inputs['candidate_items']}, but their digest is now {numbered.digest}",
             f"run build_candidates for {context.run_date} again",
         )
     items = candidate_items(context, version, numbered)

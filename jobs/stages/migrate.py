@@ -1,4 +1,4 @@
-"""What the job migrate prints: a table of the kinds and versions of a lake's files, and the job summary."""
+"""The output of the job migrate: a table of the kinds and versions of a lake's files, and the job summary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def version_table(survey: Survey) -> str:
 
 
 def summarize(lake: Lake, survey: Survey, *, applied: bool, migrated: int, seconds: float) -> JobSummary:
-    """The job summary, which has neither run date nor rows nor output."""
+    """The job summary. It has no run date, no rows and no output."""
     facts = {
         "lake": lake.root,
         "applied": applied,

@@ -1,6 +1,6 @@
 """Reports to a scheduler whether the raw log is there, the steps of the run, and whether lists are published.
 
-Writes nothing, and needs no Spark session unless the log lies on HDFS.
+Writes nothing, and needs no Spark session unless the log is on HDFS.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from storage.manifest import Manifest, data_files, read_manifest
 from storage.publish import Rules, publish, rows_of
 from storage.run_context import RunContext, require
 
-# Users of a scoring task at most; this bounds the work that a lost task repeats.
+# Largest number of users per scoring task. It limits the work to repeat if a task is lost.
 USERS_PER_TASK = 50_000
 _REPORTED = ("users", "users_with_fewer", "users_without", "coverage", "k")
 
@@ -92,7 +92,7 @@ def run(context: RunContext) -> JobSummary:
 def list_request(
     context: RunContext, model: ModelInfo, items: Manifest
 ) -> tuple[ListRequest, dict[str, str]]:
-    """What workers need for scoring lists, and the digests of the tables that business rules read."""
+    """The request to score lists, for the workers, and the digests of the tables that business rules read."""
     values = encoded_context(context, model)
     table = context.lake.candidate_items(model.spec.workflow_version)
     item_files = data_files(table.partition(context.run_date), items)
@@ -108,7 +108,7 @@ def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manife
     """Manifests of users, candidate_items and candidates of the run date.
 
     Raises:
-        DataError: one is missing, or the candidates were built from other users or items.
+        DataError: a manifest is missing, or the candidates were built from different users or items.
     """
     lake, version = context.lake, dataset.workflow_version
     tables = (lake.users(version), lake.candidate_items(version), lake.candidates(version))
@@ -116,8 +116,8 @@ def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manife
     for name, manifest in (("users", users), ("candidate_items", items)):
         if candidates.inputs[name] != manifest.digest:
             raise DataError(
-                f"{candidates.table} dt={context.run_date} was built from {name} {candidates.inputs[name]}, "
-                f"now they are {manifest.digest}",
+                f"{candidates.table} dt={context.run_date} was built from {name} with the digest "
+                f"{candidates.inputs[name]}, but their digest is now {manifest.digest}",
                 f"run build_candidates for {context.run_date} again",
             )
     return users, items, candidates
@@ -126,7 +126,7 @@ def read_inputs(context: RunContext, dataset: Dataset) -> tuple[Manifest, Manife
 def candidate_users(
     spark: SparkSession, context: RunContext, dataset: Dataset, users: Manifest, candidates: Manifest
 ) -> DataFrame:
-    """Users with their candidates, as the manifests name them, in enough tasks for all cores."""
+    """Users with their candidates, from the files of the manifests, in enough partitions for all cores."""
     lake, version = context.lake, dataset.workflow_version
     user_rows = rows_of(spark, lake.users(version).partition(context.run_date), users)
     candidate_lists = rows_of(spark, lake.candidates(version).partition(context.run_date), candidates)

@@ -1,4 +1,4 @@
-"""Trains the challenger of a run date on its dataset, from the champion before it if that fits."""
+"""Trains the challenger of a run date on its dataset, if possible from the weights of the champion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def train(context: RunContext, config: Config) -> JobSummary:
 
     Args:
         context: of the job.
-        config: its name, model and settings are used. It is the job's configuration, or made from that.
+        config: gives the name, the model and the settings. It is the job's configuration, or a changed copy.
     """
     mlflow_mirror.prepare(context.lake)
     with context.phase("plan"):

@@ -121,14 +121,14 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
         (_changed("log", "separator", to="||"), r"log\.separator='\|\|'"),
         (
             _changed("log", "separator", to="\n"),
-            r"log\.separator=.*: a separator is one of",
+            r"log\.separator=.*: a separator must be one of",
         ),
         (
             _changed("log", "separator", to="§"),
-            r"log\.separator=.*: a separator is one of",
+            r"log\.separator=.*: a separator must be one of",
         ),
         *(
-            (_changed("log", "separator", to=separator), r"log\.separator=.*: a separator is one of")
+            (_changed("log", "separator", to=separator), r"log\.separator=.*: a separator must be one of")
             for separator in (
                 "x",
                 "7",
@@ -149,23 +149,26 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
             )
         ),
         *(
-            (_changed("name", to=name), r"name=.*: it becomes a folder of the lake: write 1 to 100 letters")
+            (
+                _changed("name", to=name),
+                r"name=.*: it is the name of a folder in the lake: write 1 to 100 letters",
+            )
             for name in ("../../x", "..", ".x", "a/b", "a\\b", "", "a b", "a\x1b[2J", "é", "x" * 101, "a\n")
         ),
         *(
             (
                 _changed("log", "columns", 1, "name", to=name),
-                r"log\.columns\.1\.name=.*a column name has 1 to 128",
+                r"log\.columns\.1\.name=.*a column name must have 1 to 128",
             )
             for name in ("../x", "a\\b", "", "a\x1bb", "x" * 129, "a\nb", "\u202eb")
         ),
         (_changed("lake", to="http://a/b"), r"lake='http://a/b': http:// is not supported"),
-        (_changed("lake", to="hdfs://a/b"), r"lake='hdfs://a/b': a lake cannot lie on HDFS"),
+        (_changed("lake", to="hdfs://a/b"), r"lake='hdfs://a/b': a lake cannot be on HDFS"),
         (_changed("lake", to=""), r"lake='': it must not be empty"),
         (_changed("data", to="ftp://a/b"), r"data='ftp://a/b': ftp:// is not supported"),
         (_changed("log", "path", to="https://a/b.tsv"), r"log\.path='https://a/b\.tsv': https:// is not"),
-        (_changed("keys", "item", to="user"), r"keys: item='user' is the column of user too"),
-        (_changed("log", "columns", 1, "name", to="I{3..1}"), r"'I\{3\.\.1\}': a range ascends"),
+        (_changed("keys", "item", to="user"), r"keys: item='user' is also the column of user"),
+        (_changed("log", "columns", 1, "name", to="I{3..1}"), r"'I\{3\.\.1\}': a range must ascend"),
         (_changed("log", "columns", 1, "name", to="I{1..99999999}"), r"at most 10000 numbers"),
         (_changed("train", to={"learning_rate": float("inf")}), r"train\.learning_rate=inf"),
         (_changed("train", to={"learning_rate": float("nan")}), r"train\.learning_rate=nan"),
@@ -187,7 +190,7 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
             r"generate\.first_date='2026-02-30': day is out of",
         ),
         (_changed("generate", to={"first_date": "20260203"}), r"generate\.first_date=.*write 2026-02-03"),
-        (_changed("generate", to={"first_date": "9999-12-31"}), r"its year is not one from 1970 to 2199"),
+        (_changed("generate", to={"first_date": "9999-12-31"}), r"its year must be from 1970 to 2199"),
         (_changed("log", "columns", 1, "name", to="label"), r"columns appear twice: \['label'\]"),
         (_changed("log", "columns", 0, "type", to="integer"), r"log\.columns\.0\.type='integer'"),
         (
@@ -265,14 +268,17 @@ BY_COUNTRY = {
         ({"sources": [{"source": "popular"}] * 2}, r"sources names \['popular'\] twice"),
         (
             {"sources": [{"source": "popular", "window_days": 3}]},
-            r"\['sources\.popular\.window_days'\] count days, and rows have no date",
+            r"\['sources\.popular\.window_days'\] limit days, but rows have no date",
         ),
-        ({"active_days": 3}, r"\['active_days'\] count days, and rows have no date"),
+        ({"active_days": 3}, r"\['active_days'\] limit days, but rows have no date"),
         ({"sources": [{"source": "retrieval", "model": {"architecture": "dlrm"}}]}, r"'dlrm' has no vectors"),
         ({"sources": [{"source": "retrieval"}]}, r"candidates\.sources\.0\.retrieval\.model is missing"),
-        ({"user_attributes": _table("who", key="user")}, r"user_attributes: columns must hold \['user'\]"),
-        ({"filters": [_table("thing", filter="out_of_stock", item="item")]}, r"columns must hold \['item'\]"),
-        ({"filters": [_table("item land", **BY_COUNTRY)]}, r"'country' is no column of user_attributes"),
+        ({"user_attributes": _table("who", key="user")}, r"user_attributes: columns must contain \['user'\]"),
+        (
+            {"filters": [_table("thing", filter="out_of_stock", item="item")]},
+            r"columns must contain \['item'\]",
+        ),
+        ({"filters": [_table("item land", **BY_COUNTRY)]}, r"'country' is not a column of user_attributes"),
         (
             {"filters": [_table("item land", **{**BY_COUNTRY, "rule": "at_least"})]},
             r"value='land' is a string column; rule=at_least compares numbers",
@@ -312,7 +318,7 @@ def test_a_log_of_choices_repeats_nothing_unless_it_says_so(
 
 def test_lists_are_not_measured_on_the_clicks_that_made_them(tmp_path: Path) -> None:
     values = {**SMALL, "measure": {"against": "test_split"}, "candidates": {"splits": ["train", "test"]}}
-    with pytest.raises(ConfigError, match="measured on clicks that made them"):
+    with pytest.raises(ConfigError, match="measured on clicks that they were computed from"):
         load_config(_write(tmp_path, values))
 
 
@@ -335,7 +341,7 @@ USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user
 @pytest.mark.parametrize(
     "columns, problem",
     [
-        ([{"name": "who", "type": "string"}], r"users\.columns must hold the key 'user'"),
+        ([{"name": "who", "type": "string"}], r"users\.columns must contain the key 'user'"),
         (
             [{"name": "user", "type": "string"}, {"name": "I1", "type": "int"}],
             r"users\.columns and log\.columns both name \['I1'\]",
@@ -419,7 +425,7 @@ def test_raw_columns_named_like_ours_are_refused(tmp_path: Path, section: str, n
 @pytest.mark.parametrize("name", ["a.b", "a`b", "_a", "*"])
 def test_names_that_spark_takes_for_something_else_are_refused(tmp_path: Path, name: str) -> None:
     log = {**SMALL["log"], "columns": [*SMALL["log"]["columns"], {"name": name, "type": "int"}]}
-    with pytest.raises(ConfigError, match="holds no dot and no backtick"):
+    with pytest.raises(ConfigError, match="must not contain a dot or a"):
         load_config(_write(tmp_path, {**SMALL, "log": log}))
 
 

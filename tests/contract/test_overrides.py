@@ -67,7 +67,7 @@ def test_the_type_of_the_key_says_how_a_value_is_read(override: str, value: Any)
 @pytest.mark.parametrize(
     "override, problem",
     [
-        ("name=../../x", r"name='\.\./\.\./x': it becomes a folder of the lake"),
+        ("name=../../x", r"name='\.\./\.\./x': it is the name of a folder in the lake"),
         ("lake=http://a", r"lake='http://a': http:// is not supported"),
         ("train.epochs={data}/x", r"the value is not YAML"),
         ("log.path='{data}", r"the value is not YAML"),

@@ -38,7 +38,7 @@ def test_lakes_are_where_the_table_says(tmp_path: Path) -> None:
         if allowed:
             assert load_config(CONFIG, [lake]).lake
         else:
-            with pytest.raises(ConfigError, match="a lake cannot lie on HDFS"):
+            with pytest.raises(ConfigError, match="a lake cannot be on HDFS"):
                 load_config(CONFIG, [lake])
 
 

@@ -83,8 +83,8 @@ def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, runs: 
         (cut, "bytes and has"),
         (remove, "and is gone"),
         (drop_a_row, "its manifest says"),
-        (promote_another, "of model m1, the champion is m2"),
-        (other_candidates, "were made of candidates 0000000000000000"),
+        (promote_another, "with model m1, but the champion is m2"),
+        (other_candidates, "were computed from candidates with the digest 0000000000000000"),
     ],
 )
 def test_what_is_wrong_with_published_lists_is_named(

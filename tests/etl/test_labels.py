@@ -48,11 +48,11 @@ NO_CLICK = r"hold no click \(2026-01-01: 0 of \d+ rows, 2026-01-02: 0 of \d+ row
         (
             "arrow",
             lambda line: _with_label(line, "1"),
-            r"hold clicks alone \(2026-01-01: 60 of 60 rows, .*120 of 120 ",
+            r"hold only clicks \(2026-01-01: 60 of 60 rows, .*120 of 120 ",
         ),
         ("arrow", _without_clicks, NO_CLICK),
     ],
-    ids=["no click, sql", "no click, arrow", "clicks alone", "clicks in quarantine"],
+    ids=["no click, sql", "no click, arrow", "only clicks", "clicks in quarantine"],
 )
 def test_one_label_in_all_train_days_stops_the_build(
     spark: SparkSession, tmp_path: Path, engine: str, change, message: str

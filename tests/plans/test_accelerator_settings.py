@@ -88,7 +88,7 @@ def test_what_the_profiles_leave_out_is_found_in_the_locked_jar(name: str, jar: 
 
 def test_the_version_of_a_spark_may_end_in_a_vendors_words(newer: Path) -> None:
     assert settings_for(newer, "3.5.6-amzn-1") == {SHUFFLE_MANAGER: manager("spark356")}
-    with pytest.raises(ConfigError, match="'next' has no version of three numbers"):
+    with pytest.raises(ConfigError, match="'next' does not consist of three numbers"):
         settings_for(newer, "next")
 
 

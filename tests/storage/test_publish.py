@@ -181,7 +181,7 @@ def test_where_the_file_system_has_no_links_the_folder_shows_no_file(
         (Path(partition.root) / "_data").symlink_to(elsewhere)
         publish_old(spark, partition)
         assert [path.name for path in Path(partition.path).iterdir()] == [MANIFEST_NAME]
-        assert "readers that list the folder find no file" in caplog.text
+        assert "tools that list the folder find no files" in caplog.text
         assert _values(spark, partition) == list(range(20))
 
 

@@ -78,7 +78,7 @@ def test_undefined_measures_are_named_or_none() -> None:
         normalized_entropy([1, 1], [0.5, 0.5])
     with pytest.raises(DataError, match="1 of 2 scores are not finite"):
         auc([0, 1], [0.1, math.nan])
-    with pytest.raises(DataError, match="one length"):
+    with pytest.raises(DataError, match="the same length"):
         auc([0, 1], [0.1])
     assert summarize([], []) == {
         "auc": None,

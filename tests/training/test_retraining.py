@@ -120,5 +120,5 @@ def test_a_withdrawn_model_is_no_parent(lake: Lake) -> None:
 
 
 def test_a_period_needs_auto() -> None:
-    with pytest.raises(ValueError, match="fresh_every_days=3 needs start=auto, it is warm"):
+    with pytest.raises(ValueError, match="fresh_every_days=3 needs start=auto, not warm"):
         Train.model_validate({"retrain": {"start": "warm", "fresh_every_days": 3}})

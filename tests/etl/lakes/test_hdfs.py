@@ -129,7 +129,7 @@ def test_an_unreachable_name_node_is_not_a_missing_day(
 def test_a_lake_on_hdfs_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({**cases.LOG, "lake": "hdfs://nodes/lake", "data": "hdfs://nodes/raw"}))
-    with pytest.raises(ConfigError, match=r"cannot lie on HDFS.*s3a://"):
+    with pytest.raises(ConfigError, match=r"cannot be on HDFS.*s3a://"):
         load_config(str(path))
 
 

@@ -172,7 +172,7 @@ def test_levels(value: float | None, expected: tuple[str, float | None]) -> None
             {"drift": {"score_psi_warn": 0.3, "score_psi_hold": 0.2}},
             "score_psi_warn=0.3 must not be above score_psi_hold=0.2",
         ),
-        ({"calibration_low": 1.1}, "must hold 1 between them"),
+        ({"calibration_low": 1.1}, "1 must be between calibration_low"),
         ({"replicates": 10}, "replicates"),
     ],
 )

@@ -256,12 +256,12 @@ def test_a_wrong_table_is_refused(
 @pytest.mark.parametrize(
     "rules, message",
     [
-        ({}, "no rule is given"),
+        ({}, "the section contains no rule"),
         (boost(red=-1.0), "factors must be above 0"),
         (boost("log_odds", red=51.0), "within ±50"),
         (
             {**explore(0.1), "attributes": {"x": {"path": "p", "format": "csv", "key": "a", "column": "b"}}},
-            "used by no rule",
+            "no rule uses the attributes",
         ),
         ({"max_per_category": {"attribute": "brand", "max": 2}}, r"attributes \['brand'\] are not defined"),
         (explore(0.0), "greater than 0"),
