@@ -208,14 +208,14 @@ def test_a_vocabulary_that_is_not_there_knows_nothing(vocabulary: LocalTables) -
 @pytest.mark.parametrize(
     "kind, value, message",
     [
-        ("int", 2**63, "is no int"),
-        ("int", 1.5, "is no int"),
-        ("int", "1", "is no int"),
+        ("int", 2**63, "is not of type int"),
+        ("int", 1.5, "is not of type int"),
+        ("int", "1", "is not of type int"),
         ("float", math.nan, "no number within float32's range"),
         ("float", -math.inf, "no number within float32's range"),
         ("float", 1e308, "no number within float32's range"),
-        ("float", "x", "is no float"),
-        ("ints", [1, "a"], "is no ints"),
+        ("float", "x", "is not of type float"),
+        ("ints", [1, "a"], "is not of type ints"),
         ("strings", "ab", "is no strings"),
     ],
 )
