@@ -123,7 +123,7 @@ class RowStatistics:
         }
 
     def _counts(self, rows: DataFrame, values: Sequence[tuple[str, Column, bool]]) -> DataFrame:
-        """Returns (column, value, id, count, last_seen): the parent's counts plus the training rows' counts."""
+        """Returns (column, value, id, count, last_seen): counts of the training rows plus the parent's."""
         no_id = F.lit(None).cast("int")
         new = (
             count_values(rows, values, day_number(F.col(DAY)))
@@ -143,7 +143,7 @@ class RowStatistics:
         """Assigns ids to values, and returns vocabulary → its facts.
 
         Args:
-            fixed: (vocabulary, value, id, 0, last_seen), for vocabularies that are listed in the configuration.
+            fixed: (vocabulary, value, id, 0, last_seen), for vocabularies that the configuration lists.
         """
         counts = counts.persist()
         assigned = assign_ids(counts, rules)

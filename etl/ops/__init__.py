@@ -1,4 +1,4 @@
-"""Feature operators, one a file. These tables are the only place that lists them."""
+"""The feature operators, one per file. The tables in this module list all operators."""
 
 from __future__ import annotations
 

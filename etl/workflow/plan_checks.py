@@ -65,8 +65,8 @@ def _require_no_label(config: Config, chains: Chains) -> None:
         if labels:
             raise ConfigError(
                 f"features are computed from {labels}, which is the label that a model must predict",
-                "remove it from features; if it is a raw column that has the label's name, give it another name "
-                "in log.columns (source)",
+                "remove it from features; if it is a raw column with the name of the label, give it another "
+                "name in log.columns (source)",
             )
 
 
