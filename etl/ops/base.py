@@ -103,7 +103,7 @@ class Fitted(ABC):
 
     @classmethod
     def from_state(cls, inputs: Sequence[str], outputs: Sequence[str], state: Mapping[str, Any]) -> Fitted:
-        """The fitted step of stored JSON values."""
+        """Creates the fitted step from stored JSON values."""
         return cls(tuple(inputs), tuple(outputs), **state)
 
     @property
@@ -112,7 +112,7 @@ class Fitted(ABC):
         return None
 
     def resized(self, cardinality: int | None) -> Fitted:
-        """The same step for ids of another cardinality, which is stored in the field `size` if there is one."""
+        """The same step for ids of another cardinality, which is stored in the field `size` if it exists."""
         sized: dict[str, Any] = (
             {"size": cardinality} if any(field.name == "size" for field in fields(self)) else {}
         )
@@ -135,7 +135,7 @@ class RowWise(Fitted):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """The frame, joined with tables if necessary, and an expression for each output."""
+        """Returns the frame, joined with tables if necessary, and one expression per output."""
         return rows, [self.expression(*values)]
 
 
@@ -190,7 +190,7 @@ class Operator(Parameters, ABC):
         return "float"
 
     def reads(self) -> tuple[str, ...]:
-        """Raw columns that `fit` needs besides the inputs of the step."""
+        """Raw columns that `fit` needs in addition to the inputs of the step."""
         return ()
 
     def aggregates(self, value: Column, kind: Type) -> dict[str, Column]:
@@ -224,7 +224,7 @@ class Operator(Parameters, ABC):
             if kind not in self.takes:
                 raise ConfigError(
                     f"{self.name} takes {' or '.join(self.takes)}, but {column} is {kind}",
-                    f"declare {column} with such a type, or put an operator before {self.name} that converts it",
+                    f"declare {column} with such a type, or convert it with an operator before {self.name}",
                 )
 
     def __rrshift__(self, columns: Sequence[str]) -> Pipeline:
@@ -267,8 +267,8 @@ def from_doubles(values: Any, nulls: Any) -> pa.Array:
 class Pipeline:
     """Columns, and the operators that are applied to them, in order.
 
-    `feature` converts it to a feature group of the configuration. So a chain in Python and the same chain in YAML
-    have the same workflow version.
+    `feature` converts it to a feature group of the configuration. So a chain in Python and the same chain in
+    YAML have the same workflow version.
     """
 
     columns: tuple[str, ...]

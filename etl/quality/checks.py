@@ -81,7 +81,7 @@ def require_no_stop(compared: Comparison, findings: list[Finding], report: str) 
         report: path of the published data report. The error message contains it.
 
     Raises:
-        DataError: a finding has the level "stop". The message contains the day, columns, values and limits, and
+        DataError: a finding has the level "stop". The message contains the day, columns, values, limits, and
             the `--set` options that accept the values.
     """
     stops = [finding for finding in findings if finding.level == "stop"]
@@ -134,7 +134,7 @@ def _all_column_figures(quality: Quality, compared: Comparison) -> Iterator[_Fig
 def _column_figures(column: ColumnReport) -> Iterator[_Figure]:
     null_rate, train_null_rate = column.null_rate, column.train_null_rate
     if null_rate is not None and train_null_rate is not None:
-        message = f"{column.name} is null in {null_rate:.2%} of rows, but in {train_null_rate:.2%} on the train days"
+        message = f"{column.name} is null in {null_rate:.2%} of rows, {train_null_rate:.2%} on the train days"
         yield _Figure("null_rate_change", column.name, abs(null_rate - train_null_rate), message)
     if column.new_value_rate is not None:
         most = f", most often {_quoted(column.new_top[0][0])}" if column.new_top else ""

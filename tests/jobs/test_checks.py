@@ -63,7 +63,7 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
         r"segment='land' is neither a feature of scope user nor a column of candidates\.user_attributes",
     ),
     ({"scopes": {"user": ["I99"]}}, r"scopes lists \['I99'\], which are not features"),
-    ({"prepare": ["sqrt"]}, r"prepare names an unknown operator 'sqrt'"),
+    ({"prepare": ["sqrt"]}, r"prepare contains an unknown operator 'sqrt'"),
     ({"prepare": [{"filter": {"keep": "I99 > 0"}}]}, r"I99"),
     (
         {"prepare": [{"groupby": {"by": ["C3"], "aggregates": {"I1": ["sum"]}}}]},
@@ -75,7 +75,7 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"features": [{"columns": ["C1"], "kind": "dense", "ops": ["log1p"]}]},
-        r"log1p takes .*, and C1 is string",
+        r"log1p takes .*, but C1 is string",
     ),
     (
         {

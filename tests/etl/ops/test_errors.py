@@ -44,7 +44,7 @@ NAN, INF = float("nan"), float("inf")
         ("categorify", {"oov_buckets": True}, "oov_buckets=True"),
         ("categorify", {"max_age_days": 0}, "max_age_days=0"),
         ("categorify", {"share": 3}, "share=3"),
-        ("categorify", {"values": []}, "must be different, and at least one"),
+        ("categorify", {"values": []}, "must not be empty or contain a value twice"),
         ("categorify", {"values": ["a", "a"]}, "must be different"),
         ("categorify", {"values": [1, "1"]}, "must be different"),
         ("categorify", {"values": "abc"}, "values='abc'"),
@@ -115,7 +115,7 @@ def test_bad_parameters_are_refused_by_name_and_value(name: str, parameters: Any
         ),
         ({"groupby": {"by": ["C1"], "aggregates": {"I1": []}}}, "aggregates.I1=[]"),
         ({"groupby": {"by": ["C1"], "aggregates": {"I1": "sum"}}}, "aggregates.I1='sum': it must be a list"),
-        ("sample", "prepare names an unknown operator 'sample'"),
+        ("sample", "prepare contains an unknown operator 'sample'"),
     ],
 )
 def test_bad_parameters_of_prepare_are_refused_by_name_and_value(entry: Any, message: str) -> None:
@@ -138,23 +138,23 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
     [
         # Types an operator does not take.
         (["C1"], DENSE, ["fill"], "fill value=0.0 is no string"),
-        (["I1"], DENSE, [{"fill": {"value": "a"}}], "fill value='a' is no int"),
+        (["I1"], DENSE, [{"fill": {"value": "a"}}], "fill value='a' does not fit I1, whose type is int"),
         *[
-            (["C1"], DENSE, [operator], "takes int or float, and C1 is string")
+            (["C1"], DENSE, [operator], "takes int or float, but C1 is string")
             for operator in ["fill_median", {"clip": {"min": 0}}, "log1p", "normalize", "normalize_min_max"]
         ],
-        (["C1"], IDS, [{"bucketize": {"boundaries": [1]}}], "bucketize takes int or float, and C1 is string"),
-        (["X"], IDS, ["categorify"], "categorify takes int or string or ints or strings, and X is float"),
-        (["X"], IDS, [HASH], "hash_bucket takes int or string or ints or strings, and X is float"),
+        (["C1"], IDS, [{"bucketize": {"boundaries": [1]}}], "bucketize takes int or float, but C1 is string"),
+        (["X"], IDS, ["categorify"], "categorify takes int or string or ints or strings, but X is float"),
+        (["X"], IDS, [HASH], "hash_bucket takes int or string or ints or strings, but X is float"),
         (["X", "C1"], IDS, [{"hashed_cross": {"buckets": 5}}], "and X is float"),
         (["C1"], IDS, [{"hashed_cross": {"buckets": 5}}], "two columns or more, not ['C1']"),
-        (["X"], DENSE, ["target_encoding"], "keys of type int or string, and X is float"),
-        (["X"], DENSE, ["join_groupby"], "keys of type int or string, and X is float"),
-        (["T"], DENSE, [SPLIT, "join_groupby"], "keys of type int or string, and T is strings"),
-        (["I1"], LISTS, [SPLIT, HASH], "split_list takes string, and I1 is int"),
+        (["X"], DENSE, ["target_encoding"], "keys of type int or string, but X is float"),
+        (["X"], DENSE, ["join_groupby"], "keys of type int or string, but X is float"),
+        (["T"], DENSE, [SPLIT, "join_groupby"], "keys of type int or string, but T is strings"),
+        (["I1"], LISTS, [SPLIT, HASH], "split_list takes string, but I1 is int"),
         (["C1"], LISTS, [{"list_slice": {"length": 2}}, HASH], "list_slice takes ints or strings"),
         (["T"], IDS, [SPLIT, {"list_slice": {"length": 2, "columns": True}}], "elements of ['T'] are no ids"),
-        (["C1"], LISTS, ["value_count", HASH], "value_count takes ints or strings, and C1 is string"),
+        (["C1"], LISTS, ["value_count", HASH], "value_count takes ints or strings, but C1 is string"),
         (["T"], LISTS, [SPLIT, "drop_low_cardinality", HASH], "and T is strings"),
         (["I1"], DENSE, [{"expression": {"output": "a", "formula": "C1"}}], "no column C1"),
         (["I1", "C1"], DENSE, [{"expression": {"output": "a", "formula": "I1 + C1"}}], "not number, text"),

@@ -209,7 +209,7 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
     "prepare, message",
     [
         ([{"filter": {"keep": "nothing > 0"}}], "no column nothing"),
-        ([{"filter": {"keep": "I1 + 1"}}], "keep='I1 + 1' is a number, not a test"),
+        ([{"filter": {"keep": "I1 + 1"}}], "keep='I1 + 1' is a number, not true or false"),
         ([{"filter": {"keep": 3}}], "keep=3: Input should be a valid string"),
         ([{"filter": {}}], "filter needs the parameter keep"),
         ([{"dropna": {"columns": []}}], "dropna columns=[]: it must not be empty"),
@@ -228,7 +228,7 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
         ),
         (
             [{"groupby": {"by": ["K"], "aggregates": {"X": ["list"]}}}],
-            "list takes a column of type int or string, and X",
+            "list takes a column of type int or string, but X",
         ),
         ([{"groupby": {"by": ["K"], "aggregates": {"nothing": ["count"]}}}], "nothing is None"),
         (["sort"], "unknown operator 'sort'"),
