@@ -122,7 +122,7 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
     return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
 
 
-# Column name → value, the input of a compiled formula. Constants need the row count in the arrow engine.
+# Column name → value, the input of a compiled formula. In arrow, constants need the row count.
 Columns = Mapping[str, Column]
 Arrays = Mapping[str, pa.Array]
 

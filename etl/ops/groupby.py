@@ -29,8 +29,8 @@ class Groupby(RowChanger):
     or texts) and list (of integers or texts, in the order of time, without nulls). New columns are named
     `<column>_<aggregate>`. The new row is positive if one of the combined rows is. It has the row_id of the
     first of them and the event_time of the last. The columns of the section `keys` must be in `by`. A null in
-    `by` is treated like any other value. `first` and `last` are null if the first or last row has a null. If a
-    log is split inside one partition, rows of different splits are never combined.
+    `by` is treated like any other value. `first` and `last` are null if the first or last row has a null. If
+    a log is split inside one partition, rows of different splits are never combined.
 
     | by u: rows (u 1 a) (u 3 b) | x_sum | y_list | label                         |
     |----------------------------|-------|--------|-------------------------------|

@@ -60,8 +60,8 @@ def lines_by_workers(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     """Reads the lines of compressed files in Python workers, one task per file.
 
     Returns:
-        Frame of (file, block, index, line, is_utf8), like the frame that etl.raw.positions reads with Spark. The
-        path is escaped, the block is 0, and the index is the line's number in the file, from 0.
+        Frame of (file, block, index, line, is_utf8), like the frame that etl.raw.positions reads with Spark.
+        The path is escaped, the block is 0, and the index is the line's number in the file, from 0.
     """
     sent = tuple(paths)
     return run_tasks(spark, len(sent), lambda index: _read_lines(sent[index]), _LINES)

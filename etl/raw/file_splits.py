@@ -11,9 +11,9 @@ import pyarrow as pa
 from conf.errors import DataError
 from storage import file_io
 
-# A task holds one file split in memory. Parsing needs about three times the bytes of the split. The lines of a
-# split are one block, so each distinct value of the split is checked once. A compressed file cannot be divided
-# into splits, so it is read as several blocks.
+# A task holds one file split in memory. Parsing needs about three times the bytes of the split. The lines of
+# a split are one block, so each distinct value of the split is checked once. A compressed file cannot be
+# divided into splits, so it is read as several blocks.
 FILE_SPLIT_BYTES = 64 * 2**20
 BLOCK_BYTES = 2 * FILE_SPLIT_BYTES
 _LONGEST_LINE_BYTES = 64 * 2**20
@@ -60,8 +60,8 @@ def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> li
 def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterator[bytes | memoryview]:
     """Yields the lines of a file split, as blocks of complete lines.
 
-    A line ends with LF, CR LF or CR, as in Spark's text reader. At the end of a file, the line end is optional.
-    The byte order mark of a file is removed.
+    A line ends with LF, CR LF or CR, as in Spark's text reader. At the end of a file, the line end is
+    optional. The byte order mark of a file is removed.
 
     Args:
         block_bytes: number of bytes to read at once. By default, a split is one block, but a compressed file

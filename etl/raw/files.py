@@ -17,7 +17,7 @@ from storage.manifest import data_files, digest_of, is_published, read_manifest
 from storage.paths import Partition
 
 _WILDCARD = re.compile(r"[*?\[]")
-# Suffixes of compressed text that no engine can read. etl.raw.file_splits has the suffixes that are supported.
+# Suffixes of compressed text that no engine can read. etl.raw.file_splits has the supported suffixes.
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
 
 
@@ -91,7 +91,7 @@ def require_raw(
     """Returns the raw files of one day, and requires that there are some.
 
     Raises:
-        DataError: there are no files, or all are empty. The message contains `key`, the path's configuration key.
+        DataError: there are no files, or all are empty. `key`, the configuration key, is in the message.
     """
     raw = find_raw(config, table, dt, recorder)
     pattern = raw_path(config, table, dt)

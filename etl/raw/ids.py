@@ -1,7 +1,7 @@
 """The rule for ids of users, items and groups, for both engines.
 
-A single id that violates the rule could stop the delivery of all lists: PostgreSQL cannot store NUL characters,
-or index entries of more than 2,704 bytes.
+A single id that violates the rule could stop the delivery of all lists: PostgreSQL cannot store NUL
+characters, or index entries of more than 2,704 bytes.
 """
 
 from __future__ import annotations
