@@ -25,7 +25,7 @@ Kind = Literal["number", "text", "truth"]
 
 @dataclass(frozen=True)
 class Function:
-    """A function or operator in formulas: kinds of its operands and its result, and code for both engines."""
+    """A function or operator in formulas: kinds of its operands and result, and code for both engines."""
 
     takes: tuple[Kind, ...]
     gives: Kind
@@ -62,7 +62,7 @@ def _compare(column: Callable[..., Column], array: Callable[..., pa.Array]) -> F
 
 
 def _whole(rounded: Callable[[Column], Column], value: Column) -> Column:
-    """Rounds a double. Spark rounds to 64-bit integers, so doubles from 2**53 on, always integers, are kept."""
+    """Rounds a double. Spark rounds to 64-bit integers. Doubles from 2**53 on are integers and are kept."""
     return F.when(F.abs(value) < float(2**53), rounded(value).cast("double")).otherwise(value)
 
 

@@ -1,4 +1,4 @@
-"""Parses lines with the `arrow` engine: Python workers convert lines to typed columns, column by column.
+"""Parses lines with the `arrow` engine: Python workers convert lines to typed columns.
 
 The `sql` engine (etl/raw/parse.py) returns the same rows and reasons.
 """

@@ -30,9 +30,9 @@ def publish_latest(
 ) -> dict[str, Manifest]:
     """Publishes `users/<version>/dt=…` and `items/<version>/dt=…`: one row per key, sorted by key.
 
-    If the configuration has a table of attributes, features are computed from its rows. Otherwise, each key's
-    latest row in the window's feature partitions is used (latest day, then largest row_id). If a partition with
-    the same inputs exists, it is not written again.
+    If the configuration has a table of attributes, features are computed from its rows. Otherwise, each
+    key's latest row in the window's feature partitions is used (latest day, then largest row_id). If a
+    partition with the same inputs exists, it is not written again.
 
     Args:
         spark, config, lake: of the run.

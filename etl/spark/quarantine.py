@@ -64,7 +64,7 @@ def layout_digest(config: Config) -> str:
 
 
 def quarantine_day(spark: SparkSession, config: Config, lake: Lake, raw: RawFiles) -> DayCounts:
-    """Publishes `quarantine/dt=…` for one day and returns its counts. If it exists, the day is not read again.
+    """Publishes `quarantine/dt=…` for one day and returns its counts. Reads the day only if it is missing.
 
     The quarantine is published even if the limit is exceeded, because it is needed to find the error.
 

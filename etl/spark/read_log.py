@@ -56,12 +56,12 @@ def read_log(spark: SparkSession, config: Config, raw: RawFiles) -> DataFrame:
         reasons.append(F.when(~instant.between(-last, last), F.lit(f"time_range:{time.column}")))
     types: dict[str, Type] = {column.name: column.type for column in config.log.columns}
     reasons += [F.when(~operator.keeps(types), F.lit(operator.reason)) for operator in plan(config).filters]
-    # Reasons are computed first: they read raw columns, which derived columns with equal names may replace.
+    # Reasons are computed first: they read raw columns, which derived columns may replace.
     return rows.withColumn(REASON, F.coalesce(*reasons)).withColumns(columns)
 
 
 def _bad_key(table: RawTable, name: str) -> Column:
-    """The reason for rows whose id in this column violates the rule of etl/raw/ids.py; null for other rows."""
+    """The reason for rows whose id in this column violates the rule of etl/raw/ids.py; otherwise null."""
     kinds = {column.name: column.type for column in table.columns}
     if kinds[name] != "string":
         return F.lit(None).cast("string")

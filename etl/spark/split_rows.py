@@ -44,8 +44,8 @@ def preparation(config: Config) -> dict[str, str]:
     """Returns name → version of the method that draws or divides rows.
 
     It is only set for logs for which an earlier release used another method. It is part of the inputs of
-    workflows, profiles and feature partitions, so that those of the earlier release are written again. For all
-    other logs it is empty, so their partitions remain valid.
+    workflows, profiles and feature partitions, so that those of the earlier release are written again. For
+    all other logs it is empty, so their partitions remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
     return {
@@ -55,7 +55,7 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 class PreparedRows:
-    """Returns the prepared rows of days. Each day is prepared only once, because this counts the lines of files.
+    """Returns the prepared rows of days. Each day is prepared only once, because this counts its lines.
 
     If the log is split inside one partition, its rows are persisted, because splits and joins need several
     passes.

@@ -95,8 +95,8 @@ def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
 def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
     """Returns row_id of the last train row and of the last validation row; None if there are no rows.
 
-    One pass counts the rows of each block of row ids. The rows of a block are read only if a split ends in the
-    block, and some of its row ids are missing because their rows were dropped.
+    One pass counts the rows of each block of row ids. The rows of a block are read only if a split ends in
+    the block, and some of its row ids are missing because their rows were dropped.
     """
     block = F.shiftright(ROW_ID, _BLOCK_BITS)
     counted = rows.groupBy(block.alias("block")).agg(
