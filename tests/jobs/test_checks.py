@@ -87,7 +87,7 @@ WRONG_FOR_EVERY_JOB: list[tuple[dict[str, Any], str]] = [
                 }
             ]
         },
-        r"an operator makes a column '\.\./x': a column name has",
+        r"an operator would add a column '\.\./x': a column name has",
     ),
     (
         {

@@ -153,7 +153,12 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
         (["T"], DENSE, [SPLIT, "join_groupby"], "keys of type int or string, but T is strings"),
         (["I1"], LISTS, [SPLIT, HASH], "split_list takes string, but I1 is int"),
         (["C1"], LISTS, [{"list_slice": {"length": 2}}, HASH], "list_slice takes ints or strings"),
-        (["T"], IDS, [SPLIT, {"list_slice": {"length": 2, "columns": True}}], "elements of ['T'] are no ids"),
+        (
+            ["T"],
+            IDS,
+            [SPLIT, {"list_slice": {"length": 2, "columns": True}}],
+            "needs lists of ids, but ['T'] are not",
+        ),
         (["C1"], LISTS, ["value_count", HASH], "value_count takes ints or strings, but C1 is string"),
         (["T"], LISTS, [SPLIT, "drop_low_cardinality", HASH], "and T is strings"),
         (["I1"], DENSE, [{"expression": {"output": "a", "formula": "C1"}}], "no column C1"),
@@ -169,7 +174,7 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
         # Chains that do not end in their kind of feature.
         (["C1"], DENSE, ["categorify"], "['C1'] would be ids or texts"),
         (["C1"], DENSE, ["data_stats"], "['C1'] would be ids or texts"),
-        (["I1"], IDS, ["data_stats"], "a categorical chain ends in ids"),
+        (["I1"], IDS, ["data_stats"], "a categorical feature must have ids"),
         (["T"], IDS, [SPLIT, HASH], "or end in list_slice"),
         (["T"], LISTS, [SPLIT], "a multi_hot chain ends in ids"),
         (["C1"], LISTS, ["categorify"], "a multi_hot chain ends in ids"),
@@ -178,7 +183,7 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
         # Names.
         (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "I2"}}}], "would replace ['I2']"),
         (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "I2", "I2": "I1"}}}], "would replace ['I2']"),
-        (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "a", "I2": "a"}}}], "columns of one name"),
+        (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "a", "I2": "a"}}}], "columns with equal names"),
         (["C1"], IDS, [{"rename": {"names": {"C1": "rare"}}}, "categorify"], "cannot be named rare"),
         (["C1"], IDS, [{"categorify": {"share": "vocabulary"}}], "cannot be named vocabulary"),
     ],
@@ -251,7 +256,7 @@ def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> N
         (["I5"], ["normalize_min_max"], "normalize_min_max cannot be fitted on I5: it has no value"),
         (["I5"], ["fill_median"], "fill_median cannot be fitted on I5: it has no value"),
         (["X"], ["normalize"], "X (chain 0 of features) holds"),
-        (["K"], [{"target_encoding": {"target": "X"}}], "X holds values of 5e30 or more"),
+        (["K"], [{"target_encoding": {"target": "X"}}], "X has values of 5e30 or more"),
     ],
 )
 def test_columns_that_cannot_be_fitted_are_errors_of_data(
@@ -266,7 +271,9 @@ def test_columns_that_cannot_be_fitted_are_errors_of_data(
 def test_a_range_beyond_a_double_is_an_error_of_data() -> None:
     operator = operator_from_config("normalize_min_max")
     (step,) = operator.bind({"x": "float"})
-    with pytest.raises(DataError, match=r"normalize_min_max cannot be fitted on x: .* beyond a double"):
+    with pytest.raises(
+        DataError, match=r"normalize_min_max cannot be fitted on x: .* too large for a double"
+    ):
         operator.fit(step, Statistics(aggregates={"min": -1.7e308, "max": 1.7e308}))
 
 

@@ -246,5 +246,5 @@ def test_groups_that_lose_a_key_are_refused(tmp_path: Path) -> None:
     group = {"columns": ["I1_sum"], "kind": "dense", "ops": ["fill"]}
     prepare = [{"groupby": {"by": ["K"], "aggregates": {"I1": ["sum"]}}}]
     plan(make_config(tmp_path, [group], prepare=prepare))
-    with pytest.raises(ConfigError, match=r"loses the keys \['C1'\]"):
+    with pytest.raises(ConfigError, match=r"drops the key columns \['C1'\]"):
         plan(make_config(tmp_path, [group], prepare=prepare, keys={"user": "K", "item": "C1"}))
